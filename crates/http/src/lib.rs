@@ -1,0 +1,9 @@
+//! HTTP/1 without I/O: parsers, normalizer, serializer and cache arithmetic.
+//!
+//! Bytes and times come in as arguments; nothing here sees a socket, a clock or a random source.
+
+mod field;
+mod head;
+
+pub use field::{Field, FieldId, Fields, FieldsIter, Span};
+pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};

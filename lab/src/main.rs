@@ -1,0 +1,3 @@
+#![forbid(unsafe_code)]
+//! Ratios against peers.
+fn main() {}
