@@ -1,0 +1,206 @@
+//! What an operator can set, as checked values. The binary maps its configuration file and command line to these.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tidegate_core::IpPrefix;
+use tidegate_http::{HeadLimits, Personality};
+
+/// Everything the engine is started with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Number of data cores: each has its own thread, runtime and listening sockets (SO_REUSEPORT).
+    pub workers: usize,
+    /// Where clients connect.
+    pub listeners: Vec<Listener>,
+    /// Named groups of origin servers.
+    pub upstreams: Vec<Upstream>,
+    /// Which host and path goes where; the most specific route wins.
+    pub routes: Vec<Route>,
+    /// The shared cache.
+    pub cache: Cache,
+    /// Sizes, times and counts that protect this server from its peers.
+    pub limits: Limits,
+    /// Proxies in front of this one whose `X-Forwarded-For` and `Forwarded` are believed.
+    pub trusted_proxies: Vec<IpPrefix>,
+    /// How request targets are normalized.
+    pub personality: Personality,
+    /// The name this proxy gives itself in `Via` and `Cache-Status`.
+    pub pseudonym: String,
+    /// Where requests are logged, if anywhere.
+    pub access_log: Option<AccessLog>,
+}
+
+/// One listening address.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Listener {
+    /// Address and port; cleartext HTTP/1.
+    pub address: SocketAddr,
+}
+
+/// A group of origin servers that serve the same content.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Upstream {
+    /// The name routes use.
+    pub name: String,
+    /// Addresses of the servers, resolved.
+    pub servers: Vec<SocketAddr>,
+    /// How a server is chosen for a request.
+    pub balance: Balance,
+    /// How long a connection attempt may take.
+    pub connect_timeout: Duration,
+    /// How long a server may be silent before or within a response.
+    pub response_timeout: Duration,
+    /// Idle connections kept for reuse, per data core and server.
+    pub idle_connections: usize,
+    /// How long an idle connection is kept.
+    pub idle_timeout: Duration,
+    /// Connections open at once, per data core and server.
+    pub max_connections: usize,
+    /// Consecutive failures after which a server is taken out (passive health check); 0 turns it off.
+    pub max_failures: u32,
+    /// How long a failed server stays out before one request probes it.
+    pub fail_timeout: Duration,
+    /// Active health check, if any.
+    pub health_check: Option<HealthCheck>,
+}
+
+/// A periodic request that decides whether a server gets traffic.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HealthCheck {
+    /// The path to ask for; a status below 400 is healthy.
+    pub path: String,
+    /// Time between two checks.
+    pub interval: Duration,
+    /// How long a check may take.
+    pub timeout: Duration,
+}
+
+/// How a server of a group is chosen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Balance {
+    /// Each in turn.
+    #[default]
+    RoundRobin,
+    /// The one with the fewest requests in progress.
+    LeastConnections,
+    /// By the normalized URL, so that each server's own cache sees a share of the URLs.
+    HashUrl,
+    /// By the host name.
+    HashHost,
+}
+
+/// Which requests go where.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Route {
+    /// A host name in lower case, `*.suffix`, or `*` for all.
+    pub host: String,
+    /// A path prefix that begins with `/`.
+    pub path: String,
+    /// What answers.
+    pub target: Target,
+}
+
+/// What answers a route's requests.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Target {
+    /// The upstream group with this name.
+    Upstream(String),
+    /// Files below this directory.
+    Root(PathBuf),
+}
+
+/// The shared cache's budget and place.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Cache {
+    /// Bytes of memory for objects; 0 turns the cache off.
+    pub memory_bytes: u64,
+    /// Directory of the arena file; without one the cache does not survive a restart.
+    pub path: Option<PathBuf>,
+    /// Objects larger than this are passed on uncached; 0 means an eighth of `memory_bytes`.
+    pub max_object_bytes: u64,
+}
+
+/// Limits on what a client may cost. All are on by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Sizes of a request head.
+    pub head: HeadLimits,
+    /// From the first byte of a head (or from the connection's start) to its end.
+    pub header_timeout: Duration,
+    /// How long an idle persistent connection is kept.
+    pub keep_alive_timeout: Duration,
+    /// Slowest average at which a request body may arrive, in bytes per second; 0 turns it off.
+    pub body_min_rate_bytes_per_s: u64,
+    /// Slowest average at which a client may take a response, in bytes per second; 0 turns it off.
+    pub response_min_rate_bytes_per_s: u64,
+    /// Largest request body; more is answered with 413.
+    pub body_bytes: u64,
+    /// Client connections open at once, over all data cores.
+    pub connections: usize,
+    /// How long an upgraded connection (WebSocket) may be silent.
+    pub tunnel_timeout: Duration,
+    /// How long requests in progress may go on after SIGTERM.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            head: HeadLimits::default(),
+            header_timeout: Duration::from_secs(10),
+            keep_alive_timeout: Duration::from_secs(75),
+            body_min_rate_bytes_per_s: 500,
+            response_min_rate_bytes_per_s: 500,
+            body_bytes: 1 << 30,
+            connections: 16_000,
+            tunnel_timeout: Duration::from_secs(300),
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Where and how requests are logged.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct AccessLog {
+    /// A file to append to; `None` is standard output.
+    pub path: Option<PathBuf>,
+    /// The form of a line.
+    pub format: LogFormat,
+}
+
+/// The form of an access log line.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum LogFormat {
+    /// The combined log format of Apache and nginx.
+    #[default]
+    Combined,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self { memory_bytes: 256 << 20, path: None, max_object_bytes: 0 }
+    }
+}
+
+impl Upstream {
+    /// A group with default times and limits.
+    pub fn new(name: impl Into<String>, servers: Vec<SocketAddr>) -> Self {
+        Self {
+            name: name.into(),
+            servers,
+            balance: Balance::default(),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(60),
+            idle_connections: 64,
+            idle_timeout: Duration::from_secs(60),
+            max_connections: 1024,
+            max_failures: 3,
+            fail_timeout: Duration::from_secs(10),
+            health_check: None,
+        }
+    }
+}
