@@ -1,0 +1,268 @@
+use super::framing::{self, ConnectionSays};
+use super::{FieldLines, HeadLimits, Progress};
+use crate::chars::{is_target, is_token};
+use crate::error::HeadError;
+use crate::field::{FieldId, Fields, Span};
+use crate::head::{BodyFraming, Method, RequestHead, Version};
+
+/// RFC 9112 §2.2 asks for robustness against "at least one" empty line before the request line.
+const EMPTY_LINES_SKIPPED: u8 = 4;
+
+/// Where in the head the parser stopped.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum At {
+    #[default]
+    Start,
+    Method,
+    Target,
+    Version,
+    Fields,
+    Complete,
+}
+
+/// Parses one request head after another; see the [module documentation](crate) for how bytes are given to it.
+///
+/// After an error, or before the next head, call [`RequestParser::reset`]. No call allocates once the list of fields
+/// has reached its greatest length.
+#[derive(Debug)]
+pub struct RequestParser {
+    limits: HeadLimits,
+    at: At,
+    empty_lines: u8,
+    lines: FieldLines,
+    /// First byte of the request line, then of the token that is being read.
+    line: usize,
+    token: usize,
+    method: Method,
+    method_span: Span,
+    target: Span,
+    version: Version,
+    framing: BodyFraming,
+    keep_alive: bool,
+    expect_continue: bool,
+    upgrade: bool,
+}
+
+impl RequestParser {
+    /// A parser that refuses heads beyond `limits`.
+    pub fn new(limits: HeadLimits) -> Self {
+        Self {
+            limits,
+            at: At::Start,
+            empty_lines: 0,
+            lines: FieldLines::default(),
+            line: 0,
+            token: 0,
+            method: Method::Other,
+            method_span: Span::default(),
+            target: Span::default(),
+            version: Version::Http11,
+            framing: BodyFraming::None,
+            keep_alive: false,
+            expect_continue: false,
+            upgrade: false,
+        }
+    }
+
+    /// Makes ready for the first byte of another head.
+    pub fn reset(&mut self) {
+        self.at = At::Start;
+        self.empty_lines = 0;
+        self.lines.reset();
+    }
+
+    /// Goes on with `buffer`, which starts at the first byte of the head and has grown since the last call.
+    ///
+    /// # Errors
+    /// The head is malformed or exceeds a limit: the same error however the bytes were split.
+    pub fn parse(&mut self, buffer: &[u8]) -> Result<Progress, HeadError> {
+        if self.at == At::Complete {
+            return Ok(Progress::Complete { length: self.lines.position });
+        }
+        let head = &buffer[..buffer.len().min(self.limits.head_bytes as usize)];
+        if self.at != At::Fields && !self.parse_line(head)? {
+            return self.incomplete(head);
+        }
+        if !self.lines.parse(head, self.limits.fields)? {
+            return self.incomplete(head);
+        }
+        self.conclude(head)?;
+        self.at = At::Complete;
+        Ok(Progress::Complete { length: self.lines.position })
+    }
+
+    fn incomplete(&self, head: &[u8]) -> Result<Progress, HeadError> {
+        if head.len() >= self.limits.head_bytes as usize {
+            return Err(HeadError::HeadTooLarge { limit: self.limits.head_bytes });
+        }
+        Ok(Progress::Incomplete)
+    }
+
+    /// The request line; true when it is complete.
+    fn parse_line(&mut self, head: &[u8]) -> Result<bool, HeadError> {
+        if self.at == At::Start && !self.skip_empty_lines(head)? {
+            return Ok(false);
+        }
+        let limit = self.limits.request_line_bytes;
+        let line = &head[..head.len().min(self.line + limit as usize)];
+        let complete = self.parse_line_within(line)?;
+        if !complete && line.len() == self.line + limit as usize {
+            return Err(HeadError::RequestLineTooLong { limit });
+        }
+        Ok(complete)
+    }
+
+    fn skip_empty_lines(&mut self, head: &[u8]) -> Result<bool, HeadError> {
+        loop {
+            match head[self.lines.position.min(head.len())..] {
+                [] | [b'\r'] => return Ok(false),
+                [b'\r', b'\n', ..] => {
+                    if self.empty_lines == EMPTY_LINES_SKIPPED {
+                        return Err(HeadError::TooManyEmptyLines);
+                    }
+                    self.empty_lines += 1;
+                    self.lines.position += 2;
+                }
+                [b'\r', ..] => return Err(HeadError::BareCarriageReturn),
+                [b'\n', ..] => return Err(HeadError::BareLineFeed),
+                _ => {
+                    self.line = self.lines.position;
+                    self.token = self.line;
+                    self.at = At::Method;
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    fn parse_line_within(&mut self, line: &[u8]) -> Result<bool, HeadError> {
+        loop {
+            let rest = &line[self.lines.position..];
+            match self.at {
+                At::Method => {
+                    let Some(length) = rest.iter().position(|&byte| !is_token(byte)) else {
+                        self.lines.position = line.len();
+                        return Ok(false);
+                    };
+                    self.lines.position += length;
+                    if rest[length] != b' ' || self.lines.position == self.token {
+                        return Err(HeadError::BadMethod);
+                    }
+                    self.method_span = self.take();
+                    self.method = Method::from_bytes(self.method_span.of(line));
+                    self.at = At::Target;
+                }
+                At::Target => {
+                    let Some(length) = rest.iter().position(|&byte| !is_target(byte)) else {
+                        self.lines.position = line.len();
+                        return Ok(false);
+                    };
+                    self.lines.position += length;
+                    match rest[length] {
+                        b' ' if self.lines.position > self.token => {}
+                        b'\r' if self.lines.position > self.token => return Err(HeadError::BadVersion),
+                        b'\n' => return Err(HeadError::BareLineFeed),
+                        _ => return Err(HeadError::BadTarget),
+                    }
+                    self.target = self.take();
+                    self.at = At::Version;
+                }
+                At::Version => {
+                    let Some(version) = version(rest)? else { return Ok(false) };
+                    match rest[8..] {
+                        [] | [b'\r'] => return Ok(false),
+                        [b'\r', b'\n', ..] => {}
+                        [b'\r', ..] => return Err(HeadError::BareCarriageReturn),
+                        [b'\n', ..] => return Err(HeadError::BareLineFeed),
+                        _ => return Err(HeadError::BadVersion),
+                    }
+                    self.version = version;
+                    self.lines.position += 10;
+                    self.at = At::Fields;
+                    return Ok(true);
+                }
+                At::Start | At::Fields | At::Complete => return Ok(true),
+            }
+        }
+    }
+
+    /// Ends the token that is being read at the current position, which holds a space.
+    fn take(&mut self) -> Span {
+        let end = self.lines.position;
+        let span = Span { start: self.token as u32, length: (end - self.token) as u32 };
+        self.lines.position = end + 1;
+        self.token = end + 1;
+        span
+    }
+
+    /// What can be said only when all fields are known.
+    fn conclude(&mut self, head: &[u8]) -> Result<(), HeadError> {
+        let lines = &self.lines;
+        let fields = Fields::new(head, &lines.fields, lines.present);
+        if lines.repeated & (1 << FieldId::Host as u8) != 0 {
+            return Err(HeadError::RepeatedHost);
+        }
+        if self.version == Version::Http11 && !fields.has(FieldId::Host) {
+            return Err(HeadError::MissingHost);
+        }
+        // RFC 9112 §6.3: a request without a stated framing has no body.
+        self.framing = framing::stated(self.version, &fields, lines.repeated)?.unwrap_or(BodyFraming::None);
+        let says = ConnectionSays::of(&fields);
+        let http11 = self.version == Version::Http11;
+        self.keep_alive = says.persists(self.version);
+        self.upgrade = http11 && says.upgrade && fields.has(FieldId::Upgrade);
+        self.expect_continue = http11
+            && !matches!(self.framing, BodyFraming::None | BodyFraming::Length(0))
+            && fields.get_all(FieldId::Expect).any(|value| value.eq_ignore_ascii_case(b"100-continue"));
+        Ok(())
+    }
+
+    /// The head after [`Progress::Complete`], given the same bytes. Before that its contents mean nothing.
+    pub fn head<'a>(&'a self, buffer: &'a [u8]) -> RequestHead<'a> {
+        RequestHead {
+            method: self.method,
+            method_bytes: self.method_span.of(buffer),
+            target: self.target.of(buffer),
+            version: self.version,
+            fields: Fields::new(buffer, &self.lines.fields, self.lines.present),
+            framing: self.framing,
+            keep_alive: self.keep_alive,
+            expect_continue: self.expect_continue,
+            upgrade: self.upgrade,
+        }
+    }
+}
+
+impl Method {
+    /// The method that these bytes name; methods are case-sensitive (RFC 9110 §9.1).
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        match bytes {
+            b"GET" => Self::Get,
+            b"HEAD" => Self::Head,
+            b"POST" => Self::Post,
+            b"PUT" => Self::Put,
+            b"DELETE" => Self::Delete,
+            b"CONNECT" => Self::Connect,
+            b"OPTIONS" => Self::Options,
+            b"TRACE" => Self::Trace,
+            b"PATCH" => Self::Patch,
+            b"PURGE" => Self::Purge,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The version that `rest` starts with, byte by byte so that every split gives the same answer.
+pub(super) fn version(rest: &[u8]) -> Result<Option<Version>, HeadError> {
+    for (i, &byte) in rest.iter().take(8).enumerate() {
+        let expected = b"HTTP/1.1"[i];
+        match i {
+            5 if byte.is_ascii_digit() && byte != b'1' => return Err(HeadError::UnsupportedVersion),
+            7 if byte == b'0' => {}
+            7 if byte.is_ascii_digit() && byte != b'1' => return Err(HeadError::UnsupportedVersion),
+            _ if byte != expected => return Err(HeadError::BadVersion),
+            _ => {}
+        }
+    }
+    Ok(rest.get(7).map(|&minor| if minor == b'0' { Version::Http10 } else { Version::Http11 }))
+}

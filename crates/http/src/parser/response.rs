@@ -1,0 +1,160 @@
+use super::framing::{self, ConnectionSays};
+use super::request::version;
+use super::{FieldLines, HeadLimits, Progress};
+use crate::chars::is_value;
+use crate::error::HeadError;
+use crate::field::{Fields, Span};
+use crate::head::{BodyFraming, Method, ResponseHead, Version};
+
+/// Where in the head the parser stopped.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum At {
+    #[default]
+    Status,
+    Reason,
+    Fields,
+    Complete,
+}
+
+/// Parses one response head after another, as strictly as requests; every error is answered 502.
+///
+/// [`ResponseParser::reset`] must be told the method of the request that the head answers: RFC 9112 §6.3 makes the
+/// framing of the body depend on it. A final head after a 1xx one needs another `reset` with the same method.
+#[derive(Debug)]
+pub struct ResponseParser {
+    limits: HeadLimits,
+    at: At,
+    lines: FieldLines,
+    request_method: Method,
+    status: u16,
+    reason: Span,
+    version: Version,
+    framing: BodyFraming,
+    keep_alive: bool,
+}
+
+impl ResponseParser {
+    /// A parser that refuses heads beyond `limits`, ready for an answer to `GET`.
+    pub fn new(limits: HeadLimits) -> Self {
+        Self {
+            limits,
+            at: At::Status,
+            lines: FieldLines::default(),
+            request_method: Method::Get,
+            status: 0,
+            reason: Span::default(),
+            version: Version::Http11,
+            framing: BodyFraming::None,
+            keep_alive: false,
+        }
+    }
+
+    /// Makes ready for the first byte of an answer to a request with this method.
+    pub fn reset(&mut self, request_method: Method) {
+        self.request_method = request_method;
+        self.at = At::Status;
+        self.lines.reset();
+    }
+
+    /// Goes on with `buffer`, which starts at the first byte of the head and has grown since the last call.
+    ///
+    /// # Errors
+    /// The head is malformed or exceeds a limit: the same error however the bytes were split.
+    pub fn parse(&mut self, buffer: &[u8]) -> Result<Progress, HeadError> {
+        if self.at == At::Complete {
+            return Ok(Progress::Complete { length: self.lines.position });
+        }
+        let limit = self.limits.head_bytes;
+        let head = &buffer[..buffer.len().min(limit as usize)];
+        if !self.parse_line(head)? || !self.lines.parse(head, self.limits.fields)? {
+            if head.len() >= limit as usize {
+                return Err(HeadError::HeadTooLarge { limit });
+            }
+            return Ok(Progress::Incomplete);
+        }
+        self.conclude(head)?;
+        self.at = At::Complete;
+        Ok(Progress::Complete { length: self.lines.position })
+    }
+
+    /// The status line; true when it is complete.
+    fn parse_line(&mut self, head: &[u8]) -> Result<bool, HeadError> {
+        let limit = self.limits.request_line_bytes;
+        let line = &head[..head.len().min(limit as usize)];
+        if self.at == At::Status && !self.parse_status(line)?
+            || self.at == At::Reason && !self.parse_reason(line)?
+        {
+            if line.len() >= limit as usize {
+                return Err(HeadError::RequestLineTooLong { limit });
+            }
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// `HTTP/1.1 200`, then a space or, where the reason is missing altogether, the end of the line.
+    fn parse_status(&mut self, line: &[u8]) -> Result<bool, HeadError> {
+        let Some(version) = version(line)? else { return Ok(false) };
+        let mut status = 0;
+        for (i, &byte) in line[8..].iter().take(4).enumerate() {
+            match i {
+                0 if byte == b' ' => {}
+                0 => return Err(HeadError::BadVersion),
+                1 if byte == b'0' => return Err(HeadError::BadStatus),
+                _ if byte.is_ascii_digit() => status = status * 10 + u16::from(byte - b'0'),
+                _ => return Err(HeadError::BadStatus),
+            }
+        }
+        match line.get(12) {
+            None => return Ok(false),
+            Some(b' ') => self.lines.position = 13,
+            Some(b'\r') => self.lines.position = 12,
+            Some(b'\n') => return Err(HeadError::BareLineFeed),
+            Some(_) => return Err(HeadError::BadStatus),
+        }
+        self.status = status;
+        self.version = version;
+        self.reason.start = self.lines.position as u32;
+        self.at = At::Reason;
+        Ok(true)
+    }
+
+    fn parse_reason(&mut self, line: &[u8]) -> Result<bool, HeadError> {
+        let rest = &line[self.lines.position..];
+        let length = rest.iter().position(|&byte| !is_value(byte)).unwrap_or(rest.len());
+        self.lines.position += length;
+        match rest[length..] {
+            [] | [b'\r'] => return Ok(false),
+            [b'\r', b'\n', ..] => {}
+            [b'\r', ..] => return Err(HeadError::BareCarriageReturn),
+            [b'\n', ..] => return Err(HeadError::BareLineFeed),
+            _ => return Err(HeadError::ControlByte),
+        }
+        self.reason.length = self.lines.position as u32 - self.reason.start;
+        self.lines.position += 2;
+        self.at = At::Fields;
+        Ok(true)
+    }
+
+    /// What can be said only when all fields are known.
+    fn conclude(&mut self, head: &[u8]) -> Result<(), HeadError> {
+        let fields = Fields::new(head, &self.lines.fields, self.lines.present);
+        let stated = framing::stated(self.version, &fields, self.lines.repeated)?;
+        let (framing, reusable) = framing::of_response(self.status, self.request_method, stated)?;
+        self.framing = framing;
+        self.keep_alive = reusable && ConnectionSays::of(&fields).persists(self.version);
+        Ok(())
+    }
+
+    /// The head after [`Progress::Complete`], given the same bytes. Before that its contents mean nothing.
+    pub fn head<'a>(&'a self, buffer: &'a [u8]) -> ResponseHead<'a> {
+        ResponseHead {
+            status: self.status,
+            reason: self.reason.of(buffer),
+            version: self.version,
+            fields: Fields::new(buffer, &self.lines.fields, self.lines.present),
+            framing: self.framing,
+            keep_alive: self.keep_alive,
+        }
+    }
+}
