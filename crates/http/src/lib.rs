@@ -4,13 +4,19 @@
 //! Bytes and times come in as arguments; nothing here sees a socket, a clock or a random source.
 
 mod chars;
+mod chunked;
 mod error;
 mod field;
+pub mod forward;
 mod head;
 mod names;
+pub mod normalize;
 mod parser;
+mod status;
 
+pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, write_chunk, write_chunk_header, write_last_chunk};
 pub use error::{BodyError, HeadError};
 pub use field::{Field, FieldId, Fields, FieldsIter, Span};
 pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 pub use parser::{HeadLimits, Progress, RequestParser, ResponseParser};
+pub use status::status_reason;

@@ -39,8 +39,8 @@ impl NamePattern {
     #[inline(always)]
     pub(crate) fn matches(&self, input: &[u8; NAME_BLOCK]) -> bool {
         let mut difference = 0;
-        for i in 0..NAME_BLOCK {
-            difference |= (input[i] | self.fold[i]) ^ self.pattern[i];
+        for ((byte, fold), pattern) in input.iter().zip(&self.fold).zip(&self.pattern) {
+            difference |= (byte | fold) ^ pattern;
         }
         difference == 0
     }
@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(FieldId::from_name(name.as_bytes()), id);
             assert_eq!(FieldId::from_name(name.to_ascii_uppercase().as_bytes()), id);
             assert_eq!(FieldId::from_name(format!("{name}x").as_bytes()), FieldId::Other);
-            assert_eq!(FieldId::from_name(&name.as_bytes()[..name.len() - 1]) == id, false);
+            assert_ne!(FieldId::from_name(&name.as_bytes()[..name.len() - 1]), id);
             let mut block = [b'~'; NAME_BLOCK];
             block[..name.len()].copy_from_slice(name.to_ascii_uppercase().as_bytes());
             assert!(!PATTERNS[id as usize].matches(&block));

@@ -1,0 +1,296 @@
+//! What goes on to the next hop: heads are written anew, never copied (RFC 9110 §7.6).
+
+use std::io::Write;
+use std::net::IpAddr;
+
+use crate::chars::is_token;
+use crate::field::{FieldId, Fields};
+use crate::head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
+use crate::normalize::Normalized;
+
+/// What [`write_upstream_request`] must know beside the request.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardContext<'c> {
+    /// The client's address, for `X-Forwarded-For` and `Forwarded`.
+    pub client: IpAddr,
+    /// `http` or `https`: how the client reached us.
+    pub scheme: &'c str,
+    /// Our name in `Via` (RFC 9110 §7.6.3); a token.
+    pub via_pseudonym: &'c str,
+    /// The client is a configured proxy, whose own `X-Forwarded-*` and `Forwarded` are believed and kept.
+    pub trusted_client: bool,
+    /// Pass `Upgrade` on: the connection becomes a tunnel if the upstream agrees.
+    pub keep_upgrade: bool,
+    /// How the body will be sent.
+    pub framing: BodyFraming,
+    /// Fields of the request to leave out, such as conditions that were meant for the cache.
+    pub removed: &'c [FieldId],
+    /// Fields to add, name and value; they must be well-formed.
+    pub added: &'c [(&'c [u8], &'c [u8])],
+}
+
+/// Whether a field concerns one connection only (RFC 9110 §7.6.1), whatever `Connection` says.
+pub const fn is_hop_by_hop(id: FieldId) -> bool {
+    matches!(
+        id,
+        FieldId::Connection
+            | FieldId::KeepAlive
+            | FieldId::ProxyAuthenticate
+            | FieldId::ProxyAuthorization
+            | FieldId::ProxyConnection
+            | FieldId::Te
+            | FieldId::Trailer
+            | FieldId::TransferEncoding
+            | FieldId::Upgrade
+    )
+}
+
+/// The options that the `Connection` fields of a head name.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionOptions<'a> {
+    fields: Fields<'a>,
+}
+
+impl<'a> ConnectionOptions<'a> {
+    /// The options that `fields` name.
+    pub fn of(fields: Fields<'a>) -> Self {
+        Self { fields }
+    }
+
+    /// Each option as received.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.fields
+            .get_all(FieldId::Connection)
+            .flat_map(|value| value.split(|&byte| byte == b','))
+            .map(<[u8]>::trim_ascii)
+            .filter(|option| !option.is_empty())
+    }
+
+    /// Whether the field must not go on to the next hop: it is hop-by-hop by nature, or an option names it.
+    ///
+    /// RFC 9110 §7.6.1 forbids options that name end-to-end fields. A peer that names `Host`, `Cookie` or
+    /// `Cache-Control` wants us to strip what the next hop relies on, so a known end-to-end field is never removed.
+    pub fn removes(&self, id: FieldId, name: &[u8]) -> bool {
+        match id {
+            FieldId::Other => {
+                self.fields.has(FieldId::Connection)
+                    && self.iter().any(|option| option.eq_ignore_ascii_case(name))
+            }
+            _ => is_hop_by_hop(id),
+        }
+    }
+}
+
+/// Appends `name: value` and CRLF.
+#[inline]
+pub fn write_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
+    out.reserve(name.len() + value.len() + 4);
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends the head of the request to an upstream, up to and including the empty line.
+pub fn write_upstream_request(
+    head: &RequestHead<'_>,
+    normalized: &Normalized<'_>,
+    context: &ForwardContext<'_>,
+    out: &mut Vec<u8>,
+) {
+    write_request_line(head, normalized, out);
+    write_field(b"Host", normalized.authority, out);
+    let options = ConnectionOptions::of(head.fields);
+    for (id, name, value) in head.fields.iter() {
+        if is_end_to_end(id, name, &options, context) {
+            match id {
+                FieldId::MaxForwards if matches!(head.method, Method::Options | Method::Trace) => {
+                    write_max_forwards(value, out);
+                }
+                _ => write_field(name, value, out),
+            }
+        }
+    }
+    write_connection(head, context, out);
+    write_framing(head.method, context.framing, out);
+    write_provenance(head, normalized, context, out);
+    for (name, value) in context.added {
+        write_field(name, value, out);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_request_line(head: &RequestHead<'_>, normalized: &Normalized<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(head.method_bytes);
+    out.push(b' ');
+    out.extend_from_slice(if head.method == Method::Connect {
+        normalized.authority
+    } else {
+        normalized.path
+    });
+    if let Some(query) = normalized.query {
+        out.push(b'?');
+        out.extend_from_slice(query);
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+}
+
+/// Whether a field of the request goes on as it is; the others are dropped or written by us.
+fn is_end_to_end(
+    id: FieldId,
+    name: &[u8],
+    options: &ConnectionOptions<'_>,
+    context: &ForwardContext<'_>,
+) -> bool {
+    match id {
+        FieldId::Host
+        | FieldId::ContentLength
+        | FieldId::Forwarded
+        | FieldId::XForwardedFor
+        | FieldId::XForwardedHost
+        | FieldId::XForwardedProto => false,
+        FieldId::XRealIp if !context.trusted_client => false,
+        // `Proxy` becomes HTTP_PROXY in CGI programs ("httpoxy").
+        FieldId::Other if is_proxy_field(name) => false,
+        _ => !context.removed.contains(&id) && !options.removes(id, name),
+    }
+}
+
+fn is_proxy_field(name: &[u8]) -> bool {
+    name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"proxy"))
+        && matches!(name.get(5), None | Some(b'-'))
+}
+
+/// RFC 9110 §7.6.2; a request with 0 must not reach this point.
+fn write_max_forwards(value: &[u8], out: &mut Vec<u8>) {
+    if let Ok(hops) = crate::parser::content_length(value) {
+        // Writing to a Vec cannot fail.
+        let _ = write!(out, "Max-Forwards: {}\r\n", hops.saturating_sub(1));
+    }
+}
+
+/// `Connection` for the next hop, and the hop-by-hop fields that it announces.
+fn write_connection(head: &RequestHead<'_>, context: &ForwardContext<'_>, out: &mut Vec<u8>) {
+    let upgrade = context.keep_upgrade && head.upgrade;
+    let trailers = accepts_trailers(&head.fields);
+    match (upgrade, trailers) {
+        (false, false) => return,
+        (true, false) => out.extend_from_slice(b"Connection: upgrade\r\n"),
+        (false, true) => out.extend_from_slice(b"Connection: TE\r\n"),
+        (true, true) => out.extend_from_slice(b"Connection: upgrade, TE\r\n"),
+    }
+    if trailers {
+        out.extend_from_slice(b"TE: trailers\r\n");
+    }
+    if upgrade {
+        head.fields.get_all(FieldId::Upgrade).for_each(|value| write_field(b"Upgrade", value, out));
+    }
+}
+
+/// RFC 9110 §10.1.4: the client's `TE` names `trailers`.
+fn accepts_trailers(fields: &Fields<'_>) -> bool {
+    fields
+        .get_all(FieldId::Te)
+        .flat_map(|value| value.split(|&byte| byte == b','))
+        .any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
+fn write_framing(method: Method, framing: BodyFraming, out: &mut Vec<u8>) {
+    match framing {
+        // RFC 9110 §8.6: said even when it is 0, where the method lets a server expect content.
+        BodyFraming::None if matches!(method, Method::Post | Method::Put | Method::Patch) => {
+            out.extend_from_slice(b"Content-Length: 0\r\n");
+        }
+        BodyFraming::None => {}
+        BodyFraming::Length(length) => {
+            let _ = write!(out, "Content-Length: {length}\r\n");
+        }
+        // A request cannot end with its connection; a body of unknown length is sent in chunks.
+        BodyFraming::Chunked | BodyFraming::UntilClose => {
+            out.extend_from_slice(b"Transfer-Encoding: chunked\r\n")
+        }
+    }
+}
+
+/// `Via`, `X-Forwarded-*` and `Forwarded` (RFC 9110 §7.6.3, RFC 7239).
+fn write_provenance(
+    head: &RequestHead<'_>,
+    normalized: &Normalized<'_>,
+    context: &ForwardContext<'_>,
+    out: &mut Vec<u8>,
+) {
+    let received = if head.version == Version::Http11 { "1.1" } else { "1.0" };
+    let client = context.client.to_canonical();
+    let _ = write!(out, "Via: {received} {}\r\n", context.via_pseudonym);
+    write_kept(head, FieldId::XForwardedFor, b"X-Forwarded-For: ", context, out);
+    let _ = write!(out, "{client}\r\n");
+    if !keeps(head, FieldId::XForwardedProto, b"X-Forwarded-Proto", context, out) {
+        write_field(b"X-Forwarded-Proto", context.scheme.as_bytes(), out);
+    }
+    if !keeps(head, FieldId::XForwardedHost, b"X-Forwarded-Host", context, out)
+        && !normalized.authority.is_empty()
+    {
+        write_field(b"X-Forwarded-Host", normalized.authority, out);
+    }
+    write_kept(head, FieldId::Forwarded, b"Forwarded: ", context, out);
+    let _ = match client {
+        IpAddr::V4(client) => write!(out, "for={client}"),
+        IpAddr::V6(client) => write!(out, "for=\"[{client}]\""),
+    };
+    if !normalized.authority.is_empty() {
+        // RFC 7239 §4: a value that is no token, as one with a port, is quoted. No authority holds a quote.
+        let quote: &[u8] = if normalized.authority.iter().all(|&byte| is_token(byte)) { b"" } else { b"\"" };
+        out.extend_from_slice(b";host=");
+        out.extend_from_slice(quote);
+        out.extend_from_slice(normalized.authority);
+        out.extend_from_slice(quote);
+    }
+    let _ = write!(out, ";proto={}\r\n", context.scheme);
+}
+
+/// Starts a list field with what a trusted client sent in it.
+fn write_kept(
+    head: &RequestHead<'_>,
+    id: FieldId,
+    start: &[u8],
+    context: &ForwardContext<'_>,
+    out: &mut Vec<u8>,
+) {
+    out.extend_from_slice(start);
+    if context.trusted_client {
+        for value in head.fields.get_all(id).filter(|value| !value.is_empty()) {
+            out.extend_from_slice(value);
+            out.extend_from_slice(b", ");
+        }
+    }
+}
+
+/// Passes on a field that a trusted client set; false if there is none.
+fn keeps(
+    head: &RequestHead<'_>,
+    id: FieldId,
+    name: &[u8],
+    context: &ForwardContext<'_>,
+    out: &mut Vec<u8>,
+) -> bool {
+    match head.fields.get(id).filter(|value| context.trusted_client && !value.is_empty()) {
+        Some(value) => write_field(name, value, out),
+        None => return false,
+    }
+    true
+}
+
+/// Appends the field lines of an upstream's response that may go on to the client; neither status line nor empty line.
+/// Hop-by-hop fields are dropped, and every field for which `skip` (given id and name) is true.
+pub fn write_response_fields(
+    head: &ResponseHead<'_>,
+    skip: impl Fn(FieldId, &[u8]) -> bool,
+    out: &mut Vec<u8>,
+) {
+    let options = ConnectionOptions::of(head.fields);
+    for (id, name, value) in head.fields.iter() {
+        if !options.removes(id, name) && !skip(id, name) {
+            write_field(name, value, out);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+use std::io::Write;
+use std::net::Ipv6Addr;
+
+use super::Part;
+use crate::error::HeadError;
+
+/// Host and port (RFC 3986 §3.2.2 and §3.2.3), appended to `scratch` unless they are normal as they stand.
+///
+/// A registered name may hold letters, digits, `-`, `.`, `_` and `~`: what else RFC 3986 allows (escapes and
+/// sub-delimiters) is no name of a host and is refused.
+pub(super) fn normalize<'a>(
+    authority: &'a [u8],
+    default_port: u16,
+    scratch: &mut Vec<u8>,
+) -> Result<Part<'a>, HeadError> {
+    if is_normal_name(authority) {
+        return Ok(Part::Borrowed(authority));
+    }
+    let start = scratch.len();
+    let (host, port) = split_port(authority)?;
+    match host {
+        [b'[', address @ .., b']'] => {
+            let address = std::str::from_utf8(address).map_err(|_| HeadError::BadHost)?;
+            let address: Ipv6Addr = address.parse().map_err(|_| HeadError::BadHost)?;
+            // RFC 5952: one text for one address. Writing to a Vec cannot fail.
+            let _ = write!(scratch, "[{address}]");
+        }
+        _ => {
+            let name = host.strip_suffix(b".").unwrap_or(host);
+            if name.is_empty() || !name.iter().all(|&byte| is_name_byte(byte.to_ascii_lowercase())) {
+                return Err(HeadError::BadHost);
+            }
+            scratch.extend(name.iter().map(u8::to_ascii_lowercase));
+        }
+    }
+    if let Some(port) = port.filter(|&port| port != default_port) {
+        let _ = write!(scratch, ":{port}");
+    }
+    Ok(Part::Written(scratch.len() - start))
+}
+
+/// The common case: a lower-case name without port or trailing dot.
+fn is_normal_name(authority: &[u8]) -> bool {
+    !authority.is_empty()
+        && authority.iter().all(|&byte| is_name_byte(byte))
+        && authority.last() != Some(&b'.')
+}
+
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+/// Splits off the port; an empty one counts as absent (RFC 3986 §6.2.3).
+fn split_port(authority: &[u8]) -> Result<(&[u8], Option<u16>), HeadError> {
+    let host_end = match authority {
+        [b'[', ..] => authority.iter().position(|&byte| byte == b']').ok_or(HeadError::BadHost)? + 1,
+        _ => authority.iter().position(|&byte| byte == b':').unwrap_or(authority.len()),
+    };
+    let (host, port) = authority.split_at(host_end);
+    let digits = match port {
+        [] | [b':'] => return Ok((host, None)),
+        [b':', digits @ ..] => digits,
+        _ => return Err(HeadError::BadHost),
+    };
+    let port = digits.iter().try_fold(0u16, |port, byte| {
+        let digit = byte.is_ascii_digit().then(|| u16::from(byte - b'0'))?;
+        port.checked_mul(10)?.checked_add(digit)
+    });
+    match port {
+        Some(port) if port > 0 => Ok((host, Some(port))),
+        _ => Err(HeadError::BadHost),
+    }
+}

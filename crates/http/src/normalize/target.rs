@@ -1,0 +1,256 @@
+use super::{Part, Personality};
+use crate::error::HeadError;
+
+/// Path and query in normal form.
+pub(super) struct TargetRest<'a> {
+    pub path: Part<'a>,
+    pub query: Option<Part<'a>>,
+}
+
+/// RFC 3986 §2.3: encoded or not, these mean the same.
+const UNRESERVED: u8 = 1;
+/// May stand in a path as it is.
+const PATH: u8 = 2;
+/// May stand in a query as it is. Brackets are not in RFC 3986's list, but every framework writes them so.
+const QUERY: u8 = 4;
+
+static CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
+    let mut i = 0;
+    while i < 256 {
+        let byte = i as u8;
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            classes[i] = UNRESERVED | PATH | QUERY;
+        } else if matches!(byte, b'!' | b'$' | b'&'..=b',' | b'/' | b':' | b';' | b'=' | b'@') {
+            classes[i] = PATH | QUERY;
+        } else if matches!(byte, b'?' | b'[' | b']') {
+            classes[i] = QUERY;
+        }
+        i += 1;
+    }
+    classes
+};
+
+fn is(class: u8, byte: u8) -> bool {
+    CLASSES[usize::from(byte)] & class != 0
+}
+
+/// Normalizes what follows the authority: `/path?query`; the path may be empty.
+pub(super) fn normalize<'a>(
+    rest: &'a [u8],
+    personality: Personality,
+    scratch: &mut Vec<u8>,
+) -> Result<TargetRest<'a>, HeadError> {
+    if let Some(normal) = as_it_stands(rest) {
+        return Ok(normal);
+    }
+    let end = rest.iter().position(|&byte| byte == b'?').unwrap_or(rest.len());
+    let (path, query) = (&rest[..end], rest.get(end + 1..));
+    let start = scratch.len();
+    PathWriter::new(personality, scratch).write(path)?;
+    let path_end = scratch.len();
+    if let Some(query) = query {
+        write_query(query, personality, scratch)?;
+    }
+    Ok(TargetRest {
+        path: Part::Written(path_end - start),
+        query: query.map(|_| Part::Written(scratch.len() - path_end)),
+    })
+}
+
+/// The common case: nothing to decode, remove or collapse. The one pass that every target takes.
+fn as_it_stands(rest: &[u8]) -> Option<TargetRest<'_>> {
+    let mut after_slash = false;
+    let mut length = rest.len();
+    for (i, &byte) in rest.iter().enumerate() {
+        if byte == b'?' {
+            length = i;
+            break;
+        }
+        // A segment that starts with a dot need not be a dot segment; the other path finds out.
+        if !is(PATH, byte) || (after_slash && (byte == b'/' || byte == b'.')) {
+            return None;
+        }
+        after_slash = byte == b'/';
+    }
+    let (path, query) = (&rest[..length], rest.get(length + 1..));
+    if path.is_empty() || query.is_some_and(|query| !query.iter().all(|&byte| is(QUERY, byte))) {
+        return None;
+    }
+    Some(TargetRest { path: Part::Borrowed(path), query: query.map(Part::Borrowed) })
+}
+
+/// Writes a path segment by segment; every byte is written once and removed at most once, so that the time is linear
+/// whatever the number of slashes and dots (the "beck" attack on Apache was quadratic).
+struct PathWriter<'s> {
+    personality: Personality,
+    out: &'s mut Vec<u8>,
+    /// Where the path starts in `out`.
+    base: usize,
+    /// Where the current segment starts in `out`.
+    segment: usize,
+    /// The current segment holds an encoded slash or backslash.
+    hides_slash: bool,
+}
+
+impl<'s> PathWriter<'s> {
+    fn new(personality: Personality, out: &'s mut Vec<u8>) -> Self {
+        let base = out.len();
+        out.push(b'/');
+        Self { personality, segment: out.len(), out, base, hides_slash: false }
+    }
+
+    fn write(mut self, path: &[u8]) -> Result<(), HeadError> {
+        let mut at = 0;
+        while let Some(&byte) = path.get(at) {
+            at += 1;
+            match byte {
+                b'/' => self.slash()?,
+                b'%' => {
+                    self.escape(path, at)?;
+                    at += 2;
+                }
+                b'\\' => self.backslash()?,
+                b'#' => return Err(HeadError::Fragment),
+                _ if is(PATH, byte) => self.out.push(byte),
+                _ => push_encoded(byte, self.out),
+            }
+        }
+        self.end_segment(false)
+    }
+
+    /// An escape whose digits are at `at`.
+    fn escape(&mut self, path: &[u8], at: usize) -> Result<(), HeadError> {
+        let byte = decode(path, at).ok_or(HeadError::BadEscape)?;
+        match byte {
+            0 => return Err(HeadError::EncodedNul),
+            b'/' => return self.encoded_slash(),
+            b'\\' => return self.backslash(),
+            b'%' if self.personality == Personality::Iis && decode(path, at + 2).is_some() => {
+                return Err(HeadError::BadEscape);
+            }
+            _ if byte.is_ascii_control()
+                && matches!(self.personality, Personality::Strict | Personality::Iis) =>
+            {
+                return Err(HeadError::BadEscape);
+            }
+            _ if is(UNRESERVED, byte) => self.out.push(byte),
+            _ => push_encoded(byte, self.out),
+        }
+        Ok(())
+    }
+
+    fn encoded_slash(&mut self) -> Result<(), HeadError> {
+        match self.personality {
+            Personality::Strict => {
+                self.hides_slash = true;
+                push_encoded(b'/', self.out);
+                Ok(())
+            }
+            Personality::Apache => Err(HeadError::EncodedSlash),
+            Personality::Nginx | Personality::Iis => self.slash(),
+        }
+    }
+
+    fn backslash(&mut self) -> Result<(), HeadError> {
+        if self.personality == Personality::Iis {
+            return self.slash();
+        }
+        self.hides_slash = true;
+        push_encoded(b'\\', self.out);
+        Ok(())
+    }
+
+    fn slash(&mut self) -> Result<(), HeadError> {
+        self.end_segment(true)
+    }
+
+    /// RFC 3986 §5.2.4 on the segment that ends here.
+    fn end_segment(&mut self, with_slash: bool) -> Result<(), HeadError> {
+        match &self.out[self.segment..] {
+            // The first slash of the path, or one more of a run.
+            b"" => {}
+            b"." => self.out.truncate(self.segment),
+            b".." => {
+                self.out.truncate(self.segment);
+                self.parent()?;
+            }
+            segment => {
+                if self.hides_slash && self.personality == Personality::Strict && hides_dot_segment(segment) {
+                    return Err(HeadError::EncodedSlash);
+                }
+                if with_slash {
+                    self.out.push(b'/');
+                }
+            }
+        }
+        self.segment = self.out.len();
+        self.hides_slash = false;
+        Ok(())
+    }
+
+    fn parent(&mut self) -> Result<(), HeadError> {
+        if self.segment == self.base + 1 {
+            return match self.personality {
+                Personality::Strict | Personality::Iis => Ok(()),
+                Personality::Apache | Personality::Nginx => Err(HeadError::AboveRoot),
+            };
+        }
+        let parents = &self.out[self.base..self.segment - 1];
+        let slash = parents.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+        self.out.truncate(self.base + slash + 1);
+        Ok(())
+    }
+}
+
+/// Whether a server that decodes slashes would find a dot segment in this one.
+fn hides_dot_segment(segment: &[u8]) -> bool {
+    let mut part = 0;
+    let mut at = 0;
+    let is_dots = |bytes: &[u8]| bytes == b"." || bytes == b"..";
+    while at < segment.len() {
+        if segment[at..].starts_with(b"%2F") || segment[at..].starts_with(b"%5C") {
+            if is_dots(&segment[part..at]) {
+                return true;
+            }
+            at += 3;
+            part = at;
+        } else {
+            at += 1;
+        }
+    }
+    is_dots(&segment[part..])
+}
+
+fn write_query(query: &[u8], personality: Personality, out: &mut Vec<u8>) -> Result<(), HeadError> {
+    let mut at = 0;
+    while let Some(&byte) = query.get(at) {
+        at += 1;
+        match byte {
+            b'%' => match decode(query, at) {
+                Some(0) if personality == Personality::Strict => return Err(HeadError::EncodedNul),
+                Some(byte) => {
+                    at += 2;
+                    if is(UNRESERVED, byte) { out.push(byte) } else { push_encoded(byte, out) }
+                }
+                None if personality == Personality::Strict => return Err(HeadError::BadEscape),
+                None => out.push(b'%'),
+            },
+            b'#' => return Err(HeadError::Fragment),
+            _ if is(QUERY, byte) => out.push(byte),
+            _ => push_encoded(byte, out),
+        }
+    }
+    Ok(())
+}
+
+/// The byte whose two hexadecimal digits are at `at`.
+fn decode(text: &[u8], at: usize) -> Option<u8> {
+    let digit = |i: usize| text.get(i).and_then(|&byte| (byte as char).to_digit(16));
+    Some((digit(at)? << 4 | digit(at + 1)?) as u8)
+}
+
+fn push_encoded(byte: u8, out: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    out.extend_from_slice(&[b'%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+}
