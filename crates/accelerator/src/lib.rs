@@ -1,6 +1,21 @@
 //! The accelerator: listeners, sessions, cache, static files and upstreams.
 //!
-//! A request's path through this crate: `engine` (a thread, a runtime and listening sockets per core) → `session`
-//! (HTTP/1 over one connection) → `service` (route, cache, static files or `upstream`) → back through the session.
+//! A request's path through this crate: `engine` (starts the cores) → `data_core` (a thread, a runtime and listening
+//! sockets) → `session` (HTTP/1 over one connection) → `service` (route, cache, static files or `upstream`) → back
+//! through the session.
 
+mod access_log;
+mod clock;
+mod data_core;
+mod engine;
+pub mod metrics;
+mod service;
+mod session;
 pub mod settings;
+mod static_files;
+mod upstream;
+
+pub use engine::{Engine, StartError};
+pub use service::entries::{CacheEntry, PurgePattern, PurgePatternError};
+pub use service::plan::PlanError;
+pub use upstream::UpstreamStatus;

@@ -1,0 +1,235 @@
+//! The access log. A data core formats lines into a buffer of its own and hands full buffers to one writer thread;
+//! when the writer cannot keep up, lines are dropped and counted, never waited for.
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::metrics::CoreMetrics;
+use crate::settings::{AccessLog, LogFormat};
+
+/// Bytes a core gathers before it hands them on.
+const BUFFER_BYTES: usize = 32 * 1024;
+/// Buffers that may wait for the writer.
+const QUEUE_BUFFERS: usize = 64;
+
+/// A request as it is logged.
+pub(crate) struct Record<'a> {
+    pub client: IpAddr,
+    pub unix_s: u64,
+    pub method: &'a [u8],
+    pub target: &'a [u8],
+    pub http11: bool,
+    pub status: u16,
+    pub bytes: u64,
+    pub referer: &'a [u8],
+    pub user_agent: &'a [u8],
+    pub cache: &'static str,
+}
+
+/// Owns the writer thread; dropping it writes out what was handed over.
+pub(crate) struct AccessLogWriter {
+    sender: Option<LogSender>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a data core needs to hand lines to the writer.
+#[derive(Clone)]
+pub(crate) struct LogSender {
+    sender: SyncSender<Vec<u8>>,
+    format: LogFormat,
+}
+
+impl AccessLogWriter {
+    pub(crate) fn open(settings: &AccessLog) -> io::Result<Self> {
+        let output: Box<dyn Write + Send> = match &settings.path {
+            Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
+            None => Box::new(io::stdout()),
+        };
+        let (sender, receiver) = sync_channel(QUEUE_BUFFERS);
+        let thread =
+            std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(output, &receiver))?;
+        let sender = LogSender { sender, format: settings.format };
+        Ok(Self { sender: Some(sender), thread: Some(thread) })
+    }
+
+    pub(crate) fn sender(&self) -> LogSender {
+        // `sender` is taken only by `drop`.
+        self.sender.clone().unwrap_or_else(|| LogSender { sender: sync_channel(0).0, format: LogFormat::Combined })
+    }
+}
+
+impl Drop for AccessLogWriter {
+    fn drop(&mut self) {
+        self.sender = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write_all(mut output: Box<dyn Write + Send>, receiver: &Receiver<Vec<u8>>) {
+    let mut failing = false;
+    for buffer in receiver {
+        match output.write_all(&buffer).and_then(|()| output.flush()) {
+            Ok(()) => failing = false,
+            Err(error) if !failing => {
+                failing = true;
+                tracing::error!(%error, "access log lines are lost: the log cannot be written");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// One core's lines that are not handed over yet.
+pub(crate) struct LogBuffer {
+    sender: LogSender,
+    buffer: RefCell<Vec<u8>>,
+}
+
+impl LogBuffer {
+    pub(crate) fn new(sender: LogSender) -> Self {
+        Self { sender, buffer: RefCell::new(Vec::with_capacity(BUFFER_BYTES)) }
+    }
+
+    /// Adds one line.
+    pub(crate) fn record(&self, record: &Record<'_>, metrics: &CoreMetrics) {
+        let mut buffer = self.buffer.borrow_mut();
+        match self.sender.format {
+            LogFormat::Combined => write_combined(record, &mut buffer),
+            LogFormat::Json => write_json(record, &mut buffer),
+        }
+        if buffer.len() >= BUFFER_BYTES {
+            self.hand_over(&mut buffer, metrics);
+        }
+    }
+
+    /// Hands over what there is; called about once a second, so that a quiet site's log is current.
+    pub(crate) fn flush(&self, metrics: &CoreMetrics) {
+        let mut buffer = self.buffer.borrow_mut();
+        if !buffer.is_empty() {
+            self.hand_over(&mut buffer, metrics);
+        }
+    }
+
+    fn hand_over(&self, buffer: &mut Vec<u8>, metrics: &CoreMetrics) {
+        let full = std::mem::replace(buffer, Vec::with_capacity(BUFFER_BYTES));
+        if let Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) = self.sender.sender.try_send(full) {
+            let lines = lost.iter().filter(|byte| **byte == b'\n').count();
+            metrics.access_log_dropped_total.add(lines as u64);
+        }
+    }
+}
+
+/// Writes bytes that a client chose so that they can neither end the line nor the quoted string.
+fn write_escaped(bytes: &[u8], out: &mut Vec<u8>) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    for &byte in bytes {
+        match byte {
+            b'"' | b'\\' => out.extend_from_slice(&[b'\\', byte]),
+            0x20..=0x7e => out.push(byte),
+            _ => {
+                out.extend_from_slice(b"\\u00");
+                out.push(HEX[usize::from(byte >> 4)]);
+                out.push(HEX[usize::from(byte & 15)]);
+            }
+        }
+    }
+}
+
+fn or_dash(bytes: &[u8]) -> &[u8] {
+    if bytes.is_empty() { b"-" } else { bytes }
+}
+
+fn write_combined(record: &Record<'_>, out: &mut Vec<u8>) {
+    let date = log_date(record.unix_s);
+    let _ = write!(out, "{} - - [{date}] \"", record.client);
+    write_escaped(record.method, out);
+    out.push(b' ');
+    write_escaped(record.target, out);
+    let version = if record.http11 { "1.1" } else { "1.0" };
+    let _ = write!(out, " HTTP/{version}\" {} {} \"", record.status, record.bytes);
+    write_escaped(or_dash(record.referer), out);
+    out.extend_from_slice(b"\" \"");
+    write_escaped(or_dash(record.user_agent), out);
+    out.extend_from_slice(b"\"\n");
+}
+
+fn write_json(record: &Record<'_>, out: &mut Vec<u8>) {
+    let _ = write!(out, "{{\"time\":{},\"client\":\"{}\",\"method\":\"", record.unix_s, record.client);
+    write_escaped(record.method, out);
+    out.extend_from_slice(b"\",\"target\":\"");
+    write_escaped(record.target, out);
+    let _ = write!(out, "\",\"status\":{},\"bytes\":{},\"cache\":\"{}\"", record.status, record.bytes, record.cache);
+    out.extend_from_slice(b",\"referer\":\"");
+    write_escaped(record.referer, out);
+    out.extend_from_slice(b"\",\"user_agent\":\"");
+    write_escaped(record.user_agent, out);
+    out.extend_from_slice(b"\"}\n");
+}
+
+/// `21/Nov/2026:03:04:05 +0000`, made from the IMF-fixdate `Sat, 21 Nov 2026 03:04:05 GMT`.
+fn log_date(unix_s: u64) -> String {
+    let date = tidegate_http::date::format(unix_s);
+    let text = |range: std::ops::Range<usize>| std::str::from_utf8(&date[range]).unwrap_or("");
+    format!("{}/{}/{}:{} +0000", text(5..7), text(8..11), text(12..16), text(17..25))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(user_agent: &[u8]) -> Record<'_> {
+        Record {
+            client: "192.0.2.7".parse().unwrap(),
+            unix_s: 784_111_777,
+            method: b"GET",
+            target: b"/a?b=\"c",
+            http11: true,
+            status: 200,
+            bytes: 612,
+            referer: b"",
+            user_agent,
+            cache: "hit",
+        }
+    }
+
+    #[test]
+    fn combined_lines_cannot_be_broken_by_what_a_client_sends() {
+        let mut line = Vec::new();
+        write_combined(&record(b"curl\n\"8\xff"), &mut line);
+        assert_eq!(
+            String::from_utf8(line).unwrap(),
+            "192.0.2.7 - - [06/Nov/1994:08:49:37 +0000] \"GET /a?b=\\\"c HTTP/1.1\" 200 612 \"-\" \
+             \"curl\\u000a\\\"8\\u00ff\"\n"
+        );
+    }
+
+    #[test]
+    fn json_lines_are_json() {
+        let mut line = Vec::new();
+        write_json(&record(b"x\\y"), &mut line);
+        assert_eq!(
+            String::from_utf8(line).unwrap(),
+            "{\"time\":784111777,\"client\":\"192.0.2.7\",\"method\":\"GET\",\"target\":\"/a?b=\\\"c\",\
+             \"status\":200,\"bytes\":612,\"cache\":\"hit\",\"referer\":\"\",\"user_agent\":\"x\\\\y\"}\n"
+        );
+    }
+
+    #[test]
+    fn lines_beyond_the_queue_are_counted() {
+        let (sender, receiver) = sync_channel(1);
+        let buffer = LogBuffer::new(LogSender { sender, format: LogFormat::Combined });
+        let metrics = CoreMetrics::default();
+        for _ in 0..3 {
+            buffer.record(&record(b""), &metrics);
+            buffer.flush(&metrics);
+        }
+        assert_eq!(metrics.access_log_dropped_total.get(), 2);
+        assert_eq!(receiver.recv().unwrap().iter().filter(|byte| **byte == b'\n').count(), 1);
+    }
+}

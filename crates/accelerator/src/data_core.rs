@@ -1,0 +1,265 @@
+//! One data core: a thread that accepts, serves and watches its own connections and shares nothing it writes often.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidegate_http::RequestParser;
+use tidegate_store::Store;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+use tokio::time::MissedTickBehavior;
+
+use crate::access_log::{LogBuffer, LogSender};
+use crate::clock::Clock;
+use crate::metrics::CoreMetrics;
+use crate::service::flights::Flights;
+use crate::service::plan::Plan;
+use crate::session::{self, Times};
+use crate::session::deadlines::Deadlines;
+use crate::upstream::Pools;
+
+/// Bytes read from a socket at once; the buffer is the core's, so idle connections own none.
+const READ_BYTES: usize = 64 * 1024;
+/// How often expired deadlines are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+/// Pause after a failed accept, so that a lack of descriptors does not become a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where the engine is in its life.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Phase {
+    Serving,
+    Draining,
+}
+
+/// What a core is started with.
+pub(crate) struct Start {
+    pub index: usize,
+    pub listeners: Vec<StdListener>,
+    pub plan: watch::Receiver<Arc<Plan>>,
+    pub phase: watch::Receiver<Phase>,
+    pub metrics: Arc<CoreMetrics>,
+    pub store: Option<Arc<Store>>,
+    pub flights: Arc<Flights>,
+    pub open: Arc<AtomicUsize>,
+    pub log: Option<LogSender>,
+}
+
+/// What every connection of a core shares. Only this core's thread touches it.
+pub(crate) struct DataCore {
+    pub clock: Clock,
+    pub metrics: Arc<CoreMetrics>,
+    pub store: Option<Arc<Store>>,
+    pub flights: Arc<Flights>,
+    pub deadlines: Deadlines,
+    pub log: Option<LogBuffer>,
+    /// Filled by a read and consumed before the next await.
+    pub read_buffer: RefCell<Box<[u8]>>,
+    /// Parses heads that arrive whole; a head in pieces gets a parser of its own.
+    pub parser: RefCell<RequestParser>,
+    /// Cache keys and response heads are put together here.
+    pub scratch: RefCell<Scratch>,
+    plan: RefCell<Arc<Plan>>,
+    pools: RefCell<Rc<Pools>>,
+    times: Cell<Times>,
+    draining: Cell<bool>,
+    open: Arc<AtomicUsize>,
+}
+
+/// Buffers that keep their memory from request to request.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub target: Vec<u8>,
+    pub key: Vec<u8>,
+    pub out: Vec<u8>,
+}
+
+impl DataCore {
+    /// Runs until a drain has ended.
+    pub(crate) fn run(runtime: &Runtime, start: Start) {
+        let local = LocalSet::new();
+        runtime.block_on(local.run_until(async move {
+            let plan = Arc::clone(&start.plan.borrow());
+            let core = Rc::new(Self {
+                clock: Clock::new(),
+                metrics: start.metrics,
+                store: start.store,
+                flights: start.flights,
+                deadlines: Deadlines::default(),
+                log: start.log.map(LogBuffer::new),
+                read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),
+                parser: RefCell::new(RequestParser::new(plan.limits.head)),
+                scratch: RefCell::default(),
+                pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups())))),
+                times: Cell::new(Times::new(&plan.limits)),
+                plan: RefCell::new(plan),
+                draining: Cell::new(false),
+                open: start.open,
+            });
+            core.serve(start.index, start.listeners, start.plan, start.phase).await;
+        }));
+    }
+
+    async fn serve(
+        self: &Rc<Self>,
+        index: usize,
+        listeners: Vec<StdListener>,
+        plan: watch::Receiver<Arc<Plan>>,
+        mut phase: watch::Receiver<Phase>,
+    ) {
+        let mut tasks = Vec::new();
+        for listener in listeners {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(listener))),
+                Err(error) => tracing::error!(%error, "a listening socket could not be watched"),
+            }
+        }
+        tasks.push(tokio::task::spawn_local(Rc::clone(self).sweep()));
+        tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(index, plan)));
+        // The sender lives as long as the engine; its end means the same as a drain.
+        let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
+        self.draining.set(true);
+        for task in &tasks {
+            task.abort();
+        }
+        self.finish_requests().await;
+        if let Some(log) = &self.log {
+            log.flush(&self.metrics);
+        }
+    }
+
+    /// Waits for requests in progress, at most for the drain timeout.
+    async fn finish_requests(&self) {
+        let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
+        while self.deadlines.len() > 0 && self.clock.elapsed_ms() < end_ms {
+            self.deadlines.end_idle();
+            self.deadlines.sweep(self.clock.elapsed_ms());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        if self.deadlines.len() > 0 {
+            tracing::warn!(connections = self.deadlines.len(), "connections were still open when the drain timed out");
+        }
+    }
+
+    async fn accept(self: Rc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => self.admit(stream, peer),
+                Err(error) => {
+                    self.metrics.accept_errors_total.add(1);
+                    if is_out_of_descriptors(&error) {
+                        tracing::warn!(%error, "cannot accept: idle connections are ended to make room");
+                        self.deadlines.end_idle();
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
+        self.metrics.connections_accepted_total.add(1);
+        if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            self.metrics.connections_refused_total.add(1);
+            return;
+        }
+        self.metrics.connections_open.add(1);
+        let core = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            session::serve(&core, stream, peer).await;
+            core.metrics.connections_open.sub(1);
+            core.open.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+
+    async fn sweep(self: Rc<Self>) {
+        let mut interval = tokio::time::interval(SWEEP_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            self.deadlines.sweep(self.clock.elapsed_ms());
+            if let Some(log) = &self.log {
+                log.flush(&self.metrics);
+            }
+        }
+    }
+
+    /// Takes over new settings; core 0 also runs the health checks of the settings in force.
+    async fn follow_plan(self: Rc<Self>, index: usize, mut plan: watch::Receiver<Arc<Plan>>) {
+        loop {
+            let current = Arc::clone(&plan.borrow_and_update());
+            let checks = (index == 0)
+                .then(|| tokio::task::spawn_local(crate::upstream::run_health_checks(Arc::clone(current.groups()))));
+            if !Arc::ptr_eq(&current, &self.plan()) {
+                *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
+                *self.pools.borrow_mut() = Rc::new(Pools::new(Arc::clone(current.groups())));
+                self.times.set(Times::new(&current.limits));
+                *self.plan.borrow_mut() = current;
+            }
+            let ended = plan.changed().await.is_err();
+            if let Some(checks) = checks {
+                checks.abort();
+            }
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// The settings in force.
+    pub(crate) fn plan(&self) -> Arc<Plan> {
+        Arc::clone(&self.plan.borrow())
+    }
+
+    /// Calls `f` with the settings in force, without touching their count.
+    #[inline]
+    pub(crate) fn with_plan<T>(&self, f: impl FnOnce(&Plan) -> T) -> T {
+        f(&self.plan.borrow())
+    }
+
+    /// The settings in force, for code that does not wait.
+    #[inline]
+    pub(crate) fn plan_ref(&self) -> Ref<'_, Arc<Plan>> {
+        self.plan.borrow()
+    }
+
+    /// The times that every request needs.
+    #[inline]
+    pub(crate) fn times(&self) -> Times {
+        self.times.get()
+    }
+
+    /// The time `after_ms` from now, as deadlines count it.
+    #[inline]
+    pub(crate) fn deadline(&self, after_ms: u64) -> u64 {
+        self.clock.elapsed_ms().saturating_add(after_ms)
+    }
+
+    /// This core's upstream connections.
+    pub(crate) fn pools(&self) -> Rc<Pools> {
+        Rc::clone(&self.pools.borrow())
+    }
+
+    /// Whether connections are to end after the response in progress.
+    #[inline]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+}
+
+/// A duration as the deadlines count it.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 2)
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}

@@ -1,0 +1,287 @@
+//! Starts and stops the data cores: a thread, a single-threaded runtime and listening sockets for each.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tidegate_core::metrics::Sample;
+use tidegate_store::{OpenReport, Store, StoreError};
+use tokio::sync::watch;
+
+use crate::access_log::{AccessLogWriter, LogSender};
+use crate::data_core::{DataCore, Phase};
+use crate::metrics::CoreMetrics;
+use crate::service::entries::{CacheEntry, PurgePattern};
+use crate::service::flights::Flights;
+use crate::service::plan::{Plan, PlanError};
+use crate::settings::{Cache, Settings};
+use crate::upstream::UpstreamStatus;
+
+/// Connections that the kernel completes and keeps for a core that is busy.
+const LISTEN_BACKLOG: i32 = 4096;
+
+/// Why the engine could not start, or not take new settings.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address is in use or not this host's.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The listener's address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Routes, roots or upstreams do not fit together.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The cache could not be opened.
+    #[error("cannot open the cache: {0}")]
+    Cache(#[from] StoreError),
+    /// The access log could not be opened.
+    #[error("cannot open the access log {}: {source}", path.display())]
+    AccessLog {
+        /// The log file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A thread or runtime could not be made.
+    #[error("cannot start a data core: {0}")]
+    Thread(io::Error),
+    /// This setting takes effect at a restart only.
+    #[error("{0} cannot change while running; restart to apply it")]
+    NeedsRestart(&'static str),
+}
+
+/// A handle of a running engine.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    started: Instant,
+    cache_settings: Cache,
+    addresses: Vec<SocketAddr>,
+    configured: Vec<SocketAddr>,
+    workers: usize,
+    metrics: Vec<Arc<CoreMetrics>>,
+    store: Option<Arc<Store>>,
+    report: Option<OpenReport>,
+    plan: watch::Sender<Arc<Plan>>,
+    phase: watch::Sender<Phase>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    background: Mutex<Option<AccessLogWriter>>,
+}
+
+impl Engine {
+    /// Binds every listener, opens the cache and starts a thread per data core; returns when all of them listen.
+    pub fn start(settings: Settings) -> Result<Self, StartError> {
+        let workers = settings.workers.max(1);
+        let sockets = bind_all(&settings, workers)?;
+        let addresses = sockets[0].iter().map(|(_, address)| *address).collect();
+        let (store, report) = open_store(&settings.cache)?;
+        let log = match &settings.access_log {
+            None => None,
+            Some(log) => Some(AccessLogWriter::open(log).map_err(|source| StartError::AccessLog {
+                path: log.path.clone().unwrap_or_else(|| PathBuf::from("standard output")),
+                source,
+            })?),
+        };
+        let plan = Arc::new(Plan::new(&settings, store.clone())?);
+        let (plan_sender, _) = watch::channel(plan);
+        let (phase, _) = watch::channel(Phase::Serving);
+        let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
+        let shared = Arc::new(Shared {
+            started: Instant::now(),
+            cache_settings: settings.cache.clone(),
+            addresses,
+            configured: settings.listeners.iter().map(|listener| listener.address).collect(),
+            workers,
+            metrics,
+            store,
+            report,
+            plan: plan_sender,
+            phase,
+            threads: Mutex::new(Vec::new()),
+            background: Mutex::new(log),
+        });
+        let engine = Self { shared };
+        engine.spawn_cores(sockets)?;
+        Ok(engine)
+    }
+
+    fn spawn_cores(&self, sockets: Vec<Vec<(Socket, SocketAddr)>>) -> Result<(), StartError> {
+        let shared = &self.shared;
+        let flights = Arc::new(Flights::default());
+        let open = Arc::new(AtomicUsize::new(0));
+        let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
+        for (index, listeners) in sockets.into_iter().enumerate() {
+            let start = crate::data_core::Start {
+                index,
+                listeners: listeners.into_iter().map(|(socket, _)| socket.into()).collect(),
+                plan: shared.plan.subscribe(),
+                phase: shared.phase.subscribe(),
+                metrics: Arc::clone(&shared.metrics[index]),
+                store: shared.store.clone(),
+                flights: Arc::clone(&flights),
+                open: Arc::clone(&open),
+                log: log.clone(),
+            };
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+            let thread = std::thread::Builder::new()
+                .name(format!("core-{index}"))
+                .spawn(move || DataCore::run(&runtime, start))
+                .map_err(StartError::Thread)?;
+            lock(&shared.threads).push(thread);
+        }
+        Ok(())
+    }
+
+    /// Where the engine listens, with the real port where 0 was asked for.
+    pub fn listen_addresses(&self) -> Vec<SocketAddr> {
+        self.shared.addresses.clone()
+    }
+
+    /// Every metric, summed over the data cores.
+    pub fn samples(&self) -> Vec<Sample> {
+        let mut sum: Vec<Sample> = Vec::new();
+        for metrics in &self.shared.metrics {
+            let samples = metrics.samples();
+            if sum.is_empty() {
+                sum = samples;
+            } else {
+                for (total, sample) in sum.iter_mut().zip(samples) {
+                    total.value = total.value.wrapping_add(sample.value);
+                }
+            }
+        }
+        sum
+    }
+
+    /// The cache's store; `None` when the cache is off.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.shared.store.as_ref()
+    }
+
+    /// What was found when the cache was opened.
+    pub fn open_report(&self) -> Option<&OpenReport> {
+        self.shared.report.as_ref()
+    }
+
+    /// At most `limit` stored responses.
+    pub fn cache_entries(&self, limit: usize) -> Vec<CacheEntry> {
+        self.store().map(|store| CacheEntry::list(store, limit)).unwrap_or_default()
+    }
+
+    /// Removes what the pattern matches; says how many objects went.
+    pub fn purge(&self, pattern: &PurgePattern) -> u64 {
+        self.store().map_or(0, |store| pattern.purge(store))
+    }
+
+    /// The state of every upstream server.
+    pub fn upstream_status(&self) -> Vec<UpstreamStatus> {
+        self.shared.plan.borrow().groups().status()
+    }
+
+    /// Time since the start.
+    pub fn uptime(&self) -> Duration {
+        self.shared.started.elapsed()
+    }
+
+    /// Puts new routes, upstreams and limits in force. On an error the old ones stay.
+    pub fn reload(&self, settings: Settings) -> Result<(), StartError> {
+        let listeners: Vec<_> = settings.listeners.iter().map(|listener| listener.address).collect();
+        if listeners != self.shared.configured {
+            return Err(StartError::NeedsRestart("[[listen]]"));
+        }
+        if settings.cache != self.shared.cache_settings {
+            return Err(StartError::NeedsRestart("[cache]"));
+        }
+        if settings.workers.max(1) != self.shared.workers {
+            return Err(StartError::NeedsRestart("workers"));
+        }
+        let plan = Arc::new(Plan::new(&settings, self.shared.store.clone())?);
+        self.shared.plan.send_replace(plan);
+        Ok(())
+    }
+
+    /// Stops accepting, ends idle connections and lets requests in progress finish within the drain timeout.
+    pub fn drain(&self) {
+        self.shared.phase.send_replace(Phase::Draining);
+    }
+
+    /// Blocks until every data core has ended, then writes out what is left of log and cache.
+    pub fn wait(&self) {
+        let threads = std::mem::take(&mut *lock(&self.shared.threads));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a data core ended with a panic");
+            }
+        }
+        drop(lock(&self.shared.background).take());
+        if let Some(store) = &self.shared.store
+            && let Err(error) = store.sync()
+        {
+            tracing::warn!(%error, "the cache could not be written to disk");
+        }
+    }
+}
+
+/// A poisoned lock means that a thread panicked while it held one of these plain lists, which stay valid.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open_store(cache: &Cache) -> Result<(Option<Arc<Store>>, Option<OpenReport>), StartError> {
+    if cache.memory_bytes == 0 {
+        return Ok((None, None));
+    }
+    let max_object_bytes =
+        if cache.max_object_bytes == 0 { cache.memory_bytes / 8 } else { cache.max_object_bytes };
+    let config =
+        tidegate_store::Config { budget_bytes: cache.memory_bytes, path: cache.path.clone(), max_object_bytes };
+    let (store, report) = Store::open(config)?;
+    Ok((Some(Arc::new(store)), Some(report)))
+}
+
+/// One set of listening sockets per core; the kernel spreads connections over the sets (SO_REUSEPORT).
+fn bind_all(settings: &Settings, workers: usize) -> Result<Vec<Vec<(Socket, SocketAddr)>>, StartError> {
+    let mut sets: Vec<Vec<(Socket, SocketAddr)>> = (0..workers).map(|_| Vec::new()).collect();
+    for listener in &settings.listeners {
+        let failed = |source| StartError::Listen { address: listener.address, source };
+        // Another server's SO_REUSEPORT socket would let ours bind beside it, and each would get a share of the
+        // clients: an exclusive bind first finds that out.
+        drop(bind(listener.address, false).map_err(failed)?);
+        let mut address = listener.address;
+        for set in &mut sets {
+            let socket = bind(address, true).map_err(failed)?;
+            socket.listen(LISTEN_BACKLOG).map_err(failed)?;
+            address = socket.local_addr().ok().and_then(|address| address.as_socket()).unwrap_or(address);
+            set.push((socket, address));
+        }
+    }
+    Ok(sets)
+}
+
+fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if shared {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified())?;
+    }
+    // Accepted sockets inherit this, which saves a system call for each.
+    socket.set_tcp_nodelay(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}

@@ -1,0 +1,273 @@
+//! What the cache keeps beside a response's bytes, and the keys under which it keeps it.
+//!
+//! A response is stored under its URL. When it varies (RFC 9111 §4.1), the URL's entry names the request fields that
+//! matter, and the response lies under the URL, a generation and those fields' values. A new generation makes every
+//! variant of the older ones unreachable, so that an invalidation of the URL reaches all of them.
+
+use std::str::FromStr;
+
+use tidegate_http::cache::Policy;
+use tidegate_http::{Normalized, cache::vary};
+use tidegate_store::{ObjectInfo, Store, Visit};
+
+const RESPONSE: u8 = 0;
+const VARIANTS: u8 = 1;
+const FILE: u8 = 2;
+
+/// Separates a URL from what distinguishes its variants; cannot occur in a URL.
+pub(crate) const KEY_SEPARATOR: u8 = 0;
+
+/// What is stored with an object.
+pub(crate) enum Entry<'a> {
+    Response(ResponseEntry<'a>),
+    /// The fields that select a variant, comma-separated, and the generation of the variants.
+    Variants {
+        generation: u64,
+        names: &'a [u8],
+    },
+}
+
+/// What is stored with a response.
+#[derive(Clone, Copy)]
+pub(crate) struct ResponseEntry<'a> {
+    pub status: u16,
+    pub is_file: bool,
+    pub policy: Policy,
+    /// Seconds since 1970.
+    pub last_modified_s: Option<u64>,
+    pub etag: Option<&'a [u8]>,
+    /// Cache tags, separated by spaces or commas.
+    pub tags: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// Reads what [`ResponseEntry::encode`] or [`encode_variants`] wrote; `None` if it is anything else.
+    #[inline]
+    pub(crate) fn decode(meta: &'a [u8]) -> Option<Self> {
+        let (&kind, meta) = meta.split_first()?;
+        if kind == VARIANTS {
+            let (generation, names) = meta.split_first_chunk::<8>()?;
+            return Some(Self::Variants { generation: u64::from_le_bytes(*generation), names });
+        }
+        let (status, meta) = meta.split_first_chunk::<2>()?;
+        let (last_modified, meta) = meta.split_first_chunk::<8>()?;
+        let (policy, meta) = meta.split_first_chunk::<{ Policy::ENCODED_BYTES }>()?;
+        let (etag_length, meta) = meta.split_first_chunk::<2>()?;
+        let (etag, tags) = meta.split_at_checked(usize::from(u16::from_le_bytes(*etag_length)))?;
+        Some(Self::Response(ResponseEntry {
+            status: u16::from_le_bytes(*status),
+            is_file: kind == FILE,
+            policy: Policy::from_bytes(policy)?,
+            last_modified_s: Some(u64::from_le_bytes(*last_modified)).filter(|seconds| *seconds != u64::MAX),
+            etag: Some(etag).filter(|etag| !etag.is_empty()),
+            tags,
+        }))
+    }
+}
+
+impl ResponseEntry<'_> {
+    /// The form in which an object carries it.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let etag = self.etag.filter(|etag| etag.len() <= usize::from(u16::MAX)).unwrap_or(b"");
+        out.push(if self.is_file { FILE } else { RESPONSE });
+        out.extend_from_slice(&self.status.to_le_bytes());
+        out.extend_from_slice(&self.last_modified_s.unwrap_or(u64::MAX).to_le_bytes());
+        out.extend_from_slice(&self.policy.to_bytes());
+        out.extend_from_slice(&(etag.len() as u16).to_le_bytes());
+        out.extend_from_slice(etag);
+        out.extend_from_slice(self.tags);
+    }
+}
+
+/// The entry of a URL whose responses vary.
+pub(crate) fn encode_variants(generation: u64, names: &[u8], out: &mut Vec<u8>) {
+    out.push(VARIANTS);
+    out.extend_from_slice(&generation.to_le_bytes());
+    out.extend_from_slice(names);
+}
+
+/// Writes the key of a URL.
+#[inline]
+pub(crate) fn write_url_key(normalized: &Normalized<'_>, out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(b"http://");
+    out.extend_from_slice(normalized.authority);
+    out.extend_from_slice(normalized.path);
+    if let Some(query) = normalized.query {
+        out.push(b'?');
+        out.extend_from_slice(query);
+    }
+}
+
+/// Turns a URL's key into that of the variant that these request fields select.
+pub(crate) fn append_variant(
+    generation: u64,
+    names: &[u8],
+    fields: tidegate_http::Fields<'_>,
+    key: &mut Vec<u8>,
+) {
+    key.push(KEY_SEPARATOR);
+    key.extend_from_slice(&generation.to_le_bytes());
+    vary::write_secondary_key(names, &fields, key);
+}
+
+/// Whether `tag` is among `tags`.
+fn has_tag(tags: &[u8], tag: &[u8]) -> bool {
+    tags.split(|byte| matches!(byte, b' ' | b',' | b'\t')).any(|known| known == tag)
+}
+
+fn url_of(key: &[u8]) -> &[u8] {
+    key.split(|byte| *byte == KEY_SEPARATOR).next().unwrap_or(b"")
+}
+
+/// A stored response as `tidegate cache list` shows it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CacheEntry {
+    /// The normalized URL, or `file:` and the path for a static file.
+    pub url: String,
+    /// The status code.
+    pub status: u16,
+    /// Bytes of the body.
+    pub size_bytes: u64,
+    /// RFC 9111 §4.2.3, in seconds.
+    pub age_s: u64,
+    /// Seconds of freshness left; negative when stale.
+    pub ttl_s: i64,
+    /// Cache tags, separated by spaces or commas.
+    pub tags: String,
+}
+
+impl CacheEntry {
+    /// At most `limit` stored responses.
+    pub(crate) fn list(store: &Store, limit: usize) -> Vec<Self> {
+        let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs());
+        let mut entries = Vec::new();
+        store.for_each(|key, info: &ObjectInfo<'_>| {
+            if entries.len() >= limit {
+                return Visit::Stop;
+            }
+            if let Some(Entry::Response(entry)) = Entry::decode(info.meta) {
+                entries.push(Self {
+                    url: String::from_utf8_lossy(url_of(key)).into_owned(),
+                    status: entry.status,
+                    size_bytes: info.body_length,
+                    age_s: entry.policy.age_s(now_s),
+                    ttl_s: entry.policy.ttl_s(now_s),
+                    tags: String::from_utf8_lossy(entry.tags).into_owned(),
+                });
+            }
+            Visit::Keep
+        });
+        entries
+    }
+}
+
+/// What a purge removes.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum PurgePattern {
+    /// Everything.
+    All,
+    /// The URL with all its variants.
+    Url(String),
+    /// Every URL that begins like this.
+    Prefix(String),
+    /// Every response that carries this tag.
+    Tag(String),
+}
+
+/// Why a text is not a purge pattern.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("expected http://HOST/PATH, http://HOST/PATH*, /PATH, /PATH*, tag:NAME or *")]
+pub struct PurgePatternError;
+
+impl FromStr for PurgePattern {
+    type Err = PurgePatternError;
+
+    fn from_str(text: &str) -> Result<Self, PurgePatternError> {
+        if text == "*" {
+            return Ok(Self::All);
+        }
+        if let Some(tag) = text.strip_prefix("tag:") {
+            return if tag.is_empty() { Err(PurgePatternError) } else { Ok(Self::Tag(tag.into())) };
+        }
+        if !text.starts_with("http://") && !text.starts_with('/') {
+            return Err(PurgePatternError);
+        }
+        Ok(match text.strip_suffix('*') {
+            Some(prefix) => Self::Prefix(prefix.into()),
+            None => Self::Url(text.into()),
+        })
+    }
+}
+
+impl PurgePattern {
+    /// Removes what matches; says how many responses went.
+    pub(crate) fn purge(&self, store: &Store) -> u64 {
+        let mut removed = 0;
+        store.for_each(|key, info: &ObjectInfo<'_>| {
+            if !self.matches(key, info.meta) {
+                return Visit::Keep;
+            }
+            removed += u64::from(matches!(Entry::decode(info.meta), Some(Entry::Response(_))));
+            Visit::Remove
+        });
+        removed
+    }
+
+    fn matches(&self, key: &[u8], meta: &[u8]) -> bool {
+        // A pattern without a host means that path on every host.
+        let comparable = |pattern: &str| {
+            let url = url_of(key);
+            if pattern.starts_with('/') { path_of(url).to_vec() } else { url.to_vec() }
+        };
+        match self {
+            Self::All => true,
+            Self::Url(url) => comparable(url) == url.as_bytes(),
+            Self::Prefix(prefix) => comparable(prefix).starts_with(prefix.as_bytes()),
+            Self::Tag(tag) => {
+                matches!(Entry::decode(meta), Some(Entry::Response(entry)) if has_tag(entry.tags, tag.as_bytes()))
+            }
+        }
+    }
+}
+
+/// The path and query of a key's URL.
+fn path_of(url: &[u8]) -> &[u8] {
+    let after_scheme = url.strip_prefix(b"http://").unwrap_or(url);
+    let start = after_scheme.iter().position(|byte| *byte == b'/').unwrap_or(after_scheme.len());
+    after_scheme.get(start..).unwrap_or(b"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_read() {
+        assert_eq!("*".parse(), Ok(PurgePattern::All));
+        assert_eq!("tag:news".parse(), Ok(PurgePattern::Tag("news".into())));
+        assert_eq!("http://a/b".parse(), Ok(PurgePattern::Url("http://a/b".into())));
+        assert_eq!("/b/*".parse(), Ok(PurgePattern::Prefix("/b/".into())));
+        for wrong in ["", "tag:", "news", "ftp://a/"] {
+            assert_eq!(wrong.parse::<PurgePattern>(), Err(PurgePatternError), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn patterns_match_urls_and_their_variants() {
+        let matches = |pattern: &str, key: &[u8]| pattern.parse::<PurgePattern>().unwrap().matches(key, b"");
+        assert!(matches("http://a/b", b"http://a/b"));
+        assert!(matches("http://a/b", b"http://a/b\0variant"));
+        assert!(!matches("http://a/b", b"http://a/bc"));
+        assert!(matches("http://a/b*", b"http://a/bc"));
+        assert!(matches("/b?q=1", b"http://any.example:81/b?q=1"));
+        assert!(!matches("/b", b"http://b/c"));
+    }
+
+    #[test]
+    fn damaged_entries_are_no_entries() {
+        for meta in [&b""[..], &[RESPONSE], &[RESPONSE, 0, 0, 1], &[VARIANTS, 1], &[9; 200]] {
+            assert!(Entry::decode(meta).is_none(), "{meta:?}");
+        }
+    }
+}

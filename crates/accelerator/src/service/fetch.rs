@@ -1,0 +1,400 @@
+//! Answers that take an upstream: misses, validations, and what is never cached.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidegate_http::cache::conditional::validators_match;
+use tidegate_http::cache::{self, Policy, RequestDirectives};
+use tidegate_http::{
+    BodyFraming, FieldId, ForwardContext, HeadLimits, Method, Normalized, Progress, RequestHead, RequestParser,
+    ResponseHead, ResponseParser, normalize, write_upstream_request,
+};
+use tidegate_store::{Object, Store};
+
+use crate::data_core::DataCore;
+use crate::service::entries::{Entry, write_url_key};
+use crate::service::files;
+use crate::service::fill::{self, CacheStatus, Storing, Streamed};
+use crate::service::flights::{self, Join, Leader, Outcome};
+use crate::service::lookup::{Found, Hit, find, hit};
+use crate::service::plan::{Destination, Plan};
+use crate::upstream::{EmptyBody, OutgoingRequest, RequestBody, Response, UpstreamError};
+
+/// Times a request looks into the cache again after another one's answer came.
+const FOLLOW_ATTEMPTS: usize = 3;
+/// How long a request waits for another one's answer before it asks for itself.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The fields by which a client asks for something other than the whole; a fetch for the cache leaves them out.
+const CLIENT_CONDITIONS: [FieldId; 4] =
+    [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::Range, FieldId::IfRange];
+
+/// What answers a request.
+pub(crate) enum Answer {
+    /// A stored response.
+    Stored(Hit),
+    /// A response on its way from an upstream.
+    Streamed(Box<Streamed>),
+    /// A file that is too large for the cache.
+    File(files::OpenFile),
+    /// An error or a redirect made here; `fields` are further field lines.
+    Local { status: u16, fields: Vec<u8> },
+}
+
+impl Answer {
+    pub(crate) fn status(status: u16) -> Self {
+        Self::Local { status, fields: Vec::new() }
+    }
+}
+
+/// A request and where it came from.
+#[derive(Clone, Copy)]
+pub(crate) struct Incoming<'a> {
+    pub head: &'a RequestHead<'a>,
+    pub normalized: &'a Normalized<'a>,
+    /// The head's bytes, from which a background validation reads the request again.
+    pub buffer: &'a [u8],
+    pub client: IpAddr,
+}
+
+/// Answers a request that the cache alone could not.
+pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
+    let plan = core.plan();
+    match plan.route(incoming.normalized.authority, incoming.normalized.path) {
+        None => Answer::status(404),
+        Some(Destination::Root(index)) => files::answer(core, &plan, index, incoming.head, incoming.normalized).await,
+        Some(Destination::Upstream(group)) => {
+            let fetch = Fetch { core, plan: &plan, group, incoming };
+            fetch.answer(body).await
+        }
+    }
+}
+
+/// One request to one upstream group.
+struct Fetch<'a> {
+    core: &'a Rc<DataCore>,
+    plan: &'a Plan,
+    group: usize,
+    incoming: Incoming<'a>,
+}
+
+impl Fetch<'_> {
+    async fn answer<B: RequestBody>(&self, body: B) -> Answer {
+        let head = self.incoming.head;
+        let mut url_key = Vec::new();
+        write_url_key(self.incoming.normalized, &mut url_key);
+        let cacheable = matches!(head.method, Method::Get | Method::Head)
+            && head.framing == BodyFraming::None
+            && !head.upgrade;
+        match &self.core.store {
+            Some(store) if cacheable => self.from_cache_or_upstream(store, &url_key, body).await,
+            store => {
+                self.core.metrics.cache_passed_total.add(1);
+                let answer = self.pass(body, "method").await;
+                if let (Some(store), Answer::Streamed(streamed)) = (store, &answer) {
+                    self.invalidate(store, &url_key, &streamed.response.head());
+                }
+                answer
+            }
+        }
+    }
+
+    /// RFC 9111 §4.4: what an unsafe request has changed must not be served as it was.
+    fn invalidate(&self, store: &Store, url_key: &[u8], response: &ResponseHead<'_>) {
+        cache::invalidation::targets(self.incoming.head, self.incoming.normalized, response, |key| {
+            fill::invalidate(store, key.unwrap_or(url_key));
+        });
+    }
+
+    async fn from_cache_or_upstream<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
+        let head = self.incoming.head;
+        for _ in 0..FOLLOW_ATTEMPTS {
+            let mut key = url_key.to_vec();
+            let stale = match find(store, head, &mut key, self.core.clock.unix_s()) {
+                Found::Usable { hit, refresh } => {
+                    if refresh {
+                        self.refresh_in_background(url_key, hit.object.clone());
+                    }
+                    return self.stored(hit);
+                }
+                Found::Stale(object) => Some(object),
+                Found::Nothing => None,
+            };
+            if RequestDirectives::parse(&head.fields).only_if_cached {
+                return Answer::status(504);
+            }
+            let reason = if stale.is_some() { "stale" } else { "uri-miss" };
+            if !self.may_fill() {
+                return self.pass(body, reason).await;
+            }
+            match self.core.flights.join(&key) {
+                Join::Lead(leader) => {
+                    return self.fetch(store, url_key, stale, Some(leader), reason, body).await;
+                }
+                Join::Follow(receiver) => {
+                    self.core.metrics.cache_collapsed_total.add(1);
+                    match tokio::time::timeout(FOLLOW_TIMEOUT, flights::outcome(receiver)).await {
+                        Ok(Outcome::Stored | Outcome::Abandoned) => {}
+                        Ok(Outcome::NotShared) | Err(_) => break,
+                    }
+                }
+            }
+        }
+        self.fetch(store, url_key, None, None, "miss", body).await
+    }
+
+    /// Whether the upstream's answer to this request, asked for as a whole, may be stored.
+    fn may_fill(&self) -> bool {
+        let fields = &self.incoming.head.fields;
+        let asks_for_part = [FieldId::Range, FieldId::IfMatch, FieldId::IfUnmodifiedSince];
+        self.incoming.head.method == Method::Get && !asks_for_part.iter().any(|id| fields.has(*id))
+    }
+
+    fn stored(&self, hit: Hit) -> Answer {
+        let metrics = &self.core.metrics;
+        if hit.stale { metrics.cache_stale_total.add(1) } else { metrics.cache_hits_total.add(1) }
+        Answer::Stored(hit)
+    }
+
+    /// Asks the upstream for the whole response, or whether the stored one still holds, and stores what comes.
+    async fn fetch<B: RequestBody>(
+        &self,
+        store: &Store,
+        url_key: &[u8],
+        stale: Option<Object>,
+        leader: Option<Leader>,
+        reason: &'static str,
+        body: B,
+    ) -> Answer {
+        self.core.metrics.cache_misses_total.add(1);
+        let request_time_s = self.core.clock.unix_s();
+        let validators = stale.as_ref().map(Validators::of).unwrap_or_default();
+        let sent = self.send(&CLIENT_CONDITIONS, &validators.fields(), BodyFraming::None, body).await;
+        let response = match (sent, &stale) {
+            (Ok(response), Some(stale)) if response.head().status == 304 => {
+                let storing = self.storing(store, url_key, request_time_s);
+                return match freshen(&storing, stale, &response.head()) {
+                    Some(object) => {
+                        self.core.metrics.cache_revalidated_total.add(1);
+                        if let Some(leader) = leader {
+                            leader.finish(Outcome::Stored);
+                        }
+                        self.hit_of(object, false)
+                    }
+                    // Something replaced the stored response meanwhile; what it says still holds for this request.
+                    None => self.hit_of(stale.clone(), true),
+                };
+            }
+            (Ok(response), Some(stale)) if response.head().status >= 500 && self.may_serve_stale(stale) => {
+                return self.hit_of(stale.clone(), true);
+            }
+            (Ok(response), _) => response,
+            (Err(error), Some(stale)) if !error.is_clients_fault() && self.may_serve_stale(stale) => {
+                tracing::debug!(%error, "a stale response is served");
+                return self.hit_of(stale.clone(), true);
+            }
+            (Err(error), _) => return self.failed(error),
+        };
+        let cache_status = self.cache_status(reason, &response);
+        let head = self.client_head(&response);
+        let storing = self.storing(store, url_key, request_time_s);
+        let streamed = storing.begin(response, head, cache_status, leader);
+        self.as_asked(streamed).await
+    }
+
+    /// A client that holds a copy gets its condition evaluated on the new response, which is stored first.
+    async fn as_asked(&self, streamed: Streamed) -> Answer {
+        let conditional = [FieldId::IfNoneMatch, FieldId::IfModifiedSince]
+            .iter()
+            .any(|id| self.incoming.head.fields.has(*id));
+        if !conditional || !streamed.is_stored() {
+            return Answer::Streamed(Box::new(streamed));
+        }
+        match streamed.into_object().await {
+            Some(object) => self.hit_of(object, false),
+            None => self.failed(UpstreamError::Incomplete),
+        }
+    }
+
+    fn storing<'s>(&'s self, store: &'s Store, url_key: &'s [u8], request_time_s: u64) -> Storing<'s> {
+        Storing { core: self.core, store, url_key, request: self.incoming.head, request_time_s }
+    }
+
+    fn hit_of(&self, object: Object, stale: bool) -> Answer {
+        match Entry::decode(object.meta()) {
+            Some(Entry::Response(entry)) => {
+                if stale {
+                    self.core.metrics.cache_stale_total.add(1);
+                }
+                Answer::Stored(hit(self.incoming.head, &object, &entry, self.core.clock.unix_s(), stale))
+            }
+            _ => Answer::status(502),
+        }
+    }
+
+    fn may_serve_stale(&self, object: &Object) -> bool {
+        let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
+        let directives = RequestDirectives::parse(&self.incoming.head.fields);
+        entry.policy.may_serve_stale_on_error(&directives, self.core.clock.unix_s())
+    }
+
+    /// Forwards the request as it is; nothing is stored.
+    async fn pass<B: RequestBody>(&self, body: B, reason: &'static str) -> Answer {
+        match self.send(&[], &[], self.incoming.head.framing, body).await {
+            Ok(response) => {
+                let cache_status = self.cache_status(reason, &response);
+                let head = self.client_head(&response);
+                Answer::Streamed(Box::new(Streamed::passing(response, head, cache_status)))
+            }
+            Err(error) => self.failed(error),
+        }
+    }
+
+    fn cache_status(&self, reason: &'static str, response: &Response) -> CacheStatus {
+        let upstream_status = response.head().status;
+        CacheStatus { forwarded: reason, upstream_status, stored: false, collapsed: false }
+    }
+
+    fn client_head(&self, response: &Response) -> Vec<u8> {
+        let mut head = Vec::with_capacity(512);
+        fill::write_client_head(&response.head(), &self.plan.pseudonym, &self.core.clock.date(), &mut head);
+        head
+    }
+
+    fn failed(&self, error: UpstreamError) -> Answer {
+        if !error.is_clients_fault() {
+            self.core.metrics.upstream_errors_total.add(1);
+            tracing::warn!(%error, target = %String::from_utf8_lossy(self.incoming.head.target), "no answer from the upstream");
+        }
+        Answer::status(error.status())
+    }
+
+    async fn send<B: RequestBody>(
+        &self,
+        removed: &[FieldId],
+        added: &[(&[u8], &[u8])],
+        framing: BodyFraming,
+        body: B,
+    ) -> Result<Response, UpstreamError> {
+        let head = self.incoming.head;
+        let context = ForwardContext {
+            client: self.incoming.client,
+            scheme: "http",
+            via_pseudonym: &self.plan.pseudonym,
+            trusted_client: self.plan.is_trusted(self.incoming.client),
+            keep_upgrade: head.upgrade,
+            framing,
+            removed,
+            added,
+        };
+        let mut bytes = Vec::with_capacity(1024);
+        write_upstream_request(head, self.incoming.normalized, &context, &mut bytes);
+        let request = OutgoingRequest {
+            head: &bytes,
+            method: head.method,
+            framing,
+            hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),
+            hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
+            upgrade: head.upgrade,
+        };
+        self.core.pools().send(self.group, request, body).await
+    }
+
+    /// RFC 5861 §3: the client has its answer; the validation goes on without it.
+    fn refresh_in_background(&self, url_key: &[u8], stale: Object) {
+        let Join::Lead(leader) = self.core.flights.join(stale.key()) else { return };
+        let core = Rc::clone(self.core);
+        let (buffer, client, group) = (self.incoming.buffer.to_vec(), self.incoming.client, self.group);
+        let url_key = url_key.to_vec();
+        tokio::task::spawn_local(async move {
+            refresh(&core, &buffer, client, group, &url_key, stale, leader).await;
+        });
+    }
+}
+
+/// Validates a stored response; the request is read again from its bytes. Boxed because the answer to a request may
+/// start a refresh, which is an answer to a request.
+fn refresh<'r>(
+    core: &'r Rc<DataCore>,
+    buffer: &'r [u8],
+    client: IpAddr,
+    group: usize,
+    url_key: &'r [u8],
+    stale: Object,
+    leader: Leader,
+) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'r>> {
+    Box::pin(async move {
+        let plan = core.plan();
+        let mut parser = RequestParser::new(plan.limits.head);
+        let Ok(Progress::Complete { .. }) = parser.parse(buffer) else { return };
+        let head = parser.head(buffer);
+        let mut scratch = Vec::new();
+        let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
+        let incoming = Incoming { head: &head, normalized: &normalized, buffer, client };
+        let Some(store) = &core.store else { return };
+        let fetch = Fetch { core, plan: &plan, group, incoming };
+        let answer = fetch.fetch(store, url_key, Some(stale), Some(leader), "stale", EmptyBody).await;
+        if let Answer::Streamed(streamed) = answer {
+            streamed.into_object().await;
+        }
+    })
+}
+
+/// What a stored response can be recognized by.
+#[derive(Default)]
+struct Validators {
+    etag: Option<Vec<u8>>,
+    last_modified: Option<[u8; 29]>,
+}
+
+impl Validators {
+    fn of(object: &Object) -> Self {
+        match Entry::decode(object.meta()) {
+            Some(Entry::Response(entry)) => Self {
+                etag: entry.etag.map(<[u8]>::to_vec),
+                last_modified: entry.last_modified_s.map(tidegate_http::date::format),
+            },
+            _ => Self::default(),
+        }
+    }
+
+    fn fields(&self) -> Vec<(&[u8], &[u8])> {
+        let mut fields: Vec<(&[u8], &[u8])> = Vec::with_capacity(2);
+        if let Some(etag) = &self.etag {
+            fields.push((b"If-None-Match", etag));
+        }
+        if let Some(date) = &self.last_modified {
+            fields.push((b"If-Modified-Since", date));
+        }
+        fields
+    }
+}
+
+/// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when
+/// the stored one was replaced meanwhile.
+fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_>) -> Option<Object> {
+    let Some(Entry::Response(entry)) = Entry::decode(stale.meta()) else { return None };
+    if !validators_match(&not_modified.fields, entry.etag, entry.last_modified_s) {
+        storing.store.remove(stale.key());
+        return None;
+    }
+    let mut stored = stale.head().to_vec();
+    stored.extend_from_slice(b"\r\n");
+    let mut parser = ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
+    parser.reset(Method::Get);
+    let Ok(Progress::Complete { .. }) = parser.parse(&stored) else { return None };
+    let mut head = Vec::with_capacity(stored.len() + 64);
+    fill::write_status_line(&parser.head(&stored), &mut head);
+    cache::update::merge(&parser.head(&stored).fields, &not_modified.fields, &mut head);
+    let mut merged = head.clone();
+    merged.extend_from_slice(b"\r\n");
+    parser.reset(Method::Get);
+    let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
+    let response = parser.head(&merged);
+    let now_s = storing.core.clock.unix_s();
+    let policy = Policy::new(storing.request, &response, storing.request_time_s, now_s).ok()?;
+    let meta = fill::response_meta(&response, policy);
+    storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
+}

@@ -1,0 +1,362 @@
+//! Files below a root directory, kept in the cache like any response and dropped from it when they change.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tidegate_http::cache::Policy;
+use tidegate_http::{FieldId, Method, Normalized, RequestHead, date};
+use tidegate_store::{Object, Store, Visit};
+
+use crate::data_core::DataCore;
+use crate::service::entries::{Entry, KEY_SEPARATOR, ResponseEntry};
+use crate::service::fetch::Answer;
+use crate::service::lookup::{Form, form_of, hit};
+use crate::service::plan::{Plan, PlanError};
+use crate::static_files::{self, StaticError, StaticFile, StaticRoot, Watcher};
+
+/// The content codings that have precompressed siblings, in the order of preference; bit `n` of a mask is entry `n`.
+const CODINGS: [(&str, &str); 3] = [("br", ".br"), ("zstd", ".zst"), ("gzip", ".gz")];
+const MASKS: u8 = 1 << CODINGS.len();
+
+/// A root directory.
+pub(crate) struct Root {
+    root: StaticRoot,
+    path: PathBuf,
+    changes: Changes,
+}
+
+/// What the watcher and the readers of one root share.
+struct Changes {
+    /// Grows with every change; an object read meanwhile may be old and is dropped again.
+    count: Arc<AtomicU64>,
+    stop_preload: Arc<AtomicBool>,
+    _watcher: Option<Watcher>,
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        self.stop_preload.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A file that is sent from its descriptor because it is too large for the cache.
+pub(crate) struct OpenFile {
+    pub file: File,
+    pub length: u64,
+    pub form: Form,
+    /// Status line of a 200 and field lines.
+    pub head: Vec<u8>,
+}
+
+impl Root {
+    /// Opens the directories, drops what the cache still holds of them, watches them and fills the cache from them.
+    pub(crate) fn open_all(paths: &[PathBuf], store: Option<Arc<Store>>) -> Result<Vec<Arc<Self>>, PlanError> {
+        if let Some(store) = &store {
+            // Files may have changed while nobody watched.
+            store.for_each(|_, info| match Entry::decode(info.meta) {
+                Some(Entry::Response(entry)) if entry.is_file => Visit::Remove,
+                _ => Visit::Keep,
+            });
+        }
+        paths
+            .iter()
+            .map(|path| {
+                Self::open(path, store.clone()).map(Arc::new).map_err(|source| PlanError::Root { path: path.clone(), source })
+            })
+            .collect()
+    }
+
+    fn open(path: &Path, store: Option<Arc<Store>>) -> io::Result<Self> {
+        let path = path.canonicalize()?;
+        let root = StaticRoot::open(&path)?;
+        let count = Arc::new(AtomicU64::new(0));
+        let stop_preload = Arc::new(AtomicBool::new(false));
+        let mut watcher = None;
+        if let Some(store) = store {
+            let (watched, changes, base) = (Arc::clone(&store), Arc::clone(&count), path.clone());
+            watcher = Watcher::spawn(vec![(0, path.clone())], move |_, relative| {
+                changes.fetch_add(1, Ordering::SeqCst);
+                forget(&watched, &base, relative);
+            })
+            .inspect_err(|error| tracing::warn!(%error, root = %path.display(), "files are not watched, so they are not cached"))
+            .ok();
+            if watcher.is_some() {
+                preload(&path, store, Arc::clone(&count), Arc::clone(&stop_preload));
+            }
+        }
+        Ok(Self { root, path, changes: Changes { count, stop_preload, _watcher: watcher } })
+    }
+
+    fn is_watched(&self) -> bool {
+        self.changes._watcher.is_some()
+    }
+}
+
+/// Fills the cache from a root on a thread of its own; requests are answered meanwhile.
+fn preload(path: &Path, store: Arc<Store>, count: Arc<AtomicU64>, stop: Arc<AtomicBool>) {
+    let path = path.to_path_buf();
+    let thread = std::thread::Builder::new().name("preload".into()).spawn(move || {
+        let Ok(root) = StaticRoot::open(&path) else { return };
+        let result = static_files::preload(&root, |relative, file| {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let mut key = file_key(&path, relative.as_os_str().as_bytes());
+            key.push(0);
+            let before = count.load(Ordering::SeqCst);
+            store_file(&store, &key, file, || count.load(Ordering::SeqCst) == before);
+        });
+        if let Err(error) = result {
+            tracing::warn!(%error, root = %path.display(), "not all files could be loaded in advance");
+        }
+    });
+    if let Err(error) = thread {
+        tracing::warn!(%error, "files are not loaded in advance");
+    }
+}
+
+/// `file:`, the root, `/`, the path below it, and the separator before the codings.
+fn file_key(root: &Path, relative: &[u8]) -> Vec<u8> {
+    let mut key = b"file:".to_vec();
+    key.extend_from_slice(root.as_os_str().as_bytes());
+    key.push(b'/');
+    key.extend_from_slice(relative);
+    key.push(KEY_SEPARATOR);
+    key
+}
+
+/// Drops every answer that a changed file may have been part of.
+fn forget(store: &Store, root: &Path, relative: &Path) {
+    let relative = relative.as_os_str().as_bytes();
+    if relative.is_empty() {
+        let prefix = file_key(root, b"");
+        let prefix = &prefix[..prefix.len() - 1];
+        store.for_each(|key, _| if key.starts_with(prefix) { Visit::Remove } else { Visit::Keep });
+        return;
+    }
+    let original = CODINGS.iter().find_map(|(_, suffix)| relative.strip_suffix(suffix.as_bytes()));
+    for name in [Some(relative), original].into_iter().flatten() {
+        let directory = name.strip_suffix(b"index.html").filter(|rest| rest.is_empty() || rest.ends_with(b"/"));
+        for path in [Some(name), directory].into_iter().flatten() {
+            let mut key = file_key(root, path);
+            for mask in 0..MASKS {
+                key.push(mask);
+                store.remove(&key);
+                key.pop();
+            }
+        }
+    }
+}
+
+/// Writes the key of the file that a request asks for.
+pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normalized<'_>, key: &mut Vec<u8>) {
+    key.clear();
+    key.extend_from_slice(b"file:");
+    key.extend_from_slice(root.path.as_os_str().as_bytes());
+    percent_decode(normalized.path, key);
+    key.push(KEY_SEPARATOR);
+    key.push(accepted_codings(head));
+}
+
+/// RFC 3986 §2.1; the normalizer has refused what is not well formed.
+fn percent_decode(path: &[u8], out: &mut Vec<u8>) {
+    let mut rest = path;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
+        out.extend_from_slice(&rest[..at]);
+        let digits = rest.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &rest[at + 3..];
+            }
+            None => {
+                out.push(b'%');
+                rest = &rest[at + 1..];
+            }
+        }
+    }
+    out.extend_from_slice(rest);
+}
+
+/// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask.
+fn accepted_codings(head: &RequestHead<'_>) -> u8 {
+    let mut mask = 0;
+    let members = head.fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
+    for member in members {
+        let mut parts = member.split(|byte| *byte == b';');
+        let name = parts.next().unwrap_or(b"").trim_ascii();
+        let refused = parts.any(|parameter| {
+            let parameter = parameter.trim_ascii();
+            parameter.strip_prefix(b"q=").or(parameter.strip_prefix(b"Q=")).is_some_and(|quality| {
+                quality.iter().all(|byte| matches!(byte, b'0' | b'.'))
+            })
+        });
+        if let Some(bit) = CODINGS.iter().position(|(coding, _)| name.eq_ignore_ascii_case(coding.as_bytes())) {
+            mask = if refused { mask & !(1 << bit) } else { mask | 1 << bit };
+        }
+    }
+    mask
+}
+
+fn accept_encoding(mask: u8) -> String {
+    let accepted = CODINGS.iter().enumerate().filter(|(bit, _)| mask & (1 << bit) != 0);
+    accepted.map(|(_, (coding, _))| *coding).collect::<Vec<_>>().join(", ")
+}
+
+/// Answers a request for a file that is not in the cache.
+pub(crate) async fn answer(
+    core: &DataCore,
+    plan: &Plan,
+    index: usize,
+    head: &RequestHead<'_>,
+    normalized: &Normalized<'_>,
+) -> Answer {
+    let Some(root) = plan.roots.get(index) else { return Answer::status(404) };
+    if !matches!(head.method, Method::Get | Method::Head) {
+        return Answer::Local { status: 405, fields: b"Allow: GET, HEAD\r\n".to_vec() };
+    }
+    let mut key = Vec::new();
+    write_key(root, head, normalized, &mut key);
+    core.metrics.cache_misses_total.add(1);
+    let (root, store) = (Arc::clone(root), core.store.clone());
+    let (path, mask) = (normalized.path.to_vec(), accepted_codings(head));
+    let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
+    match loaded {
+        Ok(Loaded::Stored(object)) => match Entry::decode(object.meta()) {
+            Some(Entry::Response(entry)) => Answer::Stored(hit(head, &object, &entry, core.clock.unix_s(), false)),
+            _ => Answer::status(500),
+        },
+        Ok(Loaded::Open(file)) => {
+            let form = form_of(head, file.length, Some(file.etag.as_bytes()), Some(file.modified));
+            let head = file_head(&file);
+            Answer::File(OpenFile { file: file.file, length: file.length, form, head })
+        }
+        Ok(Loaded::Failed(error)) => failed(error, normalized),
+        Err(_) => Answer::status(500),
+    }
+}
+
+enum Loaded {
+    Stored(Object),
+    Open(StaticFile),
+    Failed(StaticError),
+}
+
+/// Finds the file and reads it into the cache if it fits. Runs on a helper thread.
+fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -> Loaded {
+    let before = root.changes.count.load(Ordering::SeqCst);
+    let accept = accept_encoding(mask);
+    let file = match root.root.lookup(path, Some(accept.as_bytes())) {
+        Ok(file) => file,
+        Err(error) => return Loaded::Failed(error),
+    };
+    let Some(store) = store.filter(|_| root.is_watched()) else { return Loaded::Open(file) };
+    match file.file.try_clone() {
+        Ok(handle) => {
+            let copy = StaticFile { file: handle, ..file };
+            let is_current = || root.changes.count.load(Ordering::SeqCst) == before;
+            match store_file(store, key, copy, is_current) {
+                Some(object) => Loaded::Stored(object),
+                None => match root.root.lookup(path, Some(accept.as_bytes())) {
+                    Ok(file) => Loaded::Open(file),
+                    Err(error) => Loaded::Failed(error),
+                },
+            }
+        }
+        Err(_) => Loaded::Open(file),
+    }
+}
+
+/// Reads a file into the cache; it stays there only if nothing changed meanwhile.
+fn store_file(store: &Store, key: &[u8], mut file: StaticFile, is_current: impl Fn() -> bool) -> Option<Object> {
+    let mut meta = Vec::with_capacity(128);
+    let entry = ResponseEntry {
+        status: 200,
+        is_file: true,
+        policy: Policy::default(),
+        last_modified_s: Some(file.modified),
+        etag: Some(file.etag.as_bytes()),
+        tags: b"",
+    };
+    entry.encode(&mut meta);
+    let head = file_head(&file);
+    if file.length > store.max_object_bytes() {
+        return None;
+    }
+    let mut writer = store.insert(key, &meta, &head).ok()?;
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        match file.file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => writer.write(&buffer[..length]).ok()?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    if writer.written() != file.length {
+        return None;
+    }
+    let object = writer.commit().ok()?;
+    if !is_current() {
+        store.remove(key);
+    }
+    Some(object)
+}
+
+fn file_head(file: &StaticFile) -> Vec<u8> {
+    use std::io::Write;
+    let mut head = Vec::with_capacity(256);
+    let _ = write!(head, "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ", file.content_type, file.etag);
+    head.extend_from_slice(&date::format(file.modified));
+    head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
+    if let Some(coding) = file.content_encoding {
+        let _ = write!(head, "Content-Encoding: {coding}\r\n");
+    }
+    if file.vary {
+        head.extend_from_slice(b"Vary: Accept-Encoding\r\n");
+    }
+    head
+}
+
+fn failed(error: StaticError, normalized: &Normalized<'_>) -> Answer {
+    match error {
+        StaticError::NeedsTrailingSlash => {
+            let mut fields = b"Location: ".to_vec();
+            fields.extend_from_slice(normalized.path);
+            fields.push(b'/');
+            if let Some(query) = normalized.query {
+                fields.push(b'?');
+                fields.extend_from_slice(query);
+            }
+            fields.extend_from_slice(b"\r\n");
+            Answer::Local { status: 301, fields }
+        }
+        StaticError::Io(error) => {
+            tracing::warn!(%error, "a file could not be read");
+            Answer::status(500)
+        }
+        _ => Answer::status(404),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_decoded_for_the_file_system() {
+        let mut out = Vec::new();
+        percent_decode(b"/a%20b/%C3%A4%zz%2", &mut out);
+        assert_eq!(out, b"/a b/\xc3\xa4%zz%2");
+    }
+
+    #[test]
+    fn a_mask_names_its_codings() {
+        assert_eq!(accept_encoding(0), "");
+        assert_eq!(accept_encoding(0b101), "br, gzip");
+    }
+}

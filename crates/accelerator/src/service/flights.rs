@@ -1,0 +1,116 @@
+//! Requests in progress for the same object: one asks the upstream, the others wait for its answer (RFC 9111 §4).
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use xxhash_rust::xxh3::xxh3_64;
+
+const SHARDS: usize = 16;
+
+/// How a leader's request ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Outcome {
+    /// The object is in the cache: look again.
+    Stored,
+    /// The answer is for the leader alone: ask the upstream yourself.
+    NotShared,
+    /// The leader went away before the answer was whole: somebody else may lead.
+    Abandoned,
+}
+
+/// All requests in progress that may end in the cache, over all data cores.
+#[derive(Default)]
+pub(crate) struct Flights {
+    shards: [Shard; SHARDS],
+}
+
+type Shard = Mutex<HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>>;
+
+/// What a request is to do.
+pub(crate) enum Join {
+    /// Ask the upstream, and tell the others.
+    Lead(Leader),
+    /// Wait for the leader.
+    Follow(watch::Receiver<Option<Outcome>>),
+}
+
+/// The right to fetch an object. Dropping it without [`Leader::finish`] tells the followers that it was abandoned.
+pub(crate) struct Leader {
+    flights: Arc<Flights>,
+    key: Box<[u8]>,
+    sender: watch::Sender<Option<Outcome>>,
+}
+
+impl Flights {
+    /// Joins the request in progress for `key`, or starts it.
+    pub(crate) fn join(self: &Arc<Self>, key: &[u8]) -> Join {
+        match self.shard(key).entry(key.into()) {
+            Entry::Occupied(entry) => Join::Follow(entry.get().clone()),
+            Entry::Vacant(entry) => {
+                let (sender, receiver) = watch::channel(None);
+                entry.insert(receiver);
+                Join::Lead(Leader { flights: Arc::clone(self), key: key.into(), sender })
+            }
+        }
+    }
+
+    fn shard(&self, key: &[u8]) -> MutexGuard<'_, HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>> {
+        let shard = &self.shards[xxh3_64(key) as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Leader {
+    /// Tells the followers how it ended.
+    pub(crate) fn finish(self, outcome: Outcome) {
+        self.end(outcome);
+    }
+
+    fn end(&self, outcome: Outcome) {
+        self.flights.shard(&self.key).remove(&self.key);
+        self.sender.send_replace(Some(outcome));
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        if self.sender.borrow().is_none() {
+            self.end(Outcome::Abandoned);
+        }
+    }
+}
+
+/// Waits for the leader's outcome.
+pub(crate) async fn outcome(mut receiver: watch::Receiver<Option<Outcome>>) -> Outcome {
+    match receiver.wait_for(Option::is_some).await {
+        Ok(outcome) => outcome.unwrap_or(Outcome::Abandoned),
+        Err(_) => Outcome::Abandoned,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn followers_learn_how_the_leader_ended() {
+        let flights = Arc::new(Flights::default());
+        let Join::Lead(leader) = flights.join(b"k") else { panic!("the first one leads") };
+        let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
+        assert!(matches!(flights.join(b"other"), Join::Lead(_)));
+        leader.finish(Outcome::Stored);
+        assert_eq!(outcome(follower).await, Outcome::Stored);
+        assert!(matches!(flights.join(b"k"), Join::Lead(_)), "a new flight starts once one has ended");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_leader_that_goes_away_abandons_its_flight() {
+        let flights = Arc::new(Flights::default());
+        let Join::Lead(leader) = flights.join(b"k") else { panic!("the first one leads") };
+        let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
+        drop(leader);
+        assert_eq!(outcome(follower).await, Outcome::Abandoned);
+    }
+}

@@ -1,0 +1,168 @@
+//! Finding a stored response that answers a request, without waiting.
+
+use tidegate_http::cache::conditional::{self, Precondition};
+use tidegate_http::cache::range::{self, RangeResult};
+use tidegate_http::cache::{RequestDirectives, Reuse};
+use tidegate_http::{FieldId, Method, Normalized, RequestHead};
+use tidegate_store::{Object, Store};
+
+use crate::data_core::DataCore;
+use crate::service::entries::{Entry, ResponseEntry, append_variant, write_url_key};
+use crate::service::files;
+use crate::service::plan::{Destination, Plan};
+
+/// Whether the cache answers.
+pub(crate) enum Lookup {
+    Hit(Hit),
+    /// The upstream has to be asked, or a file read.
+    Miss,
+}
+
+/// A stored response and the form in which this request gets it.
+pub(crate) struct Hit {
+    pub object: Object,
+    pub status: u16,
+    pub form: Form,
+    pub age_s: u64,
+    pub ttl_s: i64,
+    pub stale: bool,
+    pub is_file: bool,
+}
+
+/// What of a stored response is sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Form {
+    Whole,
+    /// Bytes `start..end` of the body (RFC 9110 §14).
+    Part {
+        start: u64,
+        end: u64,
+    },
+    NotModified,
+    PreconditionFailed,
+    Unsatisfiable,
+}
+
+/// What the cache holds for a request.
+pub(crate) enum Found {
+    /// May be sent; `refresh` asks for a validation in the background (RFC 5861 §3).
+    Usable { hit: Hit, refresh: bool },
+    /// Must be validated first.
+    Stale(Object),
+    Nothing,
+}
+
+/// Answers from the cache if a stored response is fresh enough for this request. Leaves the key in `key`.
+#[inline]
+pub(crate) fn lookup(
+    core: &DataCore,
+    plan: &Plan,
+    head: &RequestHead<'_>,
+    normalized: &Normalized<'_>,
+    key: &mut Vec<u8>,
+) -> Lookup {
+    let Some(store) = &core.store else { return Lookup::Miss };
+    match plan.route(normalized.authority, normalized.path) {
+        Some(Destination::Upstream(_)) => write_url_key(normalized, key),
+        Some(Destination::Root(index)) => match plan.roots.get(index) {
+            Some(root) => files::write_key(root, head, normalized, key),
+            None => return Lookup::Miss,
+        },
+        None => return Lookup::Miss,
+    }
+    match find(store, head, key, core.clock.unix_s()) {
+        Found::Usable { hit, refresh: false } => {
+            let counter = if hit.stale { &core.metrics.cache_stale_total } else { &core.metrics.cache_hits_total };
+            counter.add(1);
+            Lookup::Hit(hit)
+        }
+        _ => Lookup::Miss,
+    }
+}
+
+/// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants.
+pub(crate) fn find(store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>, now_s: u64) -> Found {
+    let Some(mut object) = store.get(key) else { return Found::Nothing };
+    if let Some(Entry::Variants { generation, names }) = Entry::decode(object.meta()) {
+        append_variant(generation, names, head.fields, key);
+        match store.get(key) {
+            Some(variant) => object = variant,
+            None => return Found::Nothing,
+        }
+    }
+    let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return Found::Nothing };
+    if entry.is_file {
+        return Found::Usable { hit: hit(head, &object, &entry, now_s, false), refresh: false };
+    }
+    let directives = RequestDirectives::parse(&head.fields);
+    let (stale, refresh) = match entry.policy.reuse(&directives, now_s) {
+        Reuse::Fresh { .. } => (false, false),
+        Reuse::StaleAllowed { .. } => (true, false),
+        Reuse::StaleWhileRevalidate { .. } => (true, true),
+        _ => return Found::Stale(object),
+    };
+    Found::Usable { hit: hit(head, &object, &entry, now_s, stale), refresh }
+}
+
+/// The form in which `head` gets a stored response: conditions first, then ranges (RFC 9110 §13.2.2).
+pub(crate) fn hit(
+    head: &RequestHead<'_>,
+    object: &Object,
+    entry: &ResponseEntry<'_>,
+    now_s: u64,
+    stale: bool,
+) -> Hit {
+    Hit {
+        object: object.clone(),
+        status: entry.status,
+        form: form(head, object.body_length(), entry),
+        age_s: entry.policy.age_s(now_s),
+        ttl_s: entry.policy.ttl_s(now_s),
+        stale,
+        is_file: entry.is_file,
+    }
+}
+
+/// The fields that ask for something other than the whole.
+const SELECTING: [FieldId; 5] = [
+    FieldId::IfMatch,
+    FieldId::IfNoneMatch,
+    FieldId::IfModifiedSince,
+    FieldId::IfUnmodifiedSince,
+    FieldId::Range,
+];
+
+#[inline]
+fn form(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>) -> Form {
+    // Conditions apply to what would be a success (RFC 9110 §13.2.1).
+    if entry.status != 200 || !SELECTING.iter().any(|id| head.fields.has(*id)) {
+        return Form::Whole;
+    }
+    form_of(head, length, entry.etag, entry.last_modified_s)
+}
+
+/// The form in which `head` gets a 200 response with these validators and this length.
+pub(crate) fn form_of(
+    head: &RequestHead<'_>,
+    length: u64,
+    etag: Option<&[u8]>,
+    last_modified_s: Option<u64>,
+) -> Form {
+    match conditional::evaluate(head.method, &head.fields, etag, last_modified_s) {
+        Precondition::NotModified => return Form::NotModified,
+        Precondition::Failed => return Form::PreconditionFailed,
+        Precondition::Proceed => {}
+    }
+    let Some(value) = head.fields.get(FieldId::Range).filter(|_| head.method == Method::Get) else {
+        return Form::Whole;
+    };
+    if !conditional::if_range_holds(&head.fields, etag, last_modified_s) {
+        return Form::Whole;
+    }
+    match range::parse(value, length) {
+        RangeResult::Single { start, end } => Form::Part { start, end },
+        RangeResult::Unsatisfiable => Form::Unsatisfiable,
+        // RFC 9110 §14.2: a server may ignore Range; several ranges at once cost more than they save.
+        _ => Form::Whole,
+    }
+}

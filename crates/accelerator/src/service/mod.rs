@@ -1,0 +1,9 @@
+//! What answers a request: the cache, a root directory or an upstream. Nothing here knows the client's transport.
+
+pub mod entries;
+pub(crate) mod fetch;
+pub(crate) mod files;
+pub(crate) mod fill;
+pub(crate) mod flights;
+pub(crate) mod lookup;
+pub mod plan;

@@ -1,0 +1,221 @@
+//! The settings in force, in the form in which requests use them.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tidegate_core::IpPrefix;
+use tidegate_http::Personality;
+use tidegate_store::Store;
+
+use crate::service::files::Root;
+use crate::settings::{Limits, Route, Settings, Target};
+use crate::upstream::Groups;
+
+/// Why settings do not fit together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A route names an upstream that is not there.
+    #[error("route {host}{path}: there is no upstream named {name:?}")]
+    UnknownUpstream {
+        /// The route's host.
+        host: String,
+        /// The route's path.
+        path: String,
+        /// The name it gives.
+        name: String,
+    },
+    /// A root directory cannot be read.
+    #[error("cannot read root {}: {source}", path.display())]
+    Root {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What answers a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Destination {
+    /// The upstream group with this index.
+    Upstream(usize),
+    /// The root directory with this index.
+    Root(usize),
+}
+
+/// The settings in force.
+pub(crate) struct Plan {
+    pub limits: Limits,
+    pub trusted_proxies: Vec<IpPrefix>,
+    pub personality: Personality,
+    pub pseudonym: String,
+    groups: Arc<Groups>,
+    pub roots: Vec<Arc<Root>>,
+    /// The most specific first, so that the first match is the answer.
+    routes: Vec<(Pattern, Destination)>,
+}
+
+struct Pattern {
+    host: HostPattern,
+    path: Vec<u8>,
+}
+
+/// In the order of specificity.
+#[derive(Eq, Ord, PartialEq, PartialOrd)]
+enum HostPattern {
+    Exact(Vec<u8>),
+    /// `*.example.org`, kept as `.example.org`.
+    Suffix(Vec<u8>),
+    Any,
+}
+
+impl Plan {
+    /// Opens roots and joins routes to what answers them.
+    pub(crate) fn new(settings: &Settings, store: Option<Arc<Store>>) -> Result<Self, PlanError> {
+        let mut paths: Vec<PathBuf> = Vec::new();
+        let mut routes = Vec::with_capacity(settings.routes.len());
+        for route in &settings.routes {
+            let destination = match &route.target {
+                Target::Upstream(name) => {
+                    let index = settings.upstreams.iter().position(|upstream| upstream.name == *name);
+                    Destination::Upstream(index.ok_or_else(|| unknown_upstream(route, name))?)
+                }
+                Target::Root(path) => {
+                    let index = paths.iter().position(|known| known == path).unwrap_or_else(|| {
+                        paths.push(path.clone());
+                        paths.len() - 1
+                    });
+                    Destination::Root(index)
+                }
+            };
+            routes.push((Pattern::new(route), destination));
+        }
+        routes.sort_by(|(a, _), (b, _)| {
+            a.host.rank().cmp(&b.host.rank()).then_with(|| b.path.len().cmp(&a.path.len()))
+        });
+        Ok(Self {
+            limits: settings.limits,
+            trusted_proxies: settings.trusted_proxies.clone(),
+            personality: settings.personality,
+            pseudonym: settings.pseudonym.clone(),
+            groups: Arc::new(Groups::new(&settings.upstreams)),
+            roots: Root::open_all(&paths, store)?,
+            routes,
+        })
+    }
+
+    /// What answers a request for this normalized host and path.
+    #[inline]
+    pub(crate) fn route(&self, host: &[u8], path: &[u8]) -> Option<Destination> {
+        self.routes.iter().find(|(pattern, _)| pattern.matches(host, path)).map(|(_, destination)| *destination)
+    }
+
+    /// The upstream groups, in the order of the settings.
+    pub(crate) fn groups(&self) -> &Arc<Groups> {
+        &self.groups
+    }
+
+    /// Whether `client` is a proxy whose forwarding fields are believed.
+    pub(crate) fn is_trusted(&self, client: std::net::IpAddr) -> bool {
+        self.trusted_proxies.iter().any(|prefix| prefix.contains(client))
+    }
+}
+
+fn unknown_upstream(route: &Route, name: &str) -> PlanError {
+    PlanError::UnknownUpstream { host: route.host.clone(), path: route.path.clone(), name: name.to_owned() }
+}
+
+impl Pattern {
+    fn new(route: &Route) -> Self {
+        let host = route.host.to_ascii_lowercase();
+        let host = match host.strip_prefix('*') {
+            Some("") => HostPattern::Any,
+            Some(suffix) => HostPattern::Suffix(suffix.as_bytes().to_vec()),
+            None => HostPattern::Exact(host.into_bytes()),
+        };
+        Self { host, path: route.path.trim_end_matches('*').as_bytes().to_vec() }
+    }
+
+    #[inline]
+    fn matches(&self, host: &[u8], path: &[u8]) -> bool {
+        let host_matches = match &self.host {
+            HostPattern::Any => true,
+            HostPattern::Suffix(suffix) => without_port(host).ends_with(suffix),
+            HostPattern::Exact(exact) => host == exact.as_slice() || without_port(host) == exact.as_slice(),
+        };
+        host_matches && path.starts_with(&self.path)
+    }
+}
+
+impl HostPattern {
+    /// Sorts exact names first, then longer suffixes, then `*`.
+    fn rank(&self) -> (u8, usize) {
+        match self {
+            Self::Exact(_) => (0, 0),
+            Self::Suffix(suffix) => (1, usize::MAX - suffix.len()),
+            Self::Any => (2, 0),
+        }
+    }
+}
+
+fn without_port(host: &[u8]) -> &[u8] {
+    match host.iter().rposition(|byte| *byte == b':') {
+        Some(colon) if !host[colon..].contains(&b']') => &host[..colon],
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(routes: &[(&str, &str, &str)]) -> Plan {
+        let settings = Settings {
+            workers: 1,
+            listeners: Vec::new(),
+            upstreams: ["a", "b", "c"]
+                .map(|name| crate::settings::Upstream::new(name, vec!["127.0.0.1:9".parse().unwrap()]))
+                .to_vec(),
+            routes: routes
+                .iter()
+                .map(|(host, path, upstream)| Route {
+                    host: (*host).into(),
+                    path: (*path).into(),
+                    target: Target::Upstream((*upstream).into()),
+                })
+                .collect(),
+            cache: crate::settings::Cache::default(),
+            limits: Limits::default(),
+            trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()],
+            personality: Personality::Strict,
+            pseudonym: "test".into(),
+            access_log: None,
+        };
+        Plan::new(&settings, None).unwrap()
+    }
+
+    #[test]
+    fn the_most_specific_route_wins_whatever_the_order() {
+        let plan = plan(&[("*", "/", "a"), ("*.example.org", "/", "b"), ("www.example.org", "/api/", "c")]);
+        let route = |host: &str, path: &str| plan.route(host.as_bytes(), path.as_bytes());
+        assert_eq!(route("other", "/x"), Some(Destination::Upstream(0)));
+        assert_eq!(route("www.example.org", "/x"), Some(Destination::Upstream(1)));
+        assert_eq!(route("www.example.org:8080", "/api/1"), Some(Destination::Upstream(2)));
+        assert_eq!(route("[::1]:80", "/"), Some(Destination::Upstream(0)));
+    }
+
+    #[test]
+    fn a_request_outside_every_route_has_no_destination() {
+        let plan = plan(&[("example.org", "/", "a")]);
+        assert_eq!(plan.route(b"example.net", b"/"), None);
+    }
+
+    #[test]
+    fn only_configured_proxies_are_trusted() {
+        let plan = plan(&[]);
+        assert!(plan.is_trusted("10.2.3.4".parse().unwrap()));
+        assert!(!plan.is_trusted("192.0.2.1".parse().unwrap()));
+    }
+}

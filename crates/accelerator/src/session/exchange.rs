@@ -1,0 +1,344 @@
+//! A request that takes more than the cache: its body comes in, its answer goes out, both as a stream.
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+
+use tidegate_http::{
+    BodyFraming, Method, RequestHead, Version, normalize, write_chunk_header, write_last_chunk, write_response_fields,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::data_core::millis;
+use crate::service::fetch::{self, Answer, Incoming};
+use crate::service::files::OpenFile;
+use crate::service::fill::{self, CacheStatus, Streamed};
+use crate::service::lookup::{Form, Hit};
+use crate::session::body::ClientBody;
+use crate::session::deadlines::Waiting;
+use crate::session::transmit::{self, RateWatch, Unsent};
+use crate::session::{Connection, Request, respond};
+use crate::upstream::Response;
+
+/// Bytes copied at once in either direction of a tunnel.
+const TUNNEL_BYTES: usize = 16 * 1024;
+
+/// How a response ended, for the log and the counters.
+struct Delivered {
+    status: u16,
+    bytes: u64,
+    keep_alive: bool,
+    cache: &'static str,
+}
+
+impl Connection<'_> {
+    /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
+    pub(super) async fn exchange(&mut self, request: Request) -> Option<Vec<u8>> {
+        self.slot.clear();
+        let Request { buffer, parser, rest } = request;
+        let head = parser.head(&buffer);
+        let plan = self.core.plan();
+        let mut scratch = Vec::new();
+        // The head has passed this once, before it was found to need an exchange.
+        let normalized = normalize(&head, plan.personality, &mut scratch).ok()?;
+        let mut body = ClientBody::new(&self.stream, self.core, &self.slot, &head, rest);
+        let delivered = if head.method == Method::Connect {
+            self.deliver_local(&head, 405, b"", false).await
+        } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
+            self.deliver_local(&head, 413, b"", false).await
+        } else {
+            let client = self.peer.ip().to_canonical();
+            let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, client };
+            let answer = fetch::answer(self.core, incoming, &mut body).await;
+            match answer {
+                Answer::Streamed(streamed) if streamed.response.head().status == 101 => {
+                    let rest = body.into_rest();
+                    self.account(&head, 101, 0, "tunnel");
+                    self.tunnel(*streamed, &rest).await;
+                    return None;
+                }
+                answer => self.deliver(&head, answer, &mut body).await,
+            }
+        };
+        let delivered = match delivered {
+            Ok(delivered) => delivered,
+            Err(_) => {
+                self.core.metrics.responses_broken_total.add(1);
+                return None;
+            }
+        };
+        self.account(&head, delivered.status, delivered.bytes, delivered.cache);
+        (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
+    }
+
+    async fn deliver(
+        &self,
+        head: &RequestHead<'_>,
+        answer: Answer,
+        body: &mut ClientBody<'_>,
+    ) -> io::Result<Delivered> {
+        let keep_alive = head.keep_alive && !self.core.is_draining();
+        match answer {
+            Answer::Stored(hit) => self.deliver_stored(head, hit, keep_alive).await,
+            Answer::Streamed(streamed) => self.deliver_streamed(head, *streamed, keep_alive, body).await,
+            Answer::File(file) => self.deliver_file(head, file, keep_alive).await,
+            Answer::Local { status, fields } => {
+                // After an error the rest of the body may be long, and a client that never stops sending is cut off.
+                let keep_alive = keep_alive && status < 500 && status != 413 && status != 408;
+                self.deliver_local(head, status, &fields, keep_alive).await
+            }
+        }
+    }
+
+    async fn deliver_local(
+        &self,
+        head: &RequestHead<'_>,
+        status: u16,
+        fields: &[u8],
+        keep_alive: bool,
+    ) -> io::Result<Delivered> {
+        let mut out = Vec::with_capacity(512);
+        let date = self.core.clock.date();
+        let is_head = head.method == Method::Head;
+        respond::write_error_for(head.version, is_head, status, &date, keep_alive, fields, &mut out);
+        self.send(&mut RateWatch::new(self.core), &out).await?;
+        Ok(Delivered { status, bytes: out.len() as u64, keep_alive, cache: "none" })
+    }
+
+    async fn deliver_stored(&self, head: &RequestHead<'_>, hit: Hit, keep_alive: bool) -> io::Result<Delivered> {
+        let mut out = Vec::with_capacity(512);
+        let plan = self.core.plan();
+        let form = respond::write_hit(self.core, &plan.pseudonym, head, &hit, keep_alive, &mut out);
+        let mut bytes = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
+        bytes.extend_from_slice(&out);
+        let (start, end) = form.body;
+        let total = bytes.len() as u64 + (end - start);
+        let unsent = Unsent::new(bytes, Some((hit.object, start, end)));
+        transmit::flush(&self.stream, self.core, &self.slot, unsent).await?;
+        Ok(Delivered { status: form.status, bytes: total, keep_alive, cache: "stored" })
+    }
+
+    async fn deliver_streamed(
+        &self,
+        head: &RequestHead<'_>,
+        mut streamed: Streamed,
+        keep_alive: bool,
+        body: &mut ClientBody<'_>,
+    ) -> io::Result<Delivered> {
+        let mut watch = RateWatch::new(self.core);
+        let status = streamed.response.head().status;
+        self.send_interim(&mut streamed.response, head.version, &mut watch).await?;
+        // An answer that came before the request's end stops the upload; the connection cannot be used again.
+        let framing = ClientFraming::of(head, &streamed.response);
+        let keep_alive = keep_alive && framing != ClientFraming::UntilClose && body.is_complete();
+        let mut out = std::mem::take(&mut streamed.head);
+        write_cache_status(&self.core.plan().pseudonym, streamed.cache_status, &streamed.response, &mut out);
+        framing.write_fields(&mut out);
+        respond::write_connection(head.version, keep_alive, &mut out);
+        out.extend_from_slice(b"\r\n");
+        let chunked = framing == ClientFraming::Chunked;
+        loop {
+            // The head waits for the first piece only if that piece is here already.
+            let piece = match ready(streamed.chunk()).await {
+                Some(piece) => piece,
+                None => {
+                    self.send(&mut watch, &out).await?;
+                    out.clear();
+                    streamed.chunk().await
+                }
+            };
+            match piece.map_err(|error| io::Error::other(error.to_string()))? {
+                None => break,
+                Some([]) => {}
+                Some(piece) if framing == ClientFraming::NoBody => drop(piece),
+                Some(piece) => {
+                    if chunked {
+                        write_chunk_header(piece.len(), &mut out);
+                    }
+                    if piece.len() <= TUNNEL_BYTES {
+                        out.extend_from_slice(piece);
+                    } else {
+                        self.send(&mut watch, &out).await?;
+                        out.clear();
+                        self.send(&mut watch, piece).await?;
+                    }
+                    if chunked {
+                        out.extend_from_slice(b"\r\n");
+                    }
+                    self.send(&mut watch, &out).await?;
+                    out.clear();
+                }
+            }
+        }
+        if chunked {
+            write_last_chunk(streamed.response.trailers(), &mut out);
+        }
+        self.send(&mut watch, &out).await?;
+        Ok(Delivered { status, bytes: watch.sent, keep_alive, cache: streamed.cache_status.forwarded })
+    }
+
+    /// RFC 9110 §15.2: interim responses go on to clients that understand them.
+    async fn send_interim(
+        &self,
+        response: &mut Response,
+        version: Version,
+        watch: &mut RateWatch,
+    ) -> io::Result<()> {
+        while let Some(interim) = response.next_informational() {
+            if version == Version::Http10 || interim.head().status == 100 {
+                continue;
+            }
+            let mut out = Vec::with_capacity(256);
+            fill::write_status_line(&interim.head(), &mut out);
+            write_response_fields(&interim.head(), |id, _| fill::is_ours(id), &mut out);
+            out.extend_from_slice(b"\r\n");
+            self.core.metrics.responses_1xx_total.add(1);
+            self.send(watch, &out).await?;
+        }
+        Ok(())
+    }
+
+    async fn deliver_file(&self, head: &RequestHead<'_>, file: OpenFile, keep_alive: bool) -> io::Result<Delivered> {
+        let mut out = Vec::with_capacity(512);
+        let (status, start, end) = match file.form {
+            Form::Whole => (200, 0, file.length),
+            Form::Part { start, end } => (206, start, end),
+            Form::NotModified => (304, 0, 0),
+            Form::PreconditionFailed => return self.deliver_local(head, 412, b"", keep_alive).await,
+            Form::Unsatisfiable => {
+                let fields = format!("Content-Range: bytes */{}\r\n", file.length);
+                return self.deliver_local(head, 416, fields.as_bytes(), keep_alive).await;
+            }
+        };
+        let _ = write!(out, "HTTP/1.1 {status} {}\r\nDate: ", tidegate_http::status_reason(status));
+        out.extend_from_slice(&self.core.clock.date());
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(fill::stored_fields_of(&file.head));
+        if status == 206 {
+            let _ = write!(out, "Content-Range: bytes {start}-{}/{}\r\n", end - 1, file.length);
+        }
+        if status != 304 {
+            let _ = write!(out, "Content-Length: {}\r\n", end - start);
+        }
+        respond::write_connection(head.version, keep_alive, &mut out);
+        out.extend_from_slice(b"\r\n");
+        let mut watch = RateWatch::new(self.core);
+        self.send(&mut watch, &out).await?;
+        if head.method != Method::Head {
+            let source = transmit::FileSource { file: file.file.as_fd(), start, end };
+            transmit::send_file(&self.stream, self.core, &self.slot, &mut watch, source).await?;
+        }
+        Ok(Delivered { status, bytes: watch.sent, keep_alive, cache: "file" })
+    }
+
+    /// RFC 9110 §7.8: from here on bytes go both ways until either side has ended or both are silent for too long.
+    async fn tunnel(&mut self, streamed: Streamed, rest: &[u8]) {
+        self.core.metrics.tunnels_total.add(1);
+        let mut out = Vec::with_capacity(512);
+        let response = streamed.response;
+        fill::write_status_line(&response.head(), &mut out);
+        for (_, name, value) in response.head().fields.iter() {
+            tidegate_http::write_field(name, value, &mut out);
+        }
+        out.extend_from_slice(b"\r\n");
+        let Some((mut upstream, early)) = response.into_tunnel() else { return };
+        out.extend_from_slice(&early);
+        let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
+        if self.send(&mut RateWatch::new(self.core), &out).await.is_err() || upstream.write_all(rest).await.is_err() {
+            return;
+        }
+        let (core, slot) = (self.core, &self.slot);
+        let alive = || slot.set(Waiting::Tunnel, core.deadline(timeout_ms));
+        alive();
+        let (mut from_client, mut to_client) = self.stream.split();
+        let (mut from_upstream, mut to_upstream) = upstream.split();
+        let up = copy(&mut from_client, &mut to_upstream, &alive);
+        let down = copy(&mut from_upstream, &mut to_client, &alive);
+        // An error on either side ends both; an end of input on one side is passed on and the other goes on.
+        let _ = tokio::try_join!(up, down);
+    }
+
+    async fn send(&self, watch: &mut RateWatch, bytes: &[u8]) -> io::Result<()> {
+        transmit::send_all(&self.stream, self.core, &self.slot, watch, bytes).await
+    }
+}
+
+async fn copy(
+    from: &mut (impl AsyncReadExt + Unpin),
+    to: &mut (impl AsyncWriteExt + Unpin),
+    alive: &impl Fn(),
+) -> io::Result<()> {
+    let mut buffer = vec![0; TUNNEL_BYTES];
+    loop {
+        let length = from.read(&mut buffer).await?;
+        alive();
+        match buffer.get(..length).filter(|bytes| !bytes.is_empty()) {
+            Some(bytes) => to.write_all(bytes).await?,
+            None => return to.shutdown().await,
+        }
+    }
+}
+
+/// The result of `future` if it is there without waiting.
+async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}
+
+/// How the client learns where the body ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum ClientFraming {
+    NoBody,
+    /// No body, but the length that a GET would have had.
+    HeadOnly(u64),
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+impl ClientFraming {
+    /// RFC 9112 §6.3, for our own response.
+    fn of(request: &RequestHead<'_>, response: &Response) -> Self {
+        let head = response.head();
+        if request.method == Method::Head {
+            let length = head.fields.get(tidegate_http::FieldId::ContentLength);
+            let length = length.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+            return length.map_or(Self::NoBody, Self::HeadOnly);
+        }
+        match head.framing {
+            BodyFraming::None if head.status == 204 || head.status == 304 || head.status < 200 => Self::NoBody,
+            BodyFraming::None => Self::Length(0),
+            BodyFraming::Length(length) => Self::Length(length),
+            BodyFraming::Chunked | BodyFraming::UntilClose if request.version == Version::Http11 => Self::Chunked,
+            BodyFraming::Chunked | BodyFraming::UntilClose => Self::UntilClose,
+        }
+    }
+
+    fn write_fields(self, out: &mut Vec<u8>) {
+        match self {
+            Self::Length(length) | Self::HeadOnly(length) => {
+                let _ = write!(out, "Content-Length: {length}\r\n");
+            }
+            Self::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
+            Self::NoBody | Self::UntilClose => {}
+        }
+    }
+}
+
+/// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
+fn write_cache_status(pseudonym: &str, status: CacheStatus, response: &Response, out: &mut Vec<u8>) {
+    if let Some(age_s) = fill::upstream_age(&response.head().fields) {
+        let _ = write!(out, "Age: {age_s}\r\n");
+    }
+    let _ = write!(out, "Cache-Status: {pseudonym}; fwd={}; fwd-status={}", status.forwarded, status.upstream_status);
+    if status.stored {
+        out.extend_from_slice(b"; stored");
+    }
+    if status.collapsed {
+        out.extend_from_slice(b"; collapsed");
+    }
+    out.extend_from_slice(b"\r\n");
+}

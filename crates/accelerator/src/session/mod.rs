@@ -1,0 +1,335 @@
+//! HTTP/1 over one client connection.
+//!
+//! The common case, a hit for a request that arrived whole, runs without allocation, without waiting and without a
+//! buffer of the connection's own: read into the core's buffer, parse, look up, one vectored write. Everything else
+//! (a miss, a body, a client that does not take its response) goes through a boxed future, so that an idle connection
+//! costs little memory.
+
+pub(crate) mod body;
+pub(crate) mod deadlines;
+mod exchange;
+mod respond;
+mod transmit;
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version, normalize};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::access_log::Record;
+use crate::data_core::{DataCore, Scratch, millis};
+use crate::service::lookup::{self, Hit, Lookup};
+use crate::session::deadlines::{Slot, Waiting};
+use crate::session::transmit::Unsent;
+
+/// Serves one client until either side ends the connection.
+pub(crate) async fn serve(core: &Rc<DataCore>, stream: TcpStream, peer: SocketAddr) {
+    use std::os::fd::AsRawFd;
+    let slot = core.deadlines.add(stream.as_raw_fd());
+    let mut connection = Connection { core, stream, peer, slot, pending: None };
+    connection.run().await;
+    core.deadlines.remove(&connection.slot);
+}
+
+/// One client connection over TCP.
+pub(crate) struct Connection<'c> {
+    core: &'c Rc<DataCore>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    slot: Rc<Slot>,
+    /// A head of which only a part has arrived.
+    pending: Option<Box<Partial>>,
+}
+
+/// A head that arrives in pieces keeps its bytes and the parser's place in them.
+struct Partial {
+    buffer: Vec<u8>,
+    parser: RequestParser,
+}
+
+/// A request that needs more than the cache and the bytes at hand.
+pub(crate) struct Request {
+    /// The head's bytes.
+    pub buffer: Vec<u8>,
+    pub parser: RequestParser,
+    /// What arrived after the head: the body's start, or further requests.
+    pub rest: Vec<u8>,
+}
+
+/// What the bytes at hand lead to.
+enum Step {
+    /// More bytes are needed.
+    Read,
+    /// The client has not taken all of the response yet; `rest` is what it sent after the request.
+    Flush { unsent: Unsent, rest: Vec<u8>, keep_alive: bool },
+    /// A request that has to wait for something.
+    Exchange(Box<Request>),
+    /// The connection ends.
+    Close,
+}
+
+/// What became of one request.
+enum Handled {
+    Answered { keep_alive: bool },
+    Unsent { unsent: Unsent, keep_alive: bool },
+    NeedsExchange,
+}
+
+impl Connection<'_> {
+    async fn run(&mut self) {
+        self.await_head();
+        loop {
+            let mut step = match self.read().await {
+                Ok(0) | Err(_) => return self.input_ended(),
+                Ok(length) => self.take(length),
+            };
+            loop {
+                let rest = match step {
+                    Step::Read => break,
+                    Step::Close => return,
+                    Step::Flush { unsent, rest, keep_alive } => {
+                        let sent = Box::pin(self.flush(unsent)).await;
+                        if sent.is_err() || !keep_alive {
+                            return self.finish().await;
+                        }
+                        rest
+                    }
+                    Step::Exchange(request) => match Box::pin(self.exchange(*request)).await {
+                        Some(rest) => rest,
+                        None => return self.finish().await,
+                    },
+                };
+                self.await_next();
+                step = self.process(&rest);
+            }
+        }
+    }
+
+    /// Reads into the core's buffer, or behind the part of a head that is already here.
+    async fn read(&mut self) -> io::Result<usize> {
+        let core = self.core;
+        let stream = &mut self.stream;
+        std::future::poll_fn(|context: &mut Context<'_>| {
+            let mut buffer = core.read_buffer.borrow_mut();
+            let mut target = ReadBuf::new(&mut buffer);
+            match Pin::new(&mut *stream).poll_read(context, &mut target) {
+                Poll::Ready(Ok(())) => Poll::Ready(Ok(target.filled().len())),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Takes `length` bytes that were just read into the core's buffer.
+    fn take(&mut self, length: usize) -> Step {
+        let core = self.core;
+        let buffer = core.read_buffer.borrow();
+        let bytes = buffer.get(..length).unwrap_or(&[]);
+        match self.pending.take() {
+            None => self.process(bytes),
+            Some(partial) => self.resume(*partial, bytes),
+        }
+    }
+
+    /// Goes on with a head of which a part was here.
+    fn resume(&mut self, mut partial: Partial, bytes: &[u8]) -> Step {
+        partial.buffer.extend_from_slice(bytes);
+        match partial.parser.parse(&partial.buffer) {
+            Ok(Progress::Incomplete) => {
+                self.pending = Some(Box::new(partial));
+                Step::Read
+            }
+            Ok(Progress::Complete { length }) => {
+                let Partial { buffer, mut parser } = partial;
+                match self.step(&mut parser, &buffer, length) {
+                    Some(step) => step,
+                    None => {
+                        let rest = buffer.get(length..).unwrap_or(&[]).to_vec();
+                        self.process(&rest)
+                    }
+                }
+            }
+            Err(error) => self.refuse(error),
+        }
+    }
+
+    /// Answers the requests in `bytes`, one after the other (RFC 9112 §9.3.2).
+    fn process(&mut self, bytes: &[u8]) -> Step {
+        let core = self.core;
+        let mut parser = core.parser.borrow_mut();
+        let mut offset = 0;
+        while let Some(input) = bytes.get(offset..).filter(|input| !input.is_empty()) {
+            parser.reset();
+            match parser.parse(input) {
+                Ok(Progress::Complete { length }) => {
+                    if let Some(step) = self.step(&mut parser, input, length) {
+                        return step;
+                    }
+                    offset += length;
+                }
+                Ok(Progress::Incomplete) => {
+                    self.await_head();
+                    let fresh = RequestParser::new(core.with_plan(|plan| plan.limits.head));
+                    let parser = std::mem::replace(&mut *parser, fresh);
+                    self.pending = Some(Box::new(Partial { buffer: input.to_vec(), parser }));
+                    return Step::Read;
+                }
+                Err(error) => return self.refuse(error),
+            }
+        }
+        Step::Read
+    }
+
+    /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
+    fn step(&mut self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
+        self.core.metrics.requests_total.add(1);
+        let rest = || input.get(length..).unwrap_or(&[]).to_vec();
+        match self.answer(&parser.head(input)) {
+            Ok(Handled::Answered { keep_alive: true }) => {
+                self.await_next();
+                None
+            }
+            Ok(Handled::Answered { keep_alive: false }) => Some(Step::Close),
+            Ok(Handled::Unsent { unsent, keep_alive }) => Some(Step::Flush { unsent, rest: rest(), keep_alive }),
+            Ok(Handled::NeedsExchange) => {
+                let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
+                let parser = std::mem::replace(parser, fresh);
+                let buffer = input.get(..length).unwrap_or(&[]).to_vec();
+                Some(Step::Exchange(Box::new(Request { buffer, parser, rest: rest() })))
+            }
+            Err(error) => Some(self.refuse(error)),
+        }
+    }
+
+    /// Answers from the cache if that is all it takes.
+    fn answer(&mut self, head: &RequestHead<'_>) -> Result<Handled, HeadError> {
+        let core = self.core;
+        let plan = core.plan_ref();
+        let mut scratch = core.scratch.borrow_mut();
+        let Scratch { target, key, out } = &mut *scratch;
+        let normalized = normalize(head, plan.personality, target)?;
+        if head.framing != BodyFraming::None || head.upgrade || !matches!(head.method, Method::Get | Method::Head) {
+            return Ok(Handled::NeedsExchange);
+        }
+        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, key) else {
+            return Ok(Handled::NeedsExchange);
+        };
+        let keep_alive = head.keep_alive && !core.is_draining();
+        out.clear();
+        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
+        let (sent, total) = transmit::send_hit(&self.stream, core, &hit.object, &form, out)
+            .unwrap_or((transmit::Sent::Broken, 0));
+        self.account(head, form.status, total, hit.label());
+        Ok(match sent {
+            transmit::Sent::All => Handled::Answered { keep_alive },
+            transmit::Sent::Broken => Handled::Answered { keep_alive: false },
+            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
+        })
+    }
+
+    /// Counts and logs an answered request.
+    fn account(&self, head: &RequestHead<'_>, status: u16, bytes: u64, cache: &'static str) {
+        self.core.metrics.count_response(status, bytes);
+        if let Some(log) = &self.core.log {
+            let record = Record {
+                client: self.peer.ip().to_canonical(),
+                unix_s: self.core.clock.unix_s(),
+                method: head.method_bytes,
+                target: head.target,
+                http11: head.version == Version::Http11,
+                status,
+                bytes,
+                referer: head.fields.get(tidegate_http::FieldId::Referer).unwrap_or(b""),
+                user_agent: head.fields.get(tidegate_http::FieldId::UserAgent).unwrap_or(b""),
+                cache,
+            };
+            log.record(&record, &self.core.metrics);
+        }
+    }
+
+    /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
+    fn refuse(&mut self, error: HeadError) -> Step {
+        self.core.metrics.requests_refused_total.add(1);
+        tracing::debug!(client = %self.peer, reason = error.name(), "request refused");
+        self.last_words(error.status());
+        Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false }
+    }
+
+    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.
+    fn last_words(&self, status: u16) {
+        let mut out = Vec::with_capacity(256);
+        respond::write_error(status, &self.core.clock.date(), false, &mut out);
+        self.core.metrics.count_response(status, out.len() as u64);
+        let _ = self.stream.try_write(&out);
+    }
+
+    /// The client has sent its last byte, or a deadline has passed.
+    fn input_ended(&mut self) {
+        match self.slot.expired() {
+            Some(Waiting::Head) => {
+                self.core.metrics.header_timeouts_total.add(1);
+                self.last_words(408);
+            }
+            Some(Waiting::NextRequest) => self.core.metrics.idle_timeouts_total.add(1),
+            _ => {}
+        }
+    }
+
+    /// Ends the connection so that the client still gets what was sent: a reset would destroy it when bytes that
+    /// nobody read are left in the receive buffer (RFC 9112 §9.6).
+    async fn finish(&mut self) {
+        const LINGER_MS: u64 = 1_000;
+        const LINGER_READS: usize = 64;
+        if rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write).is_err() {
+            return;
+        }
+        self.slot.set(Waiting::Body, self.core.clock.elapsed_ms() + LINGER_MS);
+        for _ in 0..LINGER_READS {
+            match self.read().await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// The next request may take as long as an idle connection is kept.
+    #[inline]
+    fn await_next(&self) {
+        self.slot.set(Waiting::NextRequest, self.core.deadline(self.core.times().keep_alive_ms));
+    }
+
+    /// A head has begun, or is owed by a new connection.
+    fn await_head(&self) {
+        self.slot.set(Waiting::Head, self.core.deadline(self.core.times().header_ms));
+    }
+
+    async fn flush(&mut self, unsent: Unsent) -> io::Result<()> {
+        transmit::flush(&self.stream, self.core, &self.slot, unsent).await
+    }
+}
+
+/// Times in the unit of deadlines, kept beside the settings because every request needs them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub header_ms: u64,
+    pub keep_alive_ms: u64,
+}
+
+impl Times {
+    pub(crate) fn new(limits: &crate::settings::Limits) -> Self {
+        Self { header_ms: millis(limits.header_timeout), keep_alive_ms: millis(limits.keep_alive_timeout) }
+    }
+}
+
+impl Hit {
+    /// How the access log names this answer.
+    fn label(&self) -> &'static str {
+        if self.stale { "stale" } else { "hit" }
+    }
+}

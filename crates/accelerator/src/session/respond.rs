@@ -1,0 +1,200 @@
+//! Response heads as bytes: for a stored object in its several forms, and for answers made here.
+
+use std::io::Write;
+use std::ops::Range;
+
+use tidegate_http::{Method, RequestHead, Version, status_reason};
+
+use crate::data_core::DataCore;
+use crate::service::lookup::{Form, Hit};
+
+/// How a stored object is sent.
+pub(crate) struct HitForm {
+    pub status: u16,
+    /// The stored head goes out as it is, before the bytes that were put together.
+    pub with_stored_head: bool,
+    /// The part of the body that is sent.
+    pub body: (u64, u64),
+}
+
+/// Puts together what precedes the body beyond the stored head.
+pub(crate) fn write_hit(
+    core: &DataCore,
+    pseudonym: &str,
+    head: &RequestHead<'_>,
+    hit: &Hit,
+    keep_alive: bool,
+    out: &mut Vec<u8>,
+) -> HitForm {
+    let length = hit.object.body_length();
+    let mut form = HitForm { status: hit.status, with_stored_head: true, body: (0, length) };
+    match hit.form {
+        Form::Whole => write_length(length, out),
+        Form::Part { start, end } => {
+            form = HitForm { status: 206, with_stored_head: false, body: (start, end) };
+            out.extend_from_slice(b"HTTP/1.1 206 Partial Content\r\n");
+            out.extend_from_slice(stored_fields(hit.object.head()));
+            let _ = write!(out, "Content-Range: bytes {start}-{}/{length}\r\n", end - 1);
+            write_length(end - start, out);
+        }
+        Form::Unsatisfiable => {
+            form = HitForm { status: 416, with_stored_head: false, body: (0, 0) };
+            out.extend_from_slice(b"HTTP/1.1 416 Range Not Satisfiable\r\n");
+            let _ = write!(out, "Content-Range: bytes */{length}\r\nContent-Length: 0\r\n");
+            write_date(core, out);
+        }
+        Form::NotModified => {
+            form = HitForm { status: 304, with_stored_head: false, body: (0, 0) };
+            out.extend_from_slice(b"HTTP/1.1 304 Not Modified\r\n");
+            write_not_modified_fields(hit.object.head(), out);
+        }
+        Form::PreconditionFailed => {
+            form = HitForm { status: 412, with_stored_head: false, body: (0, 0) };
+            out.extend_from_slice(b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n");
+            write_date(core, out);
+        }
+    }
+    if head.method == Method::Head {
+        form.body = (0, 0);
+    }
+    if !hit.is_file {
+        out.extend_from_slice(b"Age: ");
+        write_decimal(hit.age_s, out);
+        out.extend_from_slice(b"\r\nCache-Status: ");
+        out.extend_from_slice(pseudonym.as_bytes());
+        out.extend_from_slice(b"; hit; ttl=");
+        if hit.ttl_s < 0 {
+            out.push(b'-');
+        }
+        write_decimal(hit.ttl_s.unsigned_abs(), out);
+        out.extend_from_slice(b"\r\n");
+    } else if form.with_stored_head || form.status == 206 || form.status == 304 {
+        write_date(core, out);
+    }
+    write_connection(head.version, keep_alive, out);
+    out.extend_from_slice(b"\r\n");
+    form
+}
+
+fn write_length(length: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"Content-Length: ");
+    write_decimal(length, out);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_date(core: &DataCore, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"Date: ");
+    out.extend_from_slice(&core.clock.date());
+    out.extend_from_slice(b"\r\n");
+}
+
+/// `Connection`, where the version's default is not what is meant (RFC 9112 §9.3).
+pub(crate) fn write_connection(version: Version, keep_alive: bool, out: &mut Vec<u8>) {
+    match (version, keep_alive) {
+        (_, false) => out.extend_from_slice(b"Connection: close\r\n"),
+        (Version::Http10, true) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
+        (Version::Http11, true) => {}
+    }
+}
+
+/// The field lines of a stored head: everything after the status line.
+fn stored_fields(head: &[u8]) -> &[u8] {
+    head.get(after_first_line(head)..).unwrap_or(b"")
+}
+
+fn after_first_line(head: &[u8]) -> usize {
+    head.iter().position(|byte| *byte == b'\n').map_or(head.len(), |end| end + 1)
+}
+
+/// RFC 9110 §15.4.5: what a 200 would carry that the client needs, and no description of content that it has.
+fn write_not_modified_fields(head: &[u8], out: &mut Vec<u8>) {
+    const DESCRIBES_CONTENT: [&[u8]; 5] =
+        [b"content-type", b"content-encoding", b"content-language", b"content-range", b"content-disposition"];
+    for line in stored_fields(head).split_inclusive(|byte| *byte == b'\n') {
+        let name = line.split(|byte| *byte == b':').next().unwrap_or(b"");
+        if !DESCRIBES_CONTENT.iter().any(|known| name.eq_ignore_ascii_case(known)) {
+            out.extend_from_slice(line);
+        }
+    }
+}
+
+/// A complete error response with a short text.
+pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &mut Vec<u8>) {
+    write_error_for(Version::Http11, false, status, date, keep_alive, b"", out);
+}
+
+/// A complete error response for a known request; `fields` are further field lines.
+pub(crate) fn write_error_for(
+    version: Version,
+    is_head: bool,
+    status: u16,
+    date: &[u8; 29],
+    keep_alive: bool,
+    fields: &[u8],
+    out: &mut Vec<u8>,
+) {
+    let reason = status_reason(status);
+    let body = format!("{status} {reason}\n");
+    let _ = write!(out, "HTTP/1.1 {status} {reason}\r\nDate: ");
+    out.extend_from_slice(date);
+    let _ = write!(out, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n", body.len());
+    if status == 503 {
+        out.extend_from_slice(b"Retry-After: 5\r\n");
+    }
+    out.extend_from_slice(fields);
+    write_connection(version, keep_alive, out);
+    out.extend_from_slice(b"\r\n");
+    if !is_head {
+        out.extend_from_slice(body.as_bytes());
+    }
+}
+
+/// Writes a number without going through the formatting machinery, which a hit cannot afford.
+pub(crate) fn write_decimal(mut number: u64, out: &mut Vec<u8>) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    let written: Range<usize> = at..digits.len();
+    out.extend_from_slice(&digits[written]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_are_written_as_they_are_read() {
+        for number in [0, 1, 9, 10, 612, 99_999, u64::MAX] {
+            let mut out = Vec::new();
+            write_decimal(number, &mut out);
+            assert_eq!(out, number.to_string().into_bytes());
+        }
+    }
+
+    #[test]
+    fn a_304_leaves_out_what_describes_content() {
+        let mut out = Vec::new();
+        write_not_modified_fields(
+            b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Type: text/css\r\nVary: Accept\r\n",
+            &mut out,
+        );
+        assert_eq!(out, b"ETag: \"a\"\r\nVary: Accept\r\n");
+    }
+
+    #[test]
+    fn a_503_says_when_to_come_back() {
+        let mut out = Vec::new();
+        write_error(503, b"Sun, 06 Nov 1994 08:49:37 GMT", false, &mut out);
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.starts_with("HTTP/1.1 503 Service Unavailable\r\n"));
+        assert!(text.contains("\r\nRetry-After: 5\r\n"));
+        assert!(text.contains("\r\nConnection: close\r\n\r\n503 "));
+    }
+}

@@ -1,0 +1,228 @@
+//! Getting bytes to the client: one vectored write for a hit, sendfile for a large body, and what remains later.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+use tidegate_store::Object;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use crate::data_core::DataCore;
+use crate::session::deadlines::{Slot, Waiting};
+use crate::session::respond::HitForm;
+
+/// From this size on a body goes from the arena's file into the socket without passing through user space.
+const SENDFILE_BYTES: u64 = 48 * 1024;
+/// What a client may leave untaken before its rate is looked at.
+const GRACE_MS: u64 = 10_000;
+
+/// What a write without waiting achieved.
+pub(crate) enum Sent {
+    All,
+    Part(Unsent),
+    Broken,
+}
+
+/// What the client has not taken yet.
+pub(crate) struct Unsent {
+    bytes: Vec<u8>,
+    sent: usize,
+    body: Option<(Object, u64, u64)>,
+}
+
+impl Unsent {
+    /// Everything is sent.
+    pub(crate) fn nothing() -> Self {
+        Self { bytes: Vec::new(), sent: 0, body: None }
+    }
+
+    /// `bytes`, then the object's body from `start` to `end`.
+    pub(crate) fn new(bytes: Vec<u8>, body: Option<(Object, u64, u64)>) -> Self {
+        Self { bytes, sent: 0, body }
+    }
+}
+
+/// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
+pub(crate) fn send_hit(
+    stream: &TcpStream,
+    core: &DataCore,
+    object: &Object,
+    form: &HitForm,
+    out: &[u8],
+) -> io::Result<(Sent, u64)> {
+    let stored_head = if form.with_stored_head { object.head() } else { b"" };
+    let (start, end) = form.body;
+    let total = (stored_head.len() + out.len()) as u64 + (end - start);
+    if end - start >= SENDFILE_BYTES {
+        let head = [stored_head, out].concat();
+        return Ok((send_large(stream, core, Unsent::new(head, Some((object.clone(), start, end))))?, total));
+    }
+    let mut slices = [IoSlice::new(stored_head), IoSlice::new(out), IoSlice::new(b""), IoSlice::new(b"")];
+    let mut at = start;
+    for slice in &mut slices[2..] {
+        if at < end {
+            let extent = object.body_at(at);
+            let take = extent.len().min((end - at) as usize);
+            *slice = IoSlice::new(&extent[..take]);
+            at += take as u64;
+        }
+    }
+    let written = match stream.try_write_vectored(&slices) {
+        Ok(written) => written as u64,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(_) => return Ok((Sent::Broken, 0)),
+    };
+    if written == total {
+        return Ok((Sent::All, total));
+    }
+    let head_length = (stored_head.len() + out.len()) as u64;
+    let head_sent = written.min(head_length);
+    let head = [stored_head, out].concat().split_off(head_sent as usize);
+    let body_start = start + (written - head_sent);
+    Ok((Sent::Part(Unsent::new(head, Some((object.clone(), body_start, end)))), total))
+}
+
+/// The head with MSG_MORE, so that it shares a segment with the body's start, then sendfile until the socket is full.
+fn send_large(stream: &TcpStream, core: &DataCore, mut unsent: Unsent) -> io::Result<Sent> {
+    match advance(stream, core, &mut unsent) {
+        Ok(true) => Ok(Sent::All),
+        Ok(false) => Ok(Sent::Part(unsent)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Sent::Part(unsent)),
+        Err(_) => Ok(Sent::Broken),
+    }
+}
+
+/// Sends once; `Ok(true)` when nothing is left, `WouldBlock` when the socket is full.
+fn advance(stream: &TcpStream, core: &DataCore, unsent: &mut Unsent) -> io::Result<bool> {
+    while let Some(bytes) = unsent.bytes.get(unsent.sent..).filter(|bytes| !bytes.is_empty()) {
+        let more = unsent.body.as_ref().is_some_and(|(_, start, end)| start < end);
+        let flags = rustix::net::SendFlags::NOSIGNAL
+            | if more { rustix::net::SendFlags::MORE } else { rustix::net::SendFlags::empty() };
+        unsent.sent += stream.try_io(Interest::WRITABLE, || Ok(rustix::net::send(stream, bytes, flags)?))?;
+    }
+    let (Some((object, start, end)), Some(store)) = (&mut unsent.body, &core.store) else { return Ok(true) };
+    while *start < *end {
+        let (file_offset, extent_length) = object.body_file_extent(*start);
+        *start += send_extent(stream, store.file(), file_offset, extent_length.min(*end - *start))?;
+    }
+    Ok(true)
+}
+
+/// Waits for the client to take the rest, as long as it keeps up the minimum rate.
+pub(crate) async fn flush(
+    stream: &TcpStream,
+    core: &Rc<DataCore>,
+    slot: &Slot,
+    mut unsent: Unsent,
+) -> io::Result<()> {
+    let mut watch = RateWatch::new(core);
+    loop {
+        let before = unsent.left();
+        match advance(stream, core, &mut unsent) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        watch.sent += before - unsent.left();
+        watch.writable(stream, core, slot).await?;
+    }
+}
+
+impl Unsent {
+    fn left(&self) -> u64 {
+        (self.bytes.len() - self.sent) as u64 + self.body.as_ref().map_or(0, |(_, start, end)| end - start)
+    }
+}
+
+/// A part of a file.
+pub(crate) struct FileSource<'f> {
+    pub file: BorrowedFd<'f>,
+    pub start: u64,
+    pub end: u64,
+}
+
+/// Sends a part of a file, waiting for the client.
+pub(crate) async fn send_file(
+    stream: &TcpStream,
+    core: &Rc<DataCore>,
+    slot: &Slot,
+    watch: &mut RateWatch,
+    mut source: FileSource<'_>,
+) -> io::Result<()> {
+    while source.start < source.end {
+        match send_extent(stream, source.file, source.start, source.end - source.start) {
+            Ok(sent) => {
+                source.start += sent;
+                watch.sent += sent;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core, slot).await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// One sendfile; a file that has become shorter is an error, since its length has been announced.
+fn send_extent(stream: &TcpStream, file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
+    let sent = stream.try_io(Interest::WRITABLE, || {
+        let mut offset = offset;
+        Ok(rustix::fs::sendfile(stream, file, Some(&mut offset), usize::try_from(length).unwrap_or(usize::MAX))?)
+    })?;
+    if sent == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(sent as u64) }
+}
+
+/// Sends all of `bytes`, waiting for the client; `watch` spans the whole response.
+pub(crate) async fn send_all(
+    stream: &TcpStream,
+    core: &Rc<DataCore>,
+    slot: &Slot,
+    watch: &mut RateWatch,
+    mut bytes: &[u8],
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.try_write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                watch.sent += written as u64;
+                bytes = bytes.get(written..).unwrap_or(&[]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core, slot).await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Holds a client to the minimum rate at which it takes a response. Only time spent waiting for the client counts:
+/// a slow upstream is not the client's fault.
+pub(crate) struct RateWatch {
+    rate_bytes_per_s: u64,
+    waited_ms: u64,
+    pub sent: u64,
+}
+
+impl RateWatch {
+    pub(crate) fn new(core: &DataCore) -> Self {
+        let rate_bytes_per_s = core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s);
+        Self { rate_bytes_per_s, waited_ms: 0, sent: 0 }
+    }
+
+    /// Waits until the socket takes more, at most until the client has fallen behind the minimum rate.
+    async fn writable(&mut self, stream: &TcpStream, core: &DataCore, slot: &Slot) -> io::Result<()> {
+        let start_ms = core.clock.elapsed_ms();
+        let allowed_ms = match self.rate_bytes_per_s {
+            0 => u64::MAX / 2,
+            rate => (GRACE_MS + self.sent.saturating_mul(1000) / rate).saturating_sub(self.waited_ms),
+        };
+        slot.set(Waiting::Write, start_ms.saturating_add(allowed_ms));
+        let ready = stream.writable().await;
+        if slot.expired().is_some() {
+            core.metrics.slow_readers_total.add(1);
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.waited_ms += core.clock.elapsed_ms() - start_ms;
+        slot.clear();
+        ready
+    }
+}
