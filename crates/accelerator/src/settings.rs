@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tidegate_core::IpPrefix;
-use tidegate_http::{HeadLimits, Personality};
+use tidegate_http::HeadLimits;
+use tidegate_http::normalize::Personality;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@
 
 use std::str::FromStr;
 
-use tidegate_http::cache::Policy;
-use tidegate_http::{Normalized, cache::vary};
+use tidegate_http::cache::{Policy, vary};
+use tidegate_http::normalize::Normalized;
 use tidegate_store::{ObjectInfo, Store, Visit};
 
 const RESPONSE: u8 = 0;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::{self, Policy, RequestDirectives};
+use tidegate_http::forward::{ForwardContext, write_upstream_request};
+use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{
-    BodyFraming, FieldId, ForwardContext, HeadLimits, Method, Normalized, Progress, RequestHead, RequestParser,
-    ResponseHead, ResponseParser, normalize, write_upstream_request,
+    BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead, ResponseParser,
 };
 use tidegate_store::{Object, Store};
 

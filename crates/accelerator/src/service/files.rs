@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidegate_http::cache::Policy;
-use tidegate_http::{FieldId, Method, Normalized, RequestHead, date};
+use tidegate_http::normalize::Normalized;
+use tidegate_http::{FieldId, Method, RequestHead, date};
 use tidegate_store::{Object, Store, Visit};
 
 use crate::data_core::DataCore;
@@ -284,10 +285,7 @@ fn store_file(store: &Store, key: &[u8], mut file: StaticFile, is_current: impl 
     };
     entry.encode(&mut meta);
     let head = file_head(&file);
-    if file.length > store.max_object_bytes() {
-        return None;
-    }
-    let mut writer = store.insert(key, &meta, &head).ok()?;
+    let mut writer = store.insert_sized(key, &meta, &head, file.length).ok()?;
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match file.file.read(&mut buffer) {
@@ -300,7 +298,7 @@ fn store_file(store: &Store, key: &[u8], mut file: StaticFile, is_current: impl 
     if writer.written() != file.length {
         return None;
     }
-    let object = writer.commit().ok()?;
+    let object = writer.commit();
     if !is_current() {
         store.remove(key);
     }

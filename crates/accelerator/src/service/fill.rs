@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use tidegate_http::cache::{Policy, vary};
 use tidegate_http::date;
-use tidegate_http::{FieldId, Fields, RequestHead, ResponseHead, status_reason, write_response_fields};
+use tidegate_http::forward::write_response_fields;
+use tidegate_http::{FieldId, Fields, RequestHead, ResponseHead, status_reason};
 use tidegate_store::{Object, Store, Writer};
 
 use crate::data_core::DataCore;
@@ -86,7 +87,7 @@ impl Streamed {
         while let Ok(piece) = self.response.chunk().await {
             match (piece, &mut self.fill) {
                 (Some(piece), Some(fill)) => fill.writer.write(piece).ok()?,
-                (None, Some(_)) => return self.fill.take()?.commit(),
+                (None, Some(_)) => return self.fill.take().map(Fill::commit),
                 (_, None) => return None,
             }
         }
@@ -95,21 +96,13 @@ impl Streamed {
 }
 
 impl Fill {
-    fn commit(self) -> Option<Object> {
-        match self.writer.commit() {
-            Ok(object) => {
-                self.core.metrics.cache_stored_total.add(1);
-                if let Some(leader) = self.leader {
-                    leader.finish(Outcome::Stored);
-                }
-                Some(object)
-            }
-            Err(error) => {
-                tracing::debug!(%error, "response not stored");
-                self.core.metrics.cache_store_failures_total.add(1);
-                None
-            }
+    fn commit(self) -> Object {
+        let object = self.writer.commit();
+        self.core.metrics.cache_stored_total.add(1);
+        if let Some(leader) = self.leader {
+            leader.finish(Outcome::Stored);
         }
+        object
     }
 
     /// There is no room: the others must ask for themselves.
@@ -188,7 +181,7 @@ impl Storing<'_> {
                 let generation = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos() as u64);
                 let mut meta = Vec::new();
                 encode_variants(generation, &names, &mut meta);
-                self.store.insert(&key, &meta, b"").and_then(Writer::commit).ok()?;
+                self.store.insert(&key, &meta, b"").ok()?.commit();
                 generation
             }
         };

@@ -3,7 +3,8 @@
 use tidegate_http::cache::conditional::{self, Precondition};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::cache::{RequestDirectives, Reuse};
-use tidegate_http::{FieldId, Method, Normalized, RequestHead};
+use tidegate_http::normalize::Normalized;
+use tidegate_http::{FieldId, Method, RequestHead};
 use tidegate_store::{Object, Store};
 
 use crate::data_core::DataCore;

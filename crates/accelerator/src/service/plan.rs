@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tidegate_core::IpPrefix;
-use tidegate_http::Personality;
+use tidegate_http::normalize::Personality;
 use tidegate_store::Store;
 
 use crate::service::files::Root;

@@ -3,8 +3,10 @@
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 
+use tidegate_http::forward::{write_field, write_response_fields};
+use tidegate_http::normalize::normalize;
 use tidegate_http::{
-    BodyFraming, Method, RequestHead, Version, normalize, write_chunk_header, write_last_chunk, write_response_fields,
+    BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -237,7 +239,7 @@ impl Connection<'_> {
         let response = streamed.response;
         fill::write_status_line(&response.head(), &mut out);
         for (_, name, value) in response.head().fields.iter() {
-            tidegate_http::write_field(name, value, &mut out);
+            write_field(name, value, &mut out);
         }
         out.extend_from_slice(b"\r\n");
         let Some((mut upstream, early)) = response.into_tunnel() else { return };

@@ -17,7 +17,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version, normalize};
+use tidegate_http::normalize::normalize;
+use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
