@@ -6,6 +6,7 @@ use crate::chars::is_value;
 use crate::error::{BodyError, HeadError};
 use crate::field::FieldId;
 use crate::parser::FieldLines;
+use crate::simd::{self, Scan, Task};
 
 /// Bounds of what a chunked body may hold beside its data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -191,7 +192,9 @@ impl ChunkedDecoder {
         let before = self.trailer.len();
         let taken = input.len().min((limit as usize).saturating_sub(before));
         self.trailer.extend_from_slice(&input[..taken]);
-        if self.lines.parse(&self.trailer, self.limits.trailer_fields).map_err(BodyError::BadTrailer)? {
+        let fields = self.limits.trailer_fields;
+        let section = TrailerSection { lines: &mut self.lines, bytes: &self.trailer, fields };
+        if simd::run(section).map_err(BodyError::BadTrailer)? {
             let consumed = self.lines.position - before;
             self.trailer.truncate(self.lines.position);
             self.at = At::Done;
@@ -216,6 +219,22 @@ impl ChunkedDecoder {
             .iter()
             .filter(|field| !forbidden_in_trailers(field.id))
             .map(|field| (field.name.of(&self.trailer), field.value.of(&self.trailer)))
+    }
+}
+
+/// One look at a trailer section.
+struct TrailerSection<'d> {
+    lines: &'d mut FieldLines,
+    bytes: &'d [u8],
+    fields: u16,
+}
+
+impl Task for TrailerSection<'_> {
+    type Output = Result<bool, HeadError>;
+
+    #[inline(always)]
+    fn run<S: Scan>(self, scan: S) -> Self::Output {
+        self.lines.parse(scan, self.bytes, self.fields)
     }
 }
 

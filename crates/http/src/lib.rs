@@ -9,9 +9,11 @@ mod error;
 mod field;
 pub mod forward;
 mod head;
+mod machine;
 mod names;
 pub mod normalize;
 mod parser;
+mod simd;
 mod status;
 
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, write_chunk, write_chunk_header, write_last_chunk};

@@ -11,15 +11,18 @@ pub(crate) const NAME_BLOCK: usize = 32;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct NamePattern {
-    pattern: [u8; NAME_BLOCK],
-    fold: [u8; NAME_BLOCK],
+    pub pattern: [u8; NAME_BLOCK],
+    pub fold: [u8; NAME_BLOCK],
+    /// Length of the name without its colon, in bytes.
+    pub length: u8,
 }
 
 impl NamePattern {
     const fn of(name: &str) -> Self {
         let name = name.as_bytes();
         assert!(name.len() < NAME_BLOCK, "a known field name does not fit its block");
-        let mut this = Self { pattern: [0xff; NAME_BLOCK], fold: [0xff; NAME_BLOCK] };
+        let mut this =
+            Self { pattern: [0xff; NAME_BLOCK], fold: [0xff; NAME_BLOCK], length: name.len() as u8 };
         let mut i = 0;
         while i < name.len() {
             assert!(

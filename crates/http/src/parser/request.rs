@@ -1,9 +1,10 @@
 use super::framing::{self, ConnectionSays};
 use super::{FieldLines, HeadLimits, Progress};
-use crate::chars::{is_target, is_token};
 use crate::error::HeadError;
 use crate::field::{FieldId, Fields, Span};
 use crate::head::{BodyFraming, Method, RequestHead, Version};
+use crate::machine::MACHINE;
+use crate::simd::{self, Scan, Task};
 
 /// RFC 9112 §2.2 asks for robustness against "at least one" empty line before the request line.
 const EMPTY_LINES_SKIPPED: u8 = 4;
@@ -76,19 +77,50 @@ impl RequestParser {
     /// # Errors
     /// The head is malformed or exceeds a limit: the same error however the bytes were split.
     pub fn parse(&mut self, buffer: &[u8]) -> Result<Progress, HeadError> {
+        simd::run(Parse { parser: self, buffer })
+    }
+
+    #[inline(always)]
+    fn parse_with<S: Scan>(&mut self, scan: S, buffer: &[u8]) -> Result<Progress, HeadError> {
         if self.at == At::Complete {
             return Ok(Progress::Complete { length: self.lines.position });
         }
         let head = &buffer[..buffer.len().min(self.limits.head_bytes as usize)];
-        if self.at != At::Fields && !self.parse_line(head)? {
+        if self.at != At::Fields && !self.whole_line(scan, head) && !self.parse_line(scan, head)? {
             return self.incomplete(head);
         }
-        if !self.lines.parse(head, self.limits.fields)? {
+        if !self.lines.parse(scan, head, self.limits.fields)? {
             return self.incomplete(head);
         }
         self.conclude(head)?;
         self.at = At::Complete;
         Ok(Progress::Complete { length: self.lines.position })
+    }
+
+    /// The fast path: a request line that is complete and within the limit, and nothing about it is unusual. What stops
+    /// it is left as if untouched.
+    #[inline(always)]
+    fn whole_line<S: Scan>(&mut self, scan: S, head: &[u8]) -> bool {
+        let start = self.lines.position;
+        if self.at != At::Start {
+            return false;
+        }
+        let Some((method, target)) = MACHINE.method(head, start) else { return false };
+        let target_end = scan.target_end(head, target);
+        if head.get(target_end) != Some(&b' ') || target_end == target {
+            return false;
+        }
+        let Some((version, end)) = MACHINE.version(head, target_end + 1) else { return false };
+        if end - start > self.limits.request_line_bytes as usize {
+            return false;
+        }
+        self.method = method;
+        self.method_span = Span { start: start as u32, length: (target - 1 - start) as u32 };
+        self.target = Span { start: target as u32, length: (target_end - target) as u32 };
+        self.version = version;
+        self.lines.position = end;
+        self.at = At::Fields;
+        true
     }
 
     fn incomplete(&self, head: &[u8]) -> Result<Progress, HeadError> {
@@ -98,14 +130,15 @@ impl RequestParser {
         Ok(Progress::Incomplete)
     }
 
-    /// The request line; true when it is complete.
-    fn parse_line(&mut self, head: &[u8]) -> Result<bool, HeadError> {
+    /// The slow path: the request line from wherever the last call stopped; true when it is complete.
+    #[inline(always)]
+    fn parse_line<S: Scan>(&mut self, scan: S, head: &[u8]) -> Result<bool, HeadError> {
         if self.at == At::Start && !self.skip_empty_lines(head)? {
             return Ok(false);
         }
         let limit = self.limits.request_line_bytes;
         let line = &head[..head.len().min(self.line + limit as usize)];
-        let complete = self.parse_line_within(line)?;
+        let complete = self.parse_line_within(scan, line)?;
         if !complete && line.len() == self.line + limit as usize {
             return Err(HeadError::RequestLineTooLong { limit });
         }
@@ -135,39 +168,34 @@ impl RequestParser {
         }
     }
 
-    fn parse_line_within(&mut self, line: &[u8]) -> Result<bool, HeadError> {
+    fn parse_line_within<S: Scan>(&mut self, scan: S, line: &[u8]) -> Result<bool, HeadError> {
         loop {
-            let rest = &line[self.lines.position..];
             match self.at {
                 At::Method => {
-                    let Some(length) = rest.iter().position(|&byte| !is_token(byte)) else {
-                        self.lines.position = line.len();
-                        return Ok(false);
-                    };
-                    self.lines.position += length;
-                    if rest[length] != b' ' || self.lines.position == self.token {
-                        return Err(HeadError::BadMethod);
+                    self.lines.position = scan.token_end(line, self.lines.position);
+                    match line.get(self.lines.position) {
+                        None => return Ok(false),
+                        Some(b' ') if self.lines.position > self.token => {}
+                        Some(_) => return Err(HeadError::BadMethod),
                     }
                     self.method_span = self.take();
                     self.method = Method::from_bytes(self.method_span.of(line));
                     self.at = At::Target;
                 }
                 At::Target => {
-                    let Some(length) = rest.iter().position(|&byte| !is_target(byte)) else {
-                        self.lines.position = line.len();
-                        return Ok(false);
-                    };
-                    self.lines.position += length;
-                    match rest[length] {
-                        b' ' if self.lines.position > self.token => {}
-                        b'\r' if self.lines.position > self.token => return Err(HeadError::BadVersion),
-                        b'\n' => return Err(HeadError::BareLineFeed),
-                        _ => return Err(HeadError::BadTarget),
+                    self.lines.position = scan.target_end(line, self.lines.position);
+                    match line.get(self.lines.position) {
+                        None => return Ok(false),
+                        Some(b' ') if self.lines.position > self.token => {}
+                        Some(b'\r') if self.lines.position > self.token => return Err(HeadError::BadVersion),
+                        Some(b'\n') => return Err(HeadError::BareLineFeed),
+                        Some(_) => return Err(HeadError::BadTarget),
                     }
                     self.target = self.take();
                     self.at = At::Version;
                 }
                 At::Version => {
+                    let rest = line.get(self.lines.position..).unwrap_or(b"");
                     let Some(version) = version(rest)? else { return Ok(false) };
                     match rest[8..] {
                         [] | [b'\r'] => return Ok(false),
@@ -230,6 +258,21 @@ impl RequestParser {
             expect_continue: self.expect_continue,
             upgrade: self.upgrade,
         }
+    }
+}
+
+/// One call of [`RequestParser::parse`].
+struct Parse<'p> {
+    parser: &'p mut RequestParser,
+    buffer: &'p [u8],
+}
+
+impl Task for Parse<'_> {
+    type Output = Result<Progress, HeadError>;
+
+    #[inline(always)]
+    fn run<S: Scan>(self, scan: S) -> Self::Output {
+        self.parser.parse_with(scan, self.buffer)
     }
 }
 

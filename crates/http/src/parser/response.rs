@@ -1,10 +1,11 @@
 use super::framing::{self, ConnectionSays};
 use super::request::version;
 use super::{FieldLines, HeadLimits, Progress};
-use crate::chars::is_value;
 use crate::error::HeadError;
 use crate::field::{Fields, Span};
 use crate::head::{BodyFraming, Method, ResponseHead, Version};
+use crate::machine::MACHINE;
+use crate::simd::{self, Scan, Task};
 
 /// Where in the head the parser stopped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -61,12 +62,17 @@ impl ResponseParser {
     /// # Errors
     /// The head is malformed or exceeds a limit: the same error however the bytes were split.
     pub fn parse(&mut self, buffer: &[u8]) -> Result<Progress, HeadError> {
+        simd::run(Parse { parser: self, buffer })
+    }
+
+    #[inline(always)]
+    fn parse_with<S: Scan>(&mut self, scan: S, buffer: &[u8]) -> Result<Progress, HeadError> {
         if self.at == At::Complete {
             return Ok(Progress::Complete { length: self.lines.position });
         }
         let limit = self.limits.head_bytes;
         let head = &buffer[..buffer.len().min(limit as usize)];
-        if !self.parse_line(head)? || !self.lines.parse(head, self.limits.fields)? {
+        if !self.parse_line(scan, head)? || !self.lines.parse(scan, head, self.limits.fields)? {
             if head.len() >= limit as usize {
                 return Err(HeadError::HeadTooLarge { limit });
             }
@@ -78,11 +84,11 @@ impl ResponseParser {
     }
 
     /// The status line; true when it is complete.
-    fn parse_line(&mut self, head: &[u8]) -> Result<bool, HeadError> {
+    fn parse_line<S: Scan>(&mut self, scan: S, head: &[u8]) -> Result<bool, HeadError> {
         let limit = self.limits.request_line_bytes;
         let line = &head[..head.len().min(limit as usize)];
         if self.at == At::Status && !self.parse_status(line)?
-            || self.at == At::Reason && !self.parse_reason(line)?
+            || self.at == At::Reason && !self.parse_reason(scan, line)?
         {
             if line.len() >= limit as usize {
                 return Err(HeadError::RequestLineTooLong { limit });
@@ -94,6 +100,10 @@ impl ResponseParser {
 
     /// `HTTP/1.1 200`, then a space or, where the reason is missing altogether, the end of the line.
     fn parse_status(&mut self, line: &[u8]) -> Result<bool, HeadError> {
+        if let Some((version, status, end)) = MACHINE.status_line(line) {
+            self.begin_reason(version, status, end);
+            return Ok(true);
+        }
         let Some(version) = version(line)? else { return Ok(false) };
         let mut status = 0;
         for (i, &byte) in line[8..].iter().take(4).enumerate() {
@@ -107,23 +117,25 @@ impl ResponseParser {
         }
         match line.get(12) {
             None => return Ok(false),
-            Some(b' ') => self.lines.position = 13,
-            Some(b'\r') => self.lines.position = 12,
+            Some(b' ') => self.begin_reason(version, status, 13),
+            Some(b'\r') => self.begin_reason(version, status, 12),
             Some(b'\n') => return Err(HeadError::BareLineFeed),
             Some(_) => return Err(HeadError::BadStatus),
         }
-        self.status = status;
-        self.version = version;
-        self.reason.start = self.lines.position as u32;
-        self.at = At::Reason;
         Ok(true)
     }
 
-    fn parse_reason(&mut self, line: &[u8]) -> Result<bool, HeadError> {
-        let rest = &line[self.lines.position..];
-        let length = rest.iter().position(|&byte| !is_value(byte)).unwrap_or(rest.len());
-        self.lines.position += length;
-        match rest[length..] {
+    fn begin_reason(&mut self, version: Version, status: u16, reason: usize) {
+        self.version = version;
+        self.status = status;
+        self.lines.position = reason;
+        self.reason.start = reason as u32;
+        self.at = At::Reason;
+    }
+
+    fn parse_reason<S: Scan>(&mut self, scan: S, line: &[u8]) -> Result<bool, HeadError> {
+        self.lines.position = scan.value_end(line, self.lines.position);
+        match line[self.lines.position..] {
             [] | [b'\r'] => return Ok(false),
             [b'\r', b'\n', ..] => {}
             [b'\r', ..] => return Err(HeadError::BareCarriageReturn),
@@ -156,5 +168,20 @@ impl ResponseParser {
             framing: self.framing,
             keep_alive: self.keep_alive,
         }
+    }
+}
+
+/// One call of [`ResponseParser::parse`].
+struct Parse<'p> {
+    parser: &'p mut ResponseParser,
+    buffer: &'p [u8],
+}
+
+impl Task for Parse<'_> {
+    type Output = Result<Progress, HeadError>;
+
+    #[inline(always)]
+    fn run<S: Scan>(self, scan: S) -> Self::Output {
+        self.parser.parse_with(scan, self.buffer)
     }
 }
