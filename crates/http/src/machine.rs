@@ -167,12 +167,17 @@ impl Transition {
     #[inline(always)]
     fn by_range(&self, byte: u8) -> (u8, usize) {
         let rank = ALPHABET[usize::from(byte)];
-        for (i, (edge, &next)) in self.edges.as_chunks::<2>().0.iter().zip(&self.next).enumerate() {
-            let within = rank.wrapping_sub(edge[0]);
-            if within < edge[1] {
+        let mut i = 0;
+        while i < 4 {
+            let within = rank.wrapping_sub(self.edges[2 * i]);
+            if within < self.edges[2 * i + 1] {
                 let indexed = i == 0 && self.control & INDEXED != 0;
-                return (if indexed { next + within } else { next }, usize::from(self.lengths[0]));
+                return (
+                    if indexed { self.next[0] + within } else { self.next[i] },
+                    usize::from(self.lengths[0]),
+                );
             }
+            i += 1;
         }
         (self.otherwise, 0)
     }
@@ -180,20 +185,22 @@ impl Transition {
     #[inline(always)]
     fn by_pattern(&self, word: u32) -> (u8, usize) {
         let fold = if self.control & FOLD != 0 { 0x2020_2020 } else { 0 };
-        let [a, b] = [0, 4].map(|i| {
-            let pattern =
-                u32::from_le_bytes([self.edges[i], self.edges[i + 1], self.edges[i + 2], self.edges[i + 3]]);
-            let anything = ((pattern >> 7) & 0x0101_0101) * 0xff;
-            word | fold | anything == pattern
-        });
-        if a {
+        let [a, b, c, d, e, f, g, h] = self.edges;
+        if matches(word | fold, u32::from_le_bytes([a, b, c, d])) {
             (self.next[0], usize::from(self.lengths[0]))
-        } else if b {
+        } else if matches(word | fold, u32::from_le_bytes([e, f, g, h])) {
             (self.next[1], usize::from(self.lengths[1]))
         } else {
             (self.otherwise, 0)
         }
     }
+}
+
+/// Whether four bytes match a pattern, in which 0xff matches anything.
+#[inline(always)]
+fn matches(word: u32, pattern: u32) -> bool {
+    let anything = ((pattern >> 7) & 0x0101_0101) * 0xff;
+    word | anything == pattern
 }
 
 /// Four bytes of `text` from `at`; beyond its end zeros, which match no pattern.

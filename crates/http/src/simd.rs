@@ -77,37 +77,37 @@ fn end_of(text: &[u8], mut at: usize, belongs: impl Fn(u8) -> bool) -> usize {
     at
 }
 
-/// The search shared by all vector widths. `stops` gives, for `WIDTH` bytes, a bit for each byte that ends the run.
-#[inline(always)]
-fn search<const WIDTH: usize>(
-    text: &[u8],
-    mut at: usize,
-    belongs: impl Fn(u8) -> bool,
-    stops: impl Fn(&[u8; WIDTH]) -> u32,
-) -> usize {
-    while let Some(block) = text.get(at..).and_then(<[u8]>::first_chunk) {
-        let stops = stops(block);
-        if stops != 0 {
-            return at + stops.trailing_zeros() as usize;
+/// The search shared by all vector widths. `$stops` gives, for a block of `$width` bytes, a bit for each byte that ends
+/// the run. A macro and not a function of closures: what holds vector instructions must be inlined into the function that
+/// enables them, and closures need not be.
+#[cfg(target_arch = "x86_64")]
+macro_rules! search {
+    ($text:expr, $at:expr, $belongs:expr, $width:literal, $scan:ident.$stops:ident) => {{
+        let (text, mut at): (&[u8], usize) = ($text, $at);
+        loop {
+            let Some(block) = text.get(at..).and_then(<[u8]>::first_chunk::<$width>) else { break };
+            let stops: u32 = $scan.$stops(block);
+            if stops != 0 {
+                return at + stops.trailing_zeros() as usize;
+            }
+            at += $width;
         }
-        at += WIDTH;
-    }
-    // Fewer than WIDTH bytes are left: look once more at the last WIDTH bytes and ignore those before `at`.
-    match text.last_chunk() {
-        Some(block) if at < text.len() => {
-            let seen = WIDTH - (text.len() - at);
-            let stops = stops(block) >> seen;
-            if stops == 0 { text.len() } else { at + stops.trailing_zeros() as usize }
+        // Fewer bytes are left than fill a block: look at the last block again and ignore what was before `at`.
+        match text.last_chunk::<$width>() {
+            Some(block) if at < text.len() => {
+                let stops: u32 = $scan.$stops(block) >> ($width - (text.len() - at));
+                if stops == 0 { text.len() } else { at + stops.trailing_zeros() as usize }
+            }
+            _ => end_of(text, at, $belongs),
         }
-        _ => end_of(text, at, belongs),
-    }
+    }};
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{NAME_BLOCK, NamePattern, Scan, Task, is_target, is_token, is_value, search};
+    use super::{NAME_BLOCK, NamePattern, Scan, Task, end_of, is_target, is_token, is_value};
 
     /// By the low half of a byte: bit `h` says that the byte with high half `h` is a token character. Twice, because a
     /// shuffle works on halves of a register.
@@ -147,51 +147,62 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(super) struct Avx2(());
 
+    impl Avx2 {
+        #[inline(always)]
+        fn value_stops(self, block: &[u8; 32]) -> u32 {
+            // SAFETY: `self` proves AVX2; the load reads the 32 bytes of `block` and needs no alignment.
+            unsafe {
+                let bytes = _mm256_loadu_si256(block.as_ptr().cast());
+                let printable = _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, _mm256_set1_epi8(0x20)), bytes);
+                let tab = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(0x09));
+                let delete = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(0x7f));
+                let belongs = _mm256_andnot_si256(delete, _mm256_or_si256(printable, tab));
+                !(_mm256_movemask_epi8(belongs) as u32)
+            }
+        }
+
+        #[inline(always)]
+        fn target_stops(self, block: &[u8; 32]) -> u32 {
+            // SAFETY: `self` proves AVX2; the load reads the 32 bytes of `block` and needs no alignment.
+            unsafe {
+                let bytes = _mm256_loadu_si256(block.as_ptr().cast());
+                let visible = _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, _mm256_set1_epi8(0x21)), bytes);
+                let delete = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(0x7f));
+                !(_mm256_movemask_epi8(_mm256_andnot_si256(delete, visible)) as u32)
+            }
+        }
+
+        #[inline(always)]
+        fn token_stops(self, block: &[u8; 32]) -> u32 {
+            // SAFETY: `self` proves AVX2; each load reads the 32 bytes of one array and needs no alignment.
+            unsafe {
+                let bytes = _mm256_loadu_si256(block.as_ptr().cast());
+                let rows = _mm256_loadu_si256(TOKEN_ROWS.as_ptr().cast());
+                let bits = _mm256_loadu_si256(ROW_BITS.as_ptr().cast());
+                // A byte from 0x80 on gives an empty row.
+                let row = _mm256_shuffle_epi8(rows, bytes);
+                let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(0x0f));
+                let bit = _mm256_shuffle_epi8(bits, high);
+                let belongs = _mm256_cmpeq_epi8(_mm256_and_si256(row, bit), bit);
+                !(_mm256_movemask_epi8(belongs) as u32)
+            }
+        }
+    }
+
     impl Scan for Avx2 {
         #[inline(always)]
         fn value_end(self, text: &[u8], at: usize) -> usize {
-            search(text, at, is_value, |block: &[u8; 32]| {
-                // SAFETY: `self` proves AVX2; the load reads the 32 bytes of `block` and needs no alignment.
-                unsafe {
-                    let bytes = _mm256_loadu_si256(block.as_ptr().cast());
-                    let printable = _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, _mm256_set1_epi8(0x20)), bytes);
-                    let tab = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(0x09));
-                    let delete = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(0x7f));
-                    let belongs = _mm256_andnot_si256(delete, _mm256_or_si256(printable, tab));
-                    !(_mm256_movemask_epi8(belongs) as u32)
-                }
-            })
+            search!(text, at, is_value, 32, self.value_stops)
         }
 
         #[inline(always)]
         fn target_end(self, text: &[u8], at: usize) -> usize {
-            search(text, at, is_target, |block: &[u8; 32]| {
-                // SAFETY: `self` proves AVX2; the load reads the 32 bytes of `block` and needs no alignment.
-                unsafe {
-                    let bytes = _mm256_loadu_si256(block.as_ptr().cast());
-                    let visible = _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, _mm256_set1_epi8(0x21)), bytes);
-                    let delete = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(0x7f));
-                    !(_mm256_movemask_epi8(_mm256_andnot_si256(delete, visible)) as u32)
-                }
-            })
+            search!(text, at, is_target, 32, self.target_stops)
         }
 
         #[inline(always)]
         fn token_end(self, text: &[u8], at: usize) -> usize {
-            search(text, at, is_token, |block: &[u8; 32]| {
-                // SAFETY: `self` proves AVX2; each load reads the 32 bytes of one array and needs no alignment.
-                unsafe {
-                    let bytes = _mm256_loadu_si256(block.as_ptr().cast());
-                    let rows = _mm256_loadu_si256(TOKEN_ROWS.as_ptr().cast());
-                    let bits = _mm256_loadu_si256(ROW_BITS.as_ptr().cast());
-                    // A byte from 0x80 on gives an empty row.
-                    let row = _mm256_shuffle_epi8(rows, bytes);
-                    let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(0x0f));
-                    let bit = _mm256_shuffle_epi8(bits, high);
-                    let belongs = _mm256_cmpeq_epi8(_mm256_and_si256(row, bit), bit);
-                    !(_mm256_movemask_epi8(belongs) as u32)
-                }
-            })
+            search!(text, at, is_token, 32, self.token_stops)
         }
 
         #[inline(always)]
@@ -211,38 +222,46 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(super) struct Sse2;
 
+    impl Sse2 {
+        #[inline(always)]
+        fn value_stops(self, block: &[u8; 16]) -> u32 {
+            // SAFETY: x86-64 has SSE2; the load reads the 16 bytes of `block` and needs no alignment.
+            unsafe {
+                let bytes = _mm_loadu_si128(block.as_ptr().cast());
+                let printable = _mm_cmpeq_epi8(_mm_max_epu8(bytes, _mm_set1_epi8(0x20)), bytes);
+                let tab = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(0x09));
+                let delete = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(0x7f));
+                let belongs = _mm_andnot_si128(delete, _mm_or_si128(printable, tab));
+                !(_mm_movemask_epi8(belongs) as u32) & 0xffff
+            }
+        }
+
+        #[inline(always)]
+        fn target_stops(self, block: &[u8; 16]) -> u32 {
+            // SAFETY: x86-64 has SSE2; the load reads the 16 bytes of `block` and needs no alignment.
+            unsafe {
+                let bytes = _mm_loadu_si128(block.as_ptr().cast());
+                let visible = _mm_cmpeq_epi8(_mm_max_epu8(bytes, _mm_set1_epi8(0x21)), bytes);
+                let delete = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(0x7f));
+                !(_mm_movemask_epi8(_mm_andnot_si128(delete, visible)) as u32) & 0xffff
+            }
+        }
+    }
+
     impl Scan for Sse2 {
         #[inline(always)]
         fn value_end(self, text: &[u8], at: usize) -> usize {
-            search(text, at, is_value, |block: &[u8; 16]| {
-                // SAFETY: x86-64 has SSE2; the load reads the 16 bytes of `block` and needs no alignment.
-                unsafe {
-                    let bytes = _mm_loadu_si128(block.as_ptr().cast());
-                    let printable = _mm_cmpeq_epi8(_mm_max_epu8(bytes, _mm_set1_epi8(0x20)), bytes);
-                    let tab = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(0x09));
-                    let delete = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(0x7f));
-                    let belongs = _mm_andnot_si128(delete, _mm_or_si128(printable, tab));
-                    !(_mm_movemask_epi8(belongs) as u32) & 0xffff
-                }
-            })
+            search!(text, at, is_value, 16, self.value_stops)
         }
 
         #[inline(always)]
         fn target_end(self, text: &[u8], at: usize) -> usize {
-            search(text, at, is_target, |block: &[u8; 16]| {
-                // SAFETY: x86-64 has SSE2; the load reads the 16 bytes of `block` and needs no alignment.
-                unsafe {
-                    let bytes = _mm_loadu_si128(block.as_ptr().cast());
-                    let visible = _mm_cmpeq_epi8(_mm_max_epu8(bytes, _mm_set1_epi8(0x21)), bytes);
-                    let delete = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(0x7f));
-                    !(_mm_movemask_epi8(_mm_andnot_si128(delete, visible)) as u32) & 0xffff
-                }
-            })
+            search!(text, at, is_target, 16, self.target_stops)
         }
 
         #[inline(always)]
         fn token_end(self, text: &[u8], at: usize) -> usize {
-            super::end_of(text, at, is_token)
+            end_of(text, at, is_token)
         }
 
         #[inline(always)]
