@@ -30,9 +30,7 @@ static ALPHABET: [u8; 256] = {
         i += 1;
     }
     assert!(next - 26 == rank::MARKS.1, "as many marks as the grammar has");
-    ranks[b'\r' as usize] = rank::CR.0;
     ranks[b' ' as usize] = rank::SP.0;
-    ranks[b':' as usize] = rank::COLON.0;
     ranks
 };
 
@@ -43,19 +41,14 @@ mod rank {
     pub(super) const DIGITS: Range = (26, 10);
     pub(super) const DIGITS_BUT_ZERO: Range = (27, 9);
     pub(super) const MARKS: Range = (36, 15);
-    pub(super) const COLON: Range = (51, 1);
-    pub(super) const SP: Range = (52, 1);
-    pub(super) const CR: Range = (53, 1);
-    pub(super) const OTHER: u8 = 54;
+    pub(super) const SP: Range = (51, 1);
+    pub(super) const OTHER: u8 = 52;
 }
 
 /// Edges are ranges of the alphabet, not patterns.
 const RANGES: u8 = 1;
 /// Patterns match letters in either case.
 const FOLD: u8 = 2;
-/// The first range's edge leads to as many states as it has ranks, one after another.
-const INDEXED: u8 = 4;
-
 /// Targets of edges: 0 is the slow path, from here on it is the end of the walk with a result, else a state.
 const ACCEPT: u8 = 128;
 const SLOW: u8 = 0;
@@ -90,7 +83,8 @@ pub(crate) struct Machine {
     version: u8,
     status_line: u8,
     status_code: u8,
-    line_start: u8,
+    /// The first of 26 states, one for each letter that a field name starts with.
+    letters: u8,
 }
 
 /// How a walk ended.
@@ -135,10 +129,18 @@ impl Machine {
         STATUS_LINES.get(usize::from(accept)).map(|&(_, version)| (version, status, end))
     }
 
-    /// At the start of a field line: the number of the one known field that the name can be, or [`END_OF_FIELDS`].
+    /// At the start of a field line: the number of the one known field that the name can be.
     #[inline(always)]
-    pub(crate) fn line_start(&self, text: &[u8], at: usize) -> Walk {
-        self.walk(self.line_start, text, at)
+    pub(crate) fn known_name(&self, text: &[u8], at: usize) -> Option<u8> {
+        // The one state with more edges than a transition holds: a range of the alphabet, each rank with its own target.
+        let rank = ALPHABET[usize::from(*text.get(at)?)];
+        if rank >= rank::LETTERS.1 {
+            return None;
+        }
+        match self.walk(self.letters + rank, text, at) {
+            Walk::Accept(candidate, _) => Some(candidate),
+            Walk::Slow => None,
+        }
     }
 
     #[inline(always)]
@@ -169,13 +171,8 @@ impl Transition {
         let rank = ALPHABET[usize::from(byte)];
         let mut i = 0;
         while i < 4 {
-            let within = rank.wrapping_sub(self.edges[2 * i]);
-            if within < self.edges[2 * i + 1] {
-                let indexed = i == 0 && self.control & INDEXED != 0;
-                return (
-                    if indexed { self.next[0] + within } else { self.next[i] },
-                    usize::from(self.lengths[0]),
-                );
+            if rank.wrapping_sub(self.edges[2 * i]) < self.edges[2 * i + 1] {
+                return (self.next[i], usize::from(self.lengths[0]));
             }
             i += 1;
         }
@@ -254,9 +251,6 @@ const COMMON: &[FieldId] = &[
     FieldId::Vary,
 ];
 
-/// Accepted at the empty line that ends the fields; smaller numbers are those of known fields.
-pub(crate) const END_OF_FIELDS: u8 = 127;
-
 /// The description that the table is built from: which words and ranges may come next in which state.
 const fn describe() -> Machine {
     let mut builder = Builder { table: [Transition::EMPTY; TRANSITIONS], used: 1 };
@@ -286,9 +280,6 @@ const fn describe() -> Machine {
         names.add_name(FieldId::KNOWN[i].0);
         i += 1;
     }
-    let mut empty_line = Words::NONE;
-    empty_line.add("\r\n", END_OF_FIELDS);
-
     let method = builder.words(&methods);
     let version = builder.words(&versions);
     let status_line = builder.words(&status_lines);
@@ -297,14 +288,7 @@ const fn describe() -> Machine {
     let digit = builder.range(1, rank::DIGITS, digit);
     let status_code = builder.range(1, rank::DIGITS_BUT_ZERO, digit);
     let letters = builder.names_by_letter(&names);
-    let empty_line = builder.words(&empty_line);
-    let line_start = builder.add(Transition {
-        control: RANGES | INDEXED,
-        edges: [rank::LETTERS.0, rank::LETTERS.1, rank::CR.0, rank::CR.1, 0, 0, 0, 0],
-        next: [letters, empty_line, SLOW, SLOW],
-        ..Transition::EMPTY
-    });
-    Machine { table: builder.table, method, version, status_line, status_code, line_start }
+    Machine { table: builder.table, method, version, status_line, status_code, letters }
 }
 
 /// Words that a state may continue with, in the order in which they are tried.
@@ -502,8 +486,6 @@ mod tests {
         assert_eq!(accepted(MACHINE.version, b"HTTP/1.2\r\n"), None);
         assert_eq!(accepted(MACHINE.status_code, b"404 "), Some((0, 4)));
         assert_eq!(accepted(MACHINE.status_code, b"044 "), None);
-        assert_eq!(accepted(MACHINE.line_start, b"\r\n"), Some((END_OF_FIELDS, 2)));
-        assert_eq!(accepted(MACHINE.line_start, b"\r"), None);
     }
 
     #[test]
@@ -511,7 +493,7 @@ mod tests {
         for &(id, name) in FieldId::KNOWN {
             for name in [name.to_owned(), name.to_ascii_uppercase()] {
                 let text = format!("{name}: value\r\n");
-                let (candidate, _) = accepted(MACHINE.line_start, text.as_bytes()).unwrap();
+                let candidate = MACHINE.known_name(text.as_bytes(), 0).unwrap();
                 assert_eq!(FieldId::from_index(candidate), id);
             }
         }

@@ -2,8 +2,8 @@
 
 use crate::error::HeadError;
 use crate::field::{Field, FieldId, Span};
-use crate::machine::{END_OF_FIELDS, MACHINE, Walk};
-use crate::names::{NAME_BLOCK, PATTERNS};
+use crate::machine::MACHINE;
+use crate::names::{NAME_BLOCK, NamePattern, PATTERNS};
 use crate::simd::Scan;
 
 /// Where within a field line the parser stopped.
@@ -62,31 +62,30 @@ impl FieldLines {
     fn whole_lines<S: Scan>(&mut self, scan: S, window: &[u8], limit: usize) -> bool {
         loop {
             let start = self.position;
-            let (id, colon) = match MACHINE.line_start(window, start) {
-                Walk::Accept(END_OF_FIELDS, end) => {
-                    self.position = end;
-                    return true;
+            // Whatever may stand in a name may stand in a value. Seeking the end of the line first, not the colon, lets
+            // the processor begin the next line while this one's name is still being recognized.
+            let end = scan.value_end(window, start);
+            if window.get(end..).and_then(<[u8]>::first_chunk) != Some(b"\r\n") {
+                return false;
+            }
+            if end == start {
+                self.position = end + 2;
+                return true;
+            }
+            let (id, colon) = match MACHINE.known_name(window, start) {
+                Some(candidate)
+                    if scan.name_matches(block(window, start, &mut [0; NAME_BLOCK]), pattern(candidate)) =>
+                {
+                    (FieldId::from_index(candidate), start + usize::from(pattern(candidate).length))
                 }
-                Walk::Accept(candidate, _) => {
-                    let known = &PATTERNS[usize::from(candidate) % PATTERNS.len()];
-                    if scan.name_matches(block(window, start, &mut [0; NAME_BLOCK]), known) {
-                        (FieldId::from_index(candidate), start + usize::from(known.length))
-                    } else {
-                        (FieldId::Other, scan.token_end(window, start))
-                    }
-                }
-                Walk::Slow => (FieldId::Other, scan.token_end(window, start)),
+                _ => (FieldId::Other, scan.token_end(window, start)),
             };
             if window.get(colon) != Some(&b':') || colon == start || self.fields.len() >= limit {
                 return false;
             }
             let mut value = colon + 1;
-            while window.get(value).is_some_and(|&byte| is_blank(byte)) {
+            while value < end && is_blank(window[value]) {
                 value += 1;
-            }
-            let end = scan.value_end(window, value);
-            if window.get(end..).and_then(<[u8]>::first_chunk) != Some(b"\r\n") {
-                return false;
             }
             self.push(window, Field { id, name: span(start, colon), value: span(value, end) });
             self.position = end + 2;
@@ -176,6 +175,11 @@ enum Step {
     Taken,
     Incomplete,
     End,
+}
+
+#[inline(always)]
+fn pattern(candidate: u8) -> &'static NamePattern {
+    &PATTERNS[usize::from(candidate) % PATTERNS.len()]
 }
 
 /// The bytes from `at`, for a comparison of fixed size; near the end of `window` a copy in `spare`.

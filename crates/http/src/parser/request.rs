@@ -168,6 +168,7 @@ impl RequestParser {
         }
     }
 
+    #[inline(always)]
     fn parse_line_within<S: Scan>(&mut self, scan: S, line: &[u8]) -> Result<bool, HeadError> {
         loop {
             match self.at {

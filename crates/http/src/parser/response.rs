@@ -84,6 +84,7 @@ impl ResponseParser {
     }
 
     /// The status line; true when it is complete.
+    #[inline(always)]
     fn parse_line<S: Scan>(&mut self, scan: S, head: &[u8]) -> Result<bool, HeadError> {
         let limit = self.limits.request_line_bytes;
         let line = &head[..head.len().min(limit as usize)];
@@ -133,6 +134,7 @@ impl ResponseParser {
         self.at = At::Reason;
     }
 
+    #[inline(always)]
     fn parse_reason<S: Scan>(&mut self, scan: S, line: &[u8]) -> Result<bool, HeadError> {
         self.lines.position = scan.value_end(line, self.lines.position);
         match line[self.lines.position..] {
