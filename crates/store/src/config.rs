@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 pub const MIN_BUDGET_BYTES: u64 = 1 << 20;
 
 /// The largest arena that 32-bit granule numbers can address.
-pub const MAX_BUDGET_BYTES: u64 = 1 << 40;
+pub const MAX_BUDGET_BYTES: u64 = 1 << 39;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]

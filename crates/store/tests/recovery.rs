@@ -1,0 +1,218 @@
+//! What is found again after a restart, from intact and from damaged files.
+mod support;
+
+use std::fs;
+use std::path::Path;
+use support::{Random, put, verify};
+use tidegate_store::{Config, MIN_BUDGET_BYTES, Store, StoreError, Unusable, Visit};
+
+const BUDGET: u64 = 2 * MIN_BUDGET_BYTES;
+
+fn open(path: &Path) -> (Store, tidegate_store::OpenReport) {
+    Store::open(Config::new(BUDGET).with_path(path)).unwrap()
+}
+
+fn fill(store: &Store, objects: u64) {
+    for n in 0..objects {
+        let length = if n % 10 == 0 { 90_000 } else { 100 * n as usize };
+        put(store, &n.to_le_bytes(), n, length, n % 2 == 0).unwrap();
+    }
+}
+
+fn verify_all(store: &Store) -> u64 {
+    store.check_invariants();
+    let mut objects = 0;
+    let mut keys = Vec::new();
+    store.for_each(|key, _| {
+        keys.push(key.to_vec());
+        Visit::Keep
+    });
+    for key in keys {
+        let object = store.get(&key).unwrap();
+        assert_eq!(verify(&object).to_le_bytes(), key[..]);
+        objects += 1;
+    }
+    objects
+}
+
+#[test]
+fn a_reopened_store_holds_what_was_committed_and_not_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, report) = open(directory.path());
+    assert_eq!(report.objects, 0);
+    fill(&store, 40);
+    assert!(store.remove(&7_u64.to_le_bytes()));
+    put(&store, &8_u64.to_le_bytes(), 8, 5, true).unwrap();
+    let mut unfinished = store.insert(b"unfinished", b"", b"").unwrap();
+    unfinished.write(b"half a body").unwrap();
+    drop(unfinished);
+    let before = store.stats();
+    store.sync().unwrap();
+    drop(store);
+    let (store, report) = open(directory.path());
+    assert_eq!((report.objects, report.torn_dropped), (before.objects, 0));
+    assert_eq!(report.bytes, before.used_bytes);
+    assert_eq!(verify_all(&store), 39);
+    assert_eq!(store.get(&8_u64.to_le_bytes()).unwrap().body_length(), 5);
+    assert!(store.get(&7_u64.to_le_bytes()).is_none());
+    fill(&store, 60);
+    store.check_invariants();
+}
+
+#[test]
+fn meta_replaced_after_a_304_survives_with_a_body_in_several_extents() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = || Config { max_object_bytes: 1 << 20, ..Config::new(4 << 20).with_path(directory.path()) };
+    let (store, _) = Store::open(config()).unwrap();
+    let old = put(&store, b"large", 3, 900_000, false).unwrap();
+    assert!(old.body().count() > 1);
+    let meta = [old.meta(), b"revalidated"].concat();
+    let used = store.stats().used_bytes;
+    let new = store.replace_meta(b"large", &old, &meta, old.head()).unwrap();
+    assert!(store.stats().used_bytes - used < 300_000, "the whole body was copied");
+    drop(new);
+    assert_eq!(verify(&old), 3);
+    drop(old);
+    store.check_invariants();
+    drop(store);
+    let (store, report) = Store::open(config()).unwrap();
+    assert_eq!((report.objects, report.torn_dropped), (1, 0));
+    let object = store.get(b"large").unwrap();
+    assert_eq!(object.meta(), meta);
+    assert_eq!(verify(&object), 3);
+}
+
+#[test]
+fn a_second_process_on_the_same_directory_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = open(directory.path());
+    let second = Store::open(Config::new(BUDGET).with_path(directory.path()));
+    assert!(matches!(second, Err(StoreError::InUse { .. })));
+    let pin = put(&store, b"pinned", 1, 10, true).unwrap();
+    drop(store);
+    let second = Store::open(Config::new(BUDGET).with_path(directory.path()));
+    assert!(matches!(second, Err(StoreError::InUse { .. })), "the arena is still mapped");
+    drop(pin);
+    assert_eq!(open(directory.path()).1.objects, 1);
+}
+
+#[test]
+fn an_unusable_file_is_set_aside_with_the_reason_and_few_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let arena = directory.path().join("arena");
+    type Damage = fn(&Path);
+    let damages: [(Damage, fn(Unusable) -> bool); 6] = [
+        (|p| fs::write(p, b"").unwrap(), |r| r == Unusable::Magic),
+        (|p| fs::write(p, [7; 5000]).unwrap(), |r| r == Unusable::Magic),
+        (|p| flip(p, 8), |r| matches!(r, Unusable::Version { .. })),
+        (|p| flip(p, 25), |r| r == Unusable::Superblock),
+        (
+            |p| fs::OpenOptions::new().write(true).open(p).unwrap().set_len(BUDGET / 2).unwrap(),
+            |r| r == Unusable::Size { found: BUDGET / 2, expected: BUDGET },
+        ),
+        (
+            |p| {
+                fs::remove_file(p).unwrap();
+                std::os::unix::fs::symlink("/dev/zero", p).unwrap();
+            },
+            |r| r == Unusable::Magic,
+        ),
+    ];
+    for (damage, expected) in damages {
+        let (store, _) = open(directory.path());
+        fill(&store, 5);
+        drop(store);
+        damage(&arena);
+        let (store, report) = open(directory.path());
+        let set_aside = report.set_aside.expect("set aside");
+        assert!(expected(set_aside.reason), "{}", set_aside.reason);
+        assert!(set_aside.path.symlink_metadata().is_ok());
+        assert_eq!((report.objects, store.stats().objects), (0, 0));
+        fill(&store, 5);
+    }
+    let kept = fs::read_dir(directory.path()).unwrap();
+    let kept =
+        kept.filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().contains("set-aside")).count();
+    assert_eq!(kept, 2);
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 0x41;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_file_with_damaged_bytes_gives_intact_objects_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = open(directory.path());
+    fill(&store, 60);
+    drop(store);
+    let arena = directory.path().join("arena");
+    let intact = fs::read(&arena).unwrap();
+    let (mut dropped, mut survived) = (0, 0);
+    for seed in 0..120_u64 {
+        let mut random = Random(seed);
+        let mut bytes = intact.clone();
+        for _ in 0..1 + random.below(60) {
+            let at = 4096 + random.below(BUDGET - 4096) as usize;
+            // Words at the start of a granule are where the format lives: damage those as often as bodies.
+            let at = if random.below(2) == 0 { at } else { at / 256 * 256 + random.below(80) as usize };
+            match random.below(3) {
+                0 => bytes[at] ^= 1 << random.below(8),
+                1 => bytes[at] = random.next() as u8,
+                _ => {
+                    let from = random.below(BUDGET - 4096) as usize;
+                    let length = (random.below(4096) as usize).min(bytes.len() - at.max(from));
+                    bytes.copy_within(from..from + length, at);
+                }
+            }
+        }
+        fs::write(&arena, bytes).unwrap();
+        let (store, report) = open(directory.path());
+        assert!(report.set_aside.is_none(), "seed {seed}");
+        dropped += report.torn_dropped;
+        survived += verify_all(&store);
+        fill(&store, 90);
+        store.check_invariants();
+    }
+    assert!(dropped > 100 && survived > 1000, "{dropped} dropped, {survived} survived");
+}
+
+#[test]
+fn a_body_that_imitates_a_record_is_not_taken_for_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = open(directory.path());
+    put(&store, b"victim", 1, 100, true).unwrap();
+    drop(store);
+    let file = fs::read(directory.path().join("arena")).unwrap();
+    let at = (0..file.len()).step_by(256).find(|at| file[*at..].starts_with(b"TGrc")).unwrap();
+    let record = file[at..at + 256].to_vec();
+    let (store, _) = open(directory.path());
+    let mut writer = store.insert_sized(b"attacker", b"", b"", 25_600).unwrap();
+    // Whatever the alignment of the body is, some copy lies at the start of a granule.
+    for shift in 0..100 {
+        writer.write(&[0]).unwrap();
+        writer.write(&record[..255 - shift % 2]).unwrap();
+    }
+    let object = writer.commit();
+    drop(object);
+    store.remove(b"attacker");
+    store.remove(b"victim");
+    drop(store);
+    let (store, report) = open(directory.path());
+    assert_eq!(report.objects, 0);
+    assert!(store.get(b"victim").is_none());
+}
+
+#[test]
+fn a_full_disk_is_one_clear_error_at_open() {
+    // The root of /proc takes no files; a file system too small for the budget cannot be had without privileges.
+    let error = Store::open(Config::new(BUDGET).with_path("/proc/tidegate-store")).unwrap_err();
+    assert!(error.to_string().starts_with("/proc/tidegate-store: cannot create directory"), "{error}");
+    let directory = tempfile::tempdir().unwrap();
+    let error = Store::open(Config::new(1 << 39).with_path(directory.path())).unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "only the lock is left");
+    assert!(matches!(Store::open(Config::new(1)), Err(StoreError::Budget { .. })));
+}
