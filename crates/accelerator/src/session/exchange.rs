@@ -151,7 +151,7 @@ impl Connection<'_> {
             match piece.map_err(|error| io::Error::other(error.to_string()))? {
                 None => break,
                 Some([]) => {}
-                Some(piece) if framing == ClientFraming::NoBody => drop(piece),
+                Some(_) if matches!(framing, ClientFraming::NoBody | ClientFraming::HeadOnly(_)) => {}
                 Some(piece) => {
                     if chunked {
                         write_chunk_header(piece.len(), &mut out);

@@ -1,0 +1,75 @@
+use std::io;
+
+use tidegate_http::{BodyError, HeadError};
+
+/// Why no response came, or not all of it. Says whose fault it is; [`UpstreamError::status`] is the answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum UpstreamError {
+    /// Every server of the group is out.
+    #[error("no server of the group is available")]
+    NoServer,
+    /// As many connections as allowed are busy, and none became free in time.
+    #[error("all connections to the server are busy")]
+    Busy,
+    /// No connection could be established.
+    #[error("cannot connect: {0}")]
+    Connect(io::Error),
+    /// The server took too long to accept the connection.
+    #[error("the connection attempt timed out")]
+    ConnectTimeout,
+    /// The server was silent for too long.
+    #[error("the server did not answer in time")]
+    ResponseTimeout,
+    /// The connection broke.
+    #[error("the connection to the server broke: {0}")]
+    Broken(io::Error),
+    /// The server closed the connection before the response was whole.
+    #[error("the server closed the connection before the response was whole")]
+    Incomplete,
+    /// The response's head is malformed.
+    #[error("malformed response: {0}")]
+    Head(HeadError),
+    /// The response's body is malformed.
+    #[error("malformed response body: {0}")]
+    Body(BodyError),
+    /// The client's body could not be read.
+    #[error("the request body could not be read: {0}")]
+    Client(BodyReadError),
+}
+
+/// Why the client's body could not be read; always the client's fault.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub(crate) enum BodyReadError {
+    /// The chunked coding is wrong.
+    #[error("malformed chunked coding")]
+    Malformed,
+    /// The client closed the connection before the body was whole.
+    #[error("the client went away")]
+    ClientGone,
+    /// The body came more slowly than allowed.
+    #[error("the body came too slowly")]
+    TooSlow,
+    /// The body is larger than allowed.
+    #[error("the body is too large")]
+    TooLarge,
+}
+
+impl UpstreamError {
+    /// The status that tells the client (RFC 9110 §15.6.3–5).
+    pub(crate) fn status(&self) -> u16 {
+        match self {
+            Self::NoServer | Self::Busy => 503,
+            Self::ConnectTimeout | Self::ResponseTimeout => 504,
+            Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::Head(_) | Self::Body(_) => 502,
+            Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
+            Self::Client(BodyReadError::TooSlow) => 408,
+            Self::Client(BodyReadError::TooLarge) => 413,
+        }
+    }
+
+    /// Whether the client is to blame, so that the server's health does not suffer.
+    pub(crate) fn is_clients_fault(&self) -> bool {
+        matches!(self, Self::Client(_))
+    }
+}

@@ -1,0 +1,193 @@
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::settings::{Balance, Upstream};
+use crate::upstream::{OutgoingRequest, UpstreamError};
+
+/// The state of one upstream server.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct UpstreamStatus {
+    /// The group's name.
+    pub group: String,
+    /// The server's address.
+    pub server: SocketAddr,
+    /// Whether it gets requests.
+    pub healthy: bool,
+    /// Requests in progress.
+    pub in_progress: u64,
+    /// Requests since the start.
+    pub requests: u64,
+    /// Failures since the start.
+    pub failures: u64,
+    /// What went wrong last.
+    pub last_error: Option<String>,
+}
+
+/// All groups, shared by all data cores.
+pub(crate) struct Groups {
+    start: Instant,
+    groups: Vec<Group>,
+}
+
+/// Servers that serve the same content.
+pub(crate) struct Group {
+    pub settings: Upstream,
+    pub servers: Vec<Server>,
+    next: AtomicUsize,
+}
+
+/// One server's health and counters.
+pub(crate) struct Server {
+    pub address: SocketAddr,
+    hash: u64,
+    /// What the active check found.
+    checked_healthy: AtomicBool,
+    failures_in_a_row: AtomicU32,
+    /// Until then, in milliseconds since the start, the server gets no requests; then one request probes it.
+    out_until_ms: AtomicU64,
+    in_progress: AtomicUsize,
+    requests: AtomicU64,
+    failures: AtomicU64,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Groups {
+    pub(crate) fn new(settings: &[Upstream]) -> Self {
+        let groups = settings
+            .iter()
+            .map(|settings| Group {
+                servers: settings.servers.iter().map(|address| Server::new(*address)).collect(),
+                settings: settings.clone(),
+                next: AtomicUsize::new(0),
+            })
+            .collect();
+        Self { start: Instant::now(), groups }
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&Group> {
+        self.groups.get(index)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter()
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The state of every server.
+    pub(crate) fn status(&self) -> Vec<UpstreamStatus> {
+        let now_ms = self.now_ms();
+        let status = |group: &Group, server: &Server| UpstreamStatus {
+            group: group.settings.name.clone(),
+            server: server.address,
+            healthy: server.is_available(now_ms),
+            in_progress: server.in_progress.load(Ordering::Relaxed) as u64,
+            requests: server.requests.load(Ordering::Relaxed),
+            failures: server.failures.load(Ordering::Relaxed),
+            last_error: server.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        };
+        self.groups.iter().flat_map(|group| group.servers.iter().map(move |server| status(group, server))).collect()
+    }
+}
+
+impl Group {
+    /// The server for a request, none of those in `tried`. When every server is out, the least recently failed is
+    /// tried all the same: an answer that may come is better than none.
+    pub(crate) fn pick(&self, request: &OutgoingRequest<'_>, tried: &[usize], now_ms: u64) -> Option<usize> {
+        let candidates = || (0..self.servers.len()).filter(|index| !tried.contains(index));
+        let available = || candidates().filter(|index| self.servers[*index].is_available(now_ms));
+        let chosen = match self.settings.balance {
+            Balance::RoundRobin => {
+                let count = available().count();
+                let turn = self.next.fetch_add(1, Ordering::Relaxed);
+                available().nth(turn.checked_rem(count).unwrap_or(0))
+            }
+            Balance::LeastConnections => {
+                available().min_by_key(|index| self.servers[*index].in_progress.load(Ordering::Relaxed))
+            }
+            Balance::HashUrl => available().max_by_key(|index| self.servers[*index].rank(request.hash_url)),
+            Balance::HashHost => available().max_by_key(|index| self.servers[*index].rank(request.hash_host)),
+        };
+        chosen
+            .inspect(|index| self.servers[*index].begin_probe(now_ms, self.settings.fail_timeout.as_millis() as u64))
+            .or_else(|| candidates().min_by_key(|index| self.servers[*index].out_until_ms.load(Ordering::Relaxed)))
+    }
+}
+
+impl Server {
+    fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            hash: xxh3_64(address.to_string().as_bytes()),
+            checked_healthy: AtomicBool::new(true),
+            failures_in_a_row: AtomicU32::new(0),
+            out_until_ms: AtomicU64::new(0),
+            in_progress: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            last_error: Mutex::new(None),
+        }
+    }
+
+    fn is_available(&self, now_ms: u64) -> bool {
+        self.checked_healthy.load(Ordering::Relaxed) && self.out_until_ms.load(Ordering::Relaxed) <= now_ms
+    }
+
+    /// Rendezvous hashing: the loss of a server moves only its own share.
+    fn rank(&self, hash: u64) -> u64 {
+        xxh3_64(&(self.hash ^ hash.rotate_left(17)).to_le_bytes())
+    }
+
+    /// A server that comes back from an outage gets one request; the others wait for how that one ends.
+    fn begin_probe(&self, now_ms: u64, fail_timeout_ms: u64) {
+        if self.out_until_ms.load(Ordering::Relaxed) != 0 {
+            self.out_until_ms.store(now_ms.saturating_add(fail_timeout_ms), Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn request_began(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.in_progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn request_ended(&self) {
+        self.in_progress.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn succeeded(&self) {
+        // Written only when it changes, so that the line stays shared between the cores.
+        if self.failures_in_a_row.load(Ordering::Relaxed) != 0 || self.out_until_ms.load(Ordering::Relaxed) != 0 {
+            self.failures_in_a_row.store(0, Ordering::Relaxed);
+            if self.out_until_ms.swap(0, Ordering::Relaxed) != 0 {
+                tracing::info!(server = %self.address, "upstream server is back");
+            }
+        }
+    }
+
+    pub(crate) fn failed(&self, error: &UpstreamError, settings: &Upstream, now_ms: u64) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        let failures = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        if settings.max_failures != 0 && failures >= settings.max_failures {
+            let until_ms = now_ms.saturating_add(settings.fail_timeout.as_millis() as u64).max(1);
+            if self.out_until_ms.swap(until_ms, Ordering::Relaxed) == 0 {
+                tracing::warn!(server = %self.address, %error, "upstream server is taken out");
+            }
+        }
+    }
+
+    pub(crate) fn checked(&self, healthy: bool, reason: Option<String>) {
+        if self.checked_healthy.swap(healthy, Ordering::Relaxed) != healthy {
+            tracing::info!(server = %self.address, healthy, "health check changed its mind");
+        }
+        if reason.is_some() {
+            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        }
+    }
+}

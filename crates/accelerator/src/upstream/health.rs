@@ -1,0 +1,55 @@
+//! Active health checks: a request to every server at a fixed interval.
+
+use std::sync::Arc;
+
+use tidegate_http::{BodyFraming, Method};
+
+use crate::settings::HealthCheck;
+use crate::upstream::exchange::{EmptyBody, ExchangeLimits, OutgoingRequest, exchange};
+use crate::upstream::groups::{Groups, Server};
+use crate::upstream::pool::connect;
+use crate::upstream::UpstreamError;
+
+/// Checks every group that asks for it, until it is dropped. Runs on one data core.
+pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
+    let mut checks = tokio::task::JoinSet::new();
+    for (index, group) in groups.iter().enumerate() {
+        let Some(check) = group.settings.health_check.clone() else { continue };
+        for server in 0..group.servers.len() {
+            let (groups, check) = (Arc::clone(&groups), check.clone());
+            checks.spawn_local(async move {
+                let mut interval = tokio::time::interval(check.interval);
+                loop {
+                    interval.tick().await;
+                    let Some(server) = groups.get(index).and_then(|group| group.servers.get(server)) else { return };
+                    let result = tokio::time::timeout(check.timeout, ask(server, &check)).await;
+                    match result {
+                        Ok(Ok(status)) if status < 400 => server.checked(true, None),
+                        Ok(Ok(status)) => server.checked(false, Some(format!("health check: status {status}"))),
+                        Ok(Err(error)) => server.checked(false, Some(format!("health check: {error}"))),
+                        Err(_) => server.checked(false, Some("health check timed out".to_owned())),
+                    }
+                }
+            });
+        }
+    }
+    while checks.join_next().await.is_some() {}
+}
+
+async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError> {
+    let stream = connect(server, check.timeout).await?;
+    let head = format!(
+        "GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: tidegate-health-check\r\nConnection: close\r\n\r\n",
+        check.path, server.address
+    );
+    let request = OutgoingRequest {
+        head: head.as_bytes(),
+        method: Method::Get,
+        framing: BodyFraming::None,
+        hash_url: 0,
+        hash_host: 0,
+    };
+    let limits = ExchangeLimits { silence: check.timeout };
+    let received = exchange(&stream, &request, &mut EmptyBody, limits).await?;
+    Ok(received.head.parser.head(&received.head.bytes).status)
+}

@@ -1,0 +1,23 @@
+//! Origin servers: which one gets a request, the connections to it, and what is done when it fails.
+//!
+//! [`Groups`] is shared by all data cores: the servers, their health and counters. [`Pools`] is one core's: its idle
+//! connections. A request goes through [`Pools::send`], which returns when the response's head is here; the body is
+//! then read from the [`Response`], which gives its connection back to the pool once the body has been read.
+
+mod error;
+mod exchange;
+mod groups;
+mod health;
+mod pool;
+mod response;
+
+pub(crate) use error::{BodyReadError, UpstreamError};
+pub(crate) use exchange::{EmptyBody, OutgoingRequest, RequestBody};
+pub use groups::UpstreamStatus;
+pub(crate) use groups::Groups;
+pub(crate) use health::run_health_checks;
+pub(crate) use pool::Pools;
+pub(crate) use response::Response;
+
+#[cfg(test)]
+mod tests;

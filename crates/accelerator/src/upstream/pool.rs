@@ -1,0 +1,226 @@
+//! One core's connections to servers.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, RequestBody, exchange};
+use crate::upstream::groups::{Group, Groups, Server};
+use crate::upstream::{Response, UpstreamError};
+
+/// Connections tried for one request, over all servers.
+const ATTEMPTS: usize = 3;
+
+/// One core's idle connections.
+pub(crate) struct Pools {
+    groups: Arc<Groups>,
+    pools: Vec<Vec<Rc<Pool>>>,
+}
+
+/// Connections to one server.
+struct Pool {
+    /// The most recently used last, so that the others time out.
+    idle: RefCell<Vec<(TcpStream, Instant)>>,
+    open: Cell<usize>,
+    freed: Notify,
+}
+
+/// The right to one connection of a pool; counts as a request in progress until it is dropped.
+pub(crate) struct Lease {
+    groups: Arc<Groups>,
+    group: usize,
+    server: usize,
+    pool: Rc<Pool>,
+}
+
+impl Pools {
+    pub(crate) fn new(groups: Arc<Groups>) -> Self {
+        let pool = || Rc::new(Pool { idle: RefCell::default(), open: Cell::new(0), freed: Notify::new() });
+        let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
+        Self { groups, pools }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Sends a request to a server of the group and waits for the response's head.
+    ///
+    /// A server that cannot be reached is replaced by another one. A connection that turns out to be dead is replaced
+    /// only if the request may be repeated (RFC 9110 §9.2.2) and its body has not been touched.
+    pub(crate) async fn send<B: RequestBody>(
+        &self,
+        group_index: usize,
+        request: OutgoingRequest<'_>,
+        mut body: B,
+    ) -> Result<Response, UpstreamError> {
+        let group = self.groups.get(group_index).ok_or(UpstreamError::NoServer)?;
+        let mut tried = Vec::new();
+        let mut last = UpstreamError::NoServer;
+        for _ in 0..ATTEMPTS {
+            let now_ms = self.groups.now_ms();
+            let Some(server) = group.pick(&request, &tried, now_ms) else { break };
+            let lease = match self.lease(group, group_index, server).await {
+                Ok(lease) => Rc::new(lease),
+                Err(error) => {
+                    last = error;
+                    tried.push(server);
+                    continue;
+                }
+            };
+            match self.attempt(group, &lease, &request, &mut body).await {
+                Ok(response) => return Ok(response),
+                Err(Failed { error, retry }) => {
+                    if !retry {
+                        return Err(error);
+                    }
+                    tried.push(server);
+                    last = error;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// One server: idle connections first, since they cost no round trip, then a new one.
+    async fn attempt<B: RequestBody>(
+        &self,
+        group: &Group,
+        lease: &Rc<Lease>,
+        request: &OutgoingRequest<'_>,
+        body: &mut B,
+    ) -> Result<Response, Failed> {
+        let settings = &group.settings;
+        let limits = ExchangeLimits { silence: settings.response_timeout };
+        if let Some(stream) = lease.pool.take_idle(settings.idle_timeout) {
+            match exchange(&stream, request, body, limits).await {
+                Ok(received) => {
+                    lease.server().succeeded();
+                    return Ok(Response::new(received, limits.silence, stream, Rc::clone(lease)));
+                }
+                // The server closed the connection while it was idle: that says nothing about its health.
+                Err(UpstreamError::Incomplete | UpstreamError::Broken(_))
+                    if request.method.is_idempotent() && body.is_replayable() => {}
+                Err(error) => return Err(lease.blame(error, false)),
+            }
+        }
+        let stream = match connect(lease.server(), settings.connect_timeout).await {
+            Ok(stream) => stream,
+            Err(error) => return Err(lease.blame(error, body.is_replayable())),
+        };
+        match exchange(&stream, request, body, limits).await {
+            Ok(received) => {
+                lease.server().succeeded();
+                Ok(Response::new(received, limits.silence, stream, Rc::clone(lease)))
+            }
+            Err(error) => {
+                let retry = request.method.is_idempotent()
+                    && body.is_replayable()
+                    && matches!(error, UpstreamError::Incomplete | UpstreamError::Broken(_));
+                Err(lease.blame(error, retry))
+            }
+        }
+    }
+
+    async fn lease(&self, group: &Group, group_index: usize, server: usize) -> Result<Lease, UpstreamError> {
+        let pool = self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
+        let settings = &group.settings;
+        if pool.open.get() >= settings.max_connections {
+            let free = async {
+                while pool.open.get() >= settings.max_connections {
+                    pool.freed.notified().await;
+                }
+            };
+            tokio::time::timeout(settings.connect_timeout, free).await.map_err(|_| UpstreamError::Busy)?;
+        }
+        pool.open.set(pool.open.get() + 1);
+        if let Some(server) = group.servers.get(server) {
+            server.request_began();
+        }
+        Ok(Lease { groups: Arc::clone(&self.groups), group: group_index, server, pool: Rc::clone(pool) })
+    }
+}
+
+/// Why an attempt failed, and whether another one is safe.
+struct Failed {
+    error: UpstreamError,
+    retry: bool,
+}
+
+impl Pool {
+    /// An idle connection on which nothing has arrived, not even its end.
+    fn take_idle(&self, idle_timeout: Duration) -> Option<TcpStream> {
+        let mut idle = self.idle.borrow_mut();
+        while let Some((stream, since)) = idle.pop() {
+            if since.elapsed() > idle_timeout {
+                // Those below were used even longer ago.
+                idle.clear();
+                return None;
+            }
+            let mut byte = [0];
+            match stream.try_read(&mut byte) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(stream),
+                // Closed, or bytes that belong to no request: a response that was never asked for.
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+impl Lease {
+    fn group(&self) -> &Group {
+        // Leases are made from indices that the groups have confirmed, and groups never change.
+        &self.groups.get(self.group).expect("a lease's group exists")
+    }
+
+    fn server(&self) -> &Server {
+        &self.group().servers[self.server]
+    }
+
+    /// Keeps a connection for the next request.
+    pub(crate) fn give_back(&self, stream: TcpStream) {
+        let mut idle = self.pool.idle.borrow_mut();
+        if idle.len() >= self.group().settings.idle_connections {
+            if idle.is_empty() {
+                return;
+            }
+            idle.remove(0);
+        }
+        idle.push((stream, Instant::now()));
+    }
+
+    /// Counts a failure of the server.
+    pub(crate) fn failed(&self, error: &UpstreamError) {
+        if !error.is_clients_fault() {
+            self.server().failed(error, &self.group().settings, self.groups.now_ms());
+        }
+    }
+
+    fn blame(&self, error: UpstreamError, retry: bool) -> Failed {
+        self.failed(&error);
+        Failed { error, retry }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.server().request_ended();
+        self.pool.open.set(self.pool.open.get() - 1);
+        self.pool.freed.notify_one();
+    }
+}
+
+pub(crate) async fn connect(server: &Server, timeout: Duration) -> Result<TcpStream, UpstreamError> {
+    let attempt = tokio::time::timeout(timeout, TcpStream::connect(server.address)).await;
+    let stream = attempt.map_err(|_| UpstreamError::ConnectTimeout)?.map_err(UpstreamError::Connect)?;
+    stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
+    Ok(stream)
+}

@@ -1,0 +1,187 @@
+//! A response as it is read from a server.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
+use tokio::net::TcpStream;
+
+use crate::upstream::UpstreamError;
+use crate::upstream::exchange::{Head, Received, read_more};
+use crate::upstream::pool::Lease;
+
+/// An interim response (RFC 9110 §15.2).
+pub(crate) struct Interim(Head);
+
+impl Interim {
+    pub(crate) fn head(&self) -> ResponseHead<'_> {
+        self.0.parser.head(&self.0.bytes)
+    }
+}
+
+/// A response whose head is here. Reading the body to its end gives the connection back to the pool.
+pub(crate) struct Response {
+    head: Head,
+    interim: VecDeque<Head>,
+    body: Body,
+    buffer: Vec<u8>,
+    taken: usize,
+    silence: Duration,
+    connection: Option<(TcpStream, Rc<Lease>)>,
+    reusable: bool,
+}
+
+enum Body {
+    Done,
+    Length { left: u64 },
+    Chunked(Box<ChunkedDecoder>),
+    UntilClose,
+}
+
+impl Response {
+    pub(crate) fn new(received: Received, silence: Duration, stream: TcpStream, lease: Rc<Lease>) -> Self {
+        let head = received.head.parser.head(&received.head.bytes);
+        let body = match head.framing {
+            BodyFraming::None | BodyFraming::Length(0) => Body::Done,
+            BodyFraming::Length(left) => Body::Length { left },
+            BodyFraming::Chunked => Body::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
+            BodyFraming::UntilClose => Body::UntilClose,
+        };
+        let reusable = head.keep_alive && received.request_complete && head.status != 101;
+        let mut response = Self {
+            head: received.head,
+            interim: received.interim.into(),
+            body,
+            buffer: received.rest,
+            taken: 0,
+            silence,
+            connection: Some((stream, lease)),
+            reusable,
+        };
+        response.finish_if_done();
+        response
+    }
+
+    pub(crate) fn head(&self) -> ResponseHead<'_> {
+        self.head.parser.head(&self.head.bytes)
+    }
+
+    /// The next interim response that came before this one.
+    pub(crate) fn next_informational(&mut self) -> Option<Interim> {
+        self.interim.pop_front().map(Interim)
+    }
+
+    /// The next piece of the body; `None` at its end.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
+        let piece = loop {
+            match self.decode()? {
+                Decoded::Piece(piece) => break piece,
+                Decoded::End => {
+                    self.finish_if_done();
+                    return Ok(None);
+                }
+                Decoded::Again => {}
+                Decoded::NeedMore => self.read().await?,
+            }
+        };
+        Ok(Some(self.buffer.get(piece).unwrap_or(&[])))
+    }
+
+    /// Trailer fields, once the body has been read (RFC 9112 §7.1.2).
+    pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        match &self.body {
+            Body::Chunked(decoder) => Box::new(decoder.trailers()),
+            _ => Box::new(std::iter::empty()),
+        }
+    }
+
+    /// The connection of a 101 response and what has arrived on it since.
+    pub(crate) fn into_tunnel(mut self) -> Option<(TcpStream, Vec<u8>)> {
+        let (stream, _) = self.connection.take()?;
+        Some((stream, self.buffer.split_off(self.taken)))
+    }
+
+    async fn read(&mut self) -> Result<(), UpstreamError> {
+        let Some((stream, lease)) = &self.connection else { return Err(UpstreamError::Incomplete) };
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        match read_more(stream, &mut self.buffer, self.silence).await {
+            Ok(0) if matches!(self.body, Body::UntilClose) => {
+                self.body = Body::Done;
+                Ok(())
+            }
+            Ok(0) => {
+                lease.failed(&UpstreamError::Incomplete);
+                Err(UpstreamError::Incomplete)
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                lease.failed(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn decode(&mut self) -> Result<Decoded, UpstreamError> {
+        let input = self.buffer.get(self.taken..).unwrap_or(&[]);
+        let available = input.len();
+        let take = match &mut self.body {
+            Body::Done => return Ok(Decoded::End),
+            Body::UntilClose => available,
+            Body::Length { left } => {
+                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(available);
+                *left -= take as u64;
+                if *left == 0 {
+                    self.body = Body::Done;
+                }
+                take
+            }
+            Body::Chunked(decoder) => {
+                if decoder.is_done() {
+                    return Ok(Decoded::End);
+                }
+                let decoded = decoder.decode(input).map_err(UpstreamError::Body)?;
+                let piece = self.taken + decoded.data.start..self.taken + decoded.data.end;
+                self.taken += decoded.consumed;
+                return Ok(match (piece.is_empty(), decoded.done, decoded.consumed) {
+                    (false, ..) => Decoded::Piece(piece),
+                    (true, true, _) => Decoded::End,
+                    (true, false, 0) => Decoded::NeedMore,
+                    (true, false, _) => Decoded::Again,
+                });
+            }
+        };
+        if take == 0 {
+            return Ok(Decoded::NeedMore);
+        }
+        let piece = self.taken..self.taken + take;
+        self.taken += take;
+        Ok(Decoded::Piece(piece))
+    }
+
+    /// Gives the connection back once nothing more will come on it; bytes beyond the response spoil it.
+    fn finish_if_done(&mut self) {
+        let done = match &self.body {
+            Body::Done => true,
+            Body::Chunked(decoder) => decoder.is_done(),
+            _ => false,
+        };
+        if done && self.head().status != 101
+            && let Some((stream, lease)) = self.connection.take()
+            && self.reusable
+            && self.taken == self.buffer.len()
+        {
+            lease.give_back(stream);
+        }
+    }
+}
+
+enum Decoded {
+    Piece(Range<usize>),
+    End,
+    NeedMore,
+    /// Something was used up that is not data, such as a chunk's size.
+    Again,
+}

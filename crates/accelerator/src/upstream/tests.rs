@@ -1,0 +1,202 @@
+//! Servers that misbehave, on loopback.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidegate_http::{BodyFraming, Method};
+
+use super::{BodyReadError, EmptyBody, Groups, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
+use crate::settings::{Balance, Upstream};
+
+/// A server that plays one script a connection: reads a head, writes the bytes, closes.
+fn server(scripts: Vec<Vec<&'static [u8]>>) -> (SocketAddr, JoinHandle<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut requests = 0;
+        for script in scripts {
+            let (mut stream, _) = listener.accept().unwrap();
+            for answer in script {
+                let mut seen = Vec::new();
+                let mut byte = [0; 1];
+                while !seen.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+                    seen.push(byte[0]);
+                }
+                requests += 1;
+                stream.write_all(answer).unwrap();
+            }
+        }
+        requests
+    });
+    (address, thread)
+}
+
+/// An address at which nobody listens.
+fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn pools(servers: Vec<SocketAddr>, change: impl FnOnce(&mut Upstream)) -> Pools {
+    let mut settings = Upstream::new("app", servers);
+    settings.connect_timeout = Duration::from_secs(2);
+    settings.response_timeout = Duration::from_secs(2);
+    change(&mut settings);
+    Pools::new(Arc::new(Groups::new(&[settings])))
+}
+
+fn get(head: &[u8]) -> OutgoingRequest<'_> {
+    OutgoingRequest { head, method: Method::Get, framing: BodyFraming::None, hash_url: 1, hash_host: 2 }
+}
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+
+async fn body_of(response: &mut Response) -> Result<Vec<u8>, UpstreamError> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await? {
+        body.extend_from_slice(piece);
+    }
+    Ok(body)
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_connection_is_used_again_after_a_whole_response() {
+    let answer: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
+    let (address, thread) = server(vec![vec![answer, answer]]);
+    let pools = pools(vec![address], |_| {});
+    for _ in 0..2 {
+        let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+        assert_eq!(response.head().status, 200);
+        assert_eq!(body_of(&mut response).await.unwrap(), b"hi");
+    }
+    assert_eq!(thread.join().unwrap(), 2, "both requests came on the one connection");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn an_idle_connection_that_the_server_closed_is_replaced() {
+    let answer: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
+    let (address, thread) = server(vec![vec![answer], vec![answer]]);
+    let pools = pools(vec![address], |_| {});
+    for _ in 0..2 {
+        let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+        assert_eq!(body_of(&mut response).await.unwrap(), b"hi");
+    }
+    assert_eq!(thread.join().unwrap(), 2);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_server_that_cannot_be_reached_is_replaced_by_another() {
+    let (address, thread) = server(vec![vec![b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]]);
+    let pools = pools(vec![nobody(), address], |settings| settings.balance = Balance::LeastConnections);
+    let response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+    assert_eq!(response.head().status, 200);
+    assert_eq!(thread.join().unwrap(), 1);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_response_that_ends_early_is_an_error() {
+    let (address, _thread) = server(vec![vec![b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi"]]);
+    let pools = pools(vec![address], |_| {});
+    let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+    assert!(matches!(body_of(&mut response).await, Err(UpstreamError::Incomplete)));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn chunked_responses_come_with_their_trailers() {
+    let (address, _thread) =
+        server(vec![vec![b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 7\r\n\r\n"]]);
+    let pools = pools(vec![address], |_| {});
+    let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+    assert_eq!(body_of(&mut response).await.unwrap(), b"hi");
+    let trailers: Vec<_> = response.trailers().collect();
+    assert_eq!(trailers, [(&b"X-Sum"[..], &b"7"[..])]);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_malformed_head_is_a_bad_gateway() {
+    let (address, _thread) = server(vec![vec![b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"]]);
+    let pools = pools(vec![address], |_| {});
+    let error = pools.send(0, get(GET), EmptyBody).await.err().unwrap();
+    assert!(matches!(error, UpstreamError::Head(_)), "{error}");
+    assert_eq!(error.status(), 502);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn interim_responses_are_kept_apart() {
+    let (address, _thread) = server(vec![vec![
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
+    ]]);
+    let pools = pools(vec![address], |_| {});
+    let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+    assert_eq!(response.head().status, 204);
+    assert_eq!(response.next_informational().unwrap().head().status, 103);
+    assert!(response.next_informational().is_none());
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn failures_in_a_row_take_a_server_out() {
+    let address = nobody();
+    let pools = pools(vec![address], |settings| settings.max_failures = 2);
+    for _ in 0..2 {
+        assert_eq!(pools.send(0, get(GET), EmptyBody).await.err().unwrap().status(), 502);
+    }
+    let status = pools.groups().status();
+    assert!(!status[0].healthy);
+    assert_eq!(status[0].failures, 2);
+    assert!(status[0].last_error.as_ref().unwrap().starts_with("cannot connect"));
+}
+
+struct Failing;
+
+impl RequestBody for Failing {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        Err(BodyReadError::TooLarge)
+    }
+
+    fn is_replayable(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_body_that_fails_is_the_clients_fault() {
+    let (address, _thread) = server(vec![vec![b""]]);
+    let pools = pools(vec![address], |_| {});
+    let request = OutgoingRequest { method: Method::Post, framing: BodyFraming::Chunked, ..get(GET) };
+    let error = pools.send(0, request, Failing).await.err().unwrap();
+    assert_eq!(error.status(), 413);
+    assert_eq!(pools.groups().status()[0].failures, 0);
+}
+
+#[test]
+fn round_robin_takes_turns_and_hashing_stays() {
+    let addresses: Vec<SocketAddr> = (1..=3).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
+    let picks = |balance, hash_url| {
+        let settings = Upstream { balance, ..Upstream::new("app", addresses.clone()) };
+        let groups = Groups::new(&[settings]);
+        let group = groups.get(0).unwrap();
+        let request = OutgoingRequest { hash_url, ..get(GET) };
+        (0..6).map(|_| group.pick(&request, &[], 0).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(picks(Balance::RoundRobin, 0), [0, 1, 2, 0, 1, 2]);
+    let stays = picks(Balance::HashUrl, 7);
+    assert!(stays.iter().all(|server| *server == stays[0]));
+    let spread: std::collections::BTreeSet<_> = (0..64).map(|hash| picks(Balance::HashUrl, hash)[0]).collect();
+    assert_eq!(spread.len(), 3);
+}
+
+#[test]
+fn hashing_moves_only_the_share_of_a_lost_server() {
+    let addresses: Vec<SocketAddr> = (1..=4).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
+    let settings = Upstream { balance: Balance::HashUrl, ..Upstream::new("app", addresses) };
+    let groups = Groups::new(&[settings]);
+    let group = groups.get(0).unwrap();
+    for hash in 0..200 {
+        let request = OutgoingRequest { hash_url: hash, ..get(GET) };
+        let before = group.pick(&request, &[], 0).unwrap();
+        let after = group.pick(&request, &[2], 0).unwrap();
+        assert!(before == after || before == 2, "hash {hash} moved from {before} to {after}");
+    }
+}
