@@ -1,0 +1,58 @@
+//! Any split of the bytes gives the same result, and a head written and read back is the same head.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tidegate_http::{HeadError, HeadLimits, Progress, RequestParser};
+
+const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 256, head_bytes: 1024, fields: 12 };
+
+fn describe(parser: &RequestParser, bytes: &[u8], result: Result<Progress, HeadError>) -> String {
+    match result {
+        Ok(Progress::Complete { length }) => format!("{length} {:?}", parser.head(&bytes[..length])),
+        other => format!("{other:?}"),
+    }
+}
+
+fn parse_in_pieces(bytes: &[u8], mut seed: u32) -> String {
+    let mut parser = RequestParser::new(LIMITS);
+    let mut available = 0;
+    loop {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        available = (available + (seed >> 24) as usize % 40).min(bytes.len());
+        // A copy of exactly these bytes: a read beyond them is seen by the sanitizer.
+        let window = bytes[..available].to_vec().into_boxed_slice();
+        let result = parser.parse(&window);
+        if available == bytes.len() || !matches!(result, Ok(Progress::Incomplete)) {
+            return describe(&parser, bytes, result);
+        }
+    }
+}
+
+fn written(parser: &RequestParser, bytes: &[u8]) -> Vec<u8> {
+    let head = parser.head(bytes);
+    let mut out = [head.method_bytes, b" ", head.target, b" "].concat();
+    out.extend_from_slice(format!("{:?}", head.version).replace("Http1", "HTTP/1.").as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for (_, name, value) in head.fields.iter() {
+        out.extend_from_slice(&[name, b":", value, b"\r\n"].concat());
+    }
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((seed, bytes)) = data.split_first_chunk() else { return };
+    let mut parser = RequestParser::new(LIMITS);
+    let result = parser.parse(bytes);
+    let whole = describe(&parser, bytes, result);
+    assert_eq!(parse_in_pieces(bytes, u32::from_le_bytes(*seed)), whole);
+    if let Ok(Progress::Complete { .. }) = result {
+        let out = written(&parser, bytes);
+        let mut again = RequestParser::new(LIMITS);
+        assert_eq!(again.parse(&out), Ok(Progress::Complete { length: out.len() }));
+        assert_eq!(written(&again, &out), out);
+        let (a, b) = (parser.head(bytes), again.head(&out));
+        assert_eq!((a.framing, a.keep_alive, a.upgrade), (b.framing, b.keep_alive, b.upgrade));
+        assert!(a.fields.iter().eq(b.fields.iter()));
+    }
+});

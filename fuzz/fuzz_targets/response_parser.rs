@@ -1,0 +1,32 @@
+//! Any split of the bytes gives the same result.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tidegate_http::{HeadLimits, Method, Progress, ResponseParser};
+
+const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64, head_bytes: 1024, fields: 12 };
+
+fn parse_in_pieces(bytes: &[u8], method: Method, piece: usize) -> String {
+    let mut parser = ResponseParser::new(LIMITS);
+    parser.reset(method);
+    let mut available = 0;
+    loop {
+        available = (available + piece).min(bytes.len());
+        let window = bytes[..available].to_vec().into_boxed_slice();
+        let result = parser.parse(&window);
+        match result {
+            Ok(Progress::Complete { length }) => {
+                return format!("{length} {:?}", parser.head(&bytes[..length]));
+            }
+            Ok(Progress::Incomplete) if available < bytes.len() => {}
+            other => return format!("{other:?}"),
+        }
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&seed, bytes)) = data.split_first() else { return };
+    let method = [Method::Get, Method::Head, Method::Connect, Method::Post][usize::from(seed % 4)];
+    let whole = parse_in_pieces(bytes, method, bytes.len().max(1));
+    assert_eq!(parse_in_pieces(bytes, method, usize::from(seed / 4) % 40 + 1), whole);
+});
