@@ -151,7 +151,7 @@ fn is_end_to_end(
         | FieldId::XForwardedProto => false,
         FieldId::XRealIp if !context.trusted_client => false,
         // `Proxy` becomes HTTP_PROXY in CGI programs ("httpoxy").
-        FieldId::Other if is_proxy_field(name) => false,
+        FieldId::Other if is_proxy_field(name) || imitates_known_field(name) => false,
         _ => !context.removed.contains(&id) && !options.removes(id, name),
     }
 }
@@ -159,6 +159,19 @@ fn is_end_to_end(
 fn is_proxy_field(name: &[u8]) -> bool {
     name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"proxy"))
         && matches!(name.get(5), None | Some(b'-'))
+}
+
+/// CGI and its descendants write `_` for `-`: to them `X_Forwarded_For` is the field that we set, `Transfer_Encoding` the
+/// one that we removed.
+fn imitates_known_field(name: &[u8]) -> bool {
+    let mut hyphened = [0; crate::names::NAME_BLOCK];
+    let Some(hyphened) = hyphened.get_mut(..name.len()).filter(|_| name.contains(&b'_')) else {
+        return false;
+    };
+    for (to, &from) in hyphened.iter_mut().zip(name) {
+        *to = if from == b'_' { b'-' } else { from };
+    }
+    FieldId::from_name(hyphened) != FieldId::Other || is_proxy_field(hyphened)
 }
 
 /// RFC 9110 §7.6.2; a request with 0 must not reach this point.

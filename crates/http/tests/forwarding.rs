@@ -1,0 +1,128 @@
+//! What the next hop sees of a request, and the client of a response.
+
+use tidegate_http::forward::{ForwardContext, write_response_fields, write_upstream_request};
+use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::{
+    BodyFraming, FieldId, HeadLimits, Progress, RequestParser, ResponseParser, status_reason,
+};
+
+const CONTEXT: ForwardContext<'static> = ForwardContext {
+    client: std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)),
+    scheme: "http",
+    via_pseudonym: "tidegate",
+    trusted_client: false,
+    keep_upgrade: false,
+    framing: BodyFraming::None,
+    removed: &[],
+    added: &[],
+};
+
+fn forwarded(request: &str, context: &ForwardContext<'_>) -> String {
+    let mut parser = RequestParser::new(HeadLimits::default());
+    assert!(matches!(parser.parse(request.as_bytes()), Ok(Progress::Complete { .. })), "{request:?}");
+    let head = parser.head(request.as_bytes());
+    let mut scratch = Vec::new();
+    let normalized = normalize(&head, Personality::Strict, &mut scratch).unwrap();
+    let mut out = Vec::new();
+    write_upstream_request(&head, &normalized, context, &mut out);
+    // Whatever goes out is a sound head in normal form.
+    let mut again = RequestParser::new(HeadLimits::default());
+    assert_eq!(again.parse(&out), Ok(Progress::Complete { length: out.len() }));
+    assert_eq!(again.head(&out).framing, context.framing);
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn a_request_goes_on_in_normal_form_with_our_word_for_where_it_came_from() {
+    let sent = "GET http://Example.COM:80/a/../b%7e?q HTTP/1.0\r\nHost: other\r\nAccept: */*\r\nVia: 1.0 x\r\n\
+        X-Forwarded-For: 10.0.0.1\r\nForwarded: for=10.0.0.1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: evil\r\n\
+        X-Real-IP: 10.0.0.1\r\n\r\n";
+    assert_eq!(
+        forwarded(sent, &CONTEXT),
+        "GET /b~?q HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\nVia: 1.0 x\r\nVia: 1.0 tidegate\r\n\
+         X-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: http\r\nX-Forwarded-Host: example.com\r\n\
+         Forwarded: for=192.0.2.1;host=example.com;proto=http\r\n\r\n"
+    );
+}
+
+#[test]
+fn a_trusted_client_keeps_its_word() {
+    let sent = "GET / HTTP/1.1\r\nHost: a:81\r\nX-Forwarded-For: 10.0.0.1\r\nForwarded: for=10.0.0.1\r\n\
+        X-Forwarded-Proto: https\r\nX-Forwarded-Host: public\r\nX-Real-IP: 10.0.0.1\r\n\r\n";
+    let context = ForwardContext { client: "2001:db8::1".parse().unwrap(), trusted_client: true, ..CONTEXT };
+    assert_eq!(
+        forwarded(sent, &context),
+        "GET / HTTP/1.1\r\nHost: a:81\r\nX-Real-IP: 10.0.0.1\r\nVia: 1.1 tidegate\r\n\
+         X-Forwarded-For: 10.0.0.1, 2001:db8::1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: public\r\n\
+         Forwarded: for=10.0.0.1, for=\"[2001:db8::1]\";host=\"a:81\";proto=http\r\n\r\n"
+    );
+}
+
+#[test]
+fn fields_of_one_connection_stay_on_it() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, X-Hop, Host, Cookie\r\nX-Hop: 1\r\nCookie: c=1\r\n\
+        Keep-Alive: 5\r\nProxy-Connection: x\r\nProxy-Authorization: x\r\nProxy: x\r\nProxy-Foo: x\r\nProxying: y\r\n\
+        TE: gzip, Trailers\r\nTrailer: x\r\nUpgrade: h2c\r\nX-End: 2\r\n\r\n";
+    let out = forwarded(sent, &CONTEXT);
+    let (ours, _) = out.split_once("Via").unwrap();
+    assert_eq!(
+        ours,
+        "GET / HTTP/1.1\r\nHost: a\r\nCookie: c=1\r\nProxying: y\r\nX-End: 2\r\nConnection: TE\r\nTE: trailers\r\n"
+    );
+}
+
+#[test]
+fn a_field_that_cgi_takes_for_one_of_ours_does_not_go_on() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nX_Forwarded_For: 10.0.0.1\r\ncontent_length: 3\r\nPROXY_X: y\r\nmy_field: z\r\n\r\n";
+    let out = forwarded(sent, &CONTEXT);
+    assert!(out.starts_with("GET / HTTP/1.1\r\nHost: a\r\nmy_field: z\r\nVia: "));
+}
+
+#[test]
+fn an_upgrade_goes_on_only_when_told() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
+    assert!(!forwarded(sent, &CONTEXT).contains("pgrade"));
+    let out = forwarded(sent, &ForwardContext { keep_upgrade: true, ..CONTEXT });
+    assert!(out.contains("\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"));
+}
+
+#[test]
+fn the_body_is_framed_once_and_as_told() {
+    let sent = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let out = forwarded(sent, &ForwardContext { framing: BodyFraming::Length(7), ..CONTEXT });
+    assert!(out.contains("\r\nContent-Length: 7\r\n") && !out.contains("Transfer-Encoding"));
+    let sent = "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\n\r\n";
+    let out = forwarded(sent, &ForwardContext { framing: BodyFraming::Chunked, ..CONTEXT });
+    assert!(out.contains("\r\nTransfer-Encoding: chunked\r\n") && !out.contains("Content-Length"));
+    let out = forwarded(sent, &ForwardContext { framing: BodyFraming::Length(0), ..CONTEXT });
+    assert!(out.contains("\r\nContent-Length: 0\r\n"));
+}
+
+#[test]
+fn conditions_are_replaced_and_hops_counted() {
+    let context = ForwardContext {
+        removed: &[FieldId::IfNoneMatch, FieldId::Range],
+        added: &[(b"If-None-Match", b"\"ours\"")],
+        ..CONTEXT
+    };
+    let sent = "OPTIONS * HTTP/1.1\r\nHost: a\r\nIf-None-Match: \"theirs\"\r\nRange: bytes=0-1\r\nMax-Forwards: 3\r\n\r\n";
+    let out = forwarded(sent, &context);
+    assert!(out.starts_with("OPTIONS * HTTP/1.1\r\nHost: a\r\nMax-Forwards: 2\r\n"));
+    assert!(out.ends_with("\r\nIf-None-Match: \"ours\"\r\n\r\n"));
+    assert!(!out.contains("theirs") && !out.contains("Range"));
+}
+
+#[test]
+fn a_response_goes_on_without_its_connection() {
+    let sent = b"HTTP/1.1 200 OK\r\nConnection: x-hop, Cache-Control\r\nX-Hop: 1\r\nCache-Control: no-store\r\n\
+        Transfer-Encoding: chunked\r\nKeep-Alive: 5\r\nAge: 3\r\nProxy-Status: a\r\nSet-Cookie: a\r\nset-cookie: b\r\n\r\n";
+    let mut parser = ResponseParser::new(HeadLimits::default());
+    let _ = parser.parse(sent).unwrap();
+    let mut out = Vec::new();
+    write_response_fields(&parser.head(sent), |id, _| id == FieldId::Age, &mut out);
+    assert_eq!(
+        String::from_utf8(out).unwrap(),
+        "Cache-Control: no-store\r\nProxy-Status: a\r\nSet-Cookie: a\r\nset-cookie: b\r\n"
+    );
+    assert_eq!((status_reason(404), status_reason(799)), ("Not Found", ""));
+}
