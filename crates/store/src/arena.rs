@@ -5,7 +5,7 @@
 //! is freed only when nobody pins its object. Words (extent and record headers, free-list links) are accessed
 //! only as atomics and never lie inside a slice that was handed out.
 
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::mm::{MapFlags, MlockFlags, MsyncFlags, ProtFlags, mlock_with, mmap, msync, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -44,6 +44,13 @@ impl Arena {
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Keeps pages in memory from their first use on, as far as the process may (RLIMIT_MEMLOCK).
+    pub(crate) fn lock_in_memory(&self) -> io::Result<()> {
+        // SAFETY: the range is exactly this mapping; locking changes no byte of it.
+        unsafe { mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::ONFAULT) }?;
+        Ok(())
     }
 
     /// Waits until all dirty pages are on the disk.

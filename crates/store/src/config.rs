@@ -42,6 +42,9 @@ pub struct OpenReport {
     pub torn_dropped: u64,
     /// Records that were dropped because a newer record has the same key.
     pub superseded: u64,
+    /// Whether the arena's pages stay in memory. If not (RLIMIT_MEMLOCK is too low), the kernel may drop clean ones
+    /// when memory is short, and a hit then waits for the disk.
+    pub locked_in_memory: bool,
     /// The file that was found unusable as a whole and put out of the way; the store then starts empty.
     pub set_aside: Option<SetAside>,
 }

@@ -105,7 +105,7 @@ impl Ghost {
 
     fn bucket(&mut self, hash: u64) -> &mut [u64] {
         let buckets = (self.slots.len() / WAYS) as u64;
-        let at = ((hash >> 32) * buckets >> 32) as usize * WAYS;
+        let at = (((hash >> 32) * buckets) >> 32) as usize * WAYS;
         &mut self.slots[at..at + WAYS]
     }
 

@@ -50,7 +50,7 @@ impl Slots {
     }
 
     fn home(&self, slot_or_hash: u64) -> usize {
-        ((slot_or_hash >> 32) * self.slots.len() as u64 >> 32) as usize
+        (((slot_or_hash >> 32) * self.slots.len() as u64) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {

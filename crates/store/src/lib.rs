@@ -3,7 +3,8 @@
 //! Objects live in one memory-mapped file of fixed size, the arena. A hit hands out slices of the mapping (or the
 //! place in the file, for sendfile) and copies nothing. What is committed survives the process, however that ends:
 //! the kernel owns the dirty pages. What a crash of the machine leaves half-written fails its checksum at the next
-//! start and is dropped.
+//! start and is dropped; what was removed shortly before such a crash may be found again unless [`Store::sync`] came
+//! in between.
 //!
 //! ```
 //! use tidegate_store::{Config, Store};
@@ -34,5 +35,7 @@ pub use config::{
     Config, InsertError, MAX_BUDGET_BYTES, MIN_BUDGET_BYTES, OpenReport, SetAside, StoreError, Unusable,
 };
 pub use object::{Follower, Object, Progress};
+#[doc(hidden)]
+pub use open::reseal;
 pub use store::{ObjectInfo, Stats, Store, Visit};
 pub use writer::Writer;

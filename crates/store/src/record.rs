@@ -112,8 +112,16 @@ pub(crate) fn store_header(arena: &Arena, extent: Extent, layout: &Layout, sums:
     arena.long(offset + GENERATION).store(sums.generation, Relaxed);
     arena.long(offset + PREFIX_SUM).store(sums.prefix, Relaxed);
     arena.long(offset + BODY_SUM).store(sums.body, Relaxed);
-    let next = next_extent(arena, offset);
-    arena.long(offset + FIXED_SUM).store(fixed_sum(extent, next, layout, sums, salt), Relaxed);
+    seal(arena, extent.granule, salt);
+}
+
+/// Stores the checksum of the fixed part as it stands.
+pub(crate) fn seal(arena: &Arena, granule: u32, salt: u64) {
+    let extent = extent(arena, granule);
+    let offset = extent.offset();
+    let (layout, sums) = (Layout::load(arena, offset), Sums::load(arena, offset));
+    let sum = fixed_sum(extent, next_extent(arena, offset), &layout, &sums, salt);
+    arena.long(offset + FIXED_SUM).store(sum, Relaxed);
 }
 
 /// Stores the lengths alone: enough for readers of an unfinished record.

@@ -8,8 +8,8 @@ use crate::arena::{Arena, GRANULE_BYTES};
 use crate::control::Queue;
 use crate::inner::{Core, Inner};
 use crate::record::{
-    self, CONTINUATION_HEADER_BYTES, HEADER_BYTES, Layout, MAX_FIRST_BYTES, MAX_HEAD_BYTES, MAX_KEY_BYTES,
-    MAX_META_BYTES, RECORD_MAGIC, Sums,
+    self, CONTINUATION_HEADER_BYTES, CONTINUATION_MAGIC, HEADER_BYTES, Layout, MAX_FIRST_BYTES,
+    MAX_HEAD_BYTES, MAX_KEY_BYTES, MAX_META_BYTES, RECORD_MAGIC, Sums,
 };
 use crate::space::{Extent, Space};
 use crate::{OpenReport, Unusable};
@@ -137,6 +137,9 @@ fn pieces(arena: &Arena, space: &Space, first: Extent, layout: &Layout) -> Optio
             return None;
         }
         let extent = record::extent(arena, next);
+        if record::magic(arena, extent.offset()) != CONTINUATION_MAGIC {
+            return None;
+        }
         if extent.granules == 0
             || u64::from(extent.granule) + u64::from(extent.granules) > u64::from(space.end())
         {

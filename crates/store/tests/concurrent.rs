@@ -1,4 +1,6 @@
 //! Several threads on one small store: every byte that anybody sees is right.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! Hit ratios of the store against an LRU cache of the same number of objects.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,4 +1,6 @@
 //! Any sequence of calls against a map that says what may be found.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use proptest::prelude::*;

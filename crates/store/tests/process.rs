@@ -1,4 +1,6 @@
 //! Tests that need a process of their own: this binary starts itself anew with the job in an environment variable.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::io::Read;
@@ -6,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::{Random, put, verify};
-use tidegate_store::{Config, Store, Visit};
+use tidegate_store::{Config, Store, StoreError, Visit};
 
 const JOB: &str = "TIDEGATE_STORE_TEST_JOB";
 const KILLS: u64 = 40;
@@ -137,4 +139,28 @@ fn resident_memory_stays_within_a_tenth_over_the_budget() {
             "{peak} bytes resident for a budget of {RSS_BUDGET}"
         );
     }
+}
+
+/// Needs a user and a mount namespace (or root) for a file system that is smaller than the budget.
+#[test]
+fn a_full_disk_is_one_clear_error_at_open() {
+    if let Some(path) = std::env::var_os(JOB) {
+        let error = Store::open(Config::new(KILL_BUDGET).with_path(&path)).unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull { needed_bytes: KILL_BUDGET, .. }), "{error}");
+        let left = std::fs::read_dir(&path).unwrap().count();
+        assert_eq!(left, 1, "something but the lock is left");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mount = "mount -t tmpfs -o size=2m tmpfs \"$0\" && exec \"$@\"";
+    let status = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", mount])
+        .arg(directory.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_full_disk_is_one_clear_error_at_open"])
+        .env(JOB, directory.path())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
 }

@@ -1,4 +1,6 @@
 //! What is found again after a restart, from intact and from damaged files.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::fs;
@@ -206,13 +208,51 @@ fn a_body_that_imitates_a_record_is_not_taken_for_one() {
 }
 
 #[test]
-fn a_full_disk_is_one_clear_error_at_open() {
-    // The root of /proc takes no files; a file system too small for the budget cannot be had without privileges.
+fn records_that_lie_about_their_extents_do_no_harm() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = open(directory.path());
+    fill(&store, 60);
+    put(&store, b"in many extents", 0, 250_000, false).unwrap();
+    drop(store);
+    let arena = directory.path().join("arena");
+    let intact = fs::read(&arena).unwrap();
+    let granules: Vec<usize> =
+        (4096..intact.len()).step_by(256).filter(|at| &intact[*at..*at + 2] == b"TG").collect();
+    let mut survived = 0;
+    for seed in 0..200_u64 {
+        let mut random = Random(seed);
+        let mut bytes = intact.clone();
+        for _ in 0..1 + random.below(12) {
+            let granule = granules[random.below(granules.len() as u64) as usize];
+            let at = granule + random.below(16) as usize * 4;
+            let old = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            let other = granules[random.below(granules.len() as u64) as usize] as u32 / 256;
+            let new = [other, old.wrapping_add(1), old.wrapping_sub(1), u32::MAX, 0, 1 << random.below(32)];
+            bytes[at..at + 4].copy_from_slice(&new[random.below(6) as usize].to_le_bytes());
+        }
+        fs::write(&arena, bytes).unwrap();
+        tidegate_store::reseal(&arena).unwrap();
+        let (store, _) = open(directory.path());
+        store.check_invariants();
+        store.for_each(|key, _| {
+            let object = store.get(key).unwrap();
+            assert_eq!(
+                object.body().map(<[u8]>::len).sum::<usize>() as u64,
+                object.body_length(),
+                "seed {seed}"
+            );
+            survived += 1;
+            Visit::Keep
+        });
+        fill(&store, 90);
+        store.check_invariants();
+    }
+    assert!(survived > 5000, "{survived}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_created_is_one_clear_error_at_open() {
     let error = Store::open(Config::new(BUDGET).with_path("/proc/tidegate-store")).unwrap_err();
     assert!(error.to_string().starts_with("/proc/tidegate-store: cannot create directory"), "{error}");
-    let directory = tempfile::tempdir().unwrap();
-    let error = Store::open(Config::new(1 << 39).with_path(directory.path())).unwrap_err();
-    assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "only the lock is left");
     assert!(matches!(Store::open(Config::new(1)), Err(StoreError::Budget { .. })));
 }
