@@ -298,6 +298,7 @@ impl Fetch<'_> {
             framing,
             hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),
             hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
+            upgrade: head.upgrade,
         };
         self.core.pools().send(self.group, request, body).await
     }

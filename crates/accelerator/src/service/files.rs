@@ -17,10 +17,9 @@ use crate::service::entries::{Entry, KEY_SEPARATOR, ResponseEntry};
 use crate::service::fetch::Answer;
 use crate::service::lookup::{Form, form_of, hit};
 use crate::service::plan::{Plan, PlanError};
-use crate::static_files::{self, StaticError, StaticFile, StaticRoot, Watcher};
+use crate::static_files::{self, CODINGS, StaticError, StaticFile, StaticRoot, Watcher};
 
-/// The content codings that have precompressed siblings, in the order of preference; bit `n` of a mask is entry `n`.
-const CODINGS: [(&str, &str); 3] = [("br", ".br"), ("zstd", ".zst"), ("gzip", ".gz")];
+/// Every combination of content codings that a client may accept.
 const MASKS: u8 = 1 << CODINGS.len();
 
 /// A root directory.
@@ -79,7 +78,7 @@ impl Root {
         let mut watcher = None;
         if let Some(store) = store {
             let (watched, changes, base) = (Arc::clone(&store), Arc::clone(&count), path.clone());
-            watcher = Watcher::spawn(vec![(0, path.clone())], move |_, relative| {
+            watcher = Watcher::spawn(&path, move |relative| {
                 changes.fetch_add(1, Ordering::SeqCst);
                 forget(&watched, &base, relative);
             })
@@ -203,11 +202,6 @@ fn accepted_codings(head: &RequestHead<'_>) -> u8 {
     mask
 }
 
-fn accept_encoding(mask: u8) -> String {
-    let accepted = CODINGS.iter().enumerate().filter(|(bit, _)| mask & (1 << bit) != 0);
-    accepted.map(|(_, (coding, _))| *coding).collect::<Vec<_>>().join(", ")
-}
-
 /// Answers a request for a file that is not in the cache.
 pub(crate) async fn answer(
     core: &DataCore,
@@ -224,7 +218,9 @@ pub(crate) async fn answer(
     write_key(root, head, normalized, &mut key);
     core.metrics.cache_misses_total.add(1);
     let (root, store) = (Arc::clone(root), core.store.clone());
-    let (path, mask) = (normalized.path.to_vec(), accepted_codings(head));
+    let mask = accepted_codings(head);
+    let mut path = Vec::with_capacity(normalized.path.len());
+    percent_decode(normalized.path, &mut path);
     let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
     match loaded {
         Ok(Loaded::Stored(object)) => match Entry::decode(object.meta()) {
@@ -250,8 +246,7 @@ enum Loaded {
 /// Finds the file and reads it into the cache if it fits. Runs on a helper thread.
 fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -> Loaded {
     let before = root.changes.count.load(Ordering::SeqCst);
-    let accept = accept_encoding(mask);
-    let file = match root.root.lookup(path, Some(accept.as_bytes())) {
+    let file = match root.root.lookup(path, mask) {
         Ok(file) => file,
         Err(error) => return Loaded::Failed(error),
     };
@@ -262,7 +257,7 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
             let is_current = || root.changes.count.load(Ordering::SeqCst) == before;
             match store_file(store, key, copy, is_current) {
                 Some(object) => Loaded::Stored(object),
-                None => match root.root.lookup(path, Some(accept.as_bytes())) {
+                None => match root.root.lookup(path, mask) {
                     Ok(file) => Loaded::Open(file),
                     Err(error) => Loaded::Failed(error),
                 },
@@ -350,11 +345,5 @@ mod tests {
         let mut out = Vec::new();
         percent_decode(b"/a%20b/%C3%A4%zz%2", &mut out);
         assert_eq!(out, b"/a b/\xc3\xa4%zz%2");
-    }
-
-    #[test]
-    fn a_mask_names_its_codings() {
-        assert_eq!(accept_encoding(0), "");
-        assert_eq!(accept_encoding(0b101), "br, gzip");
     }
 }

@@ -1,0 +1,192 @@
+//! Files below a directory: finding one without ever leaving the directory, and noticing when one changes.
+
+mod types;
+mod watch;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+pub(crate) use watch::Watcher;
+
+/// Directories deeper than this are not loaded in advance.
+const PRELOAD_DEPTH: usize = 64;
+
+/// A directory whose files are served.
+pub(crate) struct StaticRoot {
+    directory: OwnedFd,
+}
+
+/// A file that answers a request.
+pub(crate) struct StaticFile {
+    pub file: File,
+    pub length: u64,
+    /// Seconds since 1970.
+    pub modified: u64,
+    pub etag: String,
+    pub content_type: &'static str,
+    pub content_encoding: Option<&'static str>,
+    /// The answer depends on Accept-Encoding.
+    pub vary: bool,
+}
+
+/// Why no file answers.
+#[derive(Debug)]
+pub(crate) enum StaticError {
+    /// There is none, or it is not one that is served.
+    NotFound,
+    /// The path is a directory's, without the slash at its end.
+    NeedsTrailingSlash,
+    /// It could not be read.
+    Io(io::Error),
+}
+
+/// The content codings of precompressed siblings and the suffixes of their names, in the order of preference.
+pub(crate) const CODINGS: [(&str, &str); 3] = [("br", ".br"), ("zstd", ".zst"), ("gzip", ".gz")];
+
+impl StaticRoot {
+    /// Opens the directory.
+    ///
+    /// # Errors
+    /// It is not there, is no directory, or may not be read.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let directory = rustix::fs::openat(
+            CWD,
+            path,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        // Reading it proves that it may be read, which opening does not.
+        Dir::read_from(&directory)?.next().transpose()?;
+        Ok(Self { directory })
+    }
+
+    /// Finds the file for a percent-decoded path that begins with `/`. `accepted` says which of [`CODINGS`] the client
+    /// takes, as a mask. Blocks: not for a data core.
+    pub(crate) fn lookup(&self, path: &[u8], accepted: u8) -> Result<StaticFile, StaticError> {
+        let relative = path.strip_prefix(b"/").ok_or(StaticError::NotFound)?;
+        if !is_served(relative) {
+            return Err(StaticError::NotFound);
+        }
+        let mut name = relative.to_vec();
+        if name.is_empty() || name.ends_with(b"/") {
+            name.extend_from_slice(b"index.html");
+        }
+        let plain = self.open_file(&name)?;
+        let mut vary = false;
+        let mut chosen = None;
+        for (bit, (coding, suffix)) in CODINGS.iter().enumerate() {
+            let sibling = [&name, suffix.as_bytes()].concat();
+            let Ok(found) = self.open_file(&sibling) else { continue };
+            vary = true;
+            if chosen.is_none() && accepted & (1 << bit) != 0 {
+                chosen = Some((found, *coding));
+            }
+        }
+        let content_type = types::content_type(&name);
+        match chosen {
+            Some((file, coding)) => describe(file, content_type, Some(coding), true),
+            None => describe(plain, content_type, None, vary),
+        }
+    }
+
+    /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
+    fn open_file(&self, name: &[u8]) -> Result<File, StaticError> {
+        let name = Path::new(OsStr::from_bytes(name));
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        // Without NONBLOCK, opening a FIFO would wait for a writer.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = match rustix::fs::openat2(&self.directory, name, flags, Mode::empty(), resolve) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL) => {
+                return Err(StaticError::NotFound);
+            }
+            Err(Errno::ACCESS | Errno::PERM | Errno::NXIO) => return Err(StaticError::NotFound),
+            Err(error) => return Err(StaticError::Io(error.into())),
+        };
+        let stat = rustix::fs::fstat(&file).map_err(|error| StaticError::Io(error.into()))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(File::from(file)),
+            FileType::Directory => Err(StaticError::NeedsTrailingSlash),
+            _ => Err(StaticError::NotFound),
+        }
+    }
+}
+
+/// Names that begin with a dot are not for the public, but for RFC 8615's.
+fn is_served(relative: &[u8]) -> bool {
+    !relative.contains(&0)
+        && relative.split(|byte| *byte == b'/').all(|part| !part.starts_with(b".") || part == b".well-known")
+}
+
+fn describe(
+    file: File,
+    content_type: &'static str,
+    content_encoding: Option<&'static str>,
+    vary: bool,
+) -> Result<StaticFile, StaticError> {
+    let metadata = file.metadata().map_err(StaticError::Io)?;
+    let modified_ns = metadata.mtime_nsec();
+    // Size and time to the nanosecond change with every edit that is not made to deceive; the inode with every
+    // replacement.
+    let etag = format!(
+        "\"{:x}-{:x}.{:x}-{:x}{}\"",
+        metadata.len(),
+        metadata.mtime(),
+        modified_ns,
+        metadata.ino(),
+        content_encoding.map_or("", |coding| &coding[..1])
+    );
+    let modified = u64::try_from(metadata.mtime()).unwrap_or(0);
+    Ok(StaticFile { length: metadata.len(), modified, etag, content_type, content_encoding, vary, file })
+}
+
+/// Calls `f` for every file that would be served without a content coding, with its path below the root.
+///
+/// # Errors
+/// A directory could not be read.
+pub(crate) fn preload(root: &StaticRoot, mut f: impl FnMut(&Path, StaticFile)) -> io::Result<()> {
+    let mut directories = vec![PathBuf::new()];
+    while let Some(directory) = directories.pop() {
+        let handle = if directory.as_os_str().is_empty() {
+            Dir::read_from(root.directory.as_fd())?
+        } else {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match rustix::fs::openat2(&root.directory, &directory, flags, Mode::empty(), ResolveFlags::BENEATH) {
+                Ok(opened) => Dir::read_from(opened)?,
+                Err(_) => continue,
+            }
+        };
+        for entry in handle {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if !is_served(name) || name == b".well-known" {
+                continue;
+            }
+            let path = directory.join(OsStr::from_bytes(name));
+            let is_directory = rustix::fs::statat(&root.directory, &path, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+            if is_directory {
+                if path.components().count() < PRELOAD_DEPTH {
+                    directories.push(path);
+                }
+                continue;
+            }
+            let request = [b"/", path.as_os_str().as_bytes()].concat();
+            if let Ok(file) = root.lookup(&request, 0) {
+                f(&path, file);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
