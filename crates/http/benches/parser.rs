@@ -3,6 +3,8 @@
 //!
 //! `cargo bench -p tidegate-http --bench parser`
 
+#![allow(missing_docs)] // criterion_group! makes an undocumented function.
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use tidegate_http::normalize::{Personality, normalize};

@@ -16,7 +16,8 @@
 //! | `..` above the root | dropped (RFC 3986 §5.2.4) | refused | refused | dropped |
 //! | encoded control bytes in the path | refused | kept | kept | refused |
 //! | `%25` before two hexadecimal digits in the path | kept | kept | kept | refused |
-//! | broken escape or `%00` in the query | refused | kept | kept | kept |
+//! | `%` without two hexadecimal digits in the query | refused | `%25` | `%25` | `%25` |
+//! | `%00` in the query | refused | kept | kept | kept |
 //! | letters of the path | as sent | as sent | as sent | as sent, but see [`Personality::folds_case`] |
 
 mod authority;

@@ -234,7 +234,8 @@ fn write_query(query: &[u8], personality: Personality, out: &mut Vec<u8>) -> Res
                     if is(UNRESERVED, byte) { out.push(byte) } else { push_encoded(byte, out) }
                 }
                 None if personality == Personality::Strict => return Err(HeadError::BadEscape),
-                None => out.push(b'%'),
+                // Left as it is, it could form an escape with a byte that is decoded after it (`%%42f`).
+                None => push_encoded(b'%', out),
             },
             b'#' => return Err(HeadError::Fragment),
             _ if is(QUERY, byte) => out.push(byte),
