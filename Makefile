@@ -1,0 +1,61 @@
+# tidegate: the commands a person needs. `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help run test bench lab fuzz soak deny advisories fmt build install uninstall clean
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+# Seconds that `make fuzz` spends on each target.
+FUZZ_SECONDS ?= 600
+# Rounds of `make soak`.
+KILL_ROUNDS ?= 200
+
+CARGO_TARGET_DIR ?= $(CURDIR)/target
+export CARGO_TARGET_DIR
+release := $(CARGO_TARGET_DIR)/release
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: ## build and start tidegate on 127.0.0.1:8080 before a slow demo site
+	@scripts/setup run
+	@exec scripts/run
+
+test: ## everything that must hold: format, lints, licences, all tests, cache suite
+	@scripts/setup test
+	@scripts/test
+
+bench: ## ratios against nginx, varnish and haproxy (installs them from Debian)
+	cargo run --release --locked -p tidegate-bench
+
+lab: ## list the laboratory's scenarios; run one with: make lab RUN=tempesta-fig6
+	cargo build --release --locked -p tidegate -p tidegate-lab
+	$(release)/tidegate-lab $(if $(RUN),run $(RUN),list)
+
+fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
+	@scripts/fuzz $(FUZZ_SECONDS)
+
+soak: ## kill -9 under load, KILL_ROUNDS times, with a client that checks every byte
+	cargo build --locked --workspace --bins --tests
+	TIDEGATE_KILL_ROUNDS=$(KILL_ROUNDS) cargo nextest run --locked -p tidegate-e2e --test kill --no-capture
+
+deny: ## licences, bans and sources of dependencies
+	cargo deny --workspace check licenses bans sources
+
+advisories: ## known vulnerabilities of dependencies (fetches the RustSec database)
+	cargo deny --workspace check advisories
+
+fmt: ## format the sources
+	cargo fmt --all
+
+build: ## build the release binary
+	cargo build --release --locked -p tidegate
+
+install: build ## install binary, manual pages, completions, unit and example (PREFIX, DESTDIR)
+	@scripts/install "$(DESTDIR)" "$(PREFIX)" "$(release)/tidegate"
+
+uninstall: ## remove what install put there, except the configuration
+	@scripts/install --remove "$(DESTDIR)" "$(PREFIX)"
+
+clean: ## remove what was built
+	cargo clean
+	rm -rf fuzz/target tests/cache-suite/node_modules
