@@ -68,7 +68,9 @@ fn rfc850(value: &[u8], now_s: u64) -> Option<u64> {
     if year + 100 <= now_year + 50 {
         year += 100;
     }
-    if year > now_year + 50 || (year == now_year + 50 && seconds(year, month, day, time)? > in_50_years(now_s)) {
+    if year > now_year + 50
+        || (year == now_year + 50 && seconds(year, month, day, time)? > in_50_years(now_s))
+    {
         year -= 100;
     }
     seconds(year, month, day, time)
@@ -195,7 +197,9 @@ mod tests {
 
     #[test]
     fn all_three_forms_give_the_same_second() {
-        for text in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+        for text in
+            ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
+        {
             assert_eq!(parse(text.as_bytes()), Some(784_111_777), "{text}");
         }
         assert_eq!(parse(b"Sun Nov 16 08:49:37 1994"), Some(784_975_777));

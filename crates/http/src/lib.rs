@@ -3,8 +3,10 @@
 //!
 //! Bytes and times come in as arguments; nothing here sees a socket, a clock or a random source.
 
+pub mod cache;
 mod chars;
 mod chunked;
+pub mod date;
 mod error;
 mod field;
 pub mod forward;

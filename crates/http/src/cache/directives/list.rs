@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(seconds("a=003600"), Some(3600));
         assert_eq!(seconds("a=\"60\""), Some(60));
         assert_eq!(seconds("a=99999999999999999999999999"), Some(MAX_SECONDS));
-        for wrong in ["a", "a=", "a=-1", "a=1.0", "a= 1", "a =1", "a='1'", "a=1x", "a=\"1", "a=\"\"", "a=+1"] {
+        for wrong in ["a", "a=", "a=-1", "a=1.0", "a= 1", "a =1", "a='1'", "a=1x", "a=\"1", "a=\"\"", "a=+1"]
+        {
             assert_eq!(seconds(wrong), None, "{wrong}");
         }
     }

@@ -37,8 +37,10 @@ impl RequestDirectives {
     fn parse_present(fields: &Fields<'_>) -> Self {
         let mut this = Self::default();
         if !fields.has(FieldId::CacheControl) {
-            this.no_cache =
-                fields.get_all(FieldId::Pragma).flat_map(directives).any(|directive| directive.is(b"no-cache"));
+            this.no_cache = fields
+                .get_all(FieldId::Pragma)
+                .flat_map(directives)
+                .any(|directive| directive.is(b"no-cache"));
             return this;
         }
         for directive in fields.get_all(FieldId::CacheControl).flat_map(directives) {
@@ -76,7 +78,8 @@ mod tests {
 
     #[test]
     fn directives_are_read_in_any_case() {
-        let parsed = parse(&[("Cache-Control", "No-Cache, no-STORE, max-age=10, min-fresh=\"20\", max-stale=30")]);
+        let parsed =
+            parse(&[("Cache-Control", "No-Cache, no-STORE, max-age=10, min-fresh=\"20\", max-stale=30")]);
         let expected = RequestDirectives {
             no_cache: true,
             no_store: true,
