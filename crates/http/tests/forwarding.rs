@@ -1,5 +1,7 @@
 //! What the next hop sees of a request, and the client of a response.
 
+#![allow(clippy::unwrap_used)] // A failed expectation ends the test.
+
 use tidegate_http::forward::{ForwardContext, write_response_fields, write_upstream_request};
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{

@@ -1,5 +1,7 @@
 //! What sound heads say, and that it does not depend on how their bytes arrive.
 
+#![allow(clippy::unwrap_used)] // A failed expectation ends the test.
+
 use proptest::prelude::*;
 use tidegate_http::{
     BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseParser, Version,

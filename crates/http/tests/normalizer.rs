@@ -1,5 +1,7 @@
 //! How each personality reads a target; one row per technique of evasion.
 
+#![allow(clippy::unwrap_used)] // A failed expectation ends the test.
+
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{HeadError, HeadLimits, Progress, RequestParser};
 
