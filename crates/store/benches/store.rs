@@ -1,4 +1,6 @@
 //! Cost of a hit and of an insertion.
+#![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use tidegate_store::{Config, Store};

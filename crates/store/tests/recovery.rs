@@ -103,7 +103,8 @@ fn an_unusable_file_is_set_aside_with_the_reason_and_few_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let arena = directory.path().join("arena");
     type Damage = fn(&Path);
-    let damages: [(Damage, fn(Unusable) -> bool); 6] = [
+    type Expected = fn(Unusable) -> bool;
+    let damages: [(Damage, Expected); 6] = [
         (|p| fs::write(p, b"").unwrap(), |r| r == Unusable::Magic),
         (|p| fs::write(p, [7; 5000]).unwrap(), |r| r == Unusable::Magic),
         (|p| flip(p, 8), |r| matches!(r, Unusable::Version { .. })),
