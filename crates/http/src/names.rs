@@ -15,14 +15,15 @@ pub(crate) struct NamePattern {
     pub fold: [u8; NAME_BLOCK],
     /// Length of the name without its colon, in bytes.
     pub length: u8,
+    pub id: FieldId,
 }
 
 impl NamePattern {
-    const fn of(name: &str) -> Self {
+    const fn of(id: FieldId, name: &str) -> Self {
         let name = name.as_bytes();
         assert!(name.len() < NAME_BLOCK, "a known field name does not fit its block");
         let mut this =
-            Self { pattern: [0xff; NAME_BLOCK], fold: [0xff; NAME_BLOCK], length: name.len() as u8 };
+            Self { pattern: [0xff; NAME_BLOCK], fold: [0xff; NAME_BLOCK], length: name.len() as u8, id };
         let mut i = 0;
         while i < name.len() {
             assert!(
@@ -51,11 +52,11 @@ impl NamePattern {
 
 /// By `FieldId as u8`.
 pub(crate) static PATTERNS: [NamePattern; FieldId::KNOWN.len()] = {
-    let mut patterns = [NamePattern::of(""); FieldId::KNOWN.len()];
+    let mut patterns = [NamePattern::of(FieldId::Other, ""); FieldId::KNOWN.len()];
     let mut i = 0;
     while i < patterns.len() {
         assert!(FieldId::KNOWN[i].0 as usize == i);
-        patterns[i] = NamePattern::of(FieldId::KNOWN[i].1);
+        patterns[i] = NamePattern::of(FieldId::KNOWN[i].0, FieldId::KNOWN[i].1);
         i += 1;
     }
     patterns
@@ -87,12 +88,6 @@ impl FieldId {
             .iter()
             .find(|(_, known)| known.as_bytes().eq_ignore_ascii_case(name))
             .map_or(Self::Other, |&(id, _)| id)
-    }
-
-    /// The known field whose number is `index`.
-    #[inline(always)]
-    pub(crate) fn from_index(index: u8) -> Self {
-        Self::KNOWN.get(usize::from(index)).map_or(Self::Other, |&(id, _)| id)
     }
 }
 

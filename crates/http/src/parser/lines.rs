@@ -3,7 +3,7 @@
 use crate::error::HeadError;
 use crate::field::{Field, FieldId, Span};
 use crate::machine::MACHINE;
-use crate::names::{NAME_BLOCK, NamePattern, PATTERNS};
+use crate::names::{NAME_BLOCK, PATTERNS};
 use crate::simd::Scan;
 
 /// Where within a field line the parser stopped.
@@ -72,11 +72,12 @@ impl FieldLines {
                 self.position = end + 2;
                 return true;
             }
-            let (id, colon) = match MACHINE.known_name(window, start) {
-                Some(candidate)
-                    if scan.name_matches(block(window, start, &mut [0; NAME_BLOCK]), pattern(candidate)) =>
-                {
-                    (FieldId::from_index(candidate), start + usize::from(pattern(candidate).length))
+            let candidate = MACHINE
+                .known_name(window, start)
+                .map(|number| &PATTERNS[usize::from(number) % PATTERNS.len()]);
+            let (id, colon) = match candidate {
+                Some(name) if scan.name_matches(block(window, start, &mut [0; NAME_BLOCK]), name) => {
+                    (name.id, start + usize::from(name.length))
                 }
                 _ => (FieldId::Other, scan.token_end(window, start)),
             };
@@ -175,11 +176,6 @@ enum Step {
     Taken,
     Incomplete,
     End,
-}
-
-#[inline(always)]
-fn pattern(candidate: u8) -> &'static NamePattern {
-    &PATTERNS[usize::from(candidate) % PATTERNS.len()]
 }
 
 /// The bytes from `at`, for a comparison of fixed size; near the end of `window` a copy in `spare`.

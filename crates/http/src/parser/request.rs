@@ -310,3 +310,36 @@ pub(super) fn version(rest: &[u8]) -> Result<Option<Version>, HeadError> {
     }
     Ok(rest.get(7).map(|&minor| if minor == b'0' { Version::Http10 } else { Version::Http11 }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One head by one instruction set, as text.
+    struct Describe<'b>(&'b [u8]);
+
+    impl Task for Describe<'_> {
+        type Output = String;
+
+        #[inline(always)]
+        fn run<S: Scan>(self, scan: S) -> String {
+            let mut parser = RequestParser::new(HeadLimits::default());
+            let result = parser.parse_with(scan, self.0);
+            format!("{result:?} {:?}", parser.head(self.0).fields.iter().collect::<Vec<_>>())
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_reads_a_head_the_same() {
+        let head = "GET /some/path?with=query HTTP/1.1\r\nHost: www.example.com\r\nUser-Agent: Mozilla/5.0 (X11; Linux)\r\n\
+            X-Something-That-Nobody-Knows-And-That-Is-Long: a\tb\r\nAccept-Encoding: gzip, deflate\r\n\r\n";
+        for at in 0..head.len() {
+            for byte in [b'a', b':', b' ', b'\r', b'\n', 0, 0x80] {
+                let mut changed = head.as_bytes().to_vec().into_boxed_slice();
+                changed[at] = byte;
+                let heads = simd::run_with_each(|| Describe(&changed));
+                assert!(heads.iter().all(|other| *other == heads[0]), "byte {byte} at {at}: {heads:#?}");
+            }
+        }
+    }
+}
