@@ -33,6 +33,9 @@ pub(crate) enum UpstreamError {
     /// The response's body is malformed.
     #[error("malformed response body: {0}")]
     Body(BodyError),
+    /// The server answered 101 to a request that did not ask for another protocol.
+    #[error("the server changed protocols without being asked to")]
+    UnexpectedUpgrade,
     /// The client's body could not be read.
     #[error("the request body could not be read: {0}")]
     Client(BodyReadError),
@@ -61,7 +64,8 @@ impl UpstreamError {
         match self {
             Self::NoServer | Self::Busy => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
-            Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::Head(_) | Self::Body(_) => 502,
+            Self::Connect(_) | Self::Broken(_) | Self::Incomplete => 502,
+            Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade => 502,
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
             Self::Client(BodyReadError::TooSlow) => 408,
             Self::Client(BodyReadError::TooLarge) => 413,

@@ -27,6 +27,8 @@ pub(crate) struct OutgoingRequest<'a> {
     pub hash_url: u64,
     /// For [`crate::settings::Balance::HashHost`].
     pub hash_host: u64,
+    /// The head asks for another protocol; only then may the server answer 101.
+    pub upgrade: bool,
 }
 
 /// A request body, read as it is sent.
@@ -83,6 +85,20 @@ pub(crate) struct ExchangeLimits {
 
 /// Sends the request and reads up to the end of the response's head.
 pub(crate) async fn exchange<B: RequestBody>(
+    stream: &TcpStream,
+    request: &OutgoingRequest<'_>,
+    body: &mut B,
+    limits: ExchangeLimits,
+) -> Result<Received, UpstreamError> {
+    let received = send_and_receive(stream, request, body, limits).await?;
+    // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours.
+    if !request.upgrade && received.head.parser.head(&received.head.bytes).status == 101 {
+        return Err(UpstreamError::UnexpectedUpgrade);
+    }
+    Ok(received)
+}
+
+async fn send_and_receive<B: RequestBody>(
     stream: &TcpStream,
     request: &OutgoingRequest<'_>,
     body: &mut B,

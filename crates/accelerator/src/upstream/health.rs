@@ -48,6 +48,7 @@ async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError>
         framing: BodyFraming::None,
         hash_url: 0,
         hash_host: 0,
+        upgrade: false,
     };
     let limits = ExchangeLimits { silence: check.timeout };
     let received = exchange(&stream, &request, &mut EmptyBody, limits).await?;

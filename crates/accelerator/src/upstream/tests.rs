@@ -48,7 +48,7 @@ fn pools(servers: Vec<SocketAddr>, change: impl FnOnce(&mut Upstream)) -> Pools 
 }
 
 fn get(head: &[u8]) -> OutgoingRequest<'_> {
-    OutgoingRequest { head, method: Method::Get, framing: BodyFraming::None, hash_url: 1, hash_host: 2 }
+    OutgoingRequest { head, method: Method::Get, framing: BodyFraming::None, hash_url: 1, hash_host: 2, upgrade: false }
 }
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -133,6 +133,20 @@ async fn interim_responses_are_kept_apart() {
     assert_eq!(response.head().status, 204);
     assert_eq!(response.next_informational().unwrap().head().status, 103);
     assert!(response.next_informational().is_none());
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_change_of_protocol_is_taken_only_when_it_was_asked_for() {
+    let answer: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nearly";
+    let (address, _thread) = server(vec![vec![answer], vec![answer]]);
+    let pools = pools(vec![address], |_| {});
+    let error = pools.send(0, get(GET), EmptyBody).await.err().unwrap();
+    assert!(matches!(error, UpstreamError::UnexpectedUpgrade), "{error}");
+    assert_eq!(error.status(), 502);
+    let request = OutgoingRequest { upgrade: true, ..get(GET) };
+    let response = pools.send(0, request, EmptyBody).await.unwrap();
+    assert_eq!(response.head().status, 101);
+    assert!(response.into_tunnel().is_some());
 }
 
 #[tokio::test(flavor = "current_thread")]
