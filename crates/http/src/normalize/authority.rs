@@ -7,7 +7,7 @@ use crate::error::HeadError;
 /// Host and port (RFC 3986 §3.2.2 and §3.2.3), appended to `scratch` unless they are normal as they stand.
 ///
 /// A registered name may hold letters, digits, `-`, `.`, `_` and `~`: what else RFC 3986 allows (escapes and
-/// sub-delimiters) is no name of a host and is refused.
+/// sub-delimiters) is no name of a host and is refused, as are empty labels.
 pub(super) fn normalize<'a>(
     authority: &'a [u8],
     default_port: u16,
@@ -27,10 +27,10 @@ pub(super) fn normalize<'a>(
         }
         _ => {
             let name = host.strip_suffix(b".").unwrap_or(host);
-            if name.is_empty() || !name.iter().all(|&byte| is_name_byte(byte.to_ascii_lowercase())) {
+            scratch.extend(name.iter().map(u8::to_ascii_lowercase));
+            if !is_normal_name(&scratch[start..]) {
                 return Err(HeadError::BadHost);
             }
-            scratch.extend(name.iter().map(u8::to_ascii_lowercase));
         }
     }
     if let Some(port) = port.filter(|&port| port != default_port) {
@@ -41,9 +41,14 @@ pub(super) fn normalize<'a>(
 
 /// The common case: a lower-case name without port or trailing dot.
 fn is_normal_name(authority: &[u8]) -> bool {
-    !authority.is_empty()
-        && authority.iter().all(|&byte| is_name_byte(byte))
-        && authority.last() != Some(&b'.')
+    let mut before = b'.';
+    for &byte in authority {
+        if !is_name_byte(byte) || (byte == b'.' && before == b'.') {
+            return false;
+        }
+        before = byte;
+    }
+    before != b'.'
 }
 
 fn is_name_byte(byte: u8) -> bool {
