@@ -130,3 +130,38 @@ impl Ghost {
         u64::from(age) < capacity
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ghost_is_remembered_once_and_for_its_capacity_only() {
+        let mut ghost = Ghost::new(1 << 20);
+        ghost.insert(7 << 40 | 1);
+        ghost.insert(8 << 40 | 2);
+        assert!(ghost.take(7 << 40 | 1, 10));
+        assert!(!ghost.take(7 << 40 | 1, 10), "remembered after it was taken");
+        for n in 0..10_u64 {
+            ghost.insert(n << 50 | 100 + n);
+        }
+        assert!(!ghost.take(8 << 40 | 2, 10), "remembered beyond the capacity");
+        assert!(ghost.take(9 << 50 | 109, 10));
+    }
+
+    #[test]
+    fn a_queue_gives_back_in_the_order_it_took() {
+        let controls: Vec<Control> = (0..6).map(|_| Control::default()).collect();
+        let mut queues = Queues::new(1 << 20, 4096);
+        (1..6).for_each(|id| queues.push(&controls, id, Queue::Small, u64::from(id)));
+        queues.unlink(&controls, 3, 3);
+        let mut order = Vec::new();
+        while queues.small.tail != 0 {
+            let id = queues.small.tail;
+            queues.unlink(&controls, id, u64::from(id));
+            order.push(id);
+        }
+        assert_eq!(order, [1, 2, 4, 5]);
+        assert_eq!((queues.small.count, queues.small.granules), (0, 0));
+    }
+}

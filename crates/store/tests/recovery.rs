@@ -160,7 +160,7 @@ fn a_file_with_damaged_bytes_gives_intact_objects_only() {
         for _ in 0..1 + random.below(60) {
             let at = 4096 + random.below(BUDGET - 4096) as usize;
             // Words at the start of a granule are where the format lives: damage those as often as bodies.
-            let at = if random.below(2) == 0 { at } else { at / 256 * 256 + random.below(80) as usize };
+            let at = if random.below(2) == 0 { at } else { at / 256 * 256 + random.below(128) as usize };
             match random.below(3) {
                 0 => bytes[at] ^= 1 << random.below(8),
                 1 => bytes[at] = random.next() as u8,
@@ -192,11 +192,11 @@ fn a_body_that_imitates_a_record_is_not_taken_for_one() {
     let at = (0..file.len()).step_by(256).find(|at| file[*at..].starts_with(b"TGrc")).unwrap();
     let record = file[at..at + 256].to_vec();
     let (store, _) = open(directory.path());
-    let mut writer = store.insert_sized(b"attacker", b"", b"", 25_600).unwrap();
-    // Whatever the alignment of the body is, some copy lies at the start of a granule.
-    for shift in 0..100 {
+    let mut writer = store.insert_sized(b"attacker", b"", b"", 257 * 256).unwrap();
+    // Wherever the body starts, one of the copies lies at the start of a granule.
+    for _ in 0..256 {
         writer.write(&[0]).unwrap();
-        writer.write(&record[..255 - shift % 2]).unwrap();
+        writer.write(&record).unwrap();
     }
     let object = writer.commit();
     drop(object);
@@ -206,6 +206,42 @@ fn a_body_that_imitates_a_record_is_not_taken_for_one() {
     let (store, report) = open(directory.path());
     assert_eq!(report.objects, 0);
     assert!(store.get(b"victim").is_none());
+}
+
+#[test]
+fn records_of_another_file_are_not_taken_over() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for directory in [&one, &other] {
+        fill(&open(directory.path()).0, 30);
+    }
+    let from = fs::read(one.path().join("arena")).unwrap();
+    let mut to = fs::read(other.path().join("arena")).unwrap();
+    to[4096..].copy_from_slice(&from[4096..]);
+    fs::write(other.path().join("arena"), to).unwrap();
+    let (_, report) = open(other.path());
+    assert_eq!((report.objects, report.torn_dropped), (0, 30));
+}
+
+#[test]
+fn an_older_record_of_the_same_key_is_dropped_for_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let arena = directory.path().join("arena");
+    let (store, _) = open(directory.path());
+    put(&store, b"key", 1, 100, true).unwrap();
+    let old = fs::read(&arena).unwrap();
+    put(&store, b"key", 2, 100, true).unwrap();
+    drop(store);
+    let mut both = fs::read(&arena).unwrap();
+    let at = (4096..old.len()).step_by(256).find(|at| old[*at..].starts_with(b"TGrc")).unwrap();
+    both[at..at + 256].copy_from_slice(&old[at..at + 256]);
+    fs::write(&arena, both).unwrap();
+    let (store, report) = open(directory.path());
+    assert_eq!((report.objects, report.superseded), (1, 1));
+    assert_eq!(verify(&store.get(b"key").unwrap()), 2);
+    assert!(store.remove(b"key"));
+    drop(store);
+    let (_, report) = open(directory.path());
+    assert_eq!((report.objects, report.torn_dropped), (0, 0));
 }
 
 #[test]
@@ -220,12 +256,13 @@ fn records_that_lie_about_their_extents_do_no_harm() {
     let granules: Vec<usize> =
         (4096..intact.len()).step_by(256).filter(|at| &intact[*at..*at + 2] == b"TG").collect();
     let mut survived = 0;
-    for seed in 0..200_u64 {
+    for seed in 0..300_u64 {
         let mut random = Random(seed);
         let mut bytes = intact.clone();
-        for _ in 0..1 + random.below(12) {
+        for _ in 0..1 + random.below(30) {
             let granule = granules[random.below(granules.len() as u64) as usize];
-            let at = granule + random.below(16) as usize * 4;
+            let words = if random.below(2) == 0 { 4 } else { 16 };
+            let at = granule + random.below(words) as usize * 4;
             let old = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
             let other = granules[random.below(granules.len() as u64) as usize] as u32 / 256;
             let new = [other, old.wrapping_add(1), old.wrapping_sub(1), u32::MAX, 0, 1 << random.below(32)];

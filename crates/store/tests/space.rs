@@ -54,3 +54,19 @@ fn a_large_object_evicts_about_its_own_size_among_small_ones() {
     let evicted = (after.evictions - before.evictions) * 1280;
     assert!(evicted < 2 * 2_000_000, "{evicted} bytes evicted");
 }
+
+#[test]
+fn a_pinned_object_stays_while_everything_else_is_evicted() {
+    let (store, _) = Store::open(Config::new(1 << 20)).expect("anonymous store");
+    let pin = put(&store, b"pinned", 1, 1000, true).expect("room");
+    for n in 0..5_000_u64 {
+        put(&store, &n.to_le_bytes(), 1, 1000, true).expect("room");
+    }
+    assert_eq!(verify(&pin), 1);
+    assert!(store.get(b"pinned").is_some());
+    assert!(store.get(&0_u64.to_le_bytes()).is_none());
+    let mut pins = Vec::new();
+    let refused = (0..5_000_u64).map(|n| put(&store, &n.to_le_bytes(), 2, 1000, true).map(|o| pins.push(o)));
+    assert_eq!(refused.filter_map(Result::err).next(), Some(tidegate_store::InsertError::NoSpace));
+    pins.iter().for_each(|pin| assert_eq!(verify(pin), 2));
+}
