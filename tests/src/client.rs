@@ -1,0 +1,137 @@
+//! A client that sends exactly the bytes it is given.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+
+use crate::PATIENCE;
+use crate::message::{Fields, Response, invalid, read_chunked, read_exactly, read_line};
+
+/// One connection to tidegate.
+pub struct Client {
+    input: BufReader<TcpStream>,
+}
+
+impl Client {
+    /// Connects, or panics.
+    pub fn connect(address: SocketAddr) -> Self {
+        Self::try_connect(address).unwrap_or_else(|error| panic!("connect to {address}: {error}"))
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn try_connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { input: BufReader::new(stream) })
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &TcpStream {
+        self.input.get_ref()
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.try_send(bytes).expect("send");
+    }
+
+    /// Sends bytes as they are; an error says that the other side has closed.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        self.input.get_mut().write_all(bytes.as_ref())
+    }
+
+    /// Ends the sending direction.
+    pub fn finish(&mut self) {
+        self.stream().shutdown(Shutdown::Write).expect("shutdown");
+    }
+
+    /// Sends a GET for example.org and reads the response.
+    pub fn get(&mut self, target: &str) -> Response {
+        self.request("GET", target, "")
+    }
+
+    /// Sends a request without content for example.org, with further field lines (each ended by CRLF).
+    pub fn request(&mut self, method: &str, target: &str, fields: &str) -> Response {
+        self.send(format!("{method} {target} HTTP/1.1\r\nHost: example.org\r\n{fields}\r\n"));
+        self.response_to(method)
+    }
+
+    /// Reads the response to a request other than HEAD.
+    pub fn response(&mut self) -> Response {
+        self.response_to("GET")
+    }
+
+    /// Reads the final response to a request with this method.
+    pub fn response_to(&mut self, method: &str) -> Response {
+        self.try_response(method).expect("a whole response")
+    }
+
+    /// Reads the final response to a request with this method; interim ones are passed over.
+    ///
+    /// # Errors
+    /// The connection ended early, or what came is no response.
+    pub fn try_response(&mut self, method: &str) -> io::Result<Response> {
+        loop {
+            let (status, fields) = self.try_head()?;
+            if (100..200).contains(&status) && status != 101 {
+                continue;
+            }
+            let mut response = Response { status, fields, body: Vec::new(), trailers: Fields::default() };
+            if method == "HEAD" || matches!(status, 101 | 204 | 304) {
+                return Ok(response);
+            }
+            if response.field("Transfer-Encoding").eq_ignore_ascii_case("chunked") {
+                response.trailers = read_chunked(&mut self.input, &mut response.body)?;
+            } else if let Some(length) = response.fields.get("Content-Length") {
+                let length = length.parse().map_err(|_| invalid(format!("Content-Length {length:?}")))?;
+                read_exactly(&mut self.input, length, &mut response.body)?;
+            } else {
+                self.input.read_to_end(&mut response.body)?;
+            }
+            return Ok(response);
+        }
+    }
+
+    /// Reads one head, interim or final.
+    pub fn head(&mut self) -> (u16, Fields) {
+        self.try_head().expect("a response head")
+    }
+
+    fn try_head(&mut self) -> io::Result<(u16, Fields)> {
+        let line = read_line(&mut self.input)?;
+        let status = line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+        let status = status.ok_or_else(|| invalid(format!("not a status line: {line:?}")))?;
+        Ok((status, Fields::read(&mut self.input)?))
+    }
+
+    /// Reads exactly so many bytes, as they are.
+    pub fn read_bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        read_exactly(&mut self.input, count as u64, &mut bytes).expect("more bytes");
+        bytes
+    }
+
+    /// Whether the other side has ended the connection: waits for its end or for a byte.
+    pub fn is_closed(&mut self) -> bool {
+        match self.input.fill_buf() {
+            Ok(bytes) => bytes.is_empty(),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// Everything until the other side closes.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // A reset after the last byte is an end too.
+        let _ = self.input.read_to_end(&mut bytes);
+        bytes
+    }
+}

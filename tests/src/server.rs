@@ -1,0 +1,292 @@
+//! The tidegate under test: the real binary, its own directory, its own ports.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::{Client, Origin, Response, eventually, free_port};
+
+/// What a test's configuration consists of; all of it has a default but where requests go.
+#[derive(Default)]
+pub struct Builder {
+    routes: String,
+    cache: String,
+    limits: String,
+    top: String,
+    tables: String,
+}
+
+impl Builder {
+    /// All requests go to `origin`.
+    #[must_use]
+    pub fn origin(self, origin: &Origin) -> Self {
+        self.group("app", &[origin.address()], "").route("/", "upstream = \"app\"")
+    }
+
+    /// A group of upstream servers, with further lines of its table.
+    #[must_use]
+    pub fn group(mut self, name: &str, servers: &[SocketAddr], lines: &str) -> Self {
+        let servers: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
+        self.tables +=
+            &format!("[[upstream]]\nname = \"{name}\"\nservers = [{}]\n{lines}\n", servers.join(", "));
+        self
+    }
+
+    /// A route for all hosts: `target` is `upstream = "…"` or `root = "…"`.
+    #[must_use]
+    pub fn route(mut self, path: &str, target: &str) -> Self {
+        self.routes += &format!("[[route]]\nhost = \"*\"\npath = \"{path}\"\n{target}\n");
+        self
+    }
+
+    /// Lines of the `[cache]` table.
+    #[must_use]
+    pub fn cache(mut self, lines: &str) -> Self {
+        self.cache += lines;
+        self.cache.push('\n');
+        self
+    }
+
+    /// Lines of the `[limits]` table.
+    #[must_use]
+    pub fn limits(mut self, lines: &str) -> Self {
+        self.limits += lines;
+        self.limits.push('\n');
+        self
+    }
+
+    /// Lines before the first table.
+    #[must_use]
+    pub fn top(mut self, lines: &str) -> Self {
+        self.top += lines;
+        self.top.push('\n');
+        self
+    }
+
+    /// Whole tables.
+    #[must_use]
+    pub fn tables(mut self, text: &str) -> Self {
+        self.tables += text;
+        self.tables.push('\n');
+        self
+    }
+
+    /// Starts tidegate and waits until it listens. `@DIR@` in the configuration is the test's directory.
+    pub fn start(self) -> Tidegate {
+        let directory = tempfile::tempdir().unwrap();
+        let [address, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let memory = if self.cache.contains("memory") { "" } else { "memory = \"32MiB\"\n" };
+        let text = format!(
+            "{}\n[[listen]]\naddress = \"{address}\"\n[admin]\naddress = \"{admin}\"\n[cache]\n{memory}{}[limits]\n{}\n{}\n{}",
+            self.top, self.cache, self.limits, self.tables, self.routes
+        );
+        let mut tidegate = Tidegate { directory, address, admin, child: None };
+        tidegate.write_config(&text);
+        tidegate.start();
+        tidegate
+    }
+}
+
+/// A running tidegate; it is killed with the value.
+pub struct Tidegate {
+    directory: TempDir,
+    address: SocketAddr,
+    admin: SocketAddr,
+    child: Option<Child>,
+}
+
+impl Tidegate {
+    /// A configuration to complete.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A tidegate with a cache in memory, before this origin.
+    pub fn before(origin: &Origin) -> Self {
+        Self::builder().origin(origin).start()
+    }
+
+    /// The binary: `TIDEGATE_BIN`, or the one beside the tests' own folder.
+    ///
+    /// # Panics
+    /// When it has not been built.
+    pub fn binary() -> PathBuf {
+        let path = std::env::var_os("TIDEGATE_BIN").map_or_else(
+            || {
+                let test = std::env::current_exe().unwrap();
+                test.parent().and_then(Path::parent).unwrap().join("tidegate")
+            },
+            PathBuf::from,
+        );
+        assert!(path.is_file(), "{} is not there: cargo build -p tidegate", path.display());
+        path
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the admin interface listens.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The test's own directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.directory().join("tidegate.toml")
+    }
+
+    /// Replaces the configuration file; `@DIR@` is the test's directory.
+    pub fn write_config(&self, text: &str) {
+        let text = text.replace("@DIR@", self.directory().to_str().unwrap());
+        std::fs::write(self.config(), text).unwrap();
+    }
+
+    /// What it has written so far, both outputs.
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(self.directory().join("output.txt")).unwrap_or_default()
+    }
+
+    /// Starts the process (again) and waits until it listens.
+    ///
+    /// # Panics
+    /// When it ends instead; its output is printed.
+    pub fn start(&mut self) {
+        assert!(self.child.is_none(), "it runs already");
+        let log =
+            File::options().create(true).append(true).open(self.directory().join("output.txt")).unwrap();
+        let child = Command::new(Self::binary())
+            .arg("run")
+            .arg("--config")
+            .arg(self.config())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        eventually("tidegate listens", || {
+            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "tidegate ended with {ended:?}:\n{}", self.output());
+            // The admin listener comes last: once it answers, all is there.
+            Client::try_connect(self.admin).and_then(|_| Client::try_connect(self.address)).ok()
+        });
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.pid() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.wait();
+    }
+
+    /// Asks it to end and waits until it has.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.wait()
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let status =
+            eventually("tidegate ends", || self.child.as_mut().expect("it runs").try_wait().unwrap());
+        self.child = None;
+        status
+    }
+
+    /// Connects a client.
+    pub fn connect(&self) -> Client {
+        Client::connect(self.address)
+    }
+
+    /// One GET on a connection of its own.
+    pub fn get(&self, target: &str) -> Response {
+        self.connect().get(target)
+    }
+
+    /// One GET with further field lines (each ended by CRLF) on a connection of its own.
+    pub fn get_with(&self, target: &str, fields: &str) -> Response {
+        self.connect().request("GET", target, fields)
+    }
+
+    /// Sends these bytes on a connection of their own and returns the status and whether the connection was closed.
+    pub fn refusal(&self, bytes: &[u8]) -> (u16, bool) {
+        let mut client = self.connect();
+        // The refusal may come before the last byte is sent.
+        let _ = client.try_send(bytes);
+        let status = client.try_response("GET").map_or(0, |response| response.status);
+        (status, client.is_closed())
+    }
+
+    /// One GET to the admin interface.
+    pub fn ask_admin(&self, target: &str) -> Response {
+        Client::connect(self.admin).get(target)
+    }
+
+    /// The value of a metric (the sum over its labels), 0 when it is absent.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.ask_admin("/metrics").text();
+        let lines = text.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
+        });
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Runs a command of the binary against this server.
+    pub fn command(&self, arguments: &[&str]) -> Output {
+        Command::new(Self::binary())
+            .args(arguments)
+            .arg("--admin")
+            .arg(self.admin.to_string())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// Resident memory in bytes, file-backed pages included.
+    pub fn resident_bytes(&self) -> u64 {
+        self.status_kib("VmRSS:") << 10
+    }
+
+    /// Resident memory of its own, without file-backed pages, in bytes.
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.status_kib("RssAnon:") << 10
+    }
+
+    fn status_kib(&self, key: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Tidegate {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- tidegate's output ---\n{}", self.output());
+        }
+    }
+}
