@@ -1,5 +1,5 @@
-//! The request parser beside httparse in one run: a 373-byte request of a load generator and a 1,381-byte one of a
-//! browser. Ours also recognizes field names, bounds every length and checks Host, framing and connection options.
+//! The request parser beside httparse in one run: a 373-byte request of Firefox and a 1,381-byte one of
+//! Chrome. Ours also recognizes field names, bounds every length and checks Host, framing and connection options.
 //!
 //! `cargo bench -p tidegate-http --bench parser`
 

@@ -45,25 +45,36 @@ pub const fn is_hop_by_hop(id: FieldId) -> bool {
     )
 }
 
-/// The options that the `Connection` fields of a head name.
+/// More options than this are ignored: comparing every field of a head with thousands of options would cost
+/// milliseconds, and no sound peer names more than a few.
+const MOST_OPTIONS: usize = 16;
+
+/// The options that the `Connection` fields of a head name; at most 16 are looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionOptions<'a> {
-    fields: Fields<'a>,
+    options: [&'a [u8]; MOST_OPTIONS],
+    count: usize,
 }
 
 impl<'a> ConnectionOptions<'a> {
     /// The options that `fields` name.
     pub fn of(fields: Fields<'a>) -> Self {
-        Self { fields }
-    }
-
-    /// Each option as received.
-    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        self.fields
+        let mut this = Self { options: [b""; MOST_OPTIONS], count: 0 };
+        let named = fields
             .get_all(FieldId::Connection)
             .flat_map(|value| value.split(|&byte| byte == b','))
             .map(<[u8]>::trim_ascii)
-            .filter(|option| !option.is_empty())
+            .filter(|option| !option.is_empty());
+        for (slot, option) in this.options.iter_mut().zip(named) {
+            *slot = option;
+            this.count += 1;
+        }
+        this
+    }
+
+    /// Each option as received.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a, '_> {
+        self.options[..self.count].iter().copied()
     }
 
     /// Whether the field must not go on to the next hop: it is hop-by-hop by nature, or an option names it.
@@ -72,10 +83,7 @@ impl<'a> ConnectionOptions<'a> {
     /// `Cache-Control` wants us to strip what the next hop relies on, so a known end-to-end field is never removed.
     pub fn removes(&self, id: FieldId, name: &[u8]) -> bool {
         match id {
-            FieldId::Other => {
-                self.fields.has(FieldId::Connection)
-                    && self.iter().any(|option| option.eq_ignore_ascii_case(name))
-            }
+            FieldId::Other => self.iter().any(|option| option.eq_ignore_ascii_case(name)),
             _ => is_hop_by_hop(id),
         }
     }

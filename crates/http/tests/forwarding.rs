@@ -81,6 +81,13 @@ fn a_field_that_cgi_takes_for_one_of_ours_does_not_go_on() {
 }
 
 #[test]
+fn of_thousands_of_connection_options_the_first_few_count() {
+    let options = format!("{}x-a,{}x-b", ",".repeat(9000), "o,".repeat(9000));
+    let sent = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\nX-A: 1\r\nX-B: 2\r\n\r\n");
+    assert!(forwarded(&sent, &CONTEXT).starts_with("GET / HTTP/1.1\r\nHost: a\r\nX-B: 2\r\nVia: "));
+}
+
+#[test]
 fn an_upgrade_goes_on_only_when_told() {
     let sent = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
     assert!(!forwarded(sent, &CONTEXT).contains("pgrade"));
