@@ -84,6 +84,7 @@ fn each_personality_reads_like_its_server_where_servers_differ() {
         ("/a/../../b", [Ok("/b"), Err(E::AboveRoot), Err(E::AboveRoot), Ok("/b")]),
         ("/a%0d%0ab", [Err(E::BadEscape), Ok("/a%0D%0Ab"), Ok("/a%0D%0Ab"), Err(E::BadEscape)]),
         ("/%252e", [Ok("/%252e"), Ok("/%252e"), Ok("/%252e"), Err(E::BadEscape)]),
+        ("/%25%34%31", [Ok("/%2541"), Ok("/%2541"), Ok("/%2541"), Err(E::BadEscape)]),
         ("/%25", [Ok("/%25"), Ok("/%25"), Ok("/%25"), Ok("/%25")]),
         ("/a?100%", [Err(E::BadEscape), Ok("/a?100%25"), Ok("/a?100%25"), Ok("/a?100%25")]),
         ("/a?%%42f", [Err(E::BadEscape), Ok("/a?%25Bf"), Ok("/a?%25Bf"), Ok("/a?%25Bf")]),

@@ -116,7 +116,12 @@ impl<'s> PathWriter<'s> {
                 _ => push_encoded(byte, self.out),
             }
         }
-        self.end_segment(false)
+        self.end_segment(false)?;
+        // Looked for in the result: the digits may have been encoded themselves (`%25%34%31`).
+        if self.personality == Personality::Iis && is_escaped_twice(&self.out[self.base..]) {
+            return Err(HeadError::BadEscape);
+        }
+        Ok(())
     }
 
     /// An escape whose digits are at `at`.
@@ -126,9 +131,6 @@ impl<'s> PathWriter<'s> {
             0 => return Err(HeadError::EncodedNul),
             b'/' => return self.encoded_slash(),
             b'\\' => return self.backslash(),
-            b'%' if self.personality == Personality::Iis && decode(path, at + 2).is_some() => {
-                return Err(HeadError::BadEscape);
-            }
             _ if byte.is_ascii_control()
                 && matches!(self.personality, Personality::Strict | Personality::Iis) =>
             {
@@ -201,6 +203,11 @@ impl<'s> PathWriter<'s> {
         self.out.truncate(self.base + slash + 1);
         Ok(())
     }
+}
+
+/// Whether decoding `path` would give another escape.
+fn is_escaped_twice(path: &[u8]) -> bool {
+    path.windows(5).enumerate().any(|(at, bytes)| bytes.starts_with(b"%25") && decode(path, at + 3).is_some())
 }
 
 /// Whether a server that decodes slashes would find a dot segment in this one.
