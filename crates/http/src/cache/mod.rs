@@ -27,4 +27,6 @@ pub use policy::{NotStorable, Policy, Reuse, Validation};
 pub use status::{CacheStatus, Forwarded, Handling};
 
 #[cfg(test)]
+mod oracle_tests;
+#[cfg(test)]
 mod testing;

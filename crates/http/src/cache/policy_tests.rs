@@ -1,1 +1,302 @@
 use super::*;
+use crate::cache::testing::{OwnedFields, request, response};
+use proptest::prelude::*;
+
+/// Sun, 06 Nov 1994 08:49:37 GMT
+const NOW_S: u64 = 784_111_777;
+const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+const HUNDRED_SECONDS_AGO: &str = "Sun, 06 Nov 1994 08:47:57 GMT";
+const IN_A_MINUTE: &str = "Sun, 06 Nov 1994 08:50:37 GMT";
+const LONG_AGO: &str = "Thu, 01 Jan 1970 00:00:00 GMT";
+
+type Lines<'a> = &'a [(&'a str, &'a str)];
+
+fn policy_of(asked: Lines<'_>, status: u16, answered: Lines<'_>) -> Result<Policy, NotStorable> {
+    let (asked, answered) = (OwnedFields::new(asked), OwnedFields::new(answered));
+    Policy::new(&request(Method::Get, b"/", &asked), &response(status, &answered), NOW_S, NOW_S)
+}
+
+fn stored(answered: Lines<'_>) -> Policy {
+    policy_of(&[], 200, answered).unwrap()
+}
+
+fn cc(value: &str) -> Policy {
+    stored(&[("Cache-Control", value), ("ETag", "\"a\"")])
+}
+
+fn asks(value: &str) -> RequestDirectives {
+    RequestDirectives::parse(&OwnedFields::new(&[("Cache-Control", value)]).view())
+}
+
+const NOTHING: RequestDirectives = RequestDirectives {
+    no_cache: false,
+    no_store: false,
+    only_if_cached: false,
+    max_age_s: None,
+    min_fresh_s: None,
+    max_stale_s: None,
+    stale_if_error_s: None,
+};
+
+#[test]
+fn what_must_not_be_stored_is_refused_with_its_reason() {
+    let tagged = |value| [("Cache-Control", value), ("ETag", "\"a\"")];
+    assert_eq!(policy_of(&[], 200, &tagged("no-store, max-age=60")), Err(NotStorable::NoStore));
+    assert_eq!(policy_of(&[], 200, &tagged("private, max-age=60")), Err(NotStorable::Private));
+    assert_eq!(policy_of(&[], 200, &tagged("private=\"x\", max-age=60")), Err(NotStorable::Private));
+    assert_eq!(
+        policy_of(&[("Cache-Control", "no-store")], 200, &tagged("max-age=60")),
+        Err(NotStorable::RequestNoStore)
+    );
+    for status in [101, 206, 304] {
+        assert_eq!(policy_of(&[], status, &tagged("max-age=60")), Err(NotStorable::Status), "{status}");
+    }
+    assert_eq!(
+        policy_of(&[], 200, &[("Cache-Control", "max-age=60"), ("Vary", "a, *")]),
+        Err(NotStorable::VaryAny)
+    );
+    assert_eq!(policy_of(&[], 302, &[("ETag", "\"a\"")]), Err(NotStorable::NoPermission));
+    assert_eq!(policy_of(&[], 200, &[]), Err(NotStorable::Useless));
+    assert_eq!(policy_of(&[], 200, &[("Cache-Control", "max-age=0")]), Err(NotStorable::Useless));
+    assert_eq!(policy_of(&[], 200, &[("Cache-Control", "no-cache, max-age=9")]), Err(NotStorable::Useless));
+    assert_eq!(
+        policy_of(&[], 200, &[("Last-Modified", LONG_AGO), ("Set-Cookie", "a=b")]),
+        Err(NotStorable::SetCookie)
+    );
+}
+
+#[test]
+fn only_get_and_head_are_stored() {
+    let (none, fields) =
+        (OwnedFields::new::<&str, &str>(&[]), OwnedFields::new(&[("Cache-Control", "max-age=60")]));
+    for (method, storable) in [
+        (Method::Get, true),
+        (Method::Head, true),
+        (Method::Post, false),
+        (Method::Options, false),
+        (Method::Other, false),
+    ] {
+        let policy = Policy::new(&request(method, b"/", &none), &response(200, &fields), NOW_S, NOW_S);
+        assert_eq!(policy.is_ok(), storable, "{method:?}");
+    }
+}
+
+#[test]
+fn responses_to_credentials_need_permission_to_be_shared() {
+    let with = |value| policy_of(&[("Authorization", "Basic x")], 200, &[("Cache-Control", value)]).err();
+    assert_eq!(with("max-age=60"), Some(NotStorable::Authorization));
+    for value in ["max-age=60, public", "max-age=60, must-revalidate", "s-maxage=60"] {
+        assert_eq!(with(value), None, "{value}");
+    }
+}
+
+#[test]
+fn must_understand_replaces_no_store_for_known_codes() {
+    let with = |status, value| policy_of(&[], status, &[("Cache-Control", value)]).err();
+    assert_eq!(with(200, "max-age=60, must-understand, no-store"), None);
+    assert_eq!(with(599, "max-age=60, must-understand"), Some(NotStorable::NotUnderstood));
+    assert_eq!(with(599, "max-age=60"), None);
+}
+
+#[test]
+fn the_most_specific_lifetime_counts() {
+    let ttl = |lines: Lines<'_>| stored(lines).ttl_s(NOW_S);
+    let tag = ("ETag", "\"a\"");
+    assert_eq!(ttl(&[("Cache-Control", "max-age=10, s-maxage=20")]), 20);
+    assert_eq!(ttl(&[("Cache-Control", "max-age=10"), ("Expires", IN_A_MINUTE), ("Date", NOW)]), 10);
+    assert_eq!(ttl(&[("Expires", IN_A_MINUTE), ("Date", NOW)]), 60);
+    assert_eq!(ttl(&[("Expires", IN_A_MINUTE)]), 60);
+    assert_eq!(ttl(&[("Expires", IN_A_MINUTE), ("Date", "foo")]), 60);
+    assert_eq!(ttl(&[("Expires", IN_A_MINUTE), ("Expires", IN_A_MINUTE)]), 60);
+    assert_eq!(ttl(&[("Expires", IN_A_MINUTE), ("Expires", NOW), tag]), 0);
+    assert_eq!(ttl(&[("Expires", "0"), ("Last-Modified", LONG_AGO)]), 0);
+    assert_eq!(ttl(&[("Expires", NOW), ("Date", IN_A_MINUTE), tag]), 0);
+    assert_eq!(ttl(&[("Cache-Control", "max-age=99999999999")]), 1 << 31);
+    assert_eq!(
+        ttl(&[("CDN-Cache-Control", "max-age=30"), ("Expires", "0"), ("Cache-Control", "no-store")]),
+        30
+    );
+    assert_eq!(ttl(&[("CDN-Cache-Control", "must-revalidate"), ("Expires", IN_A_MINUTE), tag]), 0);
+}
+
+#[test]
+fn heuristic_lifetimes_are_a_tenth_up_to_a_day() {
+    let ttl = |asked: Lines<'_>, status, lines: Lines<'_>| {
+        policy_of(asked, status, lines).map(|policy| policy.ttl_s(NOW_S))
+    };
+    let modified = ("Last-Modified", HUNDRED_SECONDS_AGO);
+    assert_eq!(ttl(&[], 200, &[modified, ("Date", NOW)]), Ok(10));
+    assert_eq!(ttl(&[], 404, &[modified]), Ok(10));
+    assert_eq!(ttl(&[], 200, &[("Last-Modified", LONG_AGO)]), Ok(86_400));
+    assert_eq!(ttl(&[], 200, &[("Last-Modified", IN_A_MINUTE)]), Ok(0));
+    assert_eq!(ttl(&[], 403, &[modified]), Err(NotStorable::NoPermission));
+    assert_eq!(ttl(&[], 599, &[modified, ("Cache-Control", "public")]), Ok(10));
+    assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified]), Ok(0));
+    assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified, ("Cache-Control", "public")]), Ok(10));
+    assert_eq!(ttl(&[], 200, &[modified, ("Pragma", "no-cache")]), Ok(0));
+    assert!(policy_of(&[], 200, &[modified]).unwrap().is_heuristic());
+    assert!(!cc("max-age=1").is_heuristic());
+}
+
+#[test]
+fn ages_are_the_larger_of_what_clocks_and_caches_say() {
+    let fields =
+        OwnedFields::new(&[("Cache-Control", "max-age=600"), ("Age", "30"), ("Date", HUNDRED_SECONDS_AGO)]);
+    let none = OwnedFields::new::<&str, &str>(&[]);
+    let policy = |request_time_s, fields: &OwnedFields| {
+        Policy::new(&request(Method::Get, b"/", &none), &response(200, fields), request_time_s, NOW_S)
+            .unwrap()
+    };
+    assert_eq!(policy(NOW_S, &fields).age_s(NOW_S + 7), 107);
+    assert_eq!(policy(NOW_S - 80, &fields).age_s(NOW_S), 110);
+    assert_eq!(
+        policy(NOW_S, &fields).age_s(NOW_S - 500),
+        100,
+        "a clock that goes back does not make younger"
+    );
+    assert_eq!(policy(NOW_S + 500, &fields).age_s(NOW_S), 100);
+    assert_eq!(stored(&[("Age", "99999999999"), ("ETag", "x")]).age_s(NOW_S), 1 << 31);
+}
+
+#[test]
+fn an_age_that_is_not_one_number_makes_stale() {
+    for value in ["abc", "-1", "7.0", "0, 0", "0,7", "7;x=1", ""] {
+        let policy = stored(&[("Cache-Control", "max-age=60"), ("Age", value), ("ETag", "x")]);
+        assert_eq!(policy.reuse(&NOTHING, NOW_S), Reuse::Validate(Validation::Stale), "{value}");
+    }
+    let policy = stored(&[("Cache-Control", "max-age=60"), ("Age", "0"), ("Age", "0"), ("ETag", "x")]);
+    assert_eq!(policy.reuse(&NOTHING, NOW_S), Reuse::Validate(Validation::Stale));
+}
+
+#[test]
+fn a_response_is_fresh_until_its_lifetime_is_reached() {
+    let policy = cc("max-age=10");
+    assert_eq!(policy.reuse(&NOTHING, NOW_S + 9), Reuse::Fresh { age_s: 9 });
+    assert_eq!(policy.reuse(&NOTHING, NOW_S + 10), Reuse::Validate(Validation::Stale));
+    assert_eq!((policy.ttl_s(NOW_S + 10), policy.ttl_s(NOW_S + 15)), (0, -5));
+    assert_eq!(cc("no-cache, max-age=10").reuse(&NOTHING, NOW_S), Reuse::Validate(Validation::Stale));
+}
+
+#[test]
+fn requests_may_ask_for_more_than_fresh() {
+    let reuse = |value, later_s| cc("max-age=10").reuse(&asks(value), NOW_S + later_s);
+    assert_eq!(reuse("no-cache", 0), Reuse::Validate(Validation::Request));
+    assert_eq!(reuse("max-age=5", 5), Reuse::Fresh { age_s: 5 });
+    assert_eq!(reuse("max-age=5", 6), Reuse::Validate(Validation::Request));
+    assert_eq!(reuse("max-age=0", 0), Reuse::Fresh { age_s: 0 });
+    assert_eq!(reuse("min-fresh=5", 5), Reuse::Fresh { age_s: 5 });
+    assert_eq!(reuse("min-fresh=5", 6), Reuse::Validate(Validation::Request));
+    assert_eq!(reuse("max-age=5", 20), Reuse::Validate(Validation::Stale));
+}
+
+#[test]
+fn stale_responses_are_used_where_either_side_allows_it() {
+    let reuse = |answered: &str, asked: &str, later_s: u64| cc(answered).reuse(&asks(asked), NOW_S + later_s);
+    assert_eq!(
+        reuse("max-age=10, stale-while-revalidate=5", "", 15),
+        Reuse::StaleWhileRevalidate { age_s: 15 }
+    );
+    assert_eq!(reuse("max-age=10, stale-while-revalidate=5", "", 16), Reuse::Validate(Validation::Stale));
+    assert_eq!(reuse("max-age=10, stale-while-revalidate=0", "", 10), Reuse::Validate(Validation::Stale));
+    assert_eq!(reuse("max-age=10", "max-stale=5", 15), Reuse::StaleAllowed { age_s: 15 });
+    assert_eq!(reuse("max-age=10", "max-stale=5", 16), Reuse::Validate(Validation::Stale));
+    assert_eq!(reuse("max-age=10", "max-stale", 9999), Reuse::StaleAllowed { age_s: 9999 });
+    for strict in ["must-revalidate", "proxy-revalidate", "s-maxage=10", "no-cache"] {
+        let answered = format!("max-age=10, stale-while-revalidate=5, {strict}");
+        assert_eq!(reuse(&answered, "max-stale", 12), Reuse::Validate(Validation::Stale), "{strict}");
+    }
+}
+
+#[test]
+fn failures_allow_stale_within_what_was_said() {
+    let on_error = |answered: &str, asked: &str, later_s: u64| {
+        cc(answered).may_serve_stale_on_error(&asks(asked), NOW_S + later_s)
+    };
+    assert!(on_error("max-age=10, stale-if-error=5", "", 15));
+    assert!(!on_error("max-age=10, stale-if-error=5", "", 16));
+    assert!(on_error("max-age=10, stale-if-error=5", "stale-if-error=9", 19));
+    assert!(on_error("max-age=10", "stale-if-error=9", 19));
+    assert!(!on_error("max-age=10", "", 11));
+    assert!(!on_error("max-age=10, stale-if-error=5", "no-cache", 12));
+    assert!(!on_error("max-age=10, stale-if-error=5", "max-age=1", 12));
+    let cut_off = |answered: &str, later_s: u64| {
+        cc(answered).may_serve_stale_when_disconnected(&NOTHING, NOW_S + later_s)
+    };
+    assert!(cut_off("max-age=10", 10 + 86_400) && !cut_off("max-age=10", 11 + 86_400));
+    assert!(cut_off("max-age=10, stale-if-error=5", 15) && !cut_off("max-age=10, stale-if-error=5", 16));
+    for strict in ["must-revalidate", "proxy-revalidate", "s-maxage=10", "no-cache"] {
+        let answered = format!("max-age=10, stale-if-error=50, {strict}");
+        assert!(!on_error(&answered, "", 12) && !cut_off(&answered, 12), "{strict}");
+    }
+}
+
+#[test]
+fn an_update_from_a_304_takes_its_age() {
+    let (none, merged) =
+        (OwnedFields::new::<&str, &str>(&[]), OwnedFields::new(&[("Cache-Control", "max-age=60")]));
+    let newer = OwnedFields::new(&[("Age", "20")]);
+    let policy = Policy::validated(
+        &request(Method::Get, b"/", &none),
+        &response(200, &merged),
+        &response(304, &newer),
+        NOW_S,
+        NOW_S,
+    );
+    assert_eq!(policy.unwrap().ttl_s(NOW_S), 40);
+}
+
+#[test]
+fn own_content_is_always_fresh() {
+    let policy = Policy::default();
+    assert_eq!(policy.reuse(&NOTHING, u64::MAX - 1), Reuse::Fresh { age_s: 0 });
+}
+
+#[test]
+fn other_encodings_are_refused() {
+    let bytes = cc("max-age=60").to_bytes();
+    for (index, value) in [(0, 0), (0, 2), (1, 0x80)] {
+        let mut other = bytes;
+        other[index] = value;
+        assert_eq!(Policy::from_bytes(&other), None);
+    }
+}
+
+fn any_policy() -> impl Strategy<Value = Policy> {
+    (any::<u64>(), any::<[u32; 4]>(), 0..=KNOWN_FLAGS).prop_map(|(response_time_s, numbers, flags)| Policy {
+        response_time_s,
+        lifetime_s: numbers[0],
+        initial_age_s: numbers[1],
+        stale_while_revalidate_s: numbers[2],
+        stale_if_error_s: numbers[3],
+        flags,
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_encoded_reads_back(policy in any_policy()) {
+        prop_assert_eq!(Policy::from_bytes(&policy.to_bytes()), Some(policy));
+    }
+
+    #[test]
+    fn no_numbers_make_it_panic(bytes in any::<[u8; Policy::ENCODED_BYTES]>(), policy in any_policy(), now_s in any::<u64>(), limit in any::<u32>()) {
+        let asked = RequestDirectives { max_age_s: Some(limit), min_fresh_s: Some(limit), max_stale_s: Some(limit), ..NOTHING };
+        for policy in Policy::from_bytes(&bytes).into_iter().chain([policy]) {
+            for asked in [NOTHING, asked] {
+                let reuse = policy.reuse(&asked, now_s);
+                prop_assert_eq!(policy.may_serve_stale_on_error(&asked, now_s), policy.may_serve_stale_on_error(&asked, now_s));
+                let _ = policy.may_serve_stale_when_disconnected(&asked, now_s);
+                if let Reuse::Fresh { .. } = reuse {
+                    prop_assert!(policy.ttl_s(now_s) > 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_fields_make_it_panic(value in prop::collection::vec(any::<u8>(), 0..40), name in 0..8_usize, status in 0..1000_u16, times in any::<[u64; 2]>()) {
+        let names = ["Age", "Date", "Expires", "Last-Modified", "Cache-Control", "Vary", "Pragma", "CDN-Cache-Control"];
+        let fields = OwnedFields::new(&[(names[name].as_bytes(), &value[..]), (b"ETag", b"x")]);
+        let _ = Policy::new(&request(Method::Get, b"/", &fields), &response(status, &fields), times[0], times[1]);
+    }
+}
