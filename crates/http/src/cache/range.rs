@@ -31,6 +31,8 @@ impl Deref for Ranges {
 }
 
 /// What a `Range` field asks for.
+// The result lives on the stack for a moment; boxing the list would cost an allocation that a peer can ask for.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum RangeResult {
     /// Everything: the field is malformed, of another unit, or asks for more than it is worth.

@@ -12,12 +12,10 @@ use crate::forward::{ConnectionOptions, write_field};
 /// [`super::Policy::validated`] counts from there.
 pub fn merge(stored: &Fields<'_>, newer: &Fields<'_>, out: &mut Vec<u8>) {
     let options = ConnectionOptions::of(*newer);
-    let takes_over = |id: FieldId, name: &[u8]| {
-        !describes_content(id, name)
-            && id != FieldId::Age
-            && !options.removes(id, name)
-            && !(id == FieldId::Etag && stored.has(id))
+    let stays = |id: FieldId, name: &[u8]| {
+        id == FieldId::Age || describes_content(id, name) || (id == FieldId::Etag && stored.has(id))
     };
+    let takes_over = |id: FieldId, name: &[u8]| !stays(id, name) && !options.removes(id, name);
     for (id, name, value) in stored.iter() {
         let is_in_newer = match id {
             FieldId::Other => newer.named(name).next().is_some(),
