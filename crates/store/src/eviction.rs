@@ -138,15 +138,15 @@ mod tests {
     #[test]
     fn a_ghost_is_remembered_once_and_for_its_capacity_only() {
         let mut ghost = Ghost::new(1 << 20);
-        ghost.insert(7 << 40 | 1);
-        ghost.insert(8 << 40 | 2);
-        assert!(ghost.take(7 << 40 | 1, 10));
-        assert!(!ghost.take(7 << 40 | 1, 10), "remembered after it was taken");
+        ghost.insert((7 << 40) | 1);
+        ghost.insert((8 << 40) | 2);
+        assert!(ghost.take((7 << 40) | 1, 10));
+        assert!(!ghost.take((7 << 40) | 1, 10), "remembered after it was taken");
         for n in 0..10_u64 {
-            ghost.insert(n << 50 | 100 + n);
+            ghost.insert((n << 50) | (100 + n));
         }
-        assert!(!ghost.take(8 << 40 | 2, 10), "remembered beyond the capacity");
-        assert!(ghost.take(9 << 50 | 109, 10));
+        assert!(!ghost.take((8 << 40) | 2, 10), "remembered beyond the capacity");
+        assert!(ghost.take((9 << 50) | 109, 10));
     }
 
     #[test]

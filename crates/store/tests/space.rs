@@ -1,4 +1,6 @@
 //! How well the arena is used when it is full.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use support::{Random, put, verify};
