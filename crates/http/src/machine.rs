@@ -47,7 +47,7 @@ mod rank {
 
 /// Edges are ranges of the alphabet, not patterns.
 const RANGES: u8 = 1;
-/// Patterns match letters in either case.
+/// Patterns match letters in either case; a walk through such states is told so, and need not look.
 const FOLD: u8 = 2;
 /// Targets of edges: 0 is the slow path, from here on it is the end of the walk with a result, else a state.
 const ACCEPT: u8 = 128;
@@ -102,7 +102,7 @@ impl Machine {
     /// `GET ` and its like at `at`: the method and the position of the target.
     #[inline(always)]
     pub(crate) fn method(&self, text: &[u8], at: usize) -> Option<(Method, usize)> {
-        match self.walk(self.method, text, at) {
+        match self.walk(self.method, false, text, at) {
             Walk::Accept(accept, end) => METHODS.get(usize::from(accept)).map(|&(_, method)| (method, end)),
             Walk::Slow => None,
         }
@@ -111,7 +111,7 @@ impl Machine {
     /// `HTTP/1.1` and CRLF at `at`: the version and the position of the first field line.
     #[inline(always)]
     pub(crate) fn version(&self, text: &[u8], at: usize) -> Option<(Version, usize)> {
-        match self.walk(self.version, text, at) {
+        match self.walk(self.version, false, text, at) {
             Walk::Accept(accept, end) => {
                 VERSIONS.get(usize::from(accept)).map(|&(_, version)| (version, end))
             }
@@ -122,8 +122,8 @@ impl Machine {
     /// `HTTP/1.1 200 ` at the start: version, status and the position of the reason.
     #[inline(always)]
     pub(crate) fn status_line(&self, text: &[u8]) -> Option<(Version, u16, usize)> {
-        let Walk::Accept(accept, code) = self.walk(self.status_line, text, 0) else { return None };
-        let Walk::Accept(_, end) = self.walk(self.status_code, text, code) else { return None };
+        let Walk::Accept(accept, code) = self.walk(self.status_line, false, text, 0) else { return None };
+        let Walk::Accept(_, end) = self.walk(self.status_code, false, text, code) else { return None };
         let status =
             text[code..end - 1].iter().fold(0, |status, digit| status * 10 + u16::from(digit - b'0'));
         STATUS_LINES.get(usize::from(accept)).map(|&(_, version)| (version, status, end))
@@ -137,21 +137,23 @@ impl Machine {
         if rank >= rank::LETTERS.1 {
             return None;
         }
-        match self.walk(self.letters + rank, text, at) {
+        match self.walk(self.letters + rank, true, text, at) {
             Walk::Accept(candidate, _) => Some(candidate),
             Walk::Slow => None,
         }
     }
 
+    /// Follows edges from `state`. `folds` says that this part of the machine folds case; the compiler specializes.
     #[inline(always)]
-    fn walk(&self, mut state: u8, text: &[u8], mut at: usize) -> Walk {
+    fn walk(&self, mut state: u8, folds: bool, text: &[u8], mut at: usize) -> Walk {
         loop {
             let transition = &self.table[usize::from(state) % TRANSITIONS];
-            let (next, length) = if transition.control & RANGES != 0 {
+            // Folding states are all patterns: names are words.
+            let (next, length) = if !folds && transition.control & RANGES != 0 {
                 let Some(&byte) = text.get(at) else { return Walk::Slow };
                 transition.by_range(byte)
             } else {
-                transition.by_pattern(four_bytes(text, at))
+                transition.by_pattern(four_bytes(text, at), folds)
             };
             state = next;
             at += length;
@@ -180,8 +182,8 @@ impl Transition {
     }
 
     #[inline(always)]
-    fn by_pattern(&self, word: u32) -> (u8, usize) {
-        let fold = if self.control & FOLD != 0 { 0x2020_2020 } else { 0 };
+    fn by_pattern(&self, word: u32, folds: bool) -> (u8, usize) {
+        let fold = if folds { 0x2020_2020 } else { 0 };
         let [a, b, c, d, e, f, g, h] = self.edges;
         if matches(word | fold, u32::from_le_bytes([a, b, c, d])) {
             (self.next[0], usize::from(self.lengths[0]))
@@ -464,7 +466,7 @@ mod tests {
     use super::*;
 
     fn accepted(state: u8, text: &[u8]) -> Option<(u8, usize)> {
-        match MACHINE.walk(state, text, 0) {
+        match MACHINE.walk(state, false, text, 0) {
             Walk::Accept(accept, at) => Some((accept, at)),
             Walk::Slow => None,
         }
