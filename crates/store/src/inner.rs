@@ -393,8 +393,7 @@ impl Inner {
         true
     }
 
-    /// Panics when the parts of the state disagree. Only for a store that nobody uses meanwhile; `pinned` are the
-    /// references held outside, by id.
+    /// Panics when the parts of the state disagree. Only for a store that nobody else uses meanwhile.
     pub(crate) fn check_invariants(&self) {
         let core = self.core();
         let mut extents = Vec::new();
