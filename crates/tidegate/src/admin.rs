@@ -1,0 +1,289 @@
+//! The admin server: metrics, status, cache and the dashboard, on a thread of its own, never on a data core.
+
+use std::fmt::Write;
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidegate_accelerator::Engine;
+use tidegate_core::metrics::{Kind, Sample};
+
+use crate::run::Reloader;
+
+/// Entries that one answer may list.
+const MAX_ENTRIES: usize = 10_000;
+
+#[derive(Clone)]
+struct Admin {
+    engine: Engine,
+    reloader: Arc<Reloader>,
+}
+
+/// Serves `listener` until the process ends.
+pub(crate) fn spawn(listener: TcpListener, engine: Engine, reloader: Arc<Reloader>) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let router = Router::new()
+        .route("/", get(dashboard))
+        .route("/metrics", get(metrics))
+        .route("/status", get(status))
+        .route("/api/cache", get(cache_list))
+        .route("/api/cache/purge", post(purge))
+        .route("/api/cache/save", post(save))
+        .route("/api/reload", post(reload))
+        .route("/api/drain", post(drain))
+        .layer(middleware::from_fn(guard))
+        .with_state(Admin { engine, reloader });
+    std::thread::Builder::new().name("admin".into()).spawn(move || {
+        runtime.block_on(async move {
+            let result = match tokio::net::TcpListener::from_std(listener) {
+                Ok(listener) => axum::serve(listener, router).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
+                tracing::error!(%error, "the admin server has ended");
+            }
+        });
+    })?;
+    Ok(())
+}
+
+/// A page on another site can make a browser send requests here: it must neither change anything (CSRF) nor read
+/// answers under a name of its own (DNS rebinding).
+async fn guard(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if !host_is_an_address(headers) {
+        return refuse(StatusCode::MISDIRECTED_REQUEST, "Host must be an address or localhost");
+    }
+    let from_elsewhere = headers.contains_key(header::ORIGIN) && !origin_is_host(headers)
+        || headers
+            .get("sec-fetch-site")
+            .is_some_and(|site| site != "same-origin" && site != "none" && request.method() != Method::GET);
+    if request.method() != Method::GET && request.method() != Method::HEAD && from_elsewhere {
+        return refuse(StatusCode::FORBIDDEN, "requests from other sites change nothing here");
+    }
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (
+            "content-security-policy",
+            "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'",
+        ),
+        ("x-content-type-options", "nosniff"),
+        ("cache-control", "no-store"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn host_is_an_address(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(""),
+        None => host.split(':').next().unwrap_or(""),
+    };
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok()
+}
+
+fn origin_is_host(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    match (text(header::ORIGIN), text(header::HOST)) {
+        (Some(origin), Some(host)) => origin.strip_prefix("http://") == Some(host),
+        _ => false,
+    }
+}
+
+fn refuse(status: StatusCode, error: &str) -> Response {
+    (status, Json(json!({ "error": error }))).into_response()
+}
+
+fn done(message: impl Into<String>) -> Response {
+    Json(json!({ "message": message.into() })).into_response()
+}
+
+async fn dashboard() -> Html<&'static str> {
+    Html(include_str!("dashboard.html"))
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    let mut text = String::new();
+    for sample in admin.engine.samples() {
+        write_metric(&sample, &mut text);
+    }
+    write_upstreams(&admin.engine, &mut text);
+    write_store(&admin.engine, &mut text);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+fn write_metric(sample: &Sample, text: &mut String) {
+    let kind = if sample.kind == Kind::Counter { "counter" } else { "gauge" };
+    let name = sample.name;
+    let _ = writeln!(
+        text,
+        "# HELP tidegate_{name} {}\n# TYPE tidegate_{name} {kind}\ntidegate_{name} {}",
+        sample.help, sample.value
+    );
+}
+
+fn write_upstreams(engine: &Engine, text: &mut String) {
+    let servers = engine.upstream_status();
+    let mut family = |name: &str,
+                      kind: &str,
+                      help: &str,
+                      value: &dyn Fn(&tidegate_accelerator::UpstreamStatus) -> u64| {
+        let _ =
+            writeln!(text, "# HELP tidegate_upstream_{name} {help}\n# TYPE tidegate_upstream_{name} {kind}");
+        for server in &servers {
+            let group = server.group.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(
+                text,
+                "tidegate_upstream_{name}{{group=\"{group}\",server=\"{}\"}} {}",
+                server.server,
+                value(server)
+            );
+        }
+    };
+    family("healthy", "gauge", "Whether the server gets requests.", &|server| u64::from(server.healthy));
+    family("in_progress", "gauge", "Requests in progress at the server.", &|server| server.in_progress);
+    family("requests_total", "counter", "Requests sent to the server.", &|server| server.requests);
+    family("failures_total", "counter", "Requests that the server failed.", &|server| server.failures);
+}
+
+fn write_store(engine: &Engine, text: &mut String) {
+    let Some(store) = engine.store() else { return };
+    let stats = store.stats();
+    for (name, kind, help, value) in [
+        ("store_objects", Kind::Gauge, "Objects in the cache.", stats.objects),
+        ("store_capacity_bytes", Kind::Gauge, "The cache's budget.", stats.capacity_bytes),
+        ("store_used_bytes", Kind::Gauge, "Bytes of the cache in use.", stats.used_bytes),
+        ("store_evictions_total", Kind::Counter, "Objects evicted to make room.", stats.evictions),
+        (
+            "store_insert_failures_total",
+            Kind::Counter,
+            "Objects for which there was no room.",
+            stats.insert_failures,
+        ),
+        (
+            "store_torn_dropped_total",
+            Kind::Counter,
+            "Damaged objects dropped, never served.",
+            stats.torn_dropped,
+        ),
+    ] {
+        write_metric(&Sample { name, help, kind, value }, text);
+    }
+}
+
+async fn status(State(admin): State<Admin>) -> Json<Value> {
+    let engine = &admin.engine;
+    let counters: serde_json::Map<String, Value> =
+        engine.samples().iter().map(|sample| (sample.name.to_owned(), sample.value.into())).collect();
+    let counter = |name: &str| counters.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let hits = counter("cache_hits_total") + counter("cache_stale_total");
+    let lookups = hits + counter("cache_misses_total");
+    let hit_ratio = if lookups == 0 { 0.0 } else { (hits as f64 / lookups as f64 * 1000.0).round() / 1000.0 };
+    let cache = engine.store().map(|store| {
+        let stats = store.stats();
+        json!({
+            "objects": stats.objects,
+            "capacity_bytes": stats.capacity_bytes,
+            "used_bytes": stats.used_bytes,
+            "evictions": stats.evictions,
+            "insert_failures": stats.insert_failures,
+        })
+    });
+    let upstreams: Vec<Value> = engine
+        .upstream_status()
+        .iter()
+        .map(|server| {
+            json!({
+                "group": server.group, "server": server.server.to_string(), "healthy": server.healthy,
+                "in_progress": server.in_progress, "requests": server.requests, "failures": server.failures,
+                "last_error": server.last_error,
+            })
+        })
+        .collect();
+    let listeners: Vec<String> =
+        engine.listen_addresses().iter().map(|address| format!("http://{address}")).collect();
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_s": engine.uptime().as_secs(),
+        "listeners": listeners,
+        "enforcement": { "mechanism": "user space", "reason": "this version has no kernel programs" },
+        "hit_ratio": hit_ratio,
+        "cache": cache,
+        "upstreams": upstreams,
+        "counters": counters,
+    }))
+}
+
+#[derive(Deserialize)]
+struct ListQuery {
+    limit: Option<usize>,
+}
+
+async fn cache_list(State(admin): State<Admin>, Query(query): Query<ListQuery>) -> Json<Value> {
+    let limit = query.limit.unwrap_or(100).min(MAX_ENTRIES);
+    let entries: Vec<Value> = admin
+        .engine
+        .cache_entries(limit)
+        .into_iter()
+        .map(|entry| {
+            json!({
+                "url": entry.url, "status": entry.status, "size_bytes": entry.size_bytes,
+                "age_s": entry.age_s, "ttl_s": entry.ttl_s, "tags": entry.tags,
+            })
+        })
+        .collect();
+    Json(Value::Array(entries))
+}
+
+#[derive(Deserialize)]
+struct PurgeQuery {
+    pattern: String,
+}
+
+async fn purge(State(admin): State<Admin>, Query(query): Query<PurgeQuery>) -> Response {
+    match query.pattern.parse() {
+        Ok(pattern) => {
+            let removed = admin.engine.purge(&pattern);
+            Json(json!({ "message": format!("{removed} responses removed"), "removed": removed }))
+                .into_response()
+        }
+        Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("pattern: {error}")),
+    }
+}
+
+async fn save(State(admin): State<Admin>) -> Response {
+    let Some(store) = admin.engine.store().cloned() else { return done("the cache is off") };
+    match tokio::task::spawn_blocking(move || store.sync()).await {
+        Ok(Ok(())) => done("the cache is written to its file"),
+        Ok(Err(error)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+async fn reload(State(admin): State<Admin>) -> Response {
+    let reloader = Arc::clone(&admin.reloader);
+    match tokio::task::spawn_blocking(move || reloader.reload()).await {
+        Ok(Ok(())) => done("the configuration was read again and is in force"),
+        Ok(Err(error)) => {
+            refuse(StatusCode::CONFLICT, &format!("the old configuration stays in force: {error}"))
+        }
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+async fn drain(State(admin): State<Admin>) -> Response {
+    admin.engine.drain();
+    done("draining: no new connections, requests in progress finish")
+}
