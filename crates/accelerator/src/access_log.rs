@@ -50,15 +50,18 @@ impl AccessLogWriter {
             None => Box::new(io::stdout()),
         };
         let (sender, receiver) = sync_channel(QUEUE_BUFFERS);
-        let thread =
-            std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(output, &receiver))?;
+        let thread = std::thread::Builder::new()
+            .name("access-log".into())
+            .spawn(move || write_all(output, &receiver))?;
         let sender = LogSender { sender, format: settings.format };
         Ok(Self { sender: Some(sender), thread: Some(thread) })
     }
 
     pub(crate) fn sender(&self) -> LogSender {
         // `sender` is taken only by `drop`.
-        self.sender.clone().unwrap_or_else(|| LogSender { sender: sync_channel(0).0, format: LogFormat::Combined })
+        self.sender
+            .clone()
+            .unwrap_or_else(|| LogSender { sender: sync_channel(0).0, format: LogFormat::Combined })
     }
 }
 
@@ -118,7 +121,9 @@ impl LogBuffer {
 
     fn hand_over(&self, buffer: &mut Vec<u8>, metrics: &CoreMetrics) {
         let full = std::mem::replace(buffer, Vec::with_capacity(BUFFER_BYTES));
-        if let Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) = self.sender.sender.try_send(full) {
+        if let Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) =
+            self.sender.sender.try_send(full)
+        {
             let lines = lost.iter().filter(|byte| **byte == b'\n').count();
             metrics.access_log_dropped_total.add(lines as u64);
         }
@@ -164,7 +169,11 @@ fn write_json(record: &Record<'_>, out: &mut Vec<u8>) {
     write_escaped(record.method, out);
     out.extend_from_slice(b"\",\"target\":\"");
     write_escaped(record.target, out);
-    let _ = write!(out, "\",\"status\":{},\"bytes\":{},\"cache\":\"{}\"", record.status, record.bytes, record.cache);
+    let _ = write!(
+        out,
+        "\",\"status\":{},\"bytes\":{},\"cache\":\"{}\"",
+        record.status, record.bytes, record.cache
+    );
     out.extend_from_slice(b",\"referer\":\"");
     write_escaped(record.referer, out);
     out.extend_from_slice(b"\",\"user_agent\":\"");

@@ -21,8 +21,8 @@ use crate::clock::Clock;
 use crate::metrics::CoreMetrics;
 use crate::service::flights::Flights;
 use crate::service::plan::Plan;
-use crate::session::{self, Times};
 use crate::session::deadlines::Deadlines;
+use crate::session::{self, Times};
 use crate::upstream::Pools;
 
 /// Bytes read from a socket at once; the buffer is the core's, so idle connections own none.
@@ -144,7 +144,10 @@ impl DataCore {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         if self.deadlines.len() > 0 {
-            tracing::warn!(connections = self.deadlines.len(), "connections were still open when the drain timed out");
+            tracing::warn!(
+                connections = self.deadlines.len(),
+                "connections were still open when the drain timed out"
+            );
         }
     }
 
@@ -196,8 +199,9 @@ impl DataCore {
     async fn follow_plan(self: Rc<Self>, index: usize, mut plan: watch::Receiver<Arc<Plan>>) {
         loop {
             let current = Arc::clone(&plan.borrow_and_update());
-            let checks = (index == 0)
-                .then(|| tokio::task::spawn_local(crate::upstream::run_health_checks(Arc::clone(current.groups()))));
+            let checks = (index == 0).then(|| {
+                tokio::task::spawn_local(crate::upstream::run_health_checks(Arc::clone(current.groups())))
+            });
             if !Arc::ptr_eq(&current, &self.plan()) {
                 *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
                 *self.pools.borrow_mut() = Rc::new(Pools::new(Arc::clone(current.groups())));

@@ -134,8 +134,10 @@ impl Engine {
                 open: Arc::clone(&open),
                 log: log.clone(),
             };
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(StartError::Thread)?;
             let thread = std::thread::Builder::new()
                 .name(format!("core-{index}"))
                 .spawn(move || DataCore::run(&runtime, start))
@@ -246,8 +248,11 @@ fn open_store(cache: &Cache) -> Result<(Option<Arc<Store>>, Option<OpenReport>),
     }
     let max_object_bytes =
         if cache.max_object_bytes == 0 { cache.memory_bytes / 8 } else { cache.max_object_bytes };
-    let config =
-        tidegate_store::Config { budget_bytes: cache.memory_bytes, path: cache.path.clone(), max_object_bytes };
+    let config = tidegate_store::Config {
+        budget_bytes: cache.memory_bytes,
+        path: cache.path.clone(),
+        max_object_bytes,
+    };
     let (store, report) = Store::open(config)?;
     Ok((Some(Arc::new(store)), Some(report)))
 }

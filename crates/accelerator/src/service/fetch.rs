@@ -10,7 +10,8 @@ use tidegate_http::cache::{self, Policy, RequestDirectives};
 use tidegate_http::forward::{ForwardContext, write_upstream_request};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{
-    BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead, ResponseParser,
+    BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead,
+    ResponseParser,
 };
 use tidegate_store::{Object, Store};
 
@@ -65,7 +66,9 @@ pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incomi
     let plan = core.plan();
     match plan.route(incoming.normalized.authority, incoming.normalized.path) {
         None => Answer::status(404),
-        Some(Destination::Root(index)) => files::answer(core, &plan, index, incoming.head, incoming.normalized).await,
+        Some(Destination::Root(index)) => {
+            files::answer(core, &plan, index, incoming.head, incoming.normalized).await
+        }
         Some(Destination::Upstream(group)) => {
             let fetch = Fetch { core, plan: &plan, group, incoming };
             fetch.answer(body).await
@@ -155,7 +158,11 @@ impl Fetch<'_> {
 
     fn stored(&self, hit: Hit) -> Answer {
         let metrics = &self.core.metrics;
-        if hit.stale { metrics.cache_stale_total.add(1) } else { metrics.cache_hits_total.add(1) }
+        if hit.stale {
+            metrics.cache_stale_total.add(1)
+        } else {
+            metrics.cache_hits_total.add(1)
+        }
         Answer::Stored(hit)
     }
 

@@ -54,7 +54,10 @@ pub(crate) struct OpenFile {
 
 impl Root {
     /// Opens the directories, drops what the cache still holds of them, watches them and fills the cache from them.
-    pub(crate) fn open_all(paths: &[PathBuf], store: Option<Arc<Store>>) -> Result<Vec<Arc<Self>>, PlanError> {
+    pub(crate) fn open_all(
+        paths: &[PathBuf],
+        store: Option<Arc<Store>>,
+    ) -> Result<Vec<Arc<Self>>, PlanError> {
         if let Some(store) = &store {
             // Files may have changed while nobody watched.
             store.for_each(|_, info| match Entry::decode(info.meta) {
@@ -65,7 +68,9 @@ impl Root {
         paths
             .iter()
             .map(|path| {
-                Self::open(path, store.clone()).map(Arc::new).map_err(|source| PlanError::Root { path: path.clone(), source })
+                Self::open(path, store.clone())
+                    .map(Arc::new)
+                    .map_err(|source| PlanError::Root { path: path.clone(), source })
             })
             .collect()
     }
@@ -140,7 +145,8 @@ fn forget(store: &Store, root: &Path, relative: &Path) {
     }
     let original = CODINGS.iter().find_map(|(_, suffix)| relative.strip_suffix(suffix.as_bytes()));
     for name in [Some(relative), original].into_iter().flatten() {
-        let directory = name.strip_suffix(b"index.html").filter(|rest| rest.is_empty() || rest.ends_with(b"/"));
+        let directory =
+            name.strip_suffix(b"index.html").filter(|rest| rest.is_empty() || rest.ends_with(b"/"));
         for path in [Some(name), directory].into_iter().flatten() {
             let mut key = file_key(root, path);
             for mask in 0..MASKS {
@@ -185,17 +191,20 @@ fn percent_decode(path: &[u8], out: &mut Vec<u8>) {
 /// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask.
 fn accepted_codings(head: &RequestHead<'_>) -> u8 {
     let mut mask = 0;
-    let members = head.fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
+    let members =
+        head.fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
     for member in members {
         let mut parts = member.split(|byte| *byte == b';');
         let name = parts.next().unwrap_or(b"").trim_ascii();
         let refused = parts.any(|parameter| {
             let parameter = parameter.trim_ascii();
-            parameter.strip_prefix(b"q=").or(parameter.strip_prefix(b"Q=")).is_some_and(|quality| {
-                quality.iter().all(|byte| matches!(byte, b'0' | b'.'))
-            })
+            parameter
+                .strip_prefix(b"q=")
+                .or(parameter.strip_prefix(b"Q="))
+                .is_some_and(|quality| quality.iter().all(|byte| matches!(byte, b'0' | b'.')))
         });
-        if let Some(bit) = CODINGS.iter().position(|(coding, _)| name.eq_ignore_ascii_case(coding.as_bytes())) {
+        if let Some(bit) = CODINGS.iter().position(|(coding, _)| name.eq_ignore_ascii_case(coding.as_bytes()))
+        {
             mask = if refused { mask & !(1 << bit) } else { mask | 1 << bit };
         }
     }
@@ -224,7 +233,9 @@ pub(crate) async fn answer(
     let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
     match loaded {
         Ok(Loaded::Stored(object)) => match Entry::decode(object.meta()) {
-            Some(Entry::Response(entry)) => Answer::Stored(hit(head, &object, &entry, core.clock.unix_s(), false)),
+            Some(Entry::Response(entry)) => {
+                Answer::Stored(hit(head, &object, &entry, core.clock.unix_s(), false))
+            }
             _ => Answer::status(500),
         },
         Ok(Loaded::Open(file)) => {
@@ -268,7 +279,12 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
 }
 
 /// Reads a file into the cache; it stays there only if nothing changed meanwhile.
-fn store_file(store: &Store, key: &[u8], mut file: StaticFile, is_current: impl Fn() -> bool) -> Option<Object> {
+fn store_file(
+    store: &Store,
+    key: &[u8],
+    mut file: StaticFile,
+    is_current: impl Fn() -> bool,
+) -> Option<Object> {
     let mut meta = Vec::with_capacity(128);
     let entry = ResponseEntry {
         status: 200,
@@ -303,7 +319,11 @@ fn store_file(store: &Store, key: &[u8], mut file: StaticFile, is_current: impl 
 fn file_head(file: &StaticFile) -> Vec<u8> {
     use std::io::Write;
     let mut head = Vec::with_capacity(256);
-    let _ = write!(head, "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ", file.content_type, file.etag);
+    let _ = write!(
+        head,
+        "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ",
+        file.content_type, file.etag
+    );
     head.extend_from_slice(&date::format(file.modified));
     head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
     if let Some(coding) = file.content_encoding {

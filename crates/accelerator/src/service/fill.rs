@@ -178,7 +178,8 @@ impl Storing<'_> {
         let generation = match known {
             Some(generation) => generation,
             None => {
-                let generation = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos() as u64);
+                let generation =
+                    std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos() as u64);
                 let mut meta = Vec::new();
                 encode_variants(generation, &names, &mut meta);
                 self.store.insert(&key, &meta, b"").ok()?.commit();
@@ -223,7 +224,12 @@ pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy) -> Vec<
 }
 
 /// The status line and the field lines that go to the client: hop-by-hop fields, framing and our own fields left out.
-pub(crate) fn write_client_head(response: &ResponseHead<'_>, pseudonym: &str, date: &[u8; 29], out: &mut Vec<u8>) {
+pub(crate) fn write_client_head(
+    response: &ResponseHead<'_>,
+    pseudonym: &str,
+    date: &[u8; 29],
+    out: &mut Vec<u8>,
+) {
     write_status_line(response, out);
     write_response_fields(response, |id, _| is_ours(id), out);
     if !response.fields.has(FieldId::Date) {

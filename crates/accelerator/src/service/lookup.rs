@@ -47,7 +47,10 @@ pub(crate) enum Form {
 /// What the cache holds for a request.
 pub(crate) enum Found {
     /// May be sent; `refresh` asks for a validation in the background (RFC 5861 §3).
-    Usable { hit: Hit, refresh: bool },
+    Usable {
+        hit: Hit,
+        refresh: bool,
+    },
     /// Must be validated first.
     Stale(Object),
     Nothing,
@@ -73,7 +76,8 @@ pub(crate) fn lookup(
     }
     match find(store, head, key, core.clock.unix_s()) {
         Found::Usable { hit, refresh: false } => {
-            let counter = if hit.stale { &core.metrics.cache_stale_total } else { &core.metrics.cache_hits_total };
+            let counter =
+                if hit.stale { &core.metrics.cache_stale_total } else { &core.metrics.cache_hits_total };
             counter.add(1);
             Lookup::Hit(hit)
         }

@@ -109,7 +109,10 @@ impl Plan {
     /// What answers a request for this normalized host and path.
     #[inline]
     pub(crate) fn route(&self, host: &[u8], path: &[u8]) -> Option<Destination> {
-        self.routes.iter().find(|(pattern, _)| pattern.matches(host, path)).map(|(_, destination)| *destination)
+        self.routes
+            .iter()
+            .find(|(pattern, _)| pattern.matches(host, path))
+            .map(|(_, destination)| *destination)
     }
 
     /// The upstream groups, in the order of the settings.

@@ -5,9 +5,7 @@ use std::os::fd::AsFd;
 
 use tidegate_http::forward::{write_field, write_response_fields};
 use tidegate_http::normalize::normalize;
-use tidegate_http::{
-    BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk,
-};
+use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::data_core::millis;
@@ -106,7 +104,12 @@ impl Connection<'_> {
         Ok(Delivered { status, bytes: out.len() as u64, keep_alive, cache: "none" })
     }
 
-    async fn deliver_stored(&self, head: &RequestHead<'_>, hit: Hit, keep_alive: bool) -> io::Result<Delivered> {
+    async fn deliver_stored(
+        &self,
+        head: &RequestHead<'_>,
+        hit: Hit,
+        keep_alive: bool,
+    ) -> io::Result<Delivered> {
         let mut out = Vec::with_capacity(512);
         let plan = self.core.plan();
         let form = respond::write_hit(self.core, &plan.pseudonym, head, &hit, keep_alive, &mut out);
@@ -199,7 +202,12 @@ impl Connection<'_> {
         Ok(())
     }
 
-    async fn deliver_file(&self, head: &RequestHead<'_>, file: OpenFile, keep_alive: bool) -> io::Result<Delivered> {
+    async fn deliver_file(
+        &self,
+        head: &RequestHead<'_>,
+        file: OpenFile,
+        keep_alive: bool,
+    ) -> io::Result<Delivered> {
         let mut out = Vec::with_capacity(512);
         let (status, start, end) = match file.form {
             Form::Whole => (200, 0, file.length),
@@ -245,7 +253,9 @@ impl Connection<'_> {
         let Some((mut upstream, early)) = response.into_tunnel() else { return };
         out.extend_from_slice(&early);
         let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
-        if self.send(&mut RateWatch::new(self.core), &out).await.is_err() || upstream.write_all(rest).await.is_err() {
+        if self.send(&mut RateWatch::new(self.core), &out).await.is_err()
+            || upstream.write_all(rest).await.is_err()
+        {
             return;
         }
         let (core, slot) = (self.core, &self.slot);
@@ -311,10 +321,14 @@ impl ClientFraming {
             return length.map_or(Self::NoBody, Self::HeadOnly);
         }
         match head.framing {
-            BodyFraming::None if head.status == 204 || head.status == 304 || head.status < 200 => Self::NoBody,
+            BodyFraming::None if head.status == 204 || head.status == 304 || head.status < 200 => {
+                Self::NoBody
+            }
             BodyFraming::None => Self::Length(0),
             BodyFraming::Length(length) => Self::Length(length),
-            BodyFraming::Chunked | BodyFraming::UntilClose if request.version == Version::Http11 => Self::Chunked,
+            BodyFraming::Chunked | BodyFraming::UntilClose if request.version == Version::Http11 => {
+                Self::Chunked
+            }
             BodyFraming::Chunked | BodyFraming::UntilClose => Self::UntilClose,
         }
     }
@@ -335,7 +349,11 @@ fn write_cache_status(pseudonym: &str, status: CacheStatus, response: &Response,
     if let Some(age_s) = fill::upstream_age(&response.head().fields) {
         let _ = write!(out, "Age: {age_s}\r\n");
     }
-    let _ = write!(out, "Cache-Status: {pseudonym}; fwd={}; fwd-status={}", status.forwarded, status.upstream_status);
+    let _ = write!(
+        out,
+        "Cache-Status: {pseudonym}; fwd={}; fwd-status={}",
+        status.forwarded, status.upstream_status
+    );
     if status.stored {
         out.extend_from_slice(b"; stored");
     }

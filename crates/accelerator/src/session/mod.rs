@@ -197,7 +197,9 @@ impl Connection<'_> {
                 None
             }
             Ok(Handled::Answered { keep_alive: false }) => Some(Step::Close),
-            Ok(Handled::Unsent { unsent, keep_alive }) => Some(Step::Flush { unsent, rest: rest(), keep_alive }),
+            Ok(Handled::Unsent { unsent, keep_alive }) => {
+                Some(Step::Flush { unsent, rest: rest(), keep_alive })
+            }
             Ok(Handled::NeedsExchange) => {
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
@@ -215,7 +217,10 @@ impl Connection<'_> {
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
-        if head.framing != BodyFraming::None || head.upgrade || !matches!(head.method, Method::Get | Method::Head) {
+        if head.framing != BodyFraming::None
+            || head.upgrade
+            || !matches!(head.method, Method::Get | Method::Head)
+        {
             return Ok(Handled::NeedsExchange);
         }
         let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, key) else {

@@ -156,7 +156,9 @@ pub(crate) async fn send_file(
                 source.start += sent;
                 watch.sent += sent;
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core, slot).await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                watch.writable(stream, core, slot).await?
+            }
             Err(error) => return Err(error),
         }
     }
@@ -167,7 +169,12 @@ pub(crate) async fn send_file(
 fn send_extent(stream: &TcpStream, file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
     let sent = stream.try_io(Interest::WRITABLE, || {
         let mut offset = offset;
-        Ok(rustix::fs::sendfile(stream, file, Some(&mut offset), usize::try_from(length).unwrap_or(usize::MAX))?)
+        Ok(rustix::fs::sendfile(
+            stream,
+            file,
+            Some(&mut offset),
+            usize::try_from(length).unwrap_or(usize::MAX),
+        )?)
     })?;
     if sent == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(sent as u64) }
 }
@@ -187,7 +194,9 @@ pub(crate) async fn send_all(
                 watch.sent += written as u64;
                 bytes = bytes.get(written..).unwrap_or(&[]);
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core, slot).await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                watch.writable(stream, core, slot).await?
+            }
             Err(error) => return Err(error),
         }
     }
