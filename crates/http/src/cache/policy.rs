@@ -84,11 +84,13 @@ pub enum Validation {
     Request,
 }
 
-/// What a shared cache has to know of a stored response in order to reuse it: 24 bytes of numbers.
+/// What a shared cache has to know of a stored response in order to reuse it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
     /// When the response was received, in seconds since 1970.
     response_time_s: u64,
+    /// When it was generated, in seconds since 1970: its Date, or `response_time_s`.
+    date_s: u64,
     /// RFC 9111 §4.2.1.
     lifetime_s: u32,
     /// RFC 9111 §4.2.3: `corrected_initial_age`.
@@ -105,6 +107,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             response_time_s: u64::MAX,
+            date_s: u64::MAX,
             lifetime_s: MAX_SECONDS,
             initial_age_s: 0,
             stale_while_revalidate_s: 0,
@@ -116,7 +119,7 @@ impl Default for Policy {
 
 impl Policy {
     /// Length of the encoded form, in bytes.
-    pub const ENCODED_BYTES: usize = 26;
+    pub const ENCODED_BYTES: usize = 34;
 
     /// Decides whether `response` to `request` may be stored, and how it may then be reused. Times are in seconds since
     /// 1970: when the request was sent and when the response came.
@@ -176,6 +179,7 @@ impl Policy {
         let age = age_value(age_fields);
         let mut this = Self {
             response_time_s,
+            date_s,
             lifetime_s: if age.is_err() { 0 } else { lifetime_s },
             initial_age_s: initial_age_s(age.unwrap_or(0), date_s, request_time_s, response_time_s),
             stale_while_revalidate_s: directives.stale_while_revalidate_s.unwrap_or(0),
@@ -284,6 +288,12 @@ impl Policy {
         i64::from(self.lifetime_s).saturating_sub(i64::try_from(self.age_s(now_s)).unwrap_or(i64::MAX))
     }
 
+    /// When the response was generated, in seconds since 1970. `If-Modified-Since` is compared with it where there is no
+    /// `Last-Modified` (RFC 9111 §4.3.2).
+    pub fn date_s(&self) -> u64 {
+        self.date_s
+    }
+
     /// Whether no field says how long the response is fresh.
     pub fn is_heuristic(&self) -> bool {
         self.has(HEURISTIC)
@@ -300,10 +310,11 @@ impl Policy {
         out[0] = FORMAT;
         out[1] = self.flags;
         out[2..10].copy_from_slice(&self.response_time_s.to_le_bytes());
-        out[10..14].copy_from_slice(&self.lifetime_s.to_le_bytes());
-        out[14..18].copy_from_slice(&self.initial_age_s.to_le_bytes());
-        out[18..22].copy_from_slice(&self.stale_while_revalidate_s.to_le_bytes());
-        out[22..26].copy_from_slice(&self.stale_if_error_s.to_le_bytes());
+        out[10..18].copy_from_slice(&self.date_s.to_le_bytes());
+        out[18..22].copy_from_slice(&self.lifetime_s.to_le_bytes());
+        out[22..26].copy_from_slice(&self.initial_age_s.to_le_bytes());
+        out[26..30].copy_from_slice(&self.stale_while_revalidate_s.to_le_bytes());
+        out[30..34].copy_from_slice(&self.stale_if_error_s.to_le_bytes());
         out
     }
 
@@ -315,10 +326,12 @@ impl Policy {
             return None;
         }
         let (response_time, numbers) = numbers.split_first_chunk()?;
+        let (date, numbers) = numbers.split_first_chunk()?;
         let (numbers, _) = numbers.as_chunks::<4>();
         let &[lifetime, initial_age, stale_while_revalidate, stale_if_error] = numbers else { return None };
         Some(Self {
             response_time_s: u64::from_le_bytes(*response_time),
+            date_s: u64::from_le_bytes(*date),
             lifetime_s: u32::from_le_bytes(lifetime),
             initial_age_s: u32::from_le_bytes(initial_age),
             stale_while_revalidate_s: u32::from_le_bytes(stale_while_revalidate),

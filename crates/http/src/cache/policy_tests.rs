@@ -155,6 +155,8 @@ fn ages_are_the_larger_of_what_clocks_and_caches_say() {
         "a clock that goes back does not make younger"
     );
     assert_eq!(policy(NOW_S + 500, &fields).age_s(NOW_S), 100);
+    assert_eq!(policy(NOW_S, &fields).date_s(), NOW_S - 100);
+    assert_eq!(cc("max-age=1").date_s(), NOW_S);
     assert_eq!(stored(&[("Age", "99999999999"), ("ETag", "x")]).age_s(NOW_S), 1 << 31);
 }
 
@@ -262,8 +264,9 @@ fn other_encodings_are_refused() {
 }
 
 fn any_policy() -> impl Strategy<Value = Policy> {
-    (any::<u64>(), any::<[u32; 4]>(), 0..=KNOWN_FLAGS).prop_map(|(response_time_s, numbers, flags)| Policy {
-        response_time_s,
+    (any::<[u64; 2]>(), any::<[u32; 4]>(), 0..=KNOWN_FLAGS).prop_map(|(times, numbers, flags)| Policy {
+        response_time_s: times[0],
+        date_s: times[1],
         lifetime_s: numbers[0],
         initial_age_s: numbers[1],
         stale_while_revalidate_s: numbers[2],
