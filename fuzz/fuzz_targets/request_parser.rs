@@ -1,8 +1,11 @@
-//! Any split of the bytes gives the same result, and a head written and read back is the same head.
+//! Any split of the bytes gives the same result, a head written and read back is the same head, and what is forwarded
+//! is one sound head with the framing that was asked for.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_http::{HeadError, HeadLimits, Progress, RequestParser};
+use tidegate_http::forward::{ForwardContext, write_upstream_request};
+use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::{BodyFraming, HeadError, HeadLimits, Progress, RequestParser};
 
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 256, head_bytes: 1024, fields: 12 };
 
@@ -40,6 +43,30 @@ fn written(parser: &RequestParser, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
+fn check_forwarded(parser: &RequestParser, bytes: &[u8]) {
+    let head = parser.head(bytes);
+    let mut scratch = Vec::new();
+    let Ok(normalized) = normalize(&head, Personality::Strict, &mut scratch) else { return };
+    let context = ForwardContext {
+        client: std::net::Ipv4Addr::LOCALHOST.into(),
+        scheme: "http",
+        via_pseudonym: "tidegate",
+        trusted_client: bytes.len() % 2 == 0,
+        keep_upgrade: bytes.len() % 3 == 0,
+        framing: head.framing,
+        removed: &[],
+        added: &[],
+    };
+    let mut out = Vec::new();
+    write_upstream_request(&head, &normalized, &context, &mut out);
+    let mut upstream = RequestParser::new(HeadLimits::default());
+    assert_eq!(upstream.parse(&out), Ok(Progress::Complete { length: out.len() }));
+    let sent = upstream.head(&out);
+    assert!(sent.keep_alive && sent.method == head.method);
+    let empty = matches!(sent.framing, BodyFraming::Length(0)) && head.framing == BodyFraming::None;
+    assert!(empty || sent.framing == head.framing);
+}
+
 fuzz_target!(|data: &[u8]| {
     let Some((seed, bytes)) = data.split_first_chunk() else { return };
     let mut parser = RequestParser::new(LIMITS);
@@ -47,6 +74,7 @@ fuzz_target!(|data: &[u8]| {
     let whole = describe(&parser, bytes, result);
     assert_eq!(parse_in_pieces(bytes, u32::from_le_bytes(*seed)), whole);
     if let Ok(Progress::Complete { .. }) = result {
+        check_forwarded(&parser, bytes);
         let out = written(&parser, bytes);
         let mut again = RequestParser::new(LIMITS);
         assert_eq!(again.parse(&out), Ok(Progress::Complete { length: out.len() }));
