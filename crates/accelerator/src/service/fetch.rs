@@ -93,7 +93,7 @@ impl Fetch<'_> {
             && head.framing == BodyFraming::None
             && !head.upgrade;
         match &self.core.store {
-            Some(store) if cacheable => self.from_cache_or_upstream(store, &url_key, body).await,
+            Some(store) if cacheable => self.cached_or_fetched(store, &url_key, body).await,
             store => {
                 self.core.metrics.cache_passed_total.add(1);
                 let answer = self.pass(body, "method").await;
@@ -112,7 +112,7 @@ impl Fetch<'_> {
         });
     }
 
-    async fn from_cache_or_upstream<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
+    async fn cached_or_fetched<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
         let head = self.incoming.head;
         for _ in 0..FOLLOW_ATTEMPTS {
             let mut key = url_key.to_vec();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use tidegate_http::cache::{Policy, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
-use tidegate_http::{FieldId, Fields, RequestHead, ResponseHead, status_reason};
+use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason};
 use tidegate_store::{Object, Store, Writer};
 
 use crate::data_core::DataCore;
@@ -157,7 +157,12 @@ impl Storing<'_> {
         let key = self.key_for(response)?;
         let meta = response_meta(response, policy);
         // The stored head is without Age, which each answer computes.
-        match self.store.insert(&key, &meta, head) {
+        let writer = match response.framing {
+            // A known length lets the store find one place for all of it.
+            BodyFraming::Length(length) => self.store.insert_sized(&key, &meta, head, length),
+            _ => self.store.insert(&key, &meta, head),
+        };
+        match writer {
             Ok(writer) => Some(writer),
             Err(error) => {
                 tracing::debug!(%error, "response not stored");

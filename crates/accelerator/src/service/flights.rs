@@ -23,10 +23,10 @@ pub(crate) enum Outcome {
 /// All requests in progress that may end in the cache, over all data cores.
 #[derive(Default)]
 pub(crate) struct Flights {
-    shards: [Shard; SHARDS],
+    shards: [Mutex<ByKey>; SHARDS],
 }
 
-type Shard = Mutex<HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>>;
+type ByKey = HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>;
 
 /// What a request is to do.
 pub(crate) enum Join {
@@ -56,7 +56,7 @@ impl Flights {
         }
     }
 
-    fn shard(&self, key: &[u8]) -> MutexGuard<'_, HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>> {
+    fn shard(&self, key: &[u8]) -> MutexGuard<'_, ByKey> {
         let shard = &self.shards[xxh3_64(key) as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
