@@ -166,7 +166,7 @@ impl Tidegate {
         let log =
             File::options().create(true).append(true).open(self.directory().join("output.txt")).unwrap();
         let child = Command::new(Self::binary())
-            .arg("run")
+            .args(["run", "--allow-unreachable"])
             .arg("--config")
             .arg(self.config())
             .stdin(Stdio::null())

@@ -1,0 +1,199 @@
+//! Bodies in both directions: streamed, with bounded memory, many on one connection.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_e2e::{Gate, Origin, Reply, Tidegate, content, eventually};
+
+/// Larger than every buffer on the way together.
+const LARGE: usize = 64 << 20;
+/// What one exchange may make the process grow by, allocator included: far below [`LARGE`].
+const MEMORY_BOUND: u64 = 16 << 20;
+
+#[test]
+fn large_response_arrives_whole_whatever_its_framing() {
+    let body = content(1, 3 << 20);
+    let sent = body.clone();
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        "/length" => Reply::ok(sent.clone()),
+        "/chunked" => {
+            let mut bytes = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+            for chunk in sent.chunks(70_001) {
+                bytes.extend_from_slice(format!("{:X};ext=\"a\"\r\n", chunk.len()).as_bytes());
+                bytes.extend_from_slice(chunk);
+                bytes.extend_from_slice(b"\r\n");
+            }
+            bytes.extend_from_slice(b"0\r\n\r\n");
+            Reply::Raw(bytes)
+        }
+        _ => Reply::RawThenClose([b"HTTP/1.1 200 OK\r\n\r\n", sent.as_slice()].concat()),
+    });
+    let tidegate = Tidegate::before(&origin);
+    for target in ["/length", "/chunked", "/until-close"] {
+        let response = tidegate.get(target);
+        assert!(response.status == 200 && response.body == body, "{target}: {response:?}");
+    }
+}
+
+#[test]
+fn response_cut_off_by_the_origin_is_not_passed_for_whole_and_not_stored() {
+    let origin = Origin::start(|request| {
+        let framing =
+            if request.target == "/chunked" { "Transfer-Encoding: chunked" } else { "Content-Length: 100" };
+        let start = if request.target == "/chunked" { "5\r\nstart" } else { "start" };
+        Reply::RawThenClose(
+            format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n{framing}\r\n\r\n{start}").into_bytes(),
+        )
+    });
+    let tidegate = Tidegate::before(&origin);
+    for target in ["/length", "/chunked"] {
+        for _ in 0..2 {
+            let mut client = tidegate.connect();
+            client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+            match client.try_response("GET") {
+                Err(_) => {}
+                Ok(response) => assert_eq!(response.status, 502, "{target}: {response:?}"),
+            }
+        }
+        assert!(
+            origin.requests().iter().filter(|request| request.target == target).count() >= 2,
+            "{target}: stored"
+        );
+    }
+}
+
+#[test]
+fn request_bodies_of_either_framing_reach_the_origin_unchanged() {
+    let origin = Origin::start(|request| Reply::ok(request.body.clone()));
+    let tidegate = Tidegate::before(&origin);
+    let body = content(2, 1 << 20);
+    let mut client = tidegate.connect();
+    client.send(format!("PUT /a HTTP/1.1\r\nHost: example.org\r\nContent-Length: {}\r\n\r\n", body.len()));
+    client.send(&body);
+    assert!(client.response().body == body);
+    client.send("PUT /b HTTP/1.1\r\nHost: example.org\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for chunk in body.chunks(9_999) {
+        client.send(format!("{:x}\r\n", chunk.len()));
+        client.send([chunk, b"\r\n"].concat());
+    }
+    client.send("0\r\n\r\n");
+    assert!(client.response().body == body);
+}
+
+#[test]
+fn slow_reader_of_a_large_response_the_origin_is_held_back_and_memory_bounded() {
+    let sent = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&sent);
+    let origin = Origin::start(move |_| {
+        let counter = Arc::clone(&counter);
+        Reply::script(move |stream| {
+            write!(stream, "HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: {LARGE}\r\n\r\n")?;
+            let piece = content(3, 1 << 16);
+            for _ in 0..LARGE >> 16 {
+                stream.write_all(&piece)?;
+                counter.fetch_add(1 << 16, Ordering::SeqCst);
+            }
+            Ok(())
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let before = tidegate.anonymous_bytes();
+    let mut client = tidegate.connect();
+    client.send("GET /large HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    client.head();
+    // The client takes nothing: the origin's progress comes to a halt once all buffers are full.
+    let mut last = u64::MAX;
+    let mut unchanged = 0;
+    let held_at = eventually("the origin is held back", || {
+        let now = sent.load(Ordering::SeqCst);
+        unchanged = if now == last { unchanged + 1 } else { 0 };
+        last = now;
+        (unchanged >= 30).then_some(now)
+    });
+    assert!(held_at < LARGE as u64, "all was taken from the origin");
+    assert!(tidegate.anonymous_bytes() < before + MEMORY_BOUND, "{before} → {}", tidegate.anonymous_bytes());
+
+    let expected = content(3, 1 << 16);
+    for _ in 0..LARGE >> 16 {
+        assert!(client.read_bytes(1 << 16) == expected);
+    }
+    assert!(tidegate.anonymous_bytes() < before + MEMORY_BOUND, "{before} → {}", tidegate.anonymous_bytes());
+}
+
+#[test]
+fn origin_that_does_not_read_a_large_upload_the_client_is_held_back_and_memory_bounded() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let listener = std::net::TcpListener::bind(("127.0.0.1", tidegate_e2e::free_port())).unwrap();
+    let address = listener.local_addr().unwrap();
+    let origin = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        held.pass();
+        let mut bytes = vec![0; 1 << 16];
+        let mut count = 0;
+        while count < LARGE {
+            count += stream.read(&mut bytes).unwrap();
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nread").unwrap();
+    });
+    let tidegate = Tidegate::builder().group("app", &[address], "").route("/", "upstream = \"app\"").start();
+    let before = tidegate.anonymous_bytes();
+    let mut client = tidegate.connect();
+    client.send(format!("PUT / HTTP/1.1\r\nHost: example.org\r\nContent-Length: {LARGE}\r\n\r\n"));
+    let mut stream = client.stream().try_clone().unwrap();
+    let sent = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&sent);
+    let sender = std::thread::spawn(move || {
+        let piece = content(4, 1 << 16);
+        for _ in 0..LARGE >> 16 {
+            stream.write_all(&piece).unwrap();
+            counter.fetch_add(1 << 16, Ordering::SeqCst);
+        }
+    });
+    let mut last = u64::MAX;
+    let mut unchanged = 0;
+    eventually("the client is held back", || {
+        let now = sent.load(Ordering::SeqCst);
+        unchanged = if now == last { unchanged + 1 } else { 0 };
+        last = now;
+        (unchanged >= 30).then_some(())
+    });
+    assert!(last < LARGE as u64, "all was taken from the client");
+    assert!(tidegate.anonymous_bytes() < before + MEMORY_BOUND, "{before} → {}", tidegate.anonymous_bytes());
+    gate.open();
+    sender.join().unwrap();
+    assert_eq!(client.response().text(), "read");
+    origin.join().unwrap();
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let origin = Origin::start(|request| Reply::cacheable(request.target.clone()));
+    let tidegate = Tidegate::before(&origin);
+    // Hits and misses in turn.
+    for number in (0..40).step_by(2) {
+        tidegate.get(&format!("/{number}"));
+    }
+    let mut client = tidegate.connect();
+    let all: String =
+        (0..40).map(|number| format!("GET /{number} HTTP/1.1\r\nHost: example.org\r\n\r\n")).collect();
+    client.send(all);
+    for number in 0..40 {
+        assert_eq!(client.response().text(), format!("/{number}"));
+    }
+}
+
+#[test]
+fn request_after_a_body_nobody_read_is_still_understood() {
+    let origin = Origin::start(|_| Reply::cacheable("stored"));
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    let mut client = tidegate.connect();
+    // A GET with content is answered from the cache or not: either way its content is no request.
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\nContent-Length: 38\r\n\r\n");
+    client.send("GET /smuggled HTTP/1.1\r\nHost: a.b.c\r\n\r\n");
+    assert_eq!(client.response().status, 200);
+    assert!(origin.requests().iter().all(|request| request.target == "/"));
+}

@@ -1,0 +1,298 @@
+//! What the cache answers itself, what it asks the origin for, and how it says so (RFC 9111, RFC 9211, RFC 5861).
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+
+use tidegate_e2e::{Client, Gate, Origin, Reply, Tidegate, content, eventually};
+
+/// Answers with its own count, so that a second answer differs from the first.
+fn counting(fields: &'static [(&'static str, &'static str)]) -> Origin {
+    let count = AtomicUsize::new(0);
+    Origin::start(move |_| {
+        let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+        fields
+            .iter()
+            .fold(Reply::ok(format!("answer {number}")), |reply, (name, value)| reply.with(name, value))
+    })
+}
+
+#[test]
+fn fresh_object_second_request_is_answered_without_the_origin() {
+    let origin = counting(&[("Cache-Control", "max-age=60"), ("Content-Type", "text/plain")]);
+    let tidegate = Tidegate::before(&origin);
+
+    let first = tidegate.get("/page");
+    assert_eq!((first.status, first.text().as_str()), (200, "answer 1"));
+    assert!(!first.is_hit(), "{first:?}");
+    assert!(first.field("Cache-Status").contains("fwd=uri-miss"), "{first:?}");
+
+    let second = tidegate.get("/page");
+    assert_eq!((second.status, second.text().as_str()), (200, "answer 1"));
+    assert!(second.is_hit(), "{second:?}");
+    assert_eq!(second.field("Content-Type"), "text/plain");
+    assert!(second.field("Age").parse::<u64>().unwrap() < 60, "{second:?}");
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn object_of_some_age_age_counts_on_from_it() {
+    let origin = counting(&[("Cache-Control", "max-age=600"), ("Age", "100")]);
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/old");
+    let age: u64 = tidegate.get("/old").field("Age").parse().unwrap();
+    assert!((100..600).contains(&age), "{age}");
+}
+
+#[test]
+fn response_that_must_not_be_stored_origin_is_asked_each_time() {
+    for fields in [
+        &[("Cache-Control", "no-store")][..],
+        &[("Cache-Control", "private, max-age=60")],
+        &[("Cache-Control", "max-age=60"), ("CDN-Cache-Control", "no-store")],
+        &[("Cache-Control", "max-age=60"), ("Vary", "*")],
+    ] {
+        let origin = counting(fields);
+        let tidegate = Tidegate::before(&origin);
+        assert_eq!(tidegate.get("/").text(), "answer 1", "{fields:?}");
+        assert_eq!(tidegate.get("/").text(), "answer 2", "{fields:?}");
+    }
+}
+
+#[test]
+fn request_with_authorization_response_is_not_shared() {
+    let origin = counting(&[("Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "Authorization: Basic YTpi\r\n").text(), "answer 1");
+    assert_eq!(tidegate.get("/").text(), "answer 2");
+}
+
+#[test]
+fn cdn_cache_control_overrides_cache_control() {
+    let origin = counting(&[("Cache-Control", "no-store"), ("CDN-Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "answer 1");
+    assert_eq!(tidegate.get("/").text(), "answer 1");
+}
+
+#[test]
+fn stale_object_origin_says_304_stored_content_is_served() {
+    let origin = Origin::start(|request| {
+        if request.field("If-None-Match") == "\"v1\"" {
+            return Reply::status(304, "").with("ETag", "\"v1\"").with("Cache-Control", "max-age=60");
+        }
+        // Its age is its lifetime: stale on arrival.
+        let reply = Reply::ok("content").with("ETag", "\"v1\"");
+        reply.with("Cache-Control", "max-age=60").with("Age", "60")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "content");
+    let validated = tidegate.get("/");
+    assert_eq!((validated.status, validated.text().as_str()), (200, "content"));
+    assert_eq!(origin.count(), 2);
+
+    // The 304 has made it fresh again.
+    assert!(tidegate.get("/").is_hit());
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn stored_object_client_has_it_already_is_told_304() {
+    let origin = Origin::start(|_| {
+        let reply = Reply::cacheable("content").with("ETag", "\"v1\"");
+        reply.with("Last-Modified", "Sat, 01 Jan 2022 00:00:00 GMT")
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    let by_tag = tidegate.get_with("/", "If-None-Match: \"v0\", W/\"v1\"\r\n");
+    assert_eq!((by_tag.status, by_tag.field("ETag").as_str()), (304, "\"v1\""));
+    let by_date = tidegate.get_with("/", "If-Modified-Since: Sat, 01 Jan 2022 00:00:00 GMT\r\n");
+    assert_eq!(by_date.status, 304);
+    assert_eq!(tidegate.get_with("/", "If-None-Match: \"v2\"\r\n").status, 200);
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn response_that_varies_each_variant_is_stored_apart() {
+    let origin = Origin::start(|request| {
+        Reply::cacheable(format!("in {}", request.field("Accept-Language"))).with("Vary", "Accept-Language")
+    });
+    let tidegate = Tidegate::before(&origin);
+    for _ in 0..2 {
+        assert_eq!(tidegate.get_with("/", "Accept-Language: de\r\n").text(), "in de");
+        assert_eq!(tidegate.get_with("/", "Accept-Language: fr\r\n").text(), "in fr");
+    }
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn stored_object_range_request_is_cut_from_it() {
+    let body = content(7, 10_000);
+    let sent = body.clone();
+    let origin = Origin::start(move |_| Reply::cacheable(sent.clone()).with("ETag", "\"r\""));
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+
+    for (range, first, last) in
+        [("0-99", 0, 99), ("9990-", 9990, 9999), ("-5", 9995, 9999), ("5-20000", 5, 9999)]
+    {
+        let part = tidegate.get_with("/", &format!("Range: bytes={range}\r\n"));
+        assert_eq!(part.status, 206, "{range}: {part:?}");
+        assert_eq!(part.field("Content-Range"), format!("bytes {first}-{last}/10000"));
+        assert_eq!(part.body, body[first..=last], "{range}");
+    }
+    let beyond = tidegate.get_with("/", "Range: bytes=10000-\r\n");
+    assert_eq!((beyond.status, beyond.field("Content-Range").as_str()), (416, "bytes */10000"));
+    let other = tidegate.get_with("/", "Range: bytes=0-9\r\nIf-Range: \"other\"\r\n");
+    assert_eq!((other.status, other.body.len()), (200, 10_000));
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn stored_object_head_request_gets_its_head_alone() {
+    let origin = counting(&[("Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    let mut client = tidegate.connect();
+    let head = client.request("HEAD", "/", "");
+    assert_eq!((head.status, head.field("Content-Length").as_str()), (200, "8"));
+    assert!(head.is_hit(), "{head:?}");
+    // Nothing follows the head: the next response on the connection is whole.
+    assert_eq!(client.get("/").text(), "answer 1");
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn stale_object_origin_down_is_served_when_it_may() {
+    let origin = Origin::start(|request| {
+        let may = if request.target == "/may" { ", stale-if-error=600" } else { ", must-revalidate" };
+        Reply::ok("kept")
+            .with("Cache-Control", &format!("max-age=60{may}"))
+            .with("Age", "60")
+            .with("ETag", "\"k\"")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/may").text(), "kept");
+    assert_eq!(tidegate.get("/must-not").text(), "kept");
+    origin.stop();
+
+    let stale = tidegate.get("/may");
+    assert_eq!((stale.status, stale.text().as_str()), (200, "kept"));
+    let refused = tidegate.get("/must-not");
+    assert!(matches!(refused.status, 502 | 504), "{refused:?}");
+}
+
+#[test]
+fn stale_while_revalidate_stale_object_is_served_and_fetched_anew() {
+    let count = AtomicUsize::new(0);
+    let origin = Origin::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => {
+            Reply::ok("old").with("Cache-Control", "max-age=60, stale-while-revalidate=600").with("Age", "60")
+        }
+        _ => Reply::cacheable("new"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    assert_eq!(tidegate.get("/").text(), "old");
+    eventually("the new content is served", || (tidegate.get("/").text() == "new").then_some(()));
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn fifty_clients_at_once_for_one_missing_object_ask_the_origin_once() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let barrier = Arc::new(Barrier::new(51));
+    let clients: Vec<_> = (0..50)
+        .map(|_| {
+            let (barrier, mut client) = (Arc::clone(&barrier), tidegate.connect());
+            std::thread::spawn(move || {
+                client.send("GET /popular HTTP/1.1\r\nHost: example.org\r\n\r\n");
+                barrier.wait();
+                client.response()
+            })
+        })
+        .collect();
+    barrier.wait();
+    eventually("the origin is asked", || (origin.count() > 0).then_some(()));
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap().text(), "shared");
+    }
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn waiting_clients_response_may_not_be_shared_each_gets_its_own() {
+    let count = AtomicUsize::new(0);
+    let origin = Origin::start(move |_| {
+        let number = count.fetch_add(1, Ordering::SeqCst);
+        Reply::ok(format!("secret {number}")).with("Cache-Control", "private")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let address = tidegate.address();
+    let clients: Vec<_> =
+        (0..20).map(|_| std::thread::spawn(move || Client::connect(address).get("/mine").text())).collect();
+    let mut answers: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    answers.sort();
+    answers.dedup();
+    assert_eq!(answers.len(), 20, "two clients were given the same private response");
+}
+
+#[test]
+fn successful_unsafe_request_what_is_stored_for_its_url_is_dropped() {
+    let origin = counting(&[("Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/doc").text(), "answer 1");
+    assert_eq!(tidegate.connect().request("POST", "/doc", "Content-Length: 0\r\n").text(), "answer 2");
+    assert_eq!(tidegate.get("/doc").text(), "answer 3");
+}
+
+#[test]
+fn purge_by_url_prefix_and_tag_drops_just_that() {
+    let origin = Origin::start(|request| {
+        let tag = if request.target.ends_with("/b") { "odd" } else { "even" };
+        Reply::cacheable(request.target.clone()).with("Cache-Tag", tag)
+    });
+    let tidegate = Tidegate::before(&origin);
+    let targets = ["/x/a", "/x/b", "/y/a", "/y/b"];
+    let fill = || targets.iter().for_each(|target| drop(tidegate.get(target)));
+    let gone =
+        || -> Vec<&str> { targets.iter().copied().filter(|target| !tidegate.get(target).is_hit()).collect() };
+    for (pattern, expected) in [
+        ("http://example.org/x/a", &["/x/a"][..]),
+        ("http://example.org/x/*", &["/x/a", "/x/b"]),
+        ("tag:odd", &["/x/b", "/y/b"]),
+        ("*", &targets),
+    ] {
+        fill();
+        let output = tidegate.command(&["cache", "purge", pattern]);
+        assert!(output.status.success(), "{pattern}: {output:?}");
+        assert_eq!(gone(), expected, "{pattern}");
+    }
+}
+
+#[test]
+fn only_if_cached_nothing_stored_is_answered_504_without_the_origin() {
+    let origin = counting(&[("Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "Cache-Control: only-if-cached\r\n").status, 504);
+    assert_eq!(origin.count(), 0);
+}
+
+#[test]
+fn urls_that_are_the_same_once_normalized_share_an_object() {
+    let origin = counting(&[("Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/a/%7Euser/x").text(), "answer 1");
+    assert_eq!(tidegate.get("/a/./b/../~user/x").text(), "answer 1");
+    let mut client = tidegate.connect();
+    client.send("GET /a/~user/x HTTP/1.1\r\nHost: EXAMPLE.org\r\n\r\n");
+    assert_eq!(client.response().text(), "answer 1");
+    assert_eq!(tidegate.get("/a/~user/x?").text(), "answer 2");
+}

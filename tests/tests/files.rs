@@ -1,0 +1,145 @@
+//! A directory served as a site.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tidegate_e2e::{Tidegate, content, within};
+
+struct Site {
+    directory: TempDir,
+    tidegate: Tidegate,
+}
+
+/// A root with a secret beside it.
+fn site(files: &[(&str, &[u8])]) -> Site {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
+    fs::create_dir(&root).unwrap();
+    fs::write(directory.path().join("secret.txt"), "secret").unwrap();
+    for (name, bytes) in files {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    let tidegate = Tidegate::builder().route("/", &format!("root = \"{}\"", root.display())).start();
+    Site { directory, tidegate }
+}
+
+impl Site {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join("root").join(name)
+    }
+}
+
+#[test]
+fn files_have_the_type_of_their_name() {
+    let site = site(&[
+        ("index.html", b"<p>home"),
+        ("a.css", b"p{}"),
+        ("a.js", b"1"),
+        ("a.svg", b"<svg/>"),
+        ("a.json", b"{}"),
+        ("a.unknown", b"?"),
+        ("sub/index.html", b"<p>sub"),
+    ]);
+    for (target, kind) in [
+        ("/", "text/html"),
+        ("/sub/", "text/html"),
+        ("/a.css", "text/css"),
+        ("/a.js", "text/javascript"),
+        ("/a.svg", "image/svg+xml"),
+        ("/a.json", "application/json"),
+        ("/a.unknown", "application/octet-stream"),
+    ] {
+        let response = site.tidegate.get(target);
+        assert_eq!(response.status, 200, "{target}");
+        assert!(response.field("Content-Type").starts_with(kind), "{target}: {response:?}");
+    }
+    assert_eq!(site.tidegate.get("/nothing").status, 404);
+    let post = site.tidegate.connect().request("POST", "/a.css", "Content-Length: 0\r\n");
+    assert_eq!(post.status, 405);
+    assert!(post.field("Allow").contains("GET"), "{post:?}");
+}
+
+#[test]
+fn file_the_client_has_already_is_304_and_a_range_is_cut() {
+    let bytes = content(5, 200_000);
+    let site = site(&[("big.bin", &bytes)]);
+    let whole = site.tidegate.get("/big.bin");
+    assert!(whole.body == bytes);
+    let tag = whole.field("ETag");
+    assert!(!tag.is_empty(), "{whole:?}");
+    assert_eq!(site.tidegate.get_with("/big.bin", &format!("If-None-Match: {tag}\r\n")).status, 304);
+    let modified = whole.field("Last-Modified");
+    assert_eq!(site.tidegate.get_with("/big.bin", &format!("If-Modified-Since: {modified}\r\n")).status, 304);
+    let part = site.tidegate.get_with("/big.bin", "Range: bytes=100000-100099\r\n");
+    assert_eq!((part.status, part.field("Content-Range").as_str()), (206, "bytes 100000-100099/200000"));
+    assert!(part.body == bytes[100_000..100_100]);
+}
+
+#[test]
+fn precompressed_sibling_is_served_to_who_takes_it() {
+    let site = site(&[("a.css", b"plain"), ("a.css.gz", b"gzipped"), ("a.css.br", b"brotli")]);
+    let plain = site.tidegate.get("/a.css");
+    assert_eq!((plain.text().as_str(), plain.fields.get("Content-Encoding")), ("plain", None));
+    assert!(plain.field("Vary").to_ascii_lowercase().contains("accept-encoding"), "{plain:?}");
+    for (accepted, coding, text) in [("gzip", "gzip", "gzipped"), ("gzip, br", "br", "brotli")] {
+        let response = site.tidegate.get_with("/a.css", &format!("Accept-Encoding: {accepted}\r\n"));
+        assert_eq!((response.field("Content-Encoding").as_str(), response.text().as_str()), (coding, text));
+        assert!(response.field("Content-Type").starts_with("text/css"), "{response:?}");
+    }
+    assert_eq!(site.tidegate.get_with("/a.css", "Accept-Encoding: gzip;q=0, br;q=0\r\n").text(), "plain");
+}
+
+#[test]
+fn nothing_outside_the_root_is_served() {
+    let site = site(&[("index.html", b"home"), ("sub/a.txt", b"a")]);
+    symlink(site.directory.path().join("secret.txt"), site.path("link.txt")).unwrap();
+    symlink("../secret.txt", site.path("relative.txt")).unwrap();
+    symlink(site.directory.path(), site.path("up")).unwrap();
+    for target in [
+        "/../secret.txt",
+        "/sub/../../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/..%2fsecret.txt",
+        "/sub/..%2f..%2fsecret.txt",
+        "/..%5csecret.txt",
+        "/%252e%252e/secret.txt",
+        "//../secret.txt",
+        "/link.txt",
+        "/relative.txt",
+        "/up/secret.txt",
+        "/up/root/../secret.txt",
+    ] {
+        let response = site.tidegate.get(target);
+        assert!((400..500).contains(&response.status), "{target}: {response:?}");
+        assert!(!response.text().contains("secret"), "{target}: {response:?}");
+    }
+}
+
+#[test]
+fn edited_file_is_served_anew_within_a_second() {
+    let site = site(&[("page.html", b"old")]);
+    assert_eq!(site.tidegate.get("/page.html").text(), "old");
+    for round in 0..3 {
+        let text = format!("new {round}");
+        // Both ways in which editors save: in place, and by renaming.
+        if round == 1 {
+            fs::write(site.path(".page.tmp"), &text).unwrap();
+            fs::rename(site.path(".page.tmp"), site.path("page.html")).unwrap();
+        } else {
+            fs::write(site.path("page.html"), &text).unwrap();
+        }
+        within(Duration::from_secs(1), "the edited file is served", || {
+            (site.tidegate.get("/page.html").text() == text).then_some(())
+        });
+    }
+    fs::remove_file(site.path("page.html")).unwrap();
+    within(Duration::from_secs(1), "the removed file is gone", || {
+        (site.tidegate.get("/page.html").status == 404).then_some(())
+    });
+}

@@ -1,0 +1,169 @@
+//! What an origin is sent and what a client gets back: fields of one connection stay on it (RFC 9110 §7.6).
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::io::Write;
+
+use tidegate_e2e::{Origin, Reply, Tidegate};
+
+#[test]
+fn hop_by_hop_fields_are_removed_in_both_directions() {
+    let origin = Origin::start(|_| {
+        let reply = Reply::ok("ok").with("Connection", "X-Mine, close").with("X-Mine", "1");
+        reply.with("Keep-Alive", "timeout=5").with("Proxy-Authenticate", "Basic").with("X-Kept", "2")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let response = tidegate.get_with(
+        "/",
+        "Connection: X-Secret, keep-alive\r\nX-Secret: 1\r\nKeep-Alive: 5\r\nTE: trailers\r\nProxy-Connection: x\r\n\
+         Proxy-Authorization: Basic eDp5\r\nUpgrade: h2c\r\nX-Kept: 2\r\n",
+    );
+    let request = origin.last();
+    for name in ["X-Secret", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Upgrade"] {
+        assert_eq!(request.fields.get(name), None, "{name} reached the origin: {request:?}");
+    }
+    assert!(!request.field("Connection").contains("X-Secret"), "{request:?}");
+    assert_eq!(request.field("X-Kept"), "2");
+
+    for name in ["X-Mine", "Keep-Alive"] {
+        assert_eq!(response.fields.get(name), None, "{name} reached the client: {response:?}");
+    }
+    assert!(!response.field("Connection").contains("X-Mine"), "{response:?}");
+    assert_eq!(response.field("X-Kept"), "2");
+}
+
+#[test]
+fn via_is_added_in_both_directions() {
+    let origin = Origin::start(|_| Reply::ok("ok").with("Via", "1.0 inner"));
+    let tidegate = Tidegate::before(&origin);
+    let response = tidegate.get_with("/", "Via: 1.0 outer\r\n");
+    let request = origin.last().field("Via");
+    assert!(request.starts_with("1.0 outer, 1.1 "), "{request}");
+    let response = response.field("Via");
+    assert!(response.starts_with("1.0 inner, 1.1 "), "{response}");
+}
+
+#[test]
+fn client_that_is_no_trusted_proxy_its_x_forwarded_for_is_dropped() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get_with(
+        "/",
+        "X-Forwarded-For: 203.0.113.9\r\nForwarded: for=203.0.113.9\r\nX-Forwarded-Proto: https\r\n",
+    );
+    let request = origin.last();
+    assert_eq!(request.field("X-Forwarded-For"), "127.0.0.1");
+    assert_eq!(request.field("X-Forwarded-Proto"), "http");
+    assert!(!request.field("Forwarded").contains("203.0.113.9"), "{request:?}");
+    assert_eq!(request.field("X-Forwarded-Host"), "example.org");
+}
+
+#[test]
+fn trusted_proxy_its_x_forwarded_for_is_kept_and_continued() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::builder().origin(&origin).top("trusted_proxies = [\"127.0.0.0/8\"]").start();
+    tidegate.get_with("/", "X-Forwarded-For: 203.0.113.9\r\n");
+    assert_eq!(origin.last().field("X-Forwarded-For"), "203.0.113.9, 127.0.0.1");
+}
+
+#[test]
+fn target_and_host_are_forwarded_in_their_normal_form() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET http://EXAMPLE.org:80/a/../b/%7ec?q=%41 HTTP/1.1\r\nHost: other.example\r\n\r\n");
+    assert_eq!(client.response().status, 200);
+    let request = origin.last();
+    assert_eq!(request.target.split('?').next(), Some("/b/~c"));
+    assert!(request.field("Host").starts_with("example.org"), "{request:?}");
+}
+
+#[test]
+fn websocket_like_upgrade_becomes_a_tunnel_of_bytes() {
+    let origin = Origin::start(|request| {
+        assert_eq!(request.field("Upgrade"), "websocket");
+        Reply::script(|stream| {
+            use std::io::Read;
+            stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello ")?;
+            let mut bytes = [0; 4096];
+            loop {
+                let count = stream.read(&mut bytes)?;
+                if count == 0 {
+                    return Ok(());
+                }
+                stream.write_all(&bytes[..count])?;
+            }
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    let fields =
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    let switched = client.request("GET", "/socket", fields);
+    assert_eq!((switched.status, switched.field("Upgrade").as_str()), (101, "websocket"));
+    assert_eq!(client.read_bytes(6), b"hello ");
+    for message in [&b"\x81\x05first"[..], b"\0\xff\r\n\r\nGET / HTTP/1.1\r\n\r\n", &[7; 100_000]] {
+        client.send(message);
+        assert_eq!(client.read_bytes(message.len()), message);
+    }
+    client.finish();
+    assert!(client.is_closed());
+}
+
+#[test]
+fn interim_responses_are_passed_on_before_the_final_one() {
+    let origin = Origin::start(|_| {
+        Reply::Raw(
+            b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n\
+              HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfinal"
+                .to_vec(),
+        )
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET /hints HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    let (status, fields) = client.head();
+    assert_eq!((status, fields.get("Link").as_deref()), (103, Some("</style.css>; rel=preload")));
+    assert_eq!(client.response().text(), "final");
+}
+
+#[test]
+fn client_that_waits_for_100_continue_is_told_to_go_on() {
+    let origin = Origin::start(|request| Reply::ok(request.body.clone()));
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("POST / HTTP/1.1\r\nHost: example.org\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n");
+    let (status, _) = client.head();
+    assert_eq!(status, 100);
+    client.send("hello");
+    assert_eq!(client.response().text(), "hello");
+}
+
+#[test]
+fn trailers_of_a_response_are_passed_on() {
+    let origin = Origin::start(|_| {
+        Reply::Raw(
+            b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n\
+              3\r\nabc\r\n0\r\nX-Sum: 42\r\n\r\n"
+                .to_vec(),
+        )
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\nConnection: TE\r\nTE: trailers\r\n\r\n");
+    let response = client.response();
+    assert_eq!((response.text().as_str(), response.trailers.get("X-Sum").as_deref()), ("abc", Some("42")));
+}
+
+#[test]
+fn http_1_0_client_gets_the_connection_closed_after_the_response() {
+    let origin = Origin::start(|_| {
+        Reply::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".to_vec())
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.0\r\nHost: example.org\r\n\r\n");
+    let response = client.response();
+    assert_eq!(response.fields.get("Transfer-Encoding"), None, "{response:?}");
+    assert_eq!(response.text(), "abc");
+    assert!(client.is_closed());
+}

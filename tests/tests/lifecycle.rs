@@ -1,0 +1,171 @@
+//! Starting, stopping and reloading, and what is left of the cache afterwards.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tidegate_e2e::{Client, Gate, Origin, Reply, Tidegate, content, eventually};
+
+const PERSISTENT: &str = "memory = \"32MiB\"\npath = \"@DIR@/cache\"";
+
+#[test]
+fn cache_over_a_file_survives_sigterm_and_kill_9() {
+    let origin = Origin::start(|request| {
+        let number = request.target[1..].parse().unwrap();
+        Reply::ok(content(number, 20_000)).with("Cache-Control", "max-age=3600").with("ETag", "\"e\"")
+    });
+    let mut tidegate = Tidegate::builder().origin(&origin).cache(PERSISTENT).start();
+    for number in 0..50_u64 {
+        tidegate.get(&format!("/{number}"));
+    }
+    for (what, end) in [
+        ("SIGTERM", Tidegate::terminate as fn(&mut Tidegate) -> _),
+        ("kill -9", |tidegate| {
+            tidegate.signal(Signal::KILL);
+            tidegate.wait()
+        }),
+    ] {
+        // Written back behind the requests; a hit says that the object is in the arena.
+        for number in 0..50_u64 {
+            eventually("stored", || tidegate.get(&format!("/{number}")).is_hit().then_some(()));
+        }
+        let asked = origin.count();
+        end(&mut tidegate);
+        tidegate.start();
+        for number in 0..50_u64 {
+            let response = tidegate.get(&format!("/{number}"));
+            assert!(response.body == content(number, 20_000), "{what}: {response:?}");
+            assert_eq!(response.field("ETag"), "\"e\"");
+        }
+        assert_eq!(origin.count(), asked, "{what}: objects were lost");
+    }
+}
+
+#[test]
+fn sigterm_requests_in_progress_are_finished_and_new_connections_refused() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::ok("finished")
+    });
+    let mut tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET /slow HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    eventually("the request is with the origin", || (origin.count() == 1).then_some(()));
+
+    tidegate.signal(Signal::TERM);
+    eventually("no new connections", || Client::try_connect(tidegate.address()).is_err().then_some(()));
+    gate.open();
+    assert_eq!(client.response().text(), "finished");
+    assert!(client.is_closed());
+    assert!(tidegate.wait().success());
+}
+
+#[test]
+fn sigterm_idle_connections_do_not_hold_it_up() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let mut tidegate = Tidegate::builder().origin(&origin).limits("drain_timeout = \"600s\"").start();
+    let mut idle = tidegate.connect();
+    assert_eq!(idle.get("/").status, 200);
+    assert!(tidegate.terminate().success());
+    assert!(idle.is_closed());
+}
+
+#[test]
+fn sigterm_request_that_never_ends_is_cut_off_after_the_drain_timeout() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::ok("too late")
+    });
+    let mut tidegate = Tidegate::builder().origin(&origin).limits("drain_timeout = \"1s\"").start();
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    eventually("the request is with the origin", || (origin.count() == 1).then_some(()));
+    tidegate.terminate();
+    gate.open();
+}
+
+#[test]
+fn sighup_new_routes_are_used_and_open_connections_kept() {
+    let old = Origin::start(|_| Reply::ok("old").with("Cache-Control", "no-store"));
+    let new = Origin::start(|_| Reply::ok("new").with("Cache-Control", "no-store"));
+    let tidegate = Tidegate::before(&old);
+    let mut client = tidegate.connect();
+    assert_eq!(client.get("/").text(), "old");
+
+    let config = std::fs::read_to_string(tidegate.config()).unwrap();
+    tidegate.write_config(&config.replace(&old.address().to_string(), &new.address().to_string()));
+    tidegate.signal(Signal::HUP);
+    eventually("the new origin answers", || (client.get("/").text() == "new").then_some(()));
+}
+
+#[test]
+fn sighup_with_a_broken_file_what_runs_goes_on() {
+    let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));
+    let tidegate = Tidegate::before(&origin);
+    tidegate.write_config("[[listen]\nnonsense");
+    tidegate.signal(Signal::HUP);
+    eventually("the error is reported", || tidegate.output().contains("tidegate.toml").then_some(()));
+    assert_eq!(tidegate.get("/").text(), "ok");
+}
+
+#[test]
+fn access_log_has_a_line_for_each_request() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    tidegate.get_with("/logged?q=1", "User-Agent: test \"agent\"\r\nReferer: http://r.example/\r\n");
+    tidegate.get("/logged?q=1");
+    let lines = eventually("two lines", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        (text.lines().count() >= 2).then_some(text)
+    });
+    let first = lines.lines().next().unwrap();
+    assert!(first.starts_with("127.0.0.1 - - ["), "{first}");
+    assert!(first.contains("\"GET /logged?q=1 HTTP/1.1\" 200 "), "{first}");
+    assert!(first.contains("\"http://r.example/\""), "{first}");
+    assert!(!first.contains("test \"agent\""), "a quote that a client sent is not escaped: {first}");
+}
+
+#[test]
+fn access_log_in_json_is_an_object_a_line() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"json\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    tidegate.get("/logged");
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    assert!(line.starts_with('{') && line.ends_with('}') && line.contains("\"/logged\""), "{line}");
+}
+
+#[test]
+fn more_connections_than_allowed_the_rest_is_turned_away_and_room_is_made_again() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::builder().origin(&origin).limits("connections = 8").start();
+    let mut kept: Vec<Client> = Vec::new();
+    // The harness's own probes may still be counted for a moment.
+    eventually("eight connections are served", || {
+        let mut client = tidegate.connect();
+        client.stream().set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.try_send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n").ok()?;
+        if client.try_response("GET").is_ok_and(|response| response.status == 200) {
+            kept.push(client);
+        }
+        (kept.len() == 8).then_some(())
+    });
+    let mut ninth = tidegate.connect();
+    let _ = ninth.try_send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    let turned_away = ninth.try_response("GET").map_or(503, |response| response.status);
+    assert_eq!(turned_away, 503);
+    kept.clear();
+    eventually("there is room again", || {
+        let mut client = tidegate.connect();
+        client.try_send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n").ok()?;
+        (client.try_response("GET").ok()?.status == 200).then_some(())
+    });
+}

@@ -1,0 +1,180 @@
+//! Groups of origin servers: who is asked, and what happens when one is dead, slow or has closed its connection.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidegate_e2e::{Builder, Origin, Reply, Tidegate, eventually, free_port};
+
+fn named(name: &'static str) -> Origin {
+    Origin::start(move |_| Reply::ok(name).with("Cache-Control", "no-store"))
+}
+
+fn group(origins: &[&Origin], lines: &str) -> Builder {
+    let servers: Vec<SocketAddr> = origins.iter().map(|origin| origin.address()).collect();
+    Tidegate::builder().group("app", &servers, lines).route("/", "upstream = \"app\"")
+}
+
+fn refusing() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], free_port()))
+}
+
+#[test]
+fn dead_upstream_is_502() {
+    let tidegate =
+        Tidegate::builder().group("app", &[refusing()], "").route("/", "upstream = \"app\"").start();
+    assert_eq!(tidegate.get("/").status, 502);
+}
+
+#[test]
+fn silent_upstream_is_504_after_the_configured_time() {
+    let listener = TcpListener::bind(("127.0.0.1", free_port())).unwrap();
+    let server = listener.local_addr().unwrap();
+    let tidegate = Tidegate::builder()
+        .group("app", &[server], "response_timeout = \"1s\"")
+        .route("/", "upstream = \"app\"")
+        .start();
+    let started = Instant::now();
+    assert_eq!(tidegate.get("/").status, 504);
+    let waited = started.elapsed();
+    assert!(waited >= Duration::from_millis(900), "gave up after {waited:?}");
+}
+
+#[test]
+fn upstream_that_answers_nonsense_is_502() {
+    for nonsense in [
+        &b"nonsense\r\n\r\n"[..],
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nX : y\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nTransfer-Encoding: gzip, chunked, chunked\r\n\r\n",
+        b"",
+    ] {
+        let origin = Origin::start(move |_| Reply::RawThenClose(nonsense.to_vec()));
+        let tidegate = Tidegate::before(&origin);
+        assert_eq!(tidegate.get("/").status, 502, "{:?}", String::from_utf8_lossy(nonsense));
+    }
+}
+
+#[test]
+fn pooled_connection_serves_request_after_request() {
+    let origin = named("a");
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    for _ in 0..20 {
+        assert_eq!(client.get("/").text(), "a");
+    }
+    assert_eq!(origin.connections(), 1);
+}
+
+#[test]
+fn pooled_connection_closed_by_the_origin_request_is_sent_again_on_a_new_one() {
+    let origin = named("a");
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    for round in 0..10 {
+        assert_eq!(client.get("/").status, 200, "round {round}");
+        origin.close_connections();
+    }
+}
+
+#[test]
+fn connection_that_dies_under_a_post_it_is_not_sent_twice() {
+    let origin = Origin::start(|request| match request.method.as_str() {
+        "POST" => Reply::Close,
+        _ => Reply::ok("a").with("Cache-Control", "no-store"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    assert_eq!(client.get("/").status, 200);
+    assert_eq!(client.request("POST", "/pay", "Content-Length: 0\r\n").status, 502);
+    let posts = origin.requests().iter().filter(|request| request.method == "POST").count();
+    assert_eq!(posts, 1);
+}
+
+#[test]
+fn round_robin_each_server_gets_its_share() {
+    let (a, b) = (named("a"), named("b"));
+    let tidegate = group(&[&a, &b], "balance = \"round-robin\"").start();
+    let mut client = tidegate.connect();
+    for _ in 0..20 {
+        assert_eq!(client.get("/").status, 200);
+    }
+    assert_eq!((a.count(), b.count()), (10, 10));
+}
+
+#[test]
+fn hash_by_url_one_url_stays_with_one_server() {
+    let origins = [named("a"), named("b"), named("c")];
+    let tidegate = group(&origins.each_ref(), "balance = \"hash-url\"").start();
+    let mut client = tidegate.connect();
+    for number in 0..30 {
+        let target = format!("/{number}");
+        let first = client.get(&target).text();
+        for _ in 0..3 {
+            assert_eq!(tidegate.get(&target).text(), first, "{target}");
+        }
+    }
+    assert!(origins.iter().all(|origin| origin.count() > 0), "{:?}", origins.each_ref().map(Origin::count));
+}
+
+#[test]
+fn hash_by_host_one_host_stays_with_one_server() {
+    let origins = [named("a"), named("b"), named("c")];
+    let tidegate = group(&origins.each_ref(), "balance = \"hash-host\"").start();
+    let ask = |host: &str, target: &str| {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        client.response().text()
+    };
+    for number in 0..20 {
+        let host = format!("h{number}.example");
+        assert_eq!(ask(&host, "/a"), ask(&host, "/b"), "{host}");
+    }
+    assert!(origins.iter().filter(|origin| origin.count() > 0).count() > 1);
+}
+
+#[test]
+fn one_of_two_servers_dead_every_request_is_answered_by_the_other() {
+    let alive = named("alive");
+    let servers = [refusing(), alive.address()];
+    let tidegate = Tidegate::builder().group("app", &servers, "").route("/", "upstream = \"app\"").start();
+    for _ in 0..20 {
+        assert_eq!(tidegate.get("/").text(), "alive");
+    }
+}
+
+#[test]
+fn server_that_fails_its_health_check_gets_no_requests_until_it_passes_again() {
+    let healthy = Arc::new(AtomicBool::new(true));
+    let state = Arc::clone(&healthy);
+    let checked = Origin::start(move |request| match request.target.as_str() {
+        "/health" => Reply::status(if state.load(Ordering::SeqCst) { 200 } else { 503 }, ""),
+        _ => Reply::ok("checked").with("Cache-Control", "no-store"),
+    });
+    let other = named("other");
+    let check = "health_check = { path = \"/health\", interval = \"100ms\", timeout = \"2s\" }";
+    let tidegate = group(&[&checked, &other], check).start();
+    let answers = || -> Vec<String> { (0..6).map(|_| tidegate.get("/").text()).collect() };
+
+    eventually("both are asked", || answers().contains(&"checked".to_owned()).then_some(()));
+    healthy.store(false, Ordering::SeqCst);
+    eventually("it is left out", || (!answers().contains(&"checked".to_owned())).then_some(()));
+    healthy.store(true, Ordering::SeqCst);
+    eventually("it is back", || answers().contains(&"checked".to_owned()).then_some(()));
+}
+
+#[test]
+fn routes_by_path_each_prefix_has_its_own_group() {
+    let (a, b) = (named("a"), named("b"));
+    let tidegate = Tidegate::builder()
+        .group("a", &[a.address()], "")
+        .group("b", &[b.address()], "")
+        .route("/", "upstream = \"a\"")
+        .route("/api/", "upstream = \"b\"")
+        .start();
+    assert_eq!(tidegate.get("/").text(), "a");
+    assert_eq!(tidegate.get("/api/x").text(), "b");
+    assert_eq!(tidegate.get("/x/../api/x").text(), "b");
+}
