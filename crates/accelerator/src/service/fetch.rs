@@ -30,8 +30,8 @@ const FOLLOW_ATTEMPTS: usize = 3;
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The fields by which a client asks for something other than the whole; a fetch for the cache leaves them out.
-const CLIENT_CONDITIONS: [FieldId; 4] =
-    [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::Range, FieldId::IfRange];
+const CLIENT_CONDITIONS: [FieldId; 5] =
+    [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::Range, FieldId::IfRange, FieldId::Expect];
 
 /// What answers a request.
 pub(crate) enum Answer {
@@ -199,7 +199,7 @@ impl Fetch<'_> {
                 return self.hit_of(stale.clone(), true);
             }
             (Ok(response), _) => response,
-            (Err(error), Some(stale)) if !error.is_clients_fault() && self.may_serve_stale(stale) => {
+            (Err(error), Some(stale)) if !error.is_clients_fault() && self.may_serve_disconnected(stale) => {
                 tracing::debug!(%error, "a stale response is served");
                 return self.hit_of(stale.clone(), true);
             }
@@ -242,15 +242,25 @@ impl Fetch<'_> {
         }
     }
 
+    /// RFC 5861 §4: the upstream answered with an error, and the stored response may stand in for it.
     fn may_serve_stale(&self, object: &Object) -> bool {
+        self.policy_allows(object, Policy::may_serve_stale_on_error)
+    }
+
+    /// RFC 9111 §4.2.4: the upstream cannot be reached at all.
+    fn may_serve_disconnected(&self, object: &Object) -> bool {
+        self.policy_allows(object, Policy::may_serve_stale_when_disconnected)
+    }
+
+    fn policy_allows(&self, object: &Object, rule: fn(&Policy, &RequestDirectives, u64) -> bool) -> bool {
         let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
         let directives = RequestDirectives::parse(&self.incoming.head.fields);
-        entry.policy.may_serve_stale_on_error(&directives, self.core.clock.unix_s())
+        rule(&entry.policy, &directives, self.core.clock.unix_s())
     }
 
     /// Forwards the request as it is; nothing is stored.
     async fn pass<B: RequestBody>(&self, body: B, reason: &'static str) -> Answer {
-        match self.send(&[], &[], self.incoming.head.framing, body).await {
+        match self.send(&[FieldId::Expect], &[], self.incoming.head.framing, body).await {
             Ok(response) => {
                 let cache_status = self.cache_status(reason, &response);
                 let head = self.client_head(&response);
