@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_e2e::{Client, Origin, Reply, Response, Tidegate, content};
 
-const URLS: u64 = 400;
+const URLS: u64 = 1600;
 /// Objects are up to 64 bytes shifted left by this, and a few more.
 const LARGEST: u64 = 9;
 const CLIENTS: u64 = 4;
