@@ -89,7 +89,10 @@ mod tests {
         pair.open.add(2);
         pair.open.sub(1);
         let samples = pair.samples();
-        assert_eq!(samples.iter().map(|s| (s.name, s.value)).collect::<Vec<_>>(), [("seen_total", 3), ("open", 1)]);
+        assert_eq!(
+            samples.iter().map(|s| (s.name, s.value)).collect::<Vec<_>>(),
+            [("seen_total", 3), ("open", 1)]
+        );
         assert_eq!(samples[1].kind, crate::metrics::Kind::Gauge);
         assert_eq!(samples[0].help, "Things seen.");
     }

@@ -297,6 +297,8 @@ impl Fetch<'_> {
         body: B,
     ) -> Result<Response, UpstreamError> {
         let head = self.incoming.head;
+        let capability: (&[u8], &[u8]) = (b"Surrogate-Capability", cache::SURROGATE_CAPABILITY.as_bytes());
+        let added = [added, &[capability]].concat();
         let context = ForwardContext {
             client: self.incoming.client,
             scheme: "http",
@@ -305,7 +307,7 @@ impl Fetch<'_> {
             keep_upgrade: head.upgrade,
             framing,
             removed,
-            added,
+            added: &added,
         };
         let mut bytes = Vec::with_capacity(1024);
         write_upstream_request(head, self.incoming.normalized, &context, &mut bytes);
@@ -412,7 +414,8 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
     let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
     let response = parser.head(&merged);
     let now_s = storing.core.clock.unix_s();
-    let policy = Policy::new(storing.request, &response, storing.request_time_s, now_s).ok()?;
+    let policy =
+        Policy::validated(storing.request, &response, not_modified, storing.request_time_s, now_s).ok()?;
     let meta = fill::response_meta(&response, policy);
     storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
 }

@@ -239,7 +239,7 @@ pub(crate) async fn answer(
             _ => Answer::status(500),
         },
         Ok(Loaded::Open(file)) => {
-            let form = form_of(head, file.length, Some(file.etag.as_bytes()), Some(file.modified));
+            let form = form_of(head, file.length, Some(file.etag.as_bytes()), Some(file.modified), None);
             let head = file_head(&file);
             Answer::File(OpenFile { file: file.file, length: file.length, form, head })
         }

@@ -143,7 +143,8 @@ fn form(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>) -> Form 
     if entry.status != 200 || !SELECTING.iter().any(|id| head.fields.has(*id)) {
         return Form::Whole;
     }
-    form_of(head, length, entry.etag, entry.last_modified_s)
+    // RFC 9111 §4.3.2: without Last-Modified, the date of the response is what If-Modified-Since is compared with.
+    form_of(head, length, entry.etag, entry.last_modified_s, Some(entry.policy.date_s()))
 }
 
 /// The form in which `head` gets a 200 response with these validators and this length.
@@ -152,8 +153,9 @@ pub(crate) fn form_of(
     length: u64,
     etag: Option<&[u8]>,
     last_modified_s: Option<u64>,
+    date_s: Option<u64>,
 ) -> Form {
-    match conditional::evaluate(head.method, &head.fields, etag, last_modified_s) {
+    match conditional::evaluate(head.method, &head.fields, etag, last_modified_s.or(date_s)) {
         Precondition::NotModified => return Form::NotModified,
         Precondition::Failed => return Form::PreconditionFailed,
         Precondition::Proceed => {}

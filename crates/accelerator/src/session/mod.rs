@@ -229,8 +229,8 @@ impl Connection<'_> {
         let keep_alive = head.keep_alive && !core.is_draining();
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
-        let (sent, total) = transmit::send_hit(&self.stream, core, &hit.object, &form, out)
-            .unwrap_or((transmit::Sent::Broken, 0));
+        let (sent, total) =
+            transmit::send_hit(&self.stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
         self.account(head, form.status, total, hit.label());
         Ok(match sent {
             transmit::Sent::All => Handled::Answered { keep_alive },

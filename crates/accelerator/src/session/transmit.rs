@@ -1,4 +1,8 @@
-//! Getting bytes to the client: one vectored write for a hit, sendfile for a large body, and what remains later.
+//! Getting bytes to the client: one vectored write for a hit, and what remains later.
+//!
+//! Bodies are copied out of the arena, not sent by sendfile: the kernel would go on reading the arena's pages until the
+//! client has acknowledged them, long after the object was unpinned and its place given to another
+//! (docs/decisions/0001-no-sendfile-from-the-arena.md).
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -12,8 +16,6 @@ use crate::data_core::DataCore;
 use crate::session::deadlines::{Slot, Waiting};
 use crate::session::respond::HitForm;
 
-/// From this size on a body goes from the arena's file into the socket without passing through user space.
-const SENDFILE_BYTES: u64 = 48 * 1024;
 /// What a client may leave untaken before its rate is looked at.
 const GRACE_MS: u64 = 10_000;
 
@@ -46,7 +48,6 @@ impl Unsent {
 /// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
 pub(crate) fn send_hit(
     stream: &TcpStream,
-    core: &DataCore,
     object: &Object,
     form: &HitForm,
     out: &[u8],
@@ -54,10 +55,6 @@ pub(crate) fn send_hit(
     let stored_head = if form.with_stored_head { object.head() } else { b"" };
     let (start, end) = form.body;
     let total = (stored_head.len() + out.len()) as u64 + (end - start);
-    if end - start >= SENDFILE_BYTES {
-        let head = [stored_head, out].concat();
-        return Ok((send_large(stream, core, Unsent::new(head, Some((object.clone(), start, end))))?, total));
-    }
     let mut slices = [IoSlice::new(stored_head), IoSlice::new(out), IoSlice::new(b""), IoSlice::new(b"")];
     let mut at = start;
     for slice in &mut slices[2..] {
@@ -83,30 +80,28 @@ pub(crate) fn send_hit(
     Ok((Sent::Part(Unsent::new(head, Some((object.clone(), body_start, end)))), total))
 }
 
-/// The head with MSG_MORE, so that it shares a segment with the body's start, then sendfile until the socket is full.
-fn send_large(stream: &TcpStream, core: &DataCore, mut unsent: Unsent) -> io::Result<Sent> {
-    match advance(stream, core, &mut unsent) {
-        Ok(true) => Ok(Sent::All),
-        Ok(false) => Ok(Sent::Part(unsent)),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Sent::Part(unsent)),
-        Err(_) => Ok(Sent::Broken),
+/// Sends until nothing is left, or until the socket is full (`WouldBlock`).
+fn advance(stream: &TcpStream, unsent: &mut Unsent) -> io::Result<()> {
+    while unsent.left() > 0 {
+        let bytes = unsent.bytes.get(unsent.sent..).unwrap_or(&[]);
+        let mut slices = [IoSlice::new(bytes), IoSlice::new(b"")];
+        if let Some((object, start, end)) = &unsent.body
+            && start < end
+        {
+            let extent = object.body_at(*start);
+            slices[1] = IoSlice::new(&extent[..extent.len().min((end - start) as usize)]);
+        }
+        let head_left = bytes.len();
+        let written = stream.try_write_vectored(&slices)?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        unsent.sent += written.min(head_left);
+        if let Some((_, start, _)) = &mut unsent.body {
+            *start += written.saturating_sub(head_left) as u64;
+        }
     }
-}
-
-/// Sends once; `Ok(true)` when nothing is left, `WouldBlock` when the socket is full.
-fn advance(stream: &TcpStream, core: &DataCore, unsent: &mut Unsent) -> io::Result<bool> {
-    while let Some(bytes) = unsent.bytes.get(unsent.sent..).filter(|bytes| !bytes.is_empty()) {
-        let more = unsent.body.as_ref().is_some_and(|(_, start, end)| start < end);
-        let flags = rustix::net::SendFlags::NOSIGNAL
-            | if more { rustix::net::SendFlags::MORE } else { rustix::net::SendFlags::empty() };
-        unsent.sent += stream.try_io(Interest::WRITABLE, || Ok(rustix::net::send(stream, bytes, flags)?))?;
-    }
-    let (Some((object, start, end)), Some(store)) = (&mut unsent.body, &core.store) else { return Ok(true) };
-    while *start < *end {
-        let (file_offset, extent_length) = object.body_file_extent(*start);
-        *start += send_extent(stream, store.file(), file_offset, extent_length.min(*end - *start))?;
-    }
-    Ok(true)
+    Ok(())
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.
@@ -119,8 +114,8 @@ pub(crate) async fn flush(
     let mut watch = RateWatch::new(core);
     loop {
         let before = unsent.left();
-        match advance(stream, core, &mut unsent) {
-            Ok(_) => return Ok(()),
+        match advance(stream, &mut unsent) {
+            Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
