@@ -11,7 +11,7 @@ use tidegate_e2e::{Client, Origin, Reply, Response, Tidegate, content};
 
 const URLS: u64 = 1600;
 /// Objects are up to 64 bytes shifted left by this, and a few more.
-const LARGEST: u64 = 9;
+const LARGEST: u64 = 13;
 const CLIENTS: u64 = 4;
 
 /// The version a URL is at changes all the time; a version's bytes follow from the URL and the version.
