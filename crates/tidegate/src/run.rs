@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_accelerator::Engine;
 use tidegate_accelerator::settings::{Listener, Route, Settings, Target, Upstream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::{admin, config, units};
@@ -20,6 +20,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     start_log(log);
     raise_descriptor_limit();
+    let no_signals = |error| Failure::runtime(format!("error: cannot watch for signals: {error}"));
+    let signals = Signals::register().map_err(no_signals)?;
     let (settings, admin_address) = settings(args)?;
     if !args.allow_unreachable {
         probe_upstreams(&settings)?;
@@ -35,8 +37,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let reloader = Arc::new(Reloader { args: args.clone(), engine: engine.clone() });
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader))
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
-    spawn_signals(engine.clone(), reloader)
-        .map_err(|error| Failure::runtime(format!("error: cannot watch for signals: {error}")))?;
+    signals.obey(engine.clone(), reloader).map_err(no_signals)?;
     engine.wait();
     tracing::info!("stopped");
     Ok(())
@@ -58,8 +59,11 @@ impl Reloader {
 fn start_log(form: LogForm) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false);
     match form {
         LogForm::Text => builder.init(),
         LogForm::Json => builder.json().init(),
@@ -180,39 +184,55 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener)
     );
 }
 
-/// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again.
-fn spawn_signals(engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut terminate, mut interrupt, mut hangup) = {
-        let _guard = runtime.enter();
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?)
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        runtime.block_on(async move {
-            let mut draining = false;
-            loop {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                    _ = hangup.recv() => {
-                        match reloader.reload() {
-                            Ok(()) => tracing::info!("the configuration was read again and is in force"),
-                            Err(error) => tracing::error!("the old configuration stays in force: {error}"),
+/// The signals that mean something. Registered before anything listens, so that whoever sees the port open can send one.
+struct Signals {
+    runtime: tokio::runtime::Runtime,
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn register() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let guard = runtime.enter();
+        let (terminate, interrupt, hangup) = (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
+        );
+        drop(guard);
+        Ok(Self { runtime, terminate, interrupt, hangup })
+    }
+
+    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again.
+    fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
+        let Self { runtime, mut terminate, mut interrupt, mut hangup } = self;
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            runtime.block_on(async move {
+                let mut draining = false;
+                loop {
+                    tokio::select! {
+                        _ = terminate.recv() => {}
+                        _ = interrupt.recv() => {}
+                        _ = hangup.recv() => {
+                            match reloader.reload() {
+                                Ok(()) => tracing::info!("the configuration was read again and is in force"),
+                                Err(error) => tracing::error!("the old configuration stays in force: {error}"),
+                            }
+                            continue;
                         }
-                        continue;
                     }
+                    if draining {
+                        tracing::warn!("stopped at once; requests in progress were cut off");
+                        std::process::exit(1);
+                    }
+                    draining = true;
+                    tracing::info!("draining: requests in progress finish; a second signal ends at once");
+                    engine.drain();
                 }
-                if draining {
-                    tracing::warn!("stopped at once; requests in progress were cut off");
-                    std::process::exit(1);
-                }
-                draining = true;
-                tracing::info!(
-                    "draining: no new connections, requests in progress finish; a second signal ends at once"
-                );
-                engine.drain();
-            }
-        });
-    })?;
-    Ok(())
+            });
+        })?;
+        Ok(())
+    }
 }
