@@ -1,6 +1,6 @@
 # tidegate: the commands a person needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lab fuzz soak deny advisories fmt build install uninstall clean
+.PHONY: help run test bench fuzz soak deny advisories fmt build install uninstall clean
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -24,12 +24,9 @@ test: ## everything that must hold: format, lints, licences, all tests, cache su
 	@scripts/setup test
 	@scripts/test
 
-bench: ## ratios against nginx, varnish and haproxy (installs them from Debian)
-	cargo run --release --locked -p tidegate-bench
-
-lab: ## list the laboratory's scenarios; run one with: make lab RUN=tempesta-fig6
-	cargo build --release --locked -p tidegate -p tidegate-lab
-	$(release)/tidegate-lab $(if $(RUN),run $(RUN),list)
+bench: ## ratios against nginx and a bare epoll responder (installs nginx and wrk from Debian)
+	cargo build --release --locked -p tidegate -p tidegate-bench
+	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(FUZZ_SECONDS)

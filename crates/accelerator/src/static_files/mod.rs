@@ -105,7 +105,9 @@ impl StaticRoot {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = match rustix::fs::openat2(&self.directory, name, flags, Mode::empty(), resolve) {
             Ok(file) => file,
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL) => {
+            Err(
+                Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL,
+            ) => {
                 return Err(StaticError::NotFound);
             }
             Err(Errno::ACCESS | Errno::PERM | Errno::NXIO) => return Err(StaticError::NotFound),
@@ -159,7 +161,13 @@ pub(crate) fn preload(root: &StaticRoot, mut f: impl FnMut(&Path, StaticFile)) -
             Dir::read_from(root.directory.as_fd())?
         } else {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            match rustix::fs::openat2(&root.directory, &directory, flags, Mode::empty(), ResolveFlags::BENEATH) {
+            match rustix::fs::openat2(
+                &root.directory,
+                &directory,
+                flags,
+                Mode::empty(),
+                ResolveFlags::BENEATH,
+            ) {
                 Ok(opened) => Dir::read_from(opened)?,
                 Err(_) => continue,
             }

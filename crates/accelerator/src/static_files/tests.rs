@@ -44,7 +44,9 @@ fn files_are_found_with_their_types() {
 fn precompressed_siblings_go_to_those_who_accept_them() {
     let site = site();
     let root = StaticRoot::open(&site.path().join("root")).unwrap();
-    for (mask, coding, content) in [(0, None, "plain"), (0b100, Some("gzip"), "gzip"), (0b101, Some("br"), "brotli")] {
+    for (mask, coding, content) in
+        [(0, None, "plain"), (0b100, Some("gzip"), "gzip"), (0b101, Some("br"), "brotli")]
+    {
         let file = root.lookup(b"/a b.css", mask).unwrap();
         assert_eq!((file.content_encoding, file.vary), (coding, true));
         assert_eq!(file.content_type, "text/css; charset=utf-8");

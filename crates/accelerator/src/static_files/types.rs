@@ -41,7 +41,9 @@ const TYPES: &[(&str, &str)] = &[
 /// The media type of a file by its name; bytes of unknown meaning otherwise.
 pub(super) fn content_type(name: &[u8]) -> &'static str {
     let file_name = name.rsplit(|byte| *byte == b'/').next().unwrap_or(b"");
-    let Some(dot) = file_name.iter().rposition(|byte| *byte == b'.') else { return "application/octet-stream" };
+    let Some(dot) = file_name.iter().rposition(|byte| *byte == b'.') else {
+        return "application/octet-stream";
+    };
     let suffix = file_name[dot + 1..].to_ascii_lowercase();
     TYPES
         .binary_search_by(|(known, _)| known.as_bytes().cmp(&suffix))

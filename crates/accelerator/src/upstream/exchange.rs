@@ -132,7 +132,11 @@ async fn send_and_receive<B: RequestBody>(
 }
 
 /// Reads a head that comes while the body is still on its way. There is no limit on silence: the server waits too.
-async fn read_early(stream: &TcpStream, method: Method, silence: Duration) -> Result<Received, UpstreamError> {
+async fn read_early(
+    stream: &TcpStream,
+    method: Method,
+    silence: Duration,
+) -> Result<Received, UpstreamError> {
     stream.readable().await.map_err(UpstreamError::Broken)?;
     read_head(stream, method, silence).await
 }

@@ -92,7 +92,10 @@ impl Groups {
             failures: server.failures.load(Ordering::Relaxed),
             last_error: server.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
-        self.groups.iter().flat_map(|group| group.servers.iter().map(move |server| status(group, server))).collect()
+        self.groups
+            .iter()
+            .flat_map(|group| group.servers.iter().map(move |server| status(group, server)))
+            .collect()
     }
 }
 
@@ -115,8 +118,12 @@ impl Group {
             Balance::HashHost => available().max_by_key(|index| self.servers[*index].rank(request.hash_host)),
         };
         chosen
-            .inspect(|index| self.servers[*index].begin_probe(now_ms, self.settings.fail_timeout.as_millis() as u64))
-            .or_else(|| candidates().min_by_key(|index| self.servers[*index].out_until_ms.load(Ordering::Relaxed)))
+            .inspect(|index| {
+                self.servers[*index].begin_probe(now_ms, self.settings.fail_timeout.as_millis() as u64)
+            })
+            .or_else(|| {
+                candidates().min_by_key(|index| self.servers[*index].out_until_ms.load(Ordering::Relaxed))
+            })
     }
 }
 
@@ -162,7 +169,9 @@ impl Server {
 
     pub(crate) fn succeeded(&self) {
         // Written only when it changes, so that the line stays shared between the cores.
-        if self.failures_in_a_row.load(Ordering::Relaxed) != 0 || self.out_until_ms.load(Ordering::Relaxed) != 0 {
+        if self.failures_in_a_row.load(Ordering::Relaxed) != 0
+            || self.out_until_ms.load(Ordering::Relaxed) != 0
+        {
             self.failures_in_a_row.store(0, Ordering::Relaxed);
             if self.out_until_ms.swap(0, Ordering::Relaxed) != 0 {
                 tracing::info!(server = %self.address, "upstream server is back");

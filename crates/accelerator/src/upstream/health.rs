@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tidegate_http::{BodyFraming, Method};
 
 use crate::settings::HealthCheck;
+use crate::upstream::UpstreamError;
 use crate::upstream::exchange::{EmptyBody, ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Groups, Server};
 use crate::upstream::pool::connect;
-use crate::upstream::UpstreamError;
 
 /// Checks every group that asks for it, until it is dropped. Runs on one data core.
 pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
@@ -21,11 +21,15 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
                 let mut interval = tokio::time::interval(check.interval);
                 loop {
                     interval.tick().await;
-                    let Some(server) = groups.get(index).and_then(|group| group.servers.get(server)) else { return };
+                    let Some(server) = groups.get(index).and_then(|group| group.servers.get(server)) else {
+                        return;
+                    };
                     let result = tokio::time::timeout(check.timeout, ask(server, &check)).await;
                     match result {
                         Ok(Ok(status)) if status < 400 => server.checked(true, None),
-                        Ok(Ok(status)) => server.checked(false, Some(format!("health check: status {status}"))),
+                        Ok(Ok(status)) => {
+                            server.checked(false, Some(format!("health check: status {status}")))
+                        }
                         Ok(Err(error)) => server.checked(false, Some(format!("health check: {error}"))),
                         Err(_) => server.checked(false, Some("health check timed out".to_owned())),
                     }

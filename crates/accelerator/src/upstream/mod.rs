@@ -13,8 +13,8 @@ mod response;
 
 pub(crate) use error::{BodyReadError, UpstreamError};
 pub(crate) use exchange::{EmptyBody, OutgoingRequest, RequestBody};
-pub use groups::UpstreamStatus;
 pub(crate) use groups::Groups;
+pub use groups::UpstreamStatus;
 pub(crate) use health::run_health_checks;
 pub(crate) use pool::Pools;
 pub(crate) use response::Response;

@@ -130,7 +130,8 @@ impl Pools {
     }
 
     async fn lease(&self, group: &Group, group_index: usize, server: usize) -> Result<Lease, UpstreamError> {
-        let pool = self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
+        let pool =
+            self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
         let settings = &group.settings;
         if pool.open.get() >= settings.max_connections {
             let free = async {
@@ -178,7 +179,7 @@ impl Pool {
 impl Lease {
     fn group(&self) -> &Group {
         // Leases are made from indices that the groups have confirmed, and groups never change.
-        &self.groups.get(self.group).expect("a lease's group exists")
+        self.groups.get(self.group).expect("a lease's group exists")
     }
 
     fn server(&self) -> &Server {

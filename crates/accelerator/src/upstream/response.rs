@@ -168,7 +168,8 @@ impl Response {
             Body::Chunked(decoder) => decoder.is_done(),
             _ => false,
         };
-        if done && self.head().status != 101
+        if done
+            && self.head().status != 101
             && let Some((stream, lease)) = self.connection.take()
             && self.reusable
             && self.taken == self.buffer.len()

@@ -48,7 +48,14 @@ fn pools(servers: Vec<SocketAddr>, change: impl FnOnce(&mut Upstream)) -> Pools 
 }
 
 fn get(head: &[u8]) -> OutgoingRequest<'_> {
-    OutgoingRequest { head, method: Method::Get, framing: BodyFraming::None, hash_url: 1, hash_host: 2, upgrade: false }
+    OutgoingRequest {
+        head,
+        method: Method::Get,
+        framing: BodyFraming::None,
+        hash_url: 1,
+        hash_host: 2,
+        upgrade: false,
+    }
 }
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -105,8 +112,9 @@ async fn a_response_that_ends_early_is_an_error() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn chunked_responses_come_with_their_trailers() {
-    let (address, _thread) =
-        server(vec![vec![b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 7\r\n\r\n"]]);
+    let (address, _thread) = server(vec![vec![
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 7\r\n\r\n",
+    ]]);
     let pools = pools(vec![address], |_| {});
     let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
     assert_eq!(body_of(&mut response).await.unwrap(), b"hi");
@@ -116,7 +124,8 @@ async fn chunked_responses_come_with_their_trailers() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_malformed_head_is_a_bad_gateway() {
-    let (address, _thread) = server(vec![vec![b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"]]);
+    let (address, _thread) =
+        server(vec![vec![b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"]]);
     let pools = pools(vec![address], |_| {});
     let error = pools.send(0, get(GET), EmptyBody).await.err().unwrap();
     assert!(matches!(error, UpstreamError::Head(_)), "{error}");
@@ -125,9 +134,8 @@ async fn a_malformed_head_is_a_bad_gateway() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn interim_responses_are_kept_apart() {
-    let (address, _thread) = server(vec![vec![
-        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
-    ]]);
+    let (address, _thread) =
+        server(vec![vec![b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n"]]);
     let pools = pools(vec![address], |_| {});
     let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
     assert_eq!(response.head().status, 204);
@@ -197,7 +205,8 @@ fn round_robin_takes_turns_and_hashing_stays() {
     assert_eq!(picks(Balance::RoundRobin, 0), [0, 1, 2, 0, 1, 2]);
     let stays = picks(Balance::HashUrl, 7);
     assert!(stays.iter().all(|server| *server == stays[0]));
-    let spread: std::collections::BTreeSet<_> = (0..64).map(|hash| picks(Balance::HashUrl, hash)[0]).collect();
+    let spread: std::collections::BTreeSet<_> =
+        (0..64).map(|hash| picks(Balance::HashUrl, hash)[0]).collect();
     assert_eq!(spread.len(), 3);
 }
 

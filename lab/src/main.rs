@@ -1,3 +1,0 @@
-#![forbid(unsafe_code)]
-//! Ratios against peers.
-fn main() {}
