@@ -378,6 +378,10 @@ impl Checker<'_> {
             self.listener(section, &mut settings.listeners);
         }
         for section in file.upstream {
+            if settings.upstreams.iter().any(|known: &Upstream| known.name == *section.name.get_ref()) {
+                let message = format!("name: there are two [[upstream]] named {:?}", section.name.get_ref());
+                self.error(section.name.span().start, message, None);
+            }
             let upstream = self.upstream(section);
             settings.upstreams.push(upstream);
         }

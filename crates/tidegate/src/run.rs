@@ -63,7 +63,9 @@ fn start_log(form: LogForm) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false);
+        .with_target(false)
+        // When nobody reads standard error any more, lines are lost; complaining about that there would panic.
+        .log_internal_errors(false);
     match form {
         LogForm::Text => builder.init(),
         LogForm::Json => builder.json().init(),
@@ -228,8 +230,8 @@ impl Signals {
                         std::process::exit(1);
                     }
                     draining = true;
-                    tracing::info!("draining: requests in progress finish; a second signal ends at once");
                     engine.drain();
+                    tracing::info!("draining: requests in progress finish; a second signal ends at once");
                 }
             });
         })?;

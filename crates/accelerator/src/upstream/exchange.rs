@@ -13,6 +13,8 @@ use crate::upstream::{BodyReadError, UpstreamError};
 
 /// Bytes read from a server at once.
 pub(crate) const READ_BYTES: usize = 32 * 1024;
+/// Silence of a server while the request's body is on its way.
+const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
 /// Interim responses that a server may send before the final one.
 const INTERIM_RESPONSES: usize = 16;
 
@@ -105,40 +107,32 @@ async fn send_and_receive<B: RequestBody>(
     limits: ExchangeLimits,
 ) -> Result<Received, UpstreamError> {
     send_all(stream, request.head, limits.silence).await?;
+    let mut reader = HeadReader::new(request.method);
     if request.framing == BodyFraming::None {
-        let mut received = read_head(stream, request.method, limits.silence).await?;
+        let mut received = reader.read(stream, limits.silence).await?;
         received.request_complete = true;
         return Ok(received);
     }
-    // A server may answer, and refuse, before it has read all of the body (RFC 9112 §9.5).
-    let upload = send_body(stream, request.framing, body, limits.silence);
-    tokio::pin!(upload);
-    tokio::select! {
+    // A server may answer, and refuse, before it has read all of the body (RFC 9112 §9.5). What has arrived of its
+    // answer stays in `reader` when the upload ends first.
+    let sent = tokio::select! {
         biased;
-        sent = &mut upload => match sent {
-            Ok(()) => {
-                let mut received = read_head(stream, request.method, limits.silence).await?;
-                received.request_complete = true;
-                Ok(received)
-            }
-            // The server may have answered before it closed its receiving side.
-            Err(error @ UpstreamError::Broken(_)) => {
-                read_head(stream, request.method, Duration::from_millis(100)).await.map_err(|_| error)
-            }
-            Err(error) => Err(error),
-        },
-        early = read_early(stream, request.method, limits.silence) => early,
+        sent = send_body(stream, request.framing, body, limits.silence) => sent,
+        // The server waits for the client as we do, so that its silence means nothing until the upload has ended.
+        early = reader.read(stream, UPLOAD_SILENCE) => return early,
+    };
+    match sent {
+        Ok(()) => {
+            let mut received = reader.read(stream, limits.silence).await?;
+            received.request_complete = true;
+            Ok(received)
+        }
+        // The server may have answered before it closed its receiving side.
+        Err(error @ UpstreamError::Broken(_)) => {
+            reader.read(stream, Duration::from_millis(100)).await.map_err(|_| error)
+        }
+        Err(error) => Err(error),
     }
-}
-
-/// Reads a head that comes while the body is still on its way. There is no limit on silence: the server waits too.
-async fn read_early(
-    stream: &TcpStream,
-    method: Method,
-    silence: Duration,
-) -> Result<Received, UpstreamError> {
-    stream.readable().await.map_err(UpstreamError::Broken)?;
-    read_head(stream, method, silence).await
 }
 
 async fn send_body<B: RequestBody>(
@@ -182,36 +176,51 @@ async fn send_all(stream: &TcpStream, mut bytes: &[u8], silence: Duration) -> Re
     Ok(())
 }
 
-async fn read_head(stream: &TcpStream, method: Method, silence: Duration) -> Result<Received, UpstreamError> {
-    let mut parser = ResponseParser::new(HeadLimits::default());
-    parser.reset(method);
-    let mut bytes = Vec::new();
-    let mut interim = Vec::new();
-    loop {
-        match parser.parse(&bytes).map_err(UpstreamError::Head)? {
-            Progress::Complete { length } => {
-                let rest = bytes.split_off(length);
-                let status = parser.head(&bytes).status;
-                let head = Head { bytes, parser };
-                if (100..200).contains(&status) && status != 101 {
-                    if interim.len() == INTERIM_RESPONSES {
+/// Reads a response's head, interim ones before it. May be dropped while it reads and asked again: nothing is lost.
+struct HeadReader {
+    method: Method,
+    parser: ResponseParser,
+    bytes: Vec<u8>,
+    interim: Vec<Head>,
+}
+
+impl HeadReader {
+    fn new(method: Method) -> Self {
+        Self { method, parser: new_parser(method), bytes: Vec::new(), interim: Vec::new() }
+    }
+
+    async fn read(&mut self, stream: &TcpStream, silence: Duration) -> Result<Received, UpstreamError> {
+        loop {
+            match self.parser.parse(&self.bytes).map_err(UpstreamError::Head)? {
+                Progress::Complete { length } => {
+                    let rest = self.bytes.split_off(length);
+                    let status = self.parser.head(&self.bytes).status;
+                    let parser = std::mem::replace(&mut self.parser, new_parser(self.method));
+                    let head = Head { bytes: std::mem::take(&mut self.bytes), parser };
+                    if !(100..200).contains(&status) || status == 101 {
+                        let interim = std::mem::take(&mut self.interim);
+                        return Ok(Received { head, interim, rest, request_complete: false });
+                    }
+                    if self.interim.len() == INTERIM_RESPONSES {
                         return Err(UpstreamError::Incomplete);
                     }
-                    interim.push(head);
-                    parser = ResponseParser::new(HeadLimits::default());
-                    parser.reset(method);
-                    bytes = rest;
-                    continue;
+                    self.interim.push(head);
+                    self.bytes = rest;
                 }
-                return Ok(Received { head, interim, rest, request_complete: false });
-            }
-            Progress::Incomplete => {
-                if read_more(stream, &mut bytes, silence).await? == 0 {
-                    return Err(UpstreamError::Incomplete);
+                Progress::Incomplete => {
+                    if read_more(stream, &mut self.bytes, silence).await? == 0 {
+                        return Err(UpstreamError::Incomplete);
+                    }
                 }
             }
         }
     }
+}
+
+fn new_parser(method: Method) -> ResponseParser {
+    let mut parser = ResponseParser::new(HeadLimits::default());
+    parser.reset(method);
+    parser
 }
 
 /// Appends what arrives; 0 at the end of the stream.

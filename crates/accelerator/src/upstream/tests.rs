@@ -192,6 +192,48 @@ async fn a_body_that_fails_is_the_clients_fault() {
     assert_eq!(pools.groups().status()[0].failures, 0);
 }
 
+/// A body that ends only when the server's thread says so.
+struct Waiting(tokio::sync::oneshot::Receiver<()>, bool);
+
+impl RequestBody for Waiting {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        if !std::mem::replace(&mut self.1, true) {
+            return Ok(Some(b"a"));
+        }
+        (&mut self.0).await.map_err(|_| BodyReadError::ClientGone)?;
+        Ok(None)
+    }
+
+    fn is_replayable(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn half_a_head_that_came_during_the_upload_is_not_lost() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (finish, finished) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Le").unwrap();
+        // Long enough for the half to be read while the upload waits; the order is all that matters.
+        std::thread::sleep(Duration::from_millis(50));
+        finish.send(()).unwrap();
+        let mut seen = Vec::new();
+        let mut byte = [0; 1];
+        while !seen.ends_with(b"0\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+            seen.push(byte[0]);
+        }
+        stream.write_all(b"ngth: 2\r\n\r\nhi").unwrap();
+    });
+    let pools = pools(vec![address], |_| {});
+    let head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let request = OutgoingRequest { method: Method::Post, framing: BodyFraming::Chunked, ..get(head) };
+    let mut response = pools.send(0, request, Waiting(finished, false)).await.unwrap();
+    assert_eq!(body_of(&mut response).await.unwrap(), b"hi");
+}
+
 #[test]
 fn round_robin_takes_turns_and_hashing_stays() {
     let addresses: Vec<SocketAddr> = (1..=3).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
