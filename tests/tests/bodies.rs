@@ -82,6 +82,93 @@ fn request_bodies_of_either_framing_reach_the_origin_unchanged() {
     assert!(client.response().body == body);
 }
 
+/// An origin that answers with what it gets, piece by piece, before the request has ended.
+fn echo() -> (std::net::SocketAddr, std::thread::JoinHandle<()>) {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", tidegate_e2e::free_port())).unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut output = stream.try_clone().unwrap();
+        let mut input = std::io::BufReader::new(stream);
+        let mut line = String::new();
+        while line != "\r\n" {
+            line.clear();
+            std::io::BufRead::read_line(&mut input, &mut line).unwrap();
+        }
+        write!(output, "HTTP/1.1 200 OK\r\nContent-Length: {ECHOED}\r\n\r\n").unwrap();
+        let mut bytes = vec![0; 1 << 16];
+        let mut count = 0;
+        while count < ECHOED {
+            let read = input.read(&mut bytes).unwrap();
+            assert!(read > 0, "the upload ended after {count} bytes");
+            output.write_all(&bytes[..read]).unwrap();
+            count += read;
+        }
+    });
+    (address, thread)
+}
+
+/// More than all socket buffers on the way hold.
+const ECHOED: usize = 24 << 20;
+
+#[test]
+fn origin_that_answers_while_it_reads_upload_and_response_go_on_side_by_side() {
+    for expect in ["", "Expect: 100-continue\r\n"] {
+        let (address, origin) = echo();
+        let tidegate =
+            Tidegate::builder().group("app", &[address], "").route("/", "upstream = \"app\"").start();
+        let mut client = tidegate.connect();
+        client
+            .send(format!("PUT / HTTP/1.1\r\nHost: example.org\r\n{expect}Content-Length: {ECHOED}\r\n\r\n"));
+        let mut stream = client.stream().try_clone().unwrap();
+        let sender = std::thread::spawn(move || {
+            let piece = content(4, 1 << 16);
+            for _ in 0..ECHOED >> 16 {
+                stream.write_all(&piece).unwrap();
+            }
+        });
+        let response = client.response();
+        assert_eq!((response.status, response.body.len()), (200, ECHOED), "{expect:?}");
+        assert!(response.body.chunks(1 << 16).all(|piece| piece == content(4, 1 << 16)), "{expect:?}");
+        sender.join().unwrap();
+        origin.join().unwrap();
+    }
+}
+
+#[test]
+fn origin_that_refuses_an_upload_without_reading_it_the_client_gets_the_refusal() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", tidegate_e2e::free_port())).unwrap();
+    let address = listener.local_addr().unwrap();
+    let origin = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig").unwrap();
+        stream
+    });
+    let tidegate = Tidegate::builder().group("app", &[address], "").route("/", "upstream = \"app\"").start();
+    let mut client = tidegate.connect();
+    client.send("PUT / HTTP/1.1\r\nHost: example.org\r\nContent-Length: 50000000\r\n\r\nstart");
+    let response = client.response();
+    assert_eq!((response.status, response.text().as_str()), (413, "big"));
+    assert_eq!(response.field("Connection"), "close");
+    drop(origin.join().unwrap());
+}
+
+#[test]
+fn trailers_of_a_request_reach_the_origin() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client
+        .send("PUT / HTTP/1.1\r\nHost: example.org\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n");
+    client.send("3\r\nabc\r\n0\r\nX-Sum: 42\r\nContent-Length: 7\r\n\r\n");
+    assert_eq!(client.response().status, 200);
+    let request = origin.last();
+    assert_eq!(request.body, b"abc");
+    assert_eq!(request.trailers.get("X-Sum").as_deref(), Some("42"));
+    assert_eq!(request.trailers.get("Content-Length"), None, "framing is not for trailers (RFC 9110 §6.5.1)");
+    assert_eq!(client.get("/next").status, 200, "the connection goes on");
+}
+
 #[test]
 fn slow_reader_of_a_large_response_the_origin_is_held_back_and_memory_bounded() {
     let sent = Arc::new(AtomicU64::new(0));

@@ -89,11 +89,17 @@ fn stale_object_origin_says_304_stored_content_is_served() {
     assert_eq!(tidegate.get("/").text(), "content");
     let validated = tidegate.get("/");
     assert_eq!((validated.status, validated.text().as_str()), (200, "content"));
+    assert!(validated.field("Cache-Status").contains("; fwd=stale; fwd-status=304; stored"), "{validated:?}");
+    assert!(!validated.is_hit(), "the origin was asked: {validated:?}");
     assert_eq!(origin.count(), 2);
 
     // The 304 has made it fresh again.
     assert!(tidegate.get("/").is_hit());
     assert_eq!(origin.count(), 2);
+
+    let asked = tidegate.get_with("/", "Cache-Control: no-cache\r\n");
+    assert!(asked.field("Cache-Status").contains("; fwd=request; fwd-status=304"), "{asked:?}");
+    assert_eq!(origin.count(), 3);
 }
 
 #[test]
@@ -221,10 +227,15 @@ fn fifty_clients_at_once_for_one_missing_object_ask_the_origin_once() {
     barrier.wait();
     eventually("the origin is asked", || (origin.count() > 0).then_some(()));
     gate.open();
+    let mut collapsed = 0;
     for client in clients {
-        assert_eq!(client.join().unwrap().text(), "shared");
+        let response = client.join().unwrap();
+        assert_eq!(response.text(), "shared");
+        collapsed += usize::from(response.field("Cache-Status").contains("; collapsed"));
     }
     assert_eq!(origin.count(), 1);
+    // Those that came late found it stored.
+    assert!((1..50).contains(&collapsed), "{collapsed} say that they waited for another request");
 }
 
 #[test]

@@ -167,3 +167,17 @@ fn http_1_0_client_gets_the_connection_closed_after_the_response() {
     assert_eq!(response.text(), "abc");
     assert!(client.is_closed());
 }
+
+#[test]
+fn options_with_no_hops_left_is_answered_here() {
+    let origin = Origin::start(|_| Reply::ok("origin"));
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    let response = client.request("OPTIONS", "/", "Max-Forwards: 0\r\n");
+    assert_eq!(response.status, 200);
+    assert!(response.field("Allow").contains("GET"), "{response:?}");
+    assert_eq!(client.request("TRACE", "/", "Max-Forwards: 0\r\n").status, 405);
+    assert_eq!(origin.count(), 0);
+    assert_eq!(client.request("OPTIONS", "/", "Max-Forwards: 3\r\n").text(), "origin");
+    assert_eq!(origin.last().field("Max-Forwards"), "2");
+}

@@ -125,7 +125,12 @@ fn access_log_has_a_line_for_each_request() {
     });
     let first = lines.lines().next().unwrap();
     assert!(first.starts_with("127.0.0.1 - - ["), "{first}");
-    assert!(first.contains("\"GET /logged?q=1 HTTP/1.1\" 200 "), "{first}");
+    assert!(
+        first.contains("\"GET /logged?q=1 HTTP/1.1\" 200 5 "),
+        "content bytes alone are counted: {first}"
+    );
+    let second = lines.lines().nth(1).unwrap();
+    assert!(second.contains("\" 200 5 "), "{second}");
     assert!(first.contains("\"http://r.example/\""), "{first}");
     assert!(!first.contains("test \"agent\""), "a quote that a client sent is not escaped: {first}");
 }

@@ -29,6 +29,56 @@ fn dead_upstream_is_502() {
 }
 
 #[test]
+fn connection_of_the_client_outlives_a_502() {
+    let tidegate =
+        Tidegate::builder().group("app", &[refusing()], "").route("/", "upstream = \"app\"").start();
+    let mut client = tidegate.connect();
+    for _ in 0..3 {
+        assert_eq!(client.get("/").status, 502);
+    }
+    assert_eq!(client.request("PUT", "/", "Content-Length: 0\r\n").status, 502);
+    assert_eq!(client.get("/").status, 502);
+}
+
+#[test]
+fn every_server_fails_its_health_check_the_answer_is_503() {
+    let healthy = Arc::new(AtomicBool::new(false));
+    let state = Arc::clone(&healthy);
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        "/health" => Reply::status(if state.load(Ordering::SeqCst) { 200 } else { 503 }, ""),
+        _ => Reply::ok("up").with("Cache-Control", "no-store"),
+    });
+    let check = "health_check = { path = \"/health\", interval = \"100ms\", timeout = \"2s\" }";
+    let tidegate = group(&[&origin], check).start();
+    eventually("it is out", || {
+        let response = tidegate.get("/");
+        (response.status == 503 && !response.field("Retry-After").is_empty()).then_some(())
+    });
+    healthy.store(true, Ordering::SeqCst);
+    eventually("it is back", || (tidegate.get("/").text() == "up").then_some(()));
+}
+
+#[test]
+fn idle_connections_are_closed_after_their_time() {
+    let closed = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&closed);
+    let origin = Origin::start(move |_| {
+        let seen = Arc::clone(&seen);
+        Reply::script(move |stream| {
+            use std::io::{Read, Write};
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?;
+            seen.store(stream.read(&mut [0])? == 0, Ordering::SeqCst);
+            Ok(())
+        })
+    });
+    let tidegate = group(&[&origin], "idle_timeout = \"1s\"").start();
+    assert_eq!(tidegate.get("/").status, 200);
+    eventually("the idle connection is closed without another request", || {
+        closed.load(Ordering::SeqCst).then_some(())
+    });
+}
+
+#[test]
 fn silent_upstream_is_504_after_the_configured_time() {
     let listener = TcpListener::bind(("127.0.0.1", free_port())).unwrap();
     let server = listener.local_addr().unwrap();

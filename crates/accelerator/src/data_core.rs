@@ -189,6 +189,7 @@ impl DataCore {
         loop {
             interval.tick().await;
             self.deadlines.sweep(self.clock.elapsed_ms());
+            self.pools().sweep();
             if let Some(log) = &self.log {
                 log.flush(&self.metrics);
             }

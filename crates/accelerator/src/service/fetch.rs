@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::cache::conditional::validators_match;
-use tidegate_http::cache::{self, Policy, RequestDirectives};
+use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
 use tidegate_http::forward::{ForwardContext, write_upstream_request};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{
@@ -18,7 +18,7 @@ use tidegate_store::{Object, Store};
 use crate::data_core::DataCore;
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
-use crate::service::fill::{self, CacheStatus, Storing, Streamed};
+use crate::service::fill::{self, Forward, Storing, Streamed};
 use crate::service::flights::{self, Join, Leader, Outcome};
 use crate::service::lookup::{Found, Hit, find, hit};
 use crate::service::plan::{Destination, Plan};
@@ -92,17 +92,34 @@ impl Fetch<'_> {
         let cacheable = matches!(head.method, Method::Get | Method::Head)
             && head.framing == BodyFraming::None
             && !head.upgrade;
+        if let Some(answer) = self.last_hop() {
+            return answer;
+        }
         match &self.core.store {
             Some(store) if cacheable => self.cached_or_fetched(store, &url_key, body).await,
             store => {
                 self.core.metrics.cache_passed_total.add(1);
-                let answer = self.pass(body, "method").await;
+                let answer = self.pass(body, Forwarded::Method).await;
                 if let (Some(store), Answer::Streamed(streamed)) = (store, &answer) {
                     self.invalidate(store, &url_key, &streamed.response.head());
                 }
                 answer
             }
         }
+    }
+
+    /// RFC 9110 §7.6.2: with no hops left, OPTIONS and TRACE are answered here. TRACE is not reflected, because a
+    /// reflection shows what proxies have added.
+    fn last_hop(&self) -> Option<Answer> {
+        let head = self.incoming.head;
+        let no_hops_left = head.fields.get(FieldId::MaxForwards).is_some_and(|hops| hops == b"0");
+        let status = match head.method {
+            Method::Options if no_hops_left => 200,
+            Method::Trace if no_hops_left => 405,
+            _ => return None,
+        };
+        let fields = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n".to_vec();
+        Some(Answer::Local { status, fields })
     }
 
     /// RFC 9111 §4.4: what an unsafe request has changed must not be served as it was.
@@ -114,22 +131,22 @@ impl Fetch<'_> {
 
     async fn cached_or_fetched<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
         let head = self.incoming.head;
+        let mut collapsed = None;
         for _ in 0..FOLLOW_ATTEMPTS {
             let mut key = url_key.to_vec();
-            let stale = match find(store, head, &mut key, self.core.clock.unix_s()) {
+            let (stale, reason) = match find(store, head, &mut key, self.core.clock.unix_s()) {
                 Found::Usable { hit, refresh } => {
                     if refresh {
                         self.refresh_in_background(url_key, hit.object.clone());
                     }
-                    return self.stored(hit);
+                    return self.stored(Hit { forwarded: collapsed, ..hit });
                 }
-                Found::Stale(object) => Some(object),
-                Found::Nothing => None,
+                Found::Unusable { object, reason } => (Some(object), reason),
+                Found::Nothing(reason) => (None, reason),
             };
             if RequestDirectives::parse(&head.fields).only_if_cached {
                 return Answer::status(504);
             }
-            let reason = if stale.is_some() { "stale" } else { "uri-miss" };
             if !self.may_fill() {
                 return self.pass(body, reason).await;
             }
@@ -139,6 +156,7 @@ impl Fetch<'_> {
                 }
                 Join::Follow(receiver) => {
                     self.core.metrics.cache_collapsed_total.add(1);
+                    collapsed = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
                     match tokio::time::timeout(FOLLOW_TIMEOUT, flights::outcome(receiver)).await {
                         Ok(Outcome::Stored | Outcome::Abandoned) => {}
                         Ok(Outcome::NotShared) | Err(_) => break,
@@ -146,7 +164,7 @@ impl Fetch<'_> {
                 }
             }
         }
-        self.fetch(store, url_key, None, None, "miss", body).await
+        self.fetch(store, url_key, None, None, Forwarded::Miss, body).await
     }
 
     /// Whether the upstream's answer to this request, asked for as a whole, may be stored.
@@ -173,7 +191,7 @@ impl Fetch<'_> {
         url_key: &[u8],
         stale: Option<Object>,
         leader: Option<Leader>,
-        reason: &'static str,
+        reason: Forwarded,
         body: B,
     ) -> Answer {
         self.core.metrics.cache_misses_total.add(1);
@@ -183,32 +201,33 @@ impl Fetch<'_> {
         let response = match (sent, &stale) {
             (Ok(response), Some(stale)) if response.head().status == 304 => {
                 let storing = self.storing(store, url_key, request_time_s);
+                let forward = self.forward(reason, 304);
                 return match freshen(&storing, stale, &response.head()) {
                     Some(object) => {
                         self.core.metrics.cache_revalidated_total.add(1);
                         if let Some(leader) = leader {
                             leader.finish(Outcome::Stored);
                         }
-                        self.hit_of(object, false)
+                        self.hit_of(object, false, Forward { stored: true, ..forward })
                     }
                     // Something replaced the stored response meanwhile; what it says still holds for this request.
-                    None => self.hit_of(stale.clone(), true),
+                    None => self.hit_of(stale.clone(), true, forward),
                 };
             }
             (Ok(response), Some(stale)) if response.head().status >= 500 && self.may_serve_stale(stale) => {
-                return self.hit_of(stale.clone(), true);
+                return self.hit_of(stale.clone(), true, self.forward(reason, response.head().status));
             }
             (Ok(response), _) => response,
             (Err(error), Some(stale)) if !error.is_clients_fault() && self.may_serve_disconnected(stale) => {
                 tracing::debug!(%error, "a stale response is served");
-                return self.hit_of(stale.clone(), true);
+                return self.hit_of(stale.clone(), true, self.forward(reason, 0));
             }
             (Err(error), _) => return self.failed(error),
         };
-        let cache_status = self.cache_status(reason, &response);
+        let forward = self.forward(reason, response.head().status);
         let head = self.client_head(&response);
         let storing = self.storing(store, url_key, request_time_s);
-        let streamed = storing.begin(response, head, cache_status, leader);
+        let streamed = storing.begin(response, head, forward, leader);
         self.as_asked(streamed).await
     }
 
@@ -220,8 +239,9 @@ impl Fetch<'_> {
         if !conditional || !streamed.is_stored() {
             return Answer::Streamed(Box::new(streamed));
         }
+        let forward = streamed.forward;
         match streamed.into_object().await {
-            Some(object) => self.hit_of(object, false),
+            Some(object) => self.hit_of(object, false, forward),
             None => self.failed(UpstreamError::Incomplete),
         }
     }
@@ -230,13 +250,15 @@ impl Fetch<'_> {
         Storing { core: self.core, store, url_key, request: self.incoming.head, request_time_s }
     }
 
-    fn hit_of(&self, object: Object, stale: bool) -> Answer {
+    /// A stored response that is sent after the upstream was asked.
+    fn hit_of(&self, object: Object, stale: bool, forward: Forward) -> Answer {
         match Entry::decode(object.meta()) {
             Some(Entry::Response(entry)) => {
                 if stale {
                     self.core.metrics.cache_stale_total.add(1);
                 }
-                Answer::Stored(hit(self.incoming.head, &object, &entry, self.core.clock.unix_s(), stale))
+                let hit = hit(self.incoming.head, &object, &entry, self.core.clock.unix_s(), stale);
+                Answer::Stored(Hit { forwarded: Some(forward), ..hit })
             }
             _ => Answer::status(502),
         }
@@ -259,20 +281,20 @@ impl Fetch<'_> {
     }
 
     /// Forwards the request as it is; nothing is stored.
-    async fn pass<B: RequestBody>(&self, body: B, reason: &'static str) -> Answer {
+    async fn pass<B: RequestBody>(&self, body: B, reason: Forwarded) -> Answer {
         match self.send(&[FieldId::Expect], &[], self.incoming.head.framing, body).await {
             Ok(response) => {
-                let cache_status = self.cache_status(reason, &response);
+                let forward = self.forward(reason, response.head().status);
                 let head = self.client_head(&response);
-                Answer::Streamed(Box::new(Streamed::passing(response, head, cache_status)))
+                Answer::Streamed(Box::new(Streamed::passing(response, head, forward)))
             }
             Err(error) => self.failed(error),
         }
     }
 
-    fn cache_status(&self, reason: &'static str, response: &Response) -> CacheStatus {
-        let upstream_status = response.head().status;
-        CacheStatus { forwarded: reason, upstream_status, stored: false, collapsed: false }
+    /// `upstream_status` is 0 when no response came.
+    fn forward(&self, reason: Forwarded, upstream_status: u16) -> Forward {
+        Forward { reason, upstream_status, stored: false, collapsed: false }
     }
 
     fn client_head(&self, response: &Response) -> Vec<u8> {
@@ -355,7 +377,8 @@ fn refresh<'r>(
         let incoming = Incoming { head: &head, normalized: &normalized, buffer, client };
         let Some(store) = &core.store else { return };
         let fetch = Fetch { core, plan: &plan, group, incoming };
-        let answer = fetch.fetch(store, url_key, Some(stale), Some(leader), "stale", EmptyBody).await;
+        let answer =
+            fetch.fetch(store, url_key, Some(stale), Some(leader), Forwarded::Stale, EmptyBody).await;
         if let Answer::Streamed(streamed) = answer {
             streamed.into_object().await;
         }

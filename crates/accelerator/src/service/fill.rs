@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::rc::Rc;
 
-use tidegate_http::cache::{Policy, vary};
+use tidegate_http::cache::{Forwarded, Handling, Policy, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
 use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason};
@@ -22,44 +22,50 @@ pub(crate) struct Streamed {
     pub response: Response,
     /// Status line and field lines for the client, without framing and the empty line.
     pub head: Vec<u8>,
-    pub cache_status: CacheStatus,
+    pub forward: Forward,
     fill: Option<Fill>,
 }
 
-/// Why a request went to the upstream, as `Cache-Status` and the log tell it (RFC 9211 §2).
+/// Why a request went to the upstream and what came of it, as `Cache-Status` and the log tell it (RFC 9211 §2).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct CacheStatus {
-    pub forwarded: &'static str,
+pub(crate) struct Forward {
+    pub reason: Forwarded,
     pub upstream_status: u16,
     pub stored: bool,
     pub collapsed: bool,
 }
 
+impl Forward {
+    pub(crate) fn handling(self) -> Handling {
+        Handling::Forwarded {
+            reason: self.reason,
+            status: Some(self.upstream_status).filter(|status| *status != 0),
+            stored: self.stored,
+            collapsed: self.collapsed,
+        }
+    }
+}
+
 /// An object that is being written.
 struct Fill {
     writer: Writer,
+    /// Bytes of the body to come, if the response says so.
+    left: Option<u64>,
     leader: Option<Leader>,
     core: Rc<DataCore>,
 }
 
 impl Streamed {
     /// A response that passes through without being stored.
-    pub(crate) fn passing(response: Response, head: Vec<u8>, cache_status: CacheStatus) -> Self {
-        Self { response, head, cache_status, fill: None }
+    pub(crate) fn passing(response: Response, head: Vec<u8>, forward: Forward) -> Self {
+        Self { response, head, forward, fill: None }
     }
 
     /// The next piece of the body; `None` at its end, by which time the object is in the cache.
     pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         match self.response.chunk().await {
             Ok(Some(piece)) => {
-                if let Some(fill) = &mut self.fill
-                    && let Err(error) = fill.writer.write(piece)
-                {
-                    tracing::debug!(%error, "response not stored");
-                    if let Some(fill) = self.fill.take() {
-                        fill.give_up();
-                    }
-                }
+                self.fill = self.fill.take().and_then(|fill| fill.write(piece));
                 Ok(Some(piece))
             }
             Ok(None) => {
@@ -96,6 +102,22 @@ impl Streamed {
 }
 
 impl Fill {
+    /// Takes a piece of the body; `None` when nothing more is to be written. With its last byte the object is in the
+    /// cache: a client that has read the whole response finds it there with its next request.
+    fn write(mut self, piece: &[u8]) -> Option<Self> {
+        if let Err(error) = self.writer.write(piece) {
+            tracing::debug!(%error, "response not stored");
+            self.give_up();
+            return None;
+        }
+        self.left = self.left.map(|left| left.saturating_sub(piece.len() as u64));
+        if self.left == Some(0) {
+            self.commit();
+            return None;
+        }
+        Some(self)
+    }
+
     fn commit(self) -> Object {
         let object = self.writer.commit();
         self.core.metrics.cache_stored_total.add(1);
@@ -130,7 +152,7 @@ impl Storing<'_> {
         &self,
         response: Response,
         head: Vec<u8>,
-        mut cache_status: CacheStatus,
+        mut forward: Forward,
         leader: Option<Leader>,
     ) -> Streamed {
         let writer = self.writer(&response.head(), &head);
@@ -138,11 +160,15 @@ impl Storing<'_> {
             if let Some(leader) = leader {
                 leader.finish(Outcome::NotShared);
             }
-            return Streamed::passing(response, head, cache_status);
+            return Streamed::passing(response, head, forward);
         };
-        cache_status.stored = true;
-        let fill = Fill { writer, leader, core: Rc::clone(self.core) };
-        Streamed { response, head, cache_status, fill: Some(fill) }
+        forward.stored = true;
+        let left = match response.head().framing {
+            BodyFraming::Length(length) => Some(length),
+            _ => None,
+        };
+        let fill = Fill { writer, left, leader, core: Rc::clone(self.core) };
+        Streamed { response, head, forward, fill: Some(fill) }
     }
 
     fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Option<Writer> {

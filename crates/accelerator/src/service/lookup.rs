@@ -2,7 +2,7 @@
 
 use tidegate_http::cache::conditional::{self, Precondition};
 use tidegate_http::cache::range::{self, RangeResult};
-use tidegate_http::cache::{RequestDirectives, Reuse};
+use tidegate_http::cache::{Forwarded, RequestDirectives, Reuse, Validation};
 use tidegate_http::normalize::Normalized;
 use tidegate_http::{FieldId, Method, RequestHead};
 use tidegate_store::{Object, Store};
@@ -10,6 +10,7 @@ use tidegate_store::{Object, Store};
 use crate::data_core::DataCore;
 use crate::service::entries::{Entry, ResponseEntry, append_variant, write_url_key};
 use crate::service::files;
+use crate::service::fill::Forward;
 use crate::service::plan::{Destination, Plan};
 
 /// Whether the cache answers.
@@ -28,6 +29,8 @@ pub(crate) struct Hit {
     pub ttl_s: i64,
     pub stale: bool,
     pub is_file: bool,
+    /// The upstream was asked first.
+    pub forwarded: Option<Forward>,
 }
 
 /// What of a stored response is sent.
@@ -51,9 +54,12 @@ pub(crate) enum Found {
         hit: Hit,
         refresh: bool,
     },
-    /// Must be validated first.
-    Stale(Object),
-    Nothing,
+    /// Must be validated first, because of its own age or because the request says so.
+    Unusable {
+        object: Object,
+        reason: Forwarded,
+    },
+    Nothing(Forwarded),
 }
 
 /// Answers from the cache if a stored response is fresh enough for this request. Leaves the key in `key`.
@@ -87,15 +93,17 @@ pub(crate) fn lookup(
 
 /// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants.
 pub(crate) fn find(store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>, now_s: u64) -> Found {
-    let Some(mut object) = store.get(key) else { return Found::Nothing };
+    let Some(mut object) = store.get(key) else { return Found::Nothing(Forwarded::UriMiss) };
     if let Some(Entry::Variants { generation, names }) = Entry::decode(object.meta()) {
         append_variant(generation, names, head.fields, key);
         match store.get(key) {
             Some(variant) => object = variant,
-            None => return Found::Nothing,
+            None => return Found::Nothing(Forwarded::VaryMiss),
         }
     }
-    let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return Found::Nothing };
+    let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else {
+        return Found::Nothing(Forwarded::UriMiss);
+    };
     if entry.is_file {
         return Found::Usable { hit: hit(head, &object, &entry, now_s, false), refresh: false };
     }
@@ -104,7 +112,10 @@ pub(crate) fn find(store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>, now
         Reuse::Fresh { .. } => (false, false),
         Reuse::StaleAllowed { .. } => (true, false),
         Reuse::StaleWhileRevalidate { .. } => (true, true),
-        _ => return Found::Stale(object),
+        Reuse::Validate(Validation::Request) => {
+            return Found::Unusable { object, reason: Forwarded::Request };
+        }
+        _ => return Found::Unusable { object, reason: Forwarded::Stale },
     };
     Found::Usable { hit: hit(head, &object, &entry, now_s, stale), refresh }
 }
@@ -125,6 +136,7 @@ pub(crate) fn hit(
         ttl_s: entry.policy.ttl_s(now_s),
         stale,
         is_file: entry.is_file,
+        forwarded: None,
     }
 }
 

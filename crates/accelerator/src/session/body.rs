@@ -36,8 +36,10 @@ pub(crate) struct ClientBody<'c> {
 }
 
 enum Framing {
-    Done,
-    Length { left: u64 },
+    /// Bytes to come.
+    Length {
+        left: u64,
+    },
     Chunked(Box<ChunkedDecoder>),
 }
 
@@ -52,8 +54,8 @@ impl<'c> ClientBody<'c> {
     ) -> Self {
         let framing = match head.framing {
             BodyFraming::Chunked => Framing::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
-            BodyFraming::Length(left) if left > 0 => Framing::Length { left },
-            _ => Framing::Done,
+            BodyFraming::Length(left) => Framing::Length { left },
+            _ => Framing::Length { left: 0 },
         };
         let (limit, rate_bytes_per_s) =
             core.with_plan(|plan| (plan.limits.body_bytes, plan.limits.body_min_rate_bytes_per_s));
@@ -75,7 +77,27 @@ impl<'c> ClientBody<'c> {
 
     /// Whether all of the body has been read.
     pub(crate) fn is_complete(&self) -> bool {
-        matches!(self.framing, Framing::Done)
+        match &self.framing {
+            Framing::Length { left } => *left == 0,
+            Framing::Chunked(decoder) => decoder.is_done(),
+        }
+    }
+
+    /// Whether the client waits for 100 (Continue), which comes too late once the final response has begun.
+    pub(crate) fn awaits_continue(&self) -> bool {
+        self.expects_continue
+    }
+
+    /// Whether the connection can be used again although nobody wants the rest of the body.
+    pub(crate) fn is_disposable(&self) -> bool {
+        // A client that waits for 100 (Continue) and gets a final answer need not send the body, nor say so
+        // (RFC 9110 §10.1.1): what comes next cannot be told from a body.
+        match &self.framing {
+            _ if self.is_complete() => true,
+            _ if self.expects_continue => false,
+            Framing::Length { left } => *left <= DISCARD_BYTES,
+            Framing::Chunked(_) => true,
+        }
     }
 
     /// What the client sent after the body.
@@ -86,13 +108,8 @@ impl<'c> ClientBody<'c> {
 
     /// Reads what is left of the body, if it is little; `false` when the connection cannot be used again.
     pub(crate) async fn discard(&mut self) -> bool {
-        if self.is_complete() {
-            return true;
-        }
-        // A client that waits for 100 (Continue) and gets a final answer need not send the body, nor say so
-        // (RFC 9110 §10.1.1): what comes next cannot be told from a body.
-        if self.expects_continue {
-            return false;
+        if self.is_complete() || !self.is_disposable() {
+            return self.is_complete();
         }
         let end = self.received + DISCARD_BYTES;
         while self.received <= end {
@@ -109,7 +126,7 @@ impl<'c> ClientBody<'c> {
     fn decode(&mut self) -> Result<Decoded, BodyReadError> {
         let input = self.buffer.get(self.taken..).unwrap_or(&[]);
         match &mut self.framing {
-            Framing::Done => Ok(Decoded::End),
+            Framing::Length { left: 0 } => Ok(Decoded::End),
             Framing::Length { left } => {
                 if input.is_empty() {
                     return Ok(Decoded::NeedMore);
@@ -118,11 +135,9 @@ impl<'c> ClientBody<'c> {
                 let piece = self.taken..self.taken + take;
                 self.taken += take;
                 *left -= take as u64;
-                if *left == 0 {
-                    self.framing = Framing::Done;
-                }
                 Ok(Decoded::Piece(piece))
             }
+            Framing::Chunked(decoder) if decoder.is_done() => Ok(Decoded::End),
             Framing::Chunked(decoder) => {
                 let decoded = decoder.decode(input).map_err(|error: BodyError| {
                     self.core.metrics.requests_refused_total.add(1);
@@ -131,9 +146,6 @@ impl<'c> ClientBody<'c> {
                 })?;
                 let piece = self.taken + decoded.data.start..self.taken + decoded.data.end;
                 self.taken += decoded.consumed;
-                if decoded.done {
-                    self.framing = Framing::Done;
-                }
                 Ok(match (piece.is_empty(), decoded.done, decoded.consumed) {
                     (false, ..) => Decoded::Piece(piece),
                     (true, true, _) => Decoded::End,
@@ -155,10 +167,8 @@ impl<'c> ClientBody<'c> {
         }
         self.buffer.drain(..self.taken.min(self.buffer.len()));
         self.taken = 0;
-        let kept = self.buffer.len();
-        self.buffer.resize(kept + READ_BYTES, 0);
-        let read = self.read_at(kept).await;
-        self.buffer.truncate(kept + read.as_ref().map_or(0, |read| *read));
+        self.buffer.reserve(READ_BYTES);
+        let read = self.read_more().await;
         match read {
             Ok(0) | Err(_) if self.slot.expired().is_some() => {
                 self.core.metrics.slow_bodies_total.add(1);
@@ -169,9 +179,9 @@ impl<'c> ClientBody<'c> {
         }
     }
 
-    async fn read_at(&mut self, at: usize) -> io::Result<usize> {
+    async fn read_more(&mut self) -> io::Result<usize> {
         loop {
-            match self.stream.try_read(self.buffer.get_mut(at..).unwrap_or(&mut [])) {
+            match self.stream.try_read_buf(&mut self.buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
@@ -181,9 +191,22 @@ impl<'c> ClientBody<'c> {
                 rate => (GRACE_MS + self.received.saturating_mul(1000) / rate).saturating_sub(self.waited_ms),
             };
             self.slot.set(Waiting::Body, start_ms.saturating_add(allowed_ms));
+            let owed = Owed(self.slot);
             self.stream.readable().await?;
+            drop(owed);
             self.waited_ms += self.core.clock.elapsed_ms() - start_ms;
-            self.slot.clear();
+        }
+    }
+}
+
+/// The client owes a part of its body until this is dropped, be it because nobody waits for it any more.
+struct Owed<'s>(&'s Slot);
+
+impl Drop for Owed<'_> {
+    fn drop(&mut self) {
+        // An expired deadline keeps its reason.
+        if self.0.expired().is_none() {
+            self.0.clear();
         }
     }
 }
@@ -212,6 +235,13 @@ impl RequestBody for ClientBody<'_> {
                     return Ok(Some(self.buffer.get(piece).unwrap_or(&[])));
                 }
             }
+        }
+    }
+
+    fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        match &self.framing {
+            Framing::Chunked(decoder) => Box::new(decoder.trailers()),
+            Framing::Length { .. } => Box::new(std::iter::empty()),
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Slot {
     raw_fd: Cell<i32>,
     deadline_ms: Cell<u64>,
     waiting: Cell<Waiting>,
+    /// The response has a deadline of its own, since it may be on its way while a body still comes in.
+    write_deadline_ms: Cell<u64>,
     expired: Cell<bool>,
     index: Cell<usize>,
 }
@@ -47,6 +49,11 @@ impl Slot {
     /// Nothing is owed by the client.
     pub(crate) fn clear(&self) {
         self.set(Waiting::Nothing, u64::MAX);
+    }
+
+    /// The client has until then to take more of the response; `u64::MAX` when it owes nothing.
+    pub(crate) fn set_write(&self, deadline_ms: u64) {
+        self.write_deadline_ms.set(deadline_ms);
     }
 
     /// What the connection waited for when its deadline passed.
@@ -74,6 +81,7 @@ impl Deadlines {
             raw_fd: Cell::new(raw_fd),
             deadline_ms: Cell::new(u64::MAX),
             waiting: Cell::new(Waiting::Nothing),
+            write_deadline_ms: Cell::new(u64::MAX),
             expired: Cell::new(false),
             index: Cell::new(slots.len()),
         });
@@ -99,7 +107,10 @@ impl Deadlines {
     /// Ends every connection whose deadline has passed.
     pub(crate) fn sweep(&self, now_ms: u64) {
         for slot in self.slots.borrow().iter() {
-            if slot.deadline_ms.get() <= now_ms {
+            if slot.write_deadline_ms.get() <= now_ms {
+                slot.set(Waiting::Write, u64::MAX);
+                expire(slot);
+            } else if slot.deadline_ms.get() <= now_ms {
                 expire(slot);
             }
         }
@@ -115,6 +126,7 @@ impl Deadlines {
 
 fn expire(slot: &Slot) {
     slot.deadline_ms.set(u64::MAX);
+    slot.write_deadline_ms.set(u64::MAX);
     slot.expired.set(true);
     let how = match slot.waiting.get() {
         Waiting::Head | Waiting::NextRequest | Waiting::Body => Shutdown::Read,

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 
+use tidegate_http::cache::CacheStatus;
 use tidegate_http::forward::{write_field, write_response_fields};
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
@@ -11,13 +12,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::data_core::millis;
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
-use crate::service::fill::{self, CacheStatus, Streamed};
+use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Form, Hit};
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{self, RateWatch, Unsent};
-use crate::session::{Connection, Request, respond};
-use crate::upstream::Response;
+use crate::session::{Bytes, Connection, Request, respond};
+use crate::upstream::{Response, UpstreamError};
 
 /// Bytes copied at once in either direction of a tunnel.
 const TUNNEL_BYTES: usize = 16 * 1024;
@@ -25,7 +26,7 @@ const TUNNEL_BYTES: usize = 16 * 1024;
 /// How a response ended, for the log and the counters.
 struct Delivered {
     status: u16,
-    bytes: u64,
+    bytes: Bytes,
     keep_alive: bool,
     cache: &'static str,
 }
@@ -52,7 +53,7 @@ impl Connection<'_> {
             match answer {
                 Answer::Streamed(streamed) if streamed.response.head().status == 101 => {
                     let rest = body.into_rest();
-                    self.account(&head, 101, 0, "tunnel");
+                    self.account(&head, 101, Bytes::default(), "tunnel");
                     self.tunnel(*streamed, &rest).await;
                     return None;
                 }
@@ -82,8 +83,8 @@ impl Connection<'_> {
             Answer::Streamed(streamed) => self.deliver_streamed(head, *streamed, keep_alive, body).await,
             Answer::File(file) => self.deliver_file(head, file, keep_alive).await,
             Answer::Local { status, fields } => {
-                // After an error the rest of the body may be long, and a client that never stops sending is cut off.
-                let keep_alive = keep_alive && status < 500 && status != 413 && status != 408;
+                // After 400, 408 and 413 what the client sends next cannot be told from the rest of the body.
+                let keep_alive = keep_alive && body.is_disposable() && !matches!(status, 400 | 408 | 413);
                 self.deliver_local(head, status, &fields, keep_alive).await
             }
         }
@@ -101,7 +102,9 @@ impl Connection<'_> {
         let is_head = head.method == Method::Head;
         respond::write_error_for(head.version, is_head, status, &date, keep_alive, fields, &mut out);
         self.send(&mut RateWatch::new(self.core), &out).await?;
-        Ok(Delivered { status, bytes: out.len() as u64, keep_alive, cache: "none" })
+        let body = if is_head { 0 } else { respond::error_body_length(status) };
+        let bytes = Bytes { head: out.len() as u64 - body, body };
+        Ok(Delivered { status, bytes, keep_alive, cache: "none" })
     }
 
     async fn deliver_stored(
@@ -113,13 +116,14 @@ impl Connection<'_> {
         let mut out = Vec::with_capacity(512);
         let plan = self.core.plan();
         let form = respond::write_hit(self.core, &plan.pseudonym, head, &hit, keep_alive, &mut out);
+        let label = hit.label();
         let mut bytes = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
         bytes.extend_from_slice(&out);
         let (start, end) = form.body;
-        let total = bytes.len() as u64 + (end - start);
+        let sent = Bytes { head: bytes.len() as u64, body: end - start };
         let unsent = Unsent::new(bytes, Some((hit.object, start, end)));
         transmit::flush(&self.stream, self.core, &self.slot, unsent).await?;
-        Ok(Delivered { status: form.status, bytes: total, keep_alive, cache: "stored" })
+        Ok(Delivered { status: form.status, bytes: sent, keep_alive, cache: label })
     }
 
     async fn deliver_streamed(
@@ -129,17 +133,35 @@ impl Connection<'_> {
         keep_alive: bool,
         body: &mut ClientBody<'_>,
     ) -> io::Result<Delivered> {
+        let framing = ClientFraming::of(head, &streamed.response);
+        // A refusal that comes before the end of the request's body mostly means that nobody wants the rest of it.
+        let refused = !body.is_complete() && streamed.response.head().status >= 400;
+        let keep_alive = keep_alive && framing != ClientFraming::UntilClose && !refused;
+        // A client that was not told to continue gets its answer instead (RFC 9110 §10.1.1).
+        let upload = streamed.response.take_upload().filter(|_| !body.awaits_continue());
+        let download = self.send_streamed(head.version, streamed, framing, keep_alive);
+        match upload {
+            Some(mut upload) => beside(upload.run(body), download).await,
+            None => download.await,
+        }
+    }
+
+    async fn send_streamed(
+        &self,
+        version: Version,
+        mut streamed: Streamed,
+        framing: ClientFraming,
+        keep_alive: bool,
+    ) -> io::Result<Delivered> {
         let mut watch = RateWatch::new(self.core);
         let status = streamed.response.head().status;
-        self.send_interim(&mut streamed.response, head.version, &mut watch).await?;
-        // An answer that came before the request's end stops the upload; the connection cannot be used again.
-        let framing = ClientFraming::of(head, &streamed.response);
-        let keep_alive = keep_alive && framing != ClientFraming::UntilClose && body.is_complete();
+        self.send_interim(&mut streamed.response, version, &mut watch).await?;
         let mut out = std::mem::take(&mut streamed.head);
-        write_cache_status(&self.core.plan().pseudonym, streamed.cache_status, &streamed.response, &mut out);
+        write_cache_status(&self.core.plan().pseudonym, &streamed, &mut out);
         framing.write_fields(&mut out);
-        respond::write_connection(head.version, keep_alive, &mut out);
+        respond::write_connection(version, keep_alive, &mut out);
         out.extend_from_slice(b"\r\n");
+        let head_bytes = out.len() as u64 + watch.sent;
         let chunked = framing == ClientFraming::Chunked;
         loop {
             // The head waits for the first piece only if that piece is here already.
@@ -178,7 +200,8 @@ impl Connection<'_> {
             write_last_chunk(streamed.response.trailers(), &mut out);
         }
         self.send(&mut watch, &out).await?;
-        Ok(Delivered { status, bytes: watch.sent, keep_alive, cache: streamed.cache_status.forwarded })
+        let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
+        Ok(Delivered { status, bytes, keep_alive, cache: streamed.forward.reason.token() })
     }
 
     /// RFC 9110 §15.2: interim responses go on to clients that understand them.
@@ -233,11 +256,13 @@ impl Connection<'_> {
         out.extend_from_slice(b"\r\n");
         let mut watch = RateWatch::new(self.core);
         self.send(&mut watch, &out).await?;
+        let head_bytes = watch.sent;
         if head.method != Method::Head {
             let source = transmit::FileSource { file: file.file.as_fd(), start, end };
             transmit::send_file(&self.stream, self.core, &self.slot, &mut watch, source).await?;
         }
-        Ok(Delivered { status, bytes: watch.sent, keep_alive, cache: "file" })
+        let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
+        Ok(Delivered { status, bytes, keep_alive, cache: "file" })
     }
 
     /// RFC 9110 §7.8: from here on bytes go both ways until either side has ended or both are silent for too long.
@@ -250,7 +275,8 @@ impl Connection<'_> {
             write_field(name, value, &mut out);
         }
         out.extend_from_slice(b"\r\n");
-        let Some((mut upstream, early)) = response.into_tunnel() else { return };
+        // The tunnel keeps its place among the server's connections.
+        let Some((mut upstream, _lease, early)) = response.into_tunnel() else { return };
         out.extend_from_slice(&early);
         let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
         if self.send(&mut RateWatch::new(self.core), &out).await.is_err()
@@ -287,6 +313,23 @@ async fn copy(
             Some(bytes) => to.write_all(bytes).await?,
             None => return to.shutdown().await,
         }
+    }
+}
+
+/// Runs `upload` beside `download` until the download has ended.
+async fn beside<T>(
+    upload: impl Future<Output = Result<(), UpstreamError>>,
+    download: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let mut download = std::pin::pin!(download);
+    tokio::select! {
+        biased;
+        delivered = &mut download => delivered,
+        sent = upload => match sent {
+            Err(error @ UpstreamError::Client(_)) => Err(io::Error::other(error)),
+            // A server that takes no more may still answer in full.
+            _ => download.await,
+        },
     }
 }
 
@@ -345,20 +388,12 @@ impl ClientFraming {
 }
 
 /// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
-fn write_cache_status(pseudonym: &str, status: CacheStatus, response: &Response, out: &mut Vec<u8>) {
-    if let Some(age_s) = fill::upstream_age(&response.head().fields) {
+fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
+    if let Some(age_s) = fill::upstream_age(&streamed.response.head().fields) {
         let _ = write!(out, "Age: {age_s}\r\n");
     }
-    let _ = write!(
-        out,
-        "Cache-Status: {pseudonym}; fwd={}; fwd-status={}",
-        status.forwarded, status.upstream_status
-    );
-    if status.stored {
-        out.extend_from_slice(b"; stored");
-    }
-    if status.collapsed {
-        out.extend_from_slice(b"; collapsed");
-    }
+    out.extend_from_slice(b"Cache-Status: ");
+    let handling = streamed.forward.handling();
+    CacheStatus { handling, ttl_s: None, key: None }.write(pseudonym, out);
     out.extend_from_slice(b"\r\n");
 }

@@ -74,6 +74,15 @@ enum Step {
     Close,
 }
 
+/// Bytes of a response that were sent.
+#[derive(Clone, Copy, Default)]
+struct Bytes {
+    /// Status lines and field lines.
+    head: u64,
+    /// Content, with its transfer coding.
+    body: u64,
+}
+
 /// What became of one request.
 enum Handled {
     Answered { keep_alive: bool },
@@ -231,7 +240,9 @@ impl Connection<'_> {
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
         let (sent, total) =
             transmit::send_hit(&self.stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
-        self.account(head, form.status, total, hit.label());
+        let body = form.body.1 - form.body.0;
+        let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
+        self.account(head, form.status, bytes, hit.label());
         Ok(match sent {
             transmit::Sent::All => Handled::Answered { keep_alive },
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
@@ -240,8 +251,8 @@ impl Connection<'_> {
     }
 
     /// Counts and logs an answered request.
-    fn account(&self, head: &RequestHead<'_>, status: u16, bytes: u64, cache: &'static str) {
-        self.core.metrics.count_response(status, bytes);
+    fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
+        self.core.metrics.count_response(status, bytes.head + bytes.body);
         if let Some(log) = &self.core.log {
             let record = Record {
                 client: self.peer.ip().to_canonical(),
@@ -250,7 +261,7 @@ impl Connection<'_> {
                 target: head.target,
                 http11: head.version == Version::Http11,
                 status,
-                bytes,
+                bytes: bytes.body,
                 referer: head.fields.get(tidegate_http::FieldId::Referer).unwrap_or(b""),
                 user_agent: head.fields.get(tidegate_http::FieldId::UserAgent).unwrap_or(b""),
                 cache,
@@ -336,6 +347,11 @@ impl Times {
 impl Hit {
     /// How the access log names this answer.
     fn label(&self) -> &'static str {
-        if self.stale { "stale" } else { "hit" }
+        match self.forwarded {
+            _ if self.stale => "stale",
+            Some(forwarded) if forwarded.upstream_status == 304 => "revalidated",
+            Some(forwarded) => forwarded.reason.token(),
+            None => "hit",
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::ops::Range;
 
+use tidegate_http::cache::CacheStatus;
 use tidegate_http::{Method, RequestHead, Version, status_reason};
 
 use crate::data_core::DataCore;
@@ -61,12 +62,13 @@ pub(crate) fn write_hit(
         out.extend_from_slice(b"Age: ");
         write_decimal(hit.age_s, out);
         out.extend_from_slice(b"\r\nCache-Status: ");
-        out.extend_from_slice(pseudonym.as_bytes());
-        out.extend_from_slice(b"; hit; ttl=");
-        if hit.ttl_s < 0 {
-            out.push(b'-');
+        match hit.forwarded {
+            None => write_hit_status(pseudonym, hit.ttl_s, out),
+            Some(forwarded) => {
+                let handling = forwarded.handling();
+                CacheStatus { handling, ttl_s: Some(hit.ttl_s), key: None }.write(pseudonym, out);
+            }
         }
-        write_decimal(hit.ttl_s.unsigned_abs(), out);
         out.extend_from_slice(b"\r\n");
     } else if form.with_stored_head || form.status == 206 || form.status == 304 {
         write_date(core, out);
@@ -74,6 +76,16 @@ pub(crate) fn write_hit(
     write_connection(head.version, keep_alive, out);
     out.extend_from_slice(b"\r\n");
     form
+}
+
+/// [`CacheStatus::write`] for a hit, without the formatting machinery.
+fn write_hit_status(pseudonym: &str, ttl_s: i64, out: &mut Vec<u8>) {
+    out.extend_from_slice(pseudonym.as_bytes());
+    out.extend_from_slice(b"; hit; ttl=");
+    if ttl_s < 0 {
+        out.push(b'-');
+    }
+    write_decimal(ttl_s.unsigned_abs(), out);
 }
 
 fn write_length(length: u64, out: &mut Vec<u8>) {
@@ -118,6 +130,15 @@ fn write_not_modified_fields(head: &[u8], out: &mut Vec<u8>) {
     }
 }
 
+fn error_body(status: u16) -> String {
+    format!("{status} {}\n", status_reason(status))
+}
+
+/// Bytes of the text that [`write_error_for`] sends.
+pub(crate) fn error_body_length(status: u16) -> u64 {
+    error_body(status).len() as u64
+}
+
 /// A complete error response with a short text.
 pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &mut Vec<u8>) {
     write_error_for(Version::Http11, false, status, date, keep_alive, b"", out);
@@ -134,7 +155,7 @@ pub(crate) fn write_error_for(
     out: &mut Vec<u8>,
 ) {
     let reason = status_reason(status);
-    let body = format!("{status} {reason}\n");
+    let body = error_body(status);
     let _ = write!(out, "HTTP/1.1 {status} {reason}\r\nDate: ");
     out.extend_from_slice(date);
     let _ = write!(out, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n", body.len());
@@ -175,6 +196,17 @@ mod tests {
             let mut out = Vec::new();
             write_decimal(number, &mut out);
             assert_eq!(out, number.to_string().into_bytes());
+        }
+    }
+
+    #[test]
+    fn the_short_form_of_a_hits_status_is_the_long_one() {
+        for ttl_s in [0, 7, -7, 86_400] {
+            let (mut short, mut long) = (Vec::new(), Vec::new());
+            write_hit_status("t", ttl_s, &mut short);
+            let handling = tidegate_http::cache::Handling::Hit;
+            CacheStatus { handling, ttl_s: Some(ttl_s), key: None }.write("t", &mut long);
+            assert_eq!(short, long);
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::data_core::DataCore;
-use crate::session::deadlines::{Slot, Waiting};
+use crate::session::deadlines::Slot;
 use crate::session::respond::HitForm;
 
 /// What a client may leave untaken before its rate is looked at.
@@ -219,14 +219,14 @@ impl RateWatch {
             0 => u64::MAX / 2,
             rate => (GRACE_MS + self.sent.saturating_mul(1000) / rate).saturating_sub(self.waited_ms),
         };
-        slot.set(Waiting::Write, start_ms.saturating_add(allowed_ms));
+        slot.set_write(start_ms.saturating_add(allowed_ms));
         let ready = stream.writable().await;
         if slot.expired().is_some() {
             core.metrics.slow_readers_total.add(1);
             return Err(io::ErrorKind::TimedOut.into());
         }
         self.waited_ms += core.clock.elapsed_ms() - start_ms;
-        slot.clear();
+        slot.set_write(u64::MAX);
         ready
     }
 }

@@ -1,15 +1,15 @@
 //! One request on one connection: its body goes out while the response's head comes in.
 
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate_http::{
-    BodyFraming, HeadLimits, Method, Progress, ResponseParser, write_chunk_header, write_last_chunk,
-};
+use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, ResponseParser};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::upstream::{BodyReadError, UpstreamError};
+use crate::upstream::UpstreamError;
+use crate::upstream::upload::{RequestBody, Upload, send_all};
 
 /// Bytes read from a server at once.
 pub(crate) const READ_BYTES: usize = 32 * 1024;
@@ -33,37 +33,6 @@ pub(crate) struct OutgoingRequest<'a> {
     pub upgrade: bool,
 }
 
-/// A request body, read as it is sent.
-pub(crate) trait RequestBody {
-    /// The next piece; `None` at the end.
-    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError>;
-    /// Whether the request can be sent again: nothing was read from the body yet, or there is nothing in it.
-    fn is_replayable(&self) -> bool;
-}
-
-/// A request without a body.
-pub(crate) struct EmptyBody;
-
-impl RequestBody for EmptyBody {
-    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
-        Ok(None)
-    }
-
-    fn is_replayable(&self) -> bool {
-        true
-    }
-}
-
-impl<B: RequestBody> RequestBody for &mut B {
-    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
-        (**self).chunk().await
-    }
-
-    fn is_replayable(&self) -> bool {
-        (**self).is_replayable()
-    }
-}
-
 /// A response head with the bytes it lies in.
 pub(crate) struct Head {
     pub bytes: Vec<u8>,
@@ -75,8 +44,8 @@ pub(crate) struct Received {
     pub head: Head,
     pub interim: Vec<Head>,
     pub rest: Vec<u8>,
-    /// All of the request was sent.
-    pub request_complete: bool,
+    /// The rest of the request, if the server answered before it had all of it.
+    pub upload: Option<Upload>,
 }
 
 /// What an exchange needs to know beside the request.
@@ -87,21 +56,23 @@ pub(crate) struct ExchangeLimits {
 
 /// Sends the request and reads up to the end of the response's head.
 pub(crate) async fn exchange<B: RequestBody>(
-    stream: &TcpStream,
+    stream: &Rc<TcpStream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits,
 ) -> Result<Received, UpstreamError> {
     let received = send_and_receive(stream, request, body, limits).await?;
-    // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours.
-    if !request.upgrade && received.head.parser.head(&received.head.bytes).status == 101 {
+    // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the
+    // middle of a request's body would take the rest of it for the new protocol (§7.8).
+    let switches = received.head.parser.head(&received.head.bytes).status == 101;
+    if switches && (!request.upgrade || received.upload.is_some()) {
         return Err(UpstreamError::UnexpectedUpgrade);
     }
     Ok(received)
 }
 
 async fn send_and_receive<B: RequestBody>(
-    stream: &TcpStream,
+    stream: &Rc<TcpStream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits,
@@ -109,71 +80,28 @@ async fn send_and_receive<B: RequestBody>(
     send_all(stream, request.head, limits.silence).await?;
     let mut reader = HeadReader::new(request.method);
     if request.framing == BodyFraming::None {
-        let mut received = reader.read(stream, limits.silence).await?;
-        received.request_complete = true;
-        return Ok(received);
+        return reader.read(stream, limits.silence).await;
     }
-    // A server may answer, and refuse, before it has read all of the body (RFC 9112 §9.5). What has arrived of its
-    // answer stays in `reader` when the upload ends first.
+    let mut upload = Upload::new(stream, request.framing, limits.silence);
+    // A server may answer before it has read all of the body (RFC 9112 §9.5), and go on reading while it answers. What
+    // has arrived of its answer stays in `reader` when the upload ends first.
     let sent = tokio::select! {
         biased;
-        sent = send_body(stream, request.framing, body, limits.silence) => sent,
+        sent = upload.run(body) => sent,
         // The server waits for the client as we do, so that its silence means nothing until the upload has ended.
-        early = reader.read(stream, UPLOAD_SILENCE) => return early,
+        early = reader.read(stream, UPLOAD_SILENCE) => {
+            return early.map(|received| Received { upload: Some(upload), ..received });
+        }
     };
     match sent {
-        Ok(()) => {
-            let mut received = reader.read(stream, limits.silence).await?;
-            received.request_complete = true;
-            Ok(received)
-        }
+        Ok(()) => reader.read(stream, limits.silence).await,
         // The server may have answered before it closed its receiving side.
         Err(error @ UpstreamError::Broken(_)) => {
-            reader.read(stream, Duration::from_millis(100)).await.map_err(|_| error)
+            let received = reader.read(stream, Duration::from_millis(100)).await.map_err(|_| error)?;
+            Ok(Received { upload: Some(upload), ..received })
         }
         Err(error) => Err(error),
     }
-}
-
-async fn send_body<B: RequestBody>(
-    stream: &TcpStream,
-    framing: BodyFraming,
-    body: &mut B,
-    silence: Duration,
-) -> Result<(), UpstreamError> {
-    let chunked = framing == BodyFraming::Chunked;
-    let mut frame = Vec::new();
-    while let Some(piece) = body.chunk().await.map_err(UpstreamError::Client)? {
-        if chunked {
-            frame.clear();
-            write_chunk_header(piece.len(), &mut frame);
-            frame.extend_from_slice(piece);
-            frame.extend_from_slice(b"\r\n");
-            send_all(stream, &frame, silence).await?;
-        } else {
-            send_all(stream, piece, silence).await?;
-        }
-    }
-    if chunked {
-        frame.clear();
-        write_last_chunk([], &mut frame);
-        send_all(stream, &frame, silence).await?;
-    }
-    Ok(())
-}
-
-async fn send_all(stream: &TcpStream, mut bytes: &[u8], silence: Duration) -> Result<(), UpstreamError> {
-    while !bytes.is_empty() {
-        match stream.try_write(bytes) {
-            Ok(written) => bytes = bytes.get(written..).unwrap_or(&[]),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let writable = tokio::time::timeout(silence, stream.writable()).await;
-                writable.map_err(|_| UpstreamError::ResponseTimeout)?.map_err(UpstreamError::Broken)?;
-            }
-            Err(error) => return Err(UpstreamError::Broken(error)),
-        }
-    }
-    Ok(())
 }
 
 /// Reads a response's head, interim ones before it. May be dropped while it reads and asked again: nothing is lost.
@@ -199,7 +127,7 @@ impl HeadReader {
                     let head = Head { bytes: std::mem::take(&mut self.bytes), parser };
                     if !(100..200).contains(&status) || status == 101 {
                         let interim = std::mem::take(&mut self.interim);
-                        return Ok(Received { head, interim, rest, request_complete: false });
+                        return Ok(Received { head, interim, rest, upload: None });
                     }
                     if self.interim.len() == INTERIM_RESPONSES {
                         return Err(UpstreamError::Incomplete);

@@ -100,30 +100,39 @@ impl Groups {
 }
 
 impl Group {
-    /// The server for a request, none of those in `tried`. When every server is out, the least recently failed is
-    /// tried all the same: an answer that may come is better than none.
+    /// The server for a request, none of those in `tried`. When every server is out because of its failures, the least
+    /// recently failed is tried all the same: an answer that may come is better than none. One that failed its health
+    /// check is not.
     pub(crate) fn pick(&self, request: &OutgoingRequest<'_>, tried: &[usize], now_ms: u64) -> Option<usize> {
-        let candidates = || (0..self.servers.len()).filter(|index| !tried.contains(index));
-        let available = || candidates().filter(|index| self.servers[*index].is_available(now_ms));
-        let chosen = match self.settings.balance {
+        while let Some(index) = self.choose(request, tried, now_ms) {
+            // Another core may have begun to probe it meanwhile, and then it is not available any more.
+            if self.servers[index].begin(now_ms, self.settings.fail_timeout.as_millis() as u64) {
+                return Some(index);
+            }
+        }
+        (0..self.servers.len())
+            .filter(|index| !tried.contains(index))
+            .filter(|index| self.servers[*index].checked_healthy.load(Ordering::Relaxed))
+            .min_by_key(|index| self.servers[*index].out_until_ms.load(Ordering::Relaxed))
+    }
+
+    fn choose(&self, request: &OutgoingRequest<'_>, tried: &[usize], now_ms: u64) -> Option<usize> {
+        let available = || {
+            (0..self.servers.len())
+                .filter(|index| !tried.contains(index) && self.servers[*index].is_available(now_ms))
+        };
+        match self.settings.balance {
             Balance::RoundRobin => {
                 let count = available().count();
                 let turn = self.next.fetch_add(1, Ordering::Relaxed);
-                available().nth(turn.checked_rem(count).unwrap_or(0))
+                available().nth(turn.checked_rem(count)?)
             }
             Balance::LeastConnections => {
                 available().min_by_key(|index| self.servers[*index].in_progress.load(Ordering::Relaxed))
             }
             Balance::HashUrl => available().max_by_key(|index| self.servers[*index].rank(request.hash_url)),
             Balance::HashHost => available().max_by_key(|index| self.servers[*index].rank(request.hash_host)),
-        };
-        chosen
-            .inspect(|index| {
-                self.servers[*index].begin_probe(now_ms, self.settings.fail_timeout.as_millis() as u64)
-            })
-            .or_else(|| {
-                candidates().min_by_key(|index| self.servers[*index].out_until_ms.load(Ordering::Relaxed))
-            })
+        }
     }
 }
 
@@ -151,11 +160,19 @@ impl Server {
         xxh3_64(&(self.hash ^ hash.rotate_left(17)).to_le_bytes())
     }
 
-    /// A server that comes back from an outage gets one request; the others wait for how that one ends.
-    fn begin_probe(&self, now_ms: u64, fail_timeout_ms: u64) {
-        if self.out_until_ms.load(Ordering::Relaxed) != 0 {
-            self.out_until_ms.store(now_ms.saturating_add(fail_timeout_ms), Ordering::Relaxed);
+    /// Whether a request may go to this server, which was found available. One that comes back from an outage gets a
+    /// single request; the others wait for how that one ends.
+    fn begin(&self, now_ms: u64, fail_timeout_ms: u64) -> bool {
+        let out_until_ms = self.out_until_ms.load(Ordering::Relaxed);
+        if out_until_ms == 0 {
+            return true;
         }
+        let until_ms = now_ms.saturating_add(fail_timeout_ms).max(now_ms + 1);
+        out_until_ms <= now_ms
+            && self
+                .out_until_ms
+                .compare_exchange(out_until_ms, until_ms, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     pub(crate) fn request_began(&self) {

@@ -1,14 +1,15 @@
 //! Active health checks: a request to every server at a fixed interval.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use tidegate_http::{BodyFraming, Method};
 
 use crate::settings::HealthCheck;
-use crate::upstream::UpstreamError;
-use crate::upstream::exchange::{EmptyBody, ExchangeLimits, OutgoingRequest, exchange};
+use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Groups, Server};
 use crate::upstream::pool::connect;
+use crate::upstream::{EmptyBody, UpstreamError};
 
 /// Checks every group that asks for it, until it is dropped. Runs on one data core.
 pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
@@ -41,7 +42,7 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
 }
 
 async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError> {
-    let stream = connect(server, check.timeout).await?;
+    let stream = Rc::new(connect(server, check.timeout).await?);
     let head = format!(
         "GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: tidegate-health-check\r\nConnection: close\r\n\r\n",
         check.path, server.address

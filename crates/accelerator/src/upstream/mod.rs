@@ -10,14 +10,16 @@ mod groups;
 mod health;
 mod pool;
 mod response;
+mod upload;
 
 pub(crate) use error::{BodyReadError, UpstreamError};
-pub(crate) use exchange::{EmptyBody, OutgoingRequest, RequestBody};
+pub(crate) use exchange::OutgoingRequest;
 pub(crate) use groups::Groups;
 pub use groups::UpstreamStatus;
 pub(crate) use health::run_health_checks;
 pub(crate) use pool::Pools;
 pub(crate) use response::Response;
+pub(crate) use upload::{EmptyBody, RequestBody};
 
 #[cfg(test)]
 mod tests;

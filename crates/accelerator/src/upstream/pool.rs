@@ -1,7 +1,6 @@
 //! One core's connections to servers.
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +9,14 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, RequestBody, exchange};
+use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
-use crate::upstream::{Response, UpstreamError};
+use crate::upstream::{RequestBody, Response, UpstreamError};
 
 /// Connections tried for one request, over all servers.
 const ATTEMPTS: usize = 3;
+/// Requests that may wait for a connection to one server, on one core; what comes beyond is answered 503 at once.
+const QUEUE: usize = 1024;
 
 /// One core's idle connections.
 pub(crate) struct Pools {
@@ -26,8 +27,9 @@ pub(crate) struct Pools {
 /// Connections to one server.
 struct Pool {
     /// The most recently used last, so that the others time out.
-    idle: RefCell<Vec<(TcpStream, Instant)>>,
+    idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
     open: Cell<usize>,
+    waiting: Cell<usize>,
     freed: Notify,
 }
 
@@ -41,9 +43,28 @@ pub(crate) struct Lease {
 
 impl Pools {
     pub(crate) fn new(groups: Arc<Groups>) -> Self {
-        let pool = || Rc::new(Pool { idle: RefCell::default(), open: Cell::new(0), freed: Notify::new() });
+        let pool = || {
+            Rc::new(Pool {
+                idle: RefCell::default(),
+                open: Cell::new(0),
+                waiting: Cell::new(0),
+                freed: Notify::new(),
+            })
+        };
         let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
         Self { groups, pools }
+    }
+
+    /// Closes the connections that were idle for too long.
+    pub(crate) fn sweep(&self) {
+        for (group, pools) in self.groups.iter().zip(&self.pools) {
+            for pool in pools {
+                let mut idle = pool.idle.borrow_mut();
+                let expired =
+                    idle.partition_point(|(_, since)| since.elapsed() > group.settings.idle_timeout);
+                idle.drain(..expired);
+            }
+        }
     }
 
     #[cfg(test)]
@@ -112,7 +133,7 @@ impl Pools {
             }
         }
         let stream = match connect(lease.server(), settings.connect_timeout).await {
-            Ok(stream) => stream,
+            Ok(stream) => Rc::new(stream),
             Err(error) => return Err(lease.blame(error, body.is_replayable())),
         };
         match exchange(&stream, request, body, limits).await {
@@ -134,6 +155,10 @@ impl Pools {
             self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
         let settings = &group.settings;
         if pool.open.get() >= settings.max_connections {
+            if pool.waiting.get() >= QUEUE {
+                return Err(UpstreamError::Busy);
+            }
+            let _place = Waiting::new(&pool.waiting);
             let free = async {
                 while pool.open.get() >= settings.max_connections {
                     pool.freed.notified().await;
@@ -149,6 +174,22 @@ impl Pools {
     }
 }
 
+/// A place in the queue for a connection, until it is dropped.
+struct Waiting<'p>(&'p Cell<usize>);
+
+impl<'p> Waiting<'p> {
+    fn new(count: &'p Cell<usize>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
 /// Why an attempt failed, and whether another one is safe.
 struct Failed {
     error: UpstreamError,
@@ -157,7 +198,7 @@ struct Failed {
 
 impl Pool {
     /// An idle connection on which nothing has arrived, not even its end.
-    fn take_idle(&self, idle_timeout: Duration) -> Option<TcpStream> {
+    fn take_idle(&self, idle_timeout: Duration) -> Option<Rc<TcpStream>> {
         let mut idle = self.idle.borrow_mut();
         while let Some((stream, since)) = idle.pop() {
             if since.elapsed() > idle_timeout {
@@ -165,15 +206,20 @@ impl Pool {
                 idle.clear();
                 return None;
             }
-            let mut byte = [0];
-            match stream.try_read(&mut byte) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(stream),
-                // Closed, or bytes that belong to no request: a response that was never asked for.
-                _ => {}
+            if is_silent(&stream) {
+                return Some(stream);
             }
         }
         None
     }
+}
+
+/// Whether a connection is open and has nothing to say. Anything else is its end, or a response that was never asked
+/// for. A system call of its own: what the reactor knows may be older than the server's FIN.
+fn is_silent(stream: &TcpStream) -> bool {
+    let mut byte = [0; 1];
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    rustix::net::recv(stream, &mut byte, flags).is_err_and(|error| error == rustix::io::Errno::AGAIN)
 }
 
 impl Lease {
@@ -187,7 +233,7 @@ impl Lease {
     }
 
     /// Keeps a connection for the next request.
-    pub(crate) fn give_back(&self, stream: TcpStream) {
+    pub(crate) fn give_back(&self, stream: Rc<TcpStream>) {
         let mut idle = self.pool.idle.borrow_mut();
         if idle.len() >= self.group().settings.idle_connections {
             if idle.is_empty() {

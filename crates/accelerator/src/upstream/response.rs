@@ -1,5 +1,6 @@
 //! A response as it is read from a server.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use tokio::net::TcpStream;
 use crate::upstream::UpstreamError;
 use crate::upstream::exchange::{Head, Received, read_more};
 use crate::upstream::pool::Lease;
+use crate::upstream::upload::{Upload, UploadState};
 
 /// An interim response (RFC 9110 §15.2).
 pub(crate) struct Interim(Head);
@@ -29,8 +31,11 @@ pub(crate) struct Response {
     buffer: Vec<u8>,
     taken: usize,
     silence: Duration,
-    connection: Option<(TcpStream, Rc<Lease>)>,
-    reusable: bool,
+    connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
+    /// The server keeps the connection open.
+    keep_alive: bool,
+    upload: Option<Upload>,
+    upload_state: Option<Rc<Cell<UploadState>>>,
 }
 
 enum Body {
@@ -41,7 +46,12 @@ enum Body {
 }
 
 impl Response {
-    pub(crate) fn new(received: Received, silence: Duration, stream: TcpStream, lease: Rc<Lease>) -> Self {
+    pub(crate) fn new(
+        received: Received,
+        silence: Duration,
+        stream: Rc<TcpStream>,
+        lease: Rc<Lease>,
+    ) -> Self {
         let head = received.head.parser.head(&received.head.bytes);
         let body = match head.framing {
             BodyFraming::None | BodyFraming::Length(0) => Body::Done,
@@ -49,7 +59,7 @@ impl Response {
             BodyFraming::Chunked => Body::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
             BodyFraming::UntilClose => Body::UntilClose,
         };
-        let reusable = head.keep_alive && received.request_complete && head.status != 101;
+        let keep_alive = head.keep_alive && head.status != 101;
         let mut response = Self {
             head: received.head,
             interim: received.interim.into(),
@@ -58,7 +68,9 @@ impl Response {
             taken: 0,
             silence,
             connection: Some((stream, lease)),
-            reusable,
+            keep_alive,
+            upload_state: received.upload.as_ref().map(Upload::state),
+            upload: received.upload,
         };
         response.finish_if_done();
         response
@@ -66,6 +78,11 @@ impl Response {
 
     pub(crate) fn head(&self) -> ResponseHead<'_> {
         self.head.parser.head(&self.head.bytes)
+    }
+
+    /// What is left of the request's body: it goes out while the response comes in.
+    pub(crate) fn take_upload(&mut self) -> Option<Upload> {
+        self.upload.take()
     }
 
     /// The next interim response that came before this one.
@@ -97,17 +114,25 @@ impl Response {
         }
     }
 
-    /// The connection of a 101 response and what has arrived on it since.
-    pub(crate) fn into_tunnel(mut self) -> Option<(TcpStream, Vec<u8>)> {
-        let (stream, _) = self.connection.take()?;
-        Some((stream, self.buffer.split_off(self.taken)))
+    /// The connection of a 101 response, its place among the server's connections, and what has arrived since.
+    pub(crate) fn into_tunnel(mut self) -> Option<(TcpStream, Rc<Lease>, Vec<u8>)> {
+        let (stream, lease) = self.connection.take()?;
+        Some((Rc::into_inner(stream)?, lease, self.buffer.split_off(self.taken)))
     }
 
     async fn read(&mut self) -> Result<(), UpstreamError> {
         let Some((stream, lease)) = &self.connection else { return Err(UpstreamError::Incomplete) };
         self.buffer.drain(..self.taken);
         self.taken = 0;
-        match read_more(stream, &mut self.buffer, self.silence).await {
+        let read = loop {
+            let uploading = self.is_uploading();
+            match read_more(stream, &mut self.buffer, self.silence).await {
+                // While the request is on its way, the server may be waiting for the client.
+                Err(UpstreamError::ResponseTimeout) if uploading => {}
+                read => break read,
+            }
+        };
+        match read {
             Ok(0) if matches!(self.body, Body::UntilClose) => {
                 self.body = Body::Done;
                 Ok(())
@@ -122,6 +147,10 @@ impl Response {
                 Err(error)
             }
         }
+    }
+
+    fn is_uploading(&self) -> bool {
+        self.upload_state.as_ref().is_some_and(|state| state.get() == UploadState::Running)
     }
 
     fn decode(&mut self) -> Result<Decoded, UpstreamError> {
@@ -171,7 +200,8 @@ impl Response {
         if done
             && self.head().status != 101
             && let Some((stream, lease)) = self.connection.take()
-            && self.reusable
+            && self.keep_alive
+            && self.upload_state.as_ref().is_none_or(|state| state.get() == UploadState::Complete)
             && self.taken == self.buffer.len()
         {
             lease.give_back(stream);

@@ -1,0 +1,197 @@
+//! A request body on its way to a server.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidegate_http::{BodyFraming, write_chunk_header, write_last_chunk};
+use tokio::net::TcpStream;
+
+use crate::upstream::{BodyReadError, UpstreamError};
+
+/// A request body, read as it is sent.
+pub(crate) trait RequestBody {
+    /// The next piece; `None` at the end. A call that is dropped while it waits loses nothing.
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError>;
+    /// Trailer fields, once the body has been read.
+    fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        Box::new(std::iter::empty())
+    }
+    /// Whether the request can be sent again: nothing was read from the body yet, or there is nothing in it.
+    fn is_replayable(&self) -> bool;
+}
+
+/// A request without a body.
+pub(crate) struct EmptyBody;
+
+impl RequestBody for EmptyBody {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        Ok(None)
+    }
+
+    fn is_replayable(&self) -> bool {
+        true
+    }
+}
+
+impl<B: RequestBody> RequestBody for &mut B {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        (**self).chunk().await
+    }
+
+    fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        (**self).trailers()
+    }
+
+    fn is_replayable(&self) -> bool {
+        (**self).is_replayable()
+    }
+}
+
+/// How far an upload has come; shared with the response, which may be on its way at the same time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum UploadState {
+    Running,
+    /// All of the request was sent.
+    Complete,
+    /// The server takes no more, or the client sends no more.
+    Stopped,
+}
+
+/// Sends a body with the framing that the request's head announced.
+pub(crate) struct Upload {
+    stream: Rc<TcpStream>,
+    framing: BodyFraming,
+    silence: Duration,
+    state: Rc<Cell<UploadState>>,
+    /// What was read from the body and not sent yet, framed.
+    frame: Vec<u8>,
+    sent: usize,
+    /// The end of the body is in `frame`.
+    ended: bool,
+}
+
+impl Upload {
+    pub(crate) fn new(stream: &Rc<TcpStream>, framing: BodyFraming, silence: Duration) -> Self {
+        Self {
+            stream: Rc::clone(stream),
+            framing,
+            silence,
+            state: Rc::new(Cell::new(UploadState::Running)),
+            frame: Vec::new(),
+            sent: 0,
+            ended: false,
+        }
+    }
+
+    /// How far it has come.
+    pub(crate) fn state(&self) -> Rc<Cell<UploadState>> {
+        Rc::clone(&self.state)
+    }
+
+    /// Sends what is left. May be dropped while it waits and called again: nothing is lost.
+    pub(crate) async fn run<B: RequestBody>(&mut self, body: &mut B) -> Result<(), UpstreamError> {
+        let result = self.send(body).await;
+        self.state.set(if result.is_ok() { UploadState::Complete } else { UploadState::Stopped });
+        result
+    }
+
+    async fn send<B: RequestBody>(&mut self, body: &mut B) -> Result<(), UpstreamError> {
+        loop {
+            while let Some(bytes) = self.frame.get(self.sent..).filter(|bytes| !bytes.is_empty()) {
+                self.sent += send_some(&self.stream, bytes, self.silence).await?;
+            }
+            if self.ended {
+                return Ok(());
+            }
+            let piece = body.chunk().await.map_err(UpstreamError::Client)?;
+            self.frame.clear();
+            self.sent = 0;
+            match piece {
+                Some(piece) => push(&mut self.framing, piece, &mut self.frame)?,
+                None => {
+                    self.ended = true;
+                    match self.framing {
+                        BodyFraming::Chunked => write_last_chunk(body.trailers(), &mut self.frame),
+                        BodyFraming::Length(left) if left > 0 => return Err(wrong_length()),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Appends a piece of the body as it goes to the server. A length that was announced is kept to: a byte more would be
+/// the start of another request.
+fn push(framing: &mut BodyFraming, piece: &[u8], frame: &mut Vec<u8>) -> Result<(), UpstreamError> {
+    match framing {
+        BodyFraming::Chunked if piece.is_empty() => {}
+        BodyFraming::Chunked => {
+            write_chunk_header(piece.len(), frame);
+            frame.extend_from_slice(piece);
+            frame.extend_from_slice(b"\r\n");
+        }
+        BodyFraming::Length(left) => {
+            *left = left.checked_sub(piece.len() as u64).ok_or_else(wrong_length)?;
+            frame.extend_from_slice(piece);
+        }
+        _ => return Err(wrong_length()),
+    }
+    Ok(())
+}
+
+fn wrong_length() -> UpstreamError {
+    UpstreamError::Client(BodyReadError::Malformed)
+}
+
+/// Sends all of `bytes`.
+pub(crate) async fn send_all(
+    stream: &TcpStream,
+    mut bytes: &[u8],
+    silence: Duration,
+) -> Result<(), UpstreamError> {
+    while !bytes.is_empty() {
+        let sent = send_some(stream, bytes, silence).await?;
+        bytes = bytes.get(sent..).unwrap_or(&[]);
+    }
+    Ok(())
+}
+
+/// Sends the start of `bytes`; waits at most `silence` for the server to take any.
+async fn send_some(stream: &TcpStream, bytes: &[u8], silence: Duration) -> Result<usize, UpstreamError> {
+    loop {
+        match stream.try_write(bytes) {
+            Ok(0) => return Err(UpstreamError::Broken(io::ErrorKind::WriteZero.into())),
+            Ok(written) => return Ok(written),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let writable = tokio::time::timeout(silence, stream.writable()).await;
+                writable.map_err(|_| UpstreamError::ResponseTimeout)?.map_err(UpstreamError::Broken)?;
+            }
+            Err(error) => return Err(UpstreamError::Broken(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_beyond_its_announced_length_is_stopped() {
+        let (mut framing, mut frame) = (BodyFraming::Length(3), Vec::new());
+        push(&mut framing, b"ab", &mut frame).unwrap();
+        assert!(push(&mut framing, b"cd", &mut frame).is_err());
+        assert_eq!(frame, b"ab", "nothing of the piece that is too long went out");
+    }
+
+    #[test]
+    fn an_empty_piece_does_not_end_a_chunked_body() {
+        let mut frame = Vec::new();
+        push(&mut BodyFraming::Chunked, b"", &mut frame).unwrap();
+        assert_eq!(frame, b"");
+        push(&mut BodyFraming::Chunked, b"ab", &mut frame).unwrap();
+        assert_eq!(frame, b"2\r\nab\r\n");
+    }
+}
