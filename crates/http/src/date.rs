@@ -13,14 +13,15 @@ const LONG_WEEKDAYS: [&[u8]; 7] =
 const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
-/// Reads a date in any of the three forms, strictly: seconds since 1970, 0 for anything earlier.
+/// Reads a date in any of the three forms: seconds since 1970, 0 for anything earlier.
 ///
-/// Two-digit years are read as of 2026; use [`parse_at`] where the time is known.
+/// Strict but for the case of letters, as RFC 9110 §5.6.7 encourages. Two-digit years are read as of 2026; use
+/// [`parse_at`] where the time is known.
 pub fn parse(value: &[u8]) -> Option<u64> {
     parse_at(value, REFERENCE_S)
 }
 
-/// Reads a date in any of the three forms, strictly: seconds since 1970, 0 for anything earlier.
+/// Reads a date in any of the three forms: seconds since 1970, 0 for anything earlier.
 ///
 /// A two-digit year that would lie more than 50 years after `now_s` is one of the past.
 pub fn parse_at(value: &[u8], now_s: u64) -> Option<u64> {
@@ -38,7 +39,7 @@ fn imf_fixdate(value: &[u8]) -> Option<u64> {
         || value[4] != b' '
         || value[7] != b' '
         || value[11] != b' '
-        || &value[25..] != b" GMT"
+        || !value[25..].eq_ignore_ascii_case(b" GMT")
     {
         return None;
     }
@@ -51,11 +52,11 @@ fn rfc850(value: &[u8], now_s: u64) -> Option<u64> {
     let comma = value.iter().position(|&byte| byte == b',')?;
     let (weekday, rest) = value.split_at(comma);
     let rest: &[u8; 24] = rest.try_into().ok()?;
-    if !LONG_WEEKDAYS.contains(&weekday)
+    if !LONG_WEEKDAYS.iter().any(|name| name.eq_ignore_ascii_case(weekday))
         || rest[1] != b' '
         || rest[4] != b'-'
         || rest[8] != b'-'
-        || &rest[20..] != b" GMT"
+        || !rest[20..].eq_ignore_ascii_case(b" GMT")
     {
         return None;
     }
@@ -136,11 +137,11 @@ fn two_digits(value: &[u8]) -> Option<u32> {
 }
 
 fn month(value: &[u8]) -> Option<u32> {
-    MONTHS.iter().position(|name| name.as_slice() == value).map(|index| index as u32 + 1)
+    MONTHS.iter().position(|name| name.eq_ignore_ascii_case(value)).map(|index| index as u32 + 1)
 }
 
 fn is_weekday(value: &[u8]) -> bool {
-    WEEKDAYS.iter().any(|name| name.as_slice() == value)
+    WEEKDAYS.iter().any(|name| name.eq_ignore_ascii_case(value))
 }
 
 /// Days from 1970-01-01 in the proleptic Gregorian calendar; years begin in March so that the leap day comes last.
@@ -221,6 +222,18 @@ mod tests {
     }
 
     #[test]
+    fn the_case_of_letters_does_not_matter() {
+        for text in [
+            "sun, 06 nov 1994 08:49:37 gmt",
+            "SUN, 06 NOV 1994 08:49:37 GMT",
+            "sunday, 06-NOV-94 08:49:37 Gmt",
+            "SUN Nov  6 08:49:37 1994",
+        ] {
+            assert_eq!(parse(text.as_bytes()), Some(784_111_777), "{text:?}");
+        }
+    }
+
+    #[test]
     fn anything_else_is_no_date() {
         for text in [
             "",
@@ -228,9 +241,6 @@ mod tests {
             "-1",
             "Sun, 06 Nov 1994 08:49:37",
             "Sun, 06 Nov 1994 08:49:37 UTC",
-            "Sun, 06 Nov 1994 08:49:37 gmt",
-            "SUN, 06 Nov 1994 08:49:37 GMT",
-            "Sun, 06 NOV 1994 08:49:37 GMT",
             "Sun, 06-Nov-1994 08:49:37 GMT",
             "Sun 06 Nov 1994 08:49:37 GMT",
             "Sun, 6 Nov 1994 08:49:37 GMT",

@@ -180,8 +180,8 @@ impl Policy {
         let mut this = Self {
             response_time_s,
             date_s,
-            lifetime_s: if age.is_err() { 0 } else { lifetime_s },
-            initial_age_s: initial_age_s(age.unwrap_or(0), date_s, request_time_s, response_time_s),
+            lifetime_s,
+            initial_age_s: initial_age_s(age, date_s, request_time_s, response_time_s),
             stale_while_revalidate_s: directives.stale_while_revalidate_s.unwrap_or(0),
             stale_if_error_s: directives.stale_if_error_s.unwrap_or(ABSENT),
             flags: 0,
@@ -440,22 +440,19 @@ fn heuristic_lifetime_s(
     })
 }
 
-/// The Age field is not one number.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct InvalidAge;
-
-/// RFC 9111 §5.1. That section would have the first of several members used and an invalid field ignored; a cache that
-/// gets either does not know how old the response is, and §4.2.1 encourages it to consider the response stale.
-fn age_value(fields: &Fields<'_>) -> Result<u32, InvalidAge> {
-    let mut lines = fields.get_all(FieldId::Age);
-    let Some(first) = lines.next() else { return Ok(0) };
-    if lines.next().is_some() || first.is_empty() || !first.iter().all(u8::is_ascii_digit) {
-        return Err(InvalidAge);
+/// RFC 9111 §5.1: the first member counts, and a value that is no number of seconds is ignored. Parameters are allowed
+/// for, since the field may come from a sender that writes structured fields (RFC 9651 §3.3).
+fn age_value(fields: &Fields<'_>) -> u32 {
+    let line = fields.get(FieldId::Age).unwrap_or(b"");
+    let end = line.iter().position(|byte| matches!(byte, b',' | b';')).unwrap_or(line.len());
+    let digits = line[..end].trim_ascii();
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return 0;
     }
-    let digits = first
+    let seconds = digits
         .iter()
         .fold(0_u64, |number, digit| (number * 10 + u64::from(digit - b'0')).min(u64::from(MAX_SECONDS)));
-    Ok(digits as u32)
+    seconds as u32
 }
 
 /// RFC 9111 §4.2.3.
