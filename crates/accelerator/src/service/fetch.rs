@@ -150,6 +150,9 @@ impl Fetch<'_> {
             if !self.may_fill() {
                 return self.pass(body, reason).await;
             }
+            if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
+                return self.fetch(store, url_key, stale, None, reason, body).await;
+            }
             match self.core.flights.join(&key) {
                 Join::Lead(leader) => {
                     return self.fetch(store, url_key, stale, Some(leader), reason, body).await;

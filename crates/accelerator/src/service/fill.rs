@@ -158,6 +158,7 @@ impl Storing<'_> {
         let writer = self.writer(&response.head(), &head);
         let Some(writer) = writer else {
             if let Some(leader) = leader {
+                self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
                 leader.finish(Outcome::NotShared);
             }
             return Streamed::passing(response, head, forward);

@@ -2,12 +2,17 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_64;
 
 const SHARDS: usize = 16;
+/// URLs that are remembered as not shared; of two in one place the later one stays.
+const NOT_SHARED: usize = 4096;
+/// How long a URL's requests go to the upstream side by side after an answer was for one of them alone.
+const NOT_SHARED_S: u64 = 60;
 
 /// How a leader's request ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -21,9 +26,17 @@ pub(crate) enum Outcome {
 }
 
 /// All requests in progress that may end in the cache, over all data cores.
-#[derive(Default)]
 pub(crate) struct Flights {
     shards: [Mutex<ByKey>; SHARDS],
+    /// The upper half of a key's hash and the second, counted from 1970, until which its answers are not shared.
+    not_shared: Box<[AtomicU64]>,
+}
+
+impl Default for Flights {
+    fn default() -> Self {
+        let not_shared = std::iter::repeat_with(AtomicU64::default).take(NOT_SHARED).collect();
+        Self { shards: Default::default(), not_shared }
+    }
 }
 
 type ByKey = HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>;
@@ -56,6 +69,24 @@ impl Flights {
         }
     }
 
+    /// Whether to wait for another request for `key` would be in vain: its answers are for one request each.
+    pub(crate) fn is_not_shared(&self, key: &[u8], now_s: u64) -> bool {
+        let hash = xxh3_64(key);
+        let known = self.place(hash).load(Ordering::Relaxed);
+        known >> 32 == hash >> 32 && known & 0xffff_ffff > now_s & 0xffff_ffff
+    }
+
+    /// Remembers that the answers for `key` are for one request each.
+    pub(crate) fn remember_not_shared(&self, key: &[u8], now_s: u64) {
+        let hash = xxh3_64(key);
+        let until_s = (now_s + NOT_SHARED_S) & 0xffff_ffff;
+        self.place(hash).store(hash & !0xffff_ffff | until_s, Ordering::Relaxed);
+    }
+
+    fn place(&self, hash: u64) -> &AtomicU64 {
+        &self.not_shared[hash as usize % NOT_SHARED]
+    }
+
     fn shard(&self, key: &[u8]) -> MutexGuard<'_, ByKey> {
         let shard = &self.shards[xxh3_64(key) as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,6 +94,11 @@ impl Flights {
 }
 
 impl Leader {
+    /// What is being fetched.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
     /// Tells the followers how it ended.
     pub(crate) fn finish(self, outcome: Outcome) {
         self.end(outcome);
@@ -103,6 +139,16 @@ mod tests {
         leader.finish(Outcome::Stored);
         assert_eq!(outcome(follower).await, Outcome::Stored);
         assert!(matches!(flights.join(b"k"), Join::Lead(_)), "a new flight starts once one has ended");
+    }
+
+    #[test]
+    fn an_answer_for_one_request_alone_is_remembered_for_a_while() {
+        let flights = Flights::default();
+        assert!(!flights.is_not_shared(b"k", 1_000));
+        flights.remember_not_shared(b"k", 1_000);
+        assert!(flights.is_not_shared(b"k", 1_000 + NOT_SHARED_S - 1));
+        assert!(!flights.is_not_shared(b"k", 1_000 + NOT_SHARED_S));
+        assert!(!flights.is_not_shared(b"other", 1_000));
     }
 
     #[tokio::test(flavor = "current_thread")]
