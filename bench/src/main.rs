@@ -5,16 +5,14 @@
 //! meets all of them; the figures are medians with the least and the greatest. CPU is what the server's processes used,
 //! user and system, divided by the requests that were answered.
 
-mod bare;
-mod peers;
 mod report;
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use peers::{Peer, Site};
+use tidegate_bench::bare;
+use tidegate_bench::peers::{Figure, Peer, Site, install};
 
 /// Compare tidegate with nginx and with a bare epoll responder.
 #[derive(Parser)]
@@ -80,13 +78,6 @@ const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "612 B, Connection: close", size_bytes: 612, connections: 32, close: true, goal: 1.1 },
 ];
 
-/// One measurement.
-#[derive(Clone, Copy)]
-pub(crate) struct Figure {
-    pub requests_per_s: f64,
-    pub cpu_us_per_request: f64,
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
@@ -120,14 +111,18 @@ fn compare(cli: &Cli) -> Result<(), String> {
     let mut results = Vec::new();
     for scenario in SCENARIOS.iter().filter(chosen) {
         let site = Site::create(directory.path(), scenario.size_bytes)?;
-        let peers = [Peer::bare(scenario)?, Peer::nginx(&site)?, Peer::tidegate(&cli.tidegate, &site)?];
+        let peers = [
+            Peer::bare(scenario.size_bytes)?,
+            Peer::nginx(&site)?,
+            Peer::tidegate(&cli.tidegate, &site, "")?,
+        ];
         for peer in &peers {
-            peer.verify(scenario)?;
+            peer.verify(scenario.size_bytes)?;
         }
         let mut figures: [Vec<Figure>; 3] = Default::default();
         for round in 0..cli.rounds {
             for (peer, figures) in peers.iter().zip(&mut figures) {
-                let figure = peer.measure(scenario, cli.seconds)?;
+                let figure = peer.measure(scenario.connections, scenario.close, cli.seconds)?;
                 eprintln!(
                     "[{}/{}] {:26} {:9} {:9.0} requests/s {:6.2} us CPU",
                     round + 1,
@@ -146,18 +141,4 @@ fn compare(cli: &Cli) -> Result<(), String> {
     std::fs::write(&cli.out, page).map_err(|error| format!("cannot write {}: {error}", cli.out.display()))?;
     println!("wrote {}", cli.out.display());
     Ok(())
-}
-
-fn install(program: &str, package: &str) -> Result<(), String> {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
-    if found.is_ok_and(|output| output.status.success()) {
-        return Ok(());
-    }
-    eprintln!("installing {package} from Debian");
-    let installed = Command::new("apt-get").args(["install", "-y", "-q", package]).status();
-    if installed.is_ok_and(|status| status.success()) {
-        Ok(())
-    } else {
-        Err(format!("cannot install {package}; install it by hand"))
-    }
 }

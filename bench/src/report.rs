@@ -3,7 +3,10 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use crate::{Cli, Figure, Scenario};
+use tidegate_bench::peers::Figure;
+use tidegate_bench::stats::Spread;
+
+use crate::{Cli, Scenario};
 
 const NAMES: [&str; 3] = ["bare epoll", "nginx", "tidegate"];
 
@@ -54,15 +57,11 @@ pub(crate) fn page(results: &[(&Scenario, [Vec<Figure>; 3])], cli: &Cli) -> Stri
 }
 
 fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
-    let values: Vec<f64> = values.collect();
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let greatest = values.iter().copied().fold(0.0, f64::max);
-    format!("{:.digits$} ({least:.digits$}–{greatest:.digits$})", median(values))
+    Spread::of(values).map_or_else(|| "none".to_owned(), |spread| spread.text(digits))
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+fn median(values: Vec<f64>) -> f64 {
+    Spread::of(values).map_or(0.0, |spread| spread.median)
 }
 
 fn command(program: &str, arguments: &[&str]) -> String {
@@ -75,14 +74,4 @@ fn command(program: &str, arguments: &[&str]) -> String {
                 .to_owned()
         },
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spreads_show_median_least_and_greatest() {
-        assert_eq!(spread([3.0, 1.0, 2.0].into_iter(), 1), "2.0 (1.0–3.0)");
-    }
 }

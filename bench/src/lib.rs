@@ -1,0 +1,12 @@
+#![forbid(unsafe_code)]
+//! What measuring programs share: servers that start pinned to a core, the bare responder that is the limit for them,
+//! and the statistics of repeated measurements.
+
+pub mod bare;
+pub mod peers;
+pub mod stats;
+
+/// The core that servers are pinned to.
+pub const SERVER_CORE: usize = 0;
+/// The core that the load is pinned to.
+pub const LOAD_CORE: usize = 1;
