@@ -7,6 +7,7 @@ use crate::chars::is_token;
 use crate::field::{FieldId, Fields};
 use crate::head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 use crate::normalize::Normalized;
+use crate::write_decimal;
 
 /// What [`write_upstream_request`] must know beside the request.
 #[derive(Clone, Copy, Debug)]
@@ -224,7 +225,9 @@ fn write_framing(method: Method, framing: BodyFraming, out: &mut Vec<u8>) {
         }
         BodyFraming::None => {}
         BodyFraming::Length(length) => {
-            let _ = write!(out, "Content-Length: {length}\r\n");
+            out.extend_from_slice(b"Content-Length: ");
+            write_decimal(length, out);
+            out.extend_from_slice(b"\r\n");
         }
         // A request cannot end with its connection; a body of unknown length is sent in chunks.
         BodyFraming::Chunked | BodyFraming::UntilClose => {
@@ -242,7 +245,9 @@ fn write_provenance(
 ) {
     let received = if head.version == Version::Http11 { "1.1" } else { "1.0" };
     let client = context.client.to_canonical();
-    let _ = write!(out, "Via: {received} {}\r\n", context.via_pseudonym);
+    for part in ["Via: ", received, " ", context.via_pseudonym, "\r\n"] {
+        out.extend_from_slice(part.as_bytes());
+    }
     write_kept(head, FieldId::XForwardedFor, b"X-Forwarded-For: ", context, out);
     let _ = write!(out, "{client}\r\n");
     if !keeps(head, FieldId::XForwardedProto, b"X-Forwarded-Proto", context, out) {

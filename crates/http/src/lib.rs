@@ -7,6 +7,7 @@ pub mod cache;
 mod chars;
 mod chunked;
 pub mod date;
+mod decimal;
 mod error;
 mod field;
 pub mod forward;
@@ -19,6 +20,7 @@ mod simd;
 mod status;
 
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, write_chunk, write_chunk_header, write_last_chunk};
+pub use decimal::write_decimal;
 pub use error::{BodyError, HeadError};
 pub use field::{Field, FieldId, Fields, FieldsIter, Span};
 pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};

@@ -19,7 +19,7 @@ use crate::data_core::DataCore;
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Forward, Storing, Streamed};
-use crate::service::flights::{self, Join, Leader, Outcome};
+use crate::service::flights::{Join, Leader, Outcome};
 use crate::service::lookup::{Found, Hit, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::upstream::{EmptyBody, OutgoingRequest, RequestBody, Response, UpstreamError};
@@ -157,10 +157,10 @@ impl Fetch<'_> {
                 Join::Lead(leader) => {
                     return self.fetch(store, url_key, stale, Some(leader), reason, body).await;
                 }
-                Join::Follow(receiver) => {
+                Join::Follow(flight) => {
                     self.core.metrics.cache_collapsed_total.add(1);
                     collapsed = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
-                    match tokio::time::timeout(FOLLOW_TIMEOUT, flights::outcome(receiver)).await {
+                    match tokio::time::timeout(FOLLOW_TIMEOUT, flight.outcome()).await {
                         Ok(Outcome::Stored | Outcome::Abandoned) => {}
                         Ok(Outcome::NotShared) | Err(_) => break,
                     }

@@ -1,13 +1,12 @@
 //! A response on its way from an upstream to a client, and into the cache as it passes.
 
-use std::io::Write;
 use std::rc::Rc;
 
 use tidegate_http::cache::{Forwarded, Handling, Policy, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
-use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason};
-use tidegate_store::{Object, Store, Writer};
+use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
+use tidegate_store::{InsertError, Object, Store, Writer};
 
 use crate::data_core::DataCore;
 use crate::service::entries::{KEY_SEPARATOR, ResponseEntry, append_variant, encode_variants};
@@ -23,7 +22,8 @@ pub(crate) struct Streamed {
     /// Status line and field lines for the client, without framing and the empty line.
     pub head: Vec<u8>,
     pub forward: Forward,
-    fill: Option<Fill>,
+    /// On the heap: it is large, and this value is moved about.
+    fill: Option<Box<Fill>>,
 }
 
 /// Why a request went to the upstream and what came of it, as `Cache-Status` and the log tell it (RFC 9211 §2).
@@ -65,7 +65,22 @@ impl Streamed {
     pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         match self.response.chunk().await {
             Ok(Some(piece)) => {
-                self.fill = self.fill.take().and_then(|fill| fill.write(piece));
+                if let Some(fill) = &mut self.fill {
+                    match fill.write(piece) {
+                        Ok(false) => {}
+                        Ok(true) => {
+                            if let Some(fill) = self.fill.take() {
+                                fill.commit();
+                            }
+                        }
+                        Err(error) => {
+                            tracing::debug!(%error, "response not stored");
+                            if let Some(fill) = self.fill.take() {
+                                fill.give_up();
+                            }
+                        }
+                    }
+                }
                 Ok(Some(piece))
             }
             Ok(None) => {
@@ -93,7 +108,7 @@ impl Streamed {
         while let Ok(piece) = self.response.chunk().await {
             match (piece, &mut self.fill) {
                 (Some(piece), Some(fill)) => fill.writer.write(piece).ok()?,
-                (None, Some(_)) => return self.fill.take().map(Fill::commit),
+                (None, Some(_)) => return self.fill.take().map(|fill| fill.commit()),
                 (_, None) => return None,
             }
         }
@@ -102,20 +117,12 @@ impl Streamed {
 }
 
 impl Fill {
-    /// Takes a piece of the body; `None` when nothing more is to be written. With its last byte the object is in the
-    /// cache: a client that has read the whole response finds it there with its next request.
-    fn write(mut self, piece: &[u8]) -> Option<Self> {
-        if let Err(error) = self.writer.write(piece) {
-            tracing::debug!(%error, "response not stored");
-            self.give_up();
-            return None;
-        }
+    /// Takes a piece of the body; `true` when it was the last one. It is to be committed then, not at the response's
+    /// end: a client that has read the whole response finds it in the cache with its next request.
+    fn write(&mut self, piece: &[u8]) -> Result<bool, InsertError> {
+        self.writer.write(piece)?;
         self.left = self.left.map(|left| left.saturating_sub(piece.len() as u64));
-        if self.left == Some(0) {
-            self.commit();
-            return None;
-        }
-        Some(self)
+        Ok(self.left == Some(0))
     }
 
     fn commit(self) -> Object {
@@ -169,7 +176,7 @@ impl Storing<'_> {
             _ => None,
         };
         let fill = Fill { writer, left, leader, core: Rc::clone(self.core) };
-        Streamed { response, head, forward, fill: Some(fill) }
+        Streamed { response, head, forward, fill: Some(Box::new(fill)) }
     }
 
     fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Option<Writer> {
@@ -271,11 +278,15 @@ pub(crate) fn write_client_head(
         out.extend_from_slice(b"\r\n");
     }
     let version = if response.version == tidegate_http::Version::Http10 { "1.0" } else { "1.1" };
-    let _ = write!(out, "Via: {version} {pseudonym}\r\n");
+    for part in ["Via: ", version, " ", pseudonym, "\r\n"] {
+        out.extend_from_slice(part.as_bytes());
+    }
 }
 
 pub(crate) fn write_status_line(response: &ResponseHead<'_>, out: &mut Vec<u8>) {
-    let _ = write!(out, "HTTP/1.1 {} ", response.status);
+    out.extend_from_slice(b"HTTP/1.1 ");
+    write_decimal(u64::from(response.status), out);
+    out.push(b' ');
     if response.reason.is_empty() {
         out.extend_from_slice(status_reason(response.status).as_bytes());
     } else {

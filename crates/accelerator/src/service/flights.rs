@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
 const SHARDS: usize = 16;
@@ -39,32 +39,38 @@ impl Default for Flights {
     }
 }
 
-type ByKey = HashMap<Box<[u8]>, watch::Receiver<Option<Outcome>>>;
+type ByKey = HashMap<Box<[u8]>, Arc<Flight>>;
+
+/// One request in progress.
+#[derive(Default)]
+pub(crate) struct Flight {
+    outcome: OnceLock<Outcome>,
+    ended: Notify,
+}
 
 /// What a request is to do.
 pub(crate) enum Join {
     /// Ask the upstream, and tell the others.
     Lead(Leader),
     /// Wait for the leader.
-    Follow(watch::Receiver<Option<Outcome>>),
+    Follow(Arc<Flight>),
 }
 
 /// The right to fetch an object. Dropping it without [`Leader::finish`] tells the followers that it was abandoned.
 pub(crate) struct Leader {
     flights: Arc<Flights>,
     key: Box<[u8]>,
-    sender: watch::Sender<Option<Outcome>>,
+    flight: Arc<Flight>,
 }
 
 impl Flights {
     /// Joins the request in progress for `key`, or starts it.
     pub(crate) fn join(self: &Arc<Self>, key: &[u8]) -> Join {
         match self.shard(key).entry(key.into()) {
-            Entry::Occupied(entry) => Join::Follow(entry.get().clone()),
+            Entry::Occupied(entry) => Join::Follow(Arc::clone(entry.get())),
             Entry::Vacant(entry) => {
-                let (sender, receiver) = watch::channel(None);
-                entry.insert(receiver);
-                Join::Lead(Leader { flights: Arc::clone(self), key: key.into(), sender })
+                let flight = Arc::clone(entry.insert(Arc::default()));
+                Join::Lead(Leader { flights: Arc::clone(self), key: key.into(), flight })
             }
         }
     }
@@ -106,23 +112,30 @@ impl Leader {
 
     fn end(&self, outcome: Outcome) {
         self.flights.shard(&self.key).remove(&self.key);
-        self.sender.send_replace(Some(outcome));
+        // An outcome is final: the first one counts.
+        let _ = self.flight.outcome.set(outcome);
+        self.flight.ended.notify_waiters();
     }
 }
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        if self.sender.borrow().is_none() {
+        if self.flight.outcome.get().is_none() {
             self.end(Outcome::Abandoned);
         }
     }
 }
 
-/// Waits for the leader's outcome.
-pub(crate) async fn outcome(mut receiver: watch::Receiver<Option<Outcome>>) -> Outcome {
-    match receiver.wait_for(Option::is_some).await {
-        Ok(outcome) => outcome.unwrap_or(Outcome::Abandoned),
-        Err(_) => Outcome::Abandoned,
+impl Flight {
+    /// Waits for the leader's outcome.
+    pub(crate) async fn outcome(&self) -> Outcome {
+        let mut ended = std::pin::pin!(self.ended.notified());
+        // From here on a notification counts, so that an end between the look and the wait is not missed.
+        ended.as_mut().enable();
+        if self.outcome.get().is_none() {
+            ended.await;
+        }
+        self.outcome.get().copied().unwrap_or(Outcome::Abandoned)
     }
 }
 
@@ -137,7 +150,7 @@ mod tests {
         let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
         assert!(matches!(flights.join(b"other"), Join::Lead(_)));
         leader.finish(Outcome::Stored);
-        assert_eq!(outcome(follower).await, Outcome::Stored);
+        assert_eq!(follower.outcome().await, Outcome::Stored);
         assert!(matches!(flights.join(b"k"), Join::Lead(_)), "a new flight starts once one has ended");
     }
 
@@ -157,6 +170,6 @@ mod tests {
         let Join::Lead(leader) = flights.join(b"k") else { panic!("the first one leads") };
         let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
         drop(leader);
-        assert_eq!(outcome(follower).await, Outcome::Abandoned);
+        assert_eq!(follower.outcome().await, Outcome::Abandoned);
     }
 }

@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use tidegate_http::cache::CacheStatus;
 use tidegate_http::forward::{write_field, write_response_fields};
 use tidegate_http::normalize::normalize;
-use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
+use tidegate_http::{
+    BodyFraming, Method, RequestHead, Version, write_chunk_header, write_decimal, write_last_chunk,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::data_core::millis;
@@ -54,7 +56,7 @@ impl Connection<'_> {
                 Answer::Streamed(streamed) if streamed.response.head().status == 101 => {
                     let rest = body.into_rest();
                     self.account(&head, 101, Bytes::default(), "tunnel");
-                    self.tunnel(*streamed, &rest).await;
+                    Box::pin(self.tunnel(*streamed, &rest)).await;
                     return None;
                 }
                 answer => self.deliver(&head, answer, &mut body).await,
@@ -80,7 +82,7 @@ impl Connection<'_> {
         let keep_alive = head.keep_alive && !self.core.is_draining();
         match answer {
             Answer::Stored(hit) => self.deliver_stored(head, hit, keep_alive).await,
-            Answer::Streamed(streamed) => self.deliver_streamed(head, *streamed, keep_alive, body).await,
+            Answer::Streamed(streamed) => self.deliver_streamed(head, streamed, keep_alive, body).await,
             Answer::File(file) => self.deliver_file(head, file, keep_alive).await,
             Answer::Local { status, fields } => {
                 // After 400, 408 and 413 what the client sends next cannot be told from the rest of the body.
@@ -129,7 +131,7 @@ impl Connection<'_> {
     async fn deliver_streamed(
         &self,
         head: &RequestHead<'_>,
-        mut streamed: Streamed,
+        mut streamed: Box<Streamed>,
         keep_alive: bool,
         body: &mut ClientBody<'_>,
     ) -> io::Result<Delivered> {
@@ -141,7 +143,7 @@ impl Connection<'_> {
         let upload = streamed.response.take_upload().filter(|_| !body.awaits_continue());
         let download = self.send_streamed(head.version, streamed, framing, keep_alive);
         match upload {
-            Some(mut upload) => beside(upload.run(body), download).await,
+            Some(mut upload) => Box::pin(beside(upload.run(body), download)).await,
             None => download.await,
         }
     }
@@ -149,7 +151,7 @@ impl Connection<'_> {
     async fn send_streamed(
         &self,
         version: Version,
-        mut streamed: Streamed,
+        mut streamed: Box<Streamed>,
         framing: ClientFraming,
         keep_alive: bool,
     ) -> io::Result<Delivered> {
@@ -379,7 +381,9 @@ impl ClientFraming {
     fn write_fields(self, out: &mut Vec<u8>) {
         match self {
             Self::Length(length) | Self::HeadOnly(length) => {
-                let _ = write!(out, "Content-Length: {length}\r\n");
+                out.extend_from_slice(b"Content-Length: ");
+                write_decimal(length, out);
+                out.extend_from_slice(b"\r\n");
             }
             Self::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
             Self::NoBody | Self::UntilClose => {}

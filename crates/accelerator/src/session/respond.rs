@@ -1,10 +1,9 @@
 //! Response heads as bytes: for a stored object in its several forms, and for answers made here.
 
 use std::io::Write;
-use std::ops::Range;
 
 use tidegate_http::cache::CacheStatus;
-use tidegate_http::{Method, RequestHead, Version, status_reason};
+use tidegate_http::{Method, RequestHead, Version, status_reason, write_decimal};
 
 use crate::data_core::DataCore;
 use crate::service::lookup::{Form, Hit};
@@ -170,34 +169,9 @@ pub(crate) fn write_error_for(
     }
 }
 
-/// Writes a number without going through the formatting machinery, which a hit cannot afford.
-pub(crate) fn write_decimal(mut number: u64, out: &mut Vec<u8>) {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    let written: Range<usize> = at..digits.len();
-    out.extend_from_slice(&digits[written]);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn decimals_are_written_as_they_are_read() {
-        for number in [0, 1, 9, 10, 612, 99_999, u64::MAX] {
-            let mut out = Vec::new();
-            write_decimal(number, &mut out);
-            assert_eq!(out, number.to_string().into_bytes());
-        }
-    }
 
     #[test]
     fn the_short_form_of_a_hits_status_is_the_long_one() {

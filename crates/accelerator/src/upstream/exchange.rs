@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, ResponseParser};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -151,6 +152,18 @@ fn new_parser(method: Method) -> ResponseParser {
     parser
 }
 
+/// Tells the reactor that a read has taken all there was, so that it knows without a system call whether anything has
+/// come since: edge-triggered readiness means that a byte more is an event of its own (epoll(7)).
+fn note_drained(stream: &TcpStream) {
+    let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+}
+
+/// Whether nothing has come since the last read, not even the end, as far as the reactor knows.
+pub(crate) fn is_quiet(stream: &TcpStream) -> bool {
+    let read = stream.try_read(&mut [0]);
+    read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
     stream: &TcpStream,
@@ -161,7 +174,12 @@ pub(crate) async fn read_more(
     buffer.reserve(READ_BYTES);
     loop {
         match stream.try_read_buf(buffer) {
-            Ok(length) => return Ok(length),
+            Ok(length) => {
+                if length > 0 && buffer.len() < buffer.capacity() {
+                    note_drained(stream);
+                }
+                return Ok(length);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + silence);
                 let readable = tokio::time::timeout_at(deadline, stream.readable()).await;

@@ -1,6 +1,6 @@
 //! The `Cache-Status` field (RFC 9211).
 
-use std::io::Write;
+use crate::write_decimal;
 
 /// Why a request was sent on (RFC 9211 §2.2).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -78,7 +78,8 @@ impl CacheStatus<'_> {
                 out.extend_from_slice(b"; fwd=");
                 out.extend_from_slice(reason.token().as_bytes());
                 if let Some(status) = status {
-                    let _ = write!(out, "; fwd-status={status}");
+                    out.extend_from_slice(b"; fwd-status=");
+                    write_decimal(u64::from(status), out);
                 }
                 if stored {
                     out.extend_from_slice(b"; stored");
@@ -90,7 +91,8 @@ impl CacheStatus<'_> {
         }
         if let Some(ttl_s) = self.ttl_s {
             // RFC 9651 §3.3.1: an integer has at most 15 digits.
-            let _ = write!(out, "; ttl={}", ttl_s.clamp(-999_999_999_999_999, 999_999_999_999_999));
+            out.extend_from_slice(if ttl_s < 0 { b"; ttl=-" } else { b"; ttl=" });
+            write_decimal(ttl_s.unsigned_abs().min(999_999_999_999_999), out);
         }
         if let Some(key) = self.key.filter(|key| key.iter().all(|byte| matches!(byte, b' '..=b'~'))) {
             out.extend_from_slice(b"; key=\"");
