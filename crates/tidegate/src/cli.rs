@@ -1,5 +1,6 @@
+use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
@@ -57,8 +58,11 @@ enum Command {
         #[arg(required_unless_present = "schema")]
         file: Option<PathBuf>,
         /// Print the JSON Schema of configuration files instead.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "json")]
         schema: bool,
+        /// Print errors and warnings as JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Show what a running tidegate does.
     #[command(after_help = "Example:\n  tidegate status --json")]
@@ -135,9 +139,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<String>,
     /// Number of data cores; all of the machine's by default.
-    #[arg(long, value_name = "N")]
-    pub workers: Option<usize>,
-    /// Start even if no server of an upstream can be reached yet.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// Start even if no server of an upstream can be reached yet; `require = false` says so for one upstream.
     #[arg(long)]
     pub allow_unreachable: bool,
 }
@@ -156,11 +160,8 @@ struct ClientArgs {
 pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Run(args) => run::run(&args, cli.log),
-        Command::Check { schema: true, .. } => {
-            println!("{}", config::schema());
-            Ok(())
-        }
-        Command::Check { file, .. } => check(&file.unwrap_or_default()),
+        Command::Check { schema: true, .. } => print(&config::schema()),
+        Command::Check { file, json, .. } => check(&file.unwrap_or_default(), json),
         Command::Status(args) => client::status(args.admin, args.json),
         Command::Reload(args) => client::post(args.admin, "/api/reload", args.json),
         Command::Drain(args) => client::post(args.admin, "/api/drain", args.json),
@@ -176,23 +177,84 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
         },
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
-            clap_complete::generate(shell, &mut command, "tidegate", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command, "tidegate", &mut script);
+            print(&String::from_utf8_lossy(&script))
         }
         Command::Man { out } => man(&out),
     }
 }
 
-fn check(file: &std::path::Path) -> Result<(), Failure> {
-    let loaded = config::load(file).map_err(|errors| Failure::runtime(config::report(&errors)))?;
-    for warning in &loaded.warnings {
-        eprintln!("warning: {warning}");
+/// A command line that cannot be understood: one line that says why and where to read on. Help that was asked for is
+/// no error.
+pub(crate) fn not_understood(error: &clap::Error) -> Result<(), Failure> {
+    use clap::error::ErrorKind;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => print(&error.to_string()),
+        // `tidegate` alone: the list of commands is the answer.
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::usage(error.to_string())),
+        _ => Err(Failure::usage(one_line(&error.to_string()))),
     }
-    println!("{}: no errors", file.display());
-    Ok(())
 }
 
-fn man(out: &std::path::Path) -> Result<(), Failure> {
+/// From clap's paragraphs (error, tips, usage, "for more information") to one line.
+fn one_line(text: &str) -> String {
+    let joined = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (mut parts, mut usage) = (Vec::new(), None);
+    for paragraph in text.split("\n\n") {
+        let line = joined(paragraph);
+        if let Some(rest) = line.strip_prefix("Usage: ") {
+            usage = Some(rest.to_owned());
+        } else if !line.is_empty() && !line.starts_with("For more information") {
+            parts.push(line.strip_prefix("tip: ").map_or(line.clone(), str::to_owned));
+        }
+    }
+    // The usage begins with the command's own name: "tidegate cache purge [OPTIONS] <PATTERN>".
+    let command: Vec<&str> = usage
+        .as_deref()
+        .unwrap_or("tidegate")
+        .split(' ')
+        .take_while(|word| word.starts_with(|first: char| first.is_ascii_lowercase()))
+        .collect();
+    parts.push(format!("see '{} --help'", command.join(" ")));
+    parts.join("; ")
+}
+
+/// Writes to standard output. A reader that went away has seen enough (`tidegate check --schema | head`).
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::runtime(format!("error: cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check(file: &Path, json: bool) -> Result<(), Failure> {
+    let (errors, warnings) = match config::load(file) {
+        Ok(loaded) => (config::still_missing(&loaded.settings, Some(file)), loaded.warnings),
+        Err(errors) => (errors, Vec::new()),
+    };
+    if json {
+        let findings = errors.iter().map(|error| error.to_json("error"));
+        let all: Vec<_> = findings.chain(warnings.iter().map(|warning| warning.to_json("warning"))).collect();
+        print(&format!("{:#}\n", serde_json::Value::Array(all)))?;
+    } else {
+        let mut err = std::io::stderr().lock();
+        for warning in &warnings {
+            let _ = writeln!(err, "warning: {warning}");
+        }
+    }
+    match (errors.is_empty(), json) {
+        (true, true) => Ok(()),
+        (true, false) => print(&format!("{}: no errors\n", file.display())),
+        (false, true) => Err(Failure::runtime(format!("error: {}: {} errors", file.display(), errors.len()))),
+        (false, false) => Err(Failure::runtime(config::lines(&errors))),
+    }
+}
+
+fn man(out: &Path) -> Result<(), Failure> {
     let command = <Cli as clap::CommandFactory>::command();
     clap_mangen::generate_to(command, out).map_err(|error| {
         Failure::runtime(format!("error: cannot write manual pages to {}: {error}", out.display()))

@@ -8,6 +8,7 @@ mod config;
 mod run;
 mod units;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -16,11 +17,15 @@ use clap::Parser;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    match cli::execute(cli) {
+    let outcome = match cli::Cli::try_parse() {
+        Ok(cli) => cli::execute(cli),
+        Err(error) => cli::not_understood(&error),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{}", failure.message);
+            // Nobody may be left to read it; that is no reason to panic.
+            let _ = writeln!(std::io::stderr(), "{}", failure.message);
             ExitCode::from(failure.code)
         }
     }

@@ -1,18 +1,21 @@
 //! `tidegate run`: from settings to a running engine, and what signals do to it.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_accelerator::Engine;
 use tidegate_accelerator::settings::{Listener, Route, Settings, Target, Upstream};
+use tidegate_accelerator::{Engine, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
+use crate::config::Loaded;
+use crate::units::ListenAddress;
 use crate::{admin, config, units};
 
-const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9090);
+/// Connections to the admin server that the kernel completes and keeps.
+const ADMIN_BACKLOG: i32 = 128;
 /// How long each server is given to accept the connection that shows it is there.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -22,19 +25,15 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     raise_descriptor_limit();
     let no_signals = |error| Failure::runtime(format!("error: cannot watch for signals: {error}"));
     let signals = Signals::register().map_err(no_signals)?;
-    let (settings, admin_address) = settings(args)?;
+    let loaded = in_force(args)?;
     if !args.allow_unreachable {
-        probe_upstreams(&settings)?;
+        probe_upstreams(&loaded)?;
     }
-    let admin_listener = std::net::TcpListener::bind(admin_address).map_err(|error| {
-        Failure::runtime(format!(
-            "error: cannot listen on {admin_address} for the admin server: {error}; choose another address with --admin"
-        ))
-    })?;
-    let engine =
-        Engine::start(settings.clone()).map_err(|error| Failure::runtime(format!("error: {error}")))?;
-    announce(&engine, &settings, &admin_listener);
-    let reloader = Arc::new(Reloader { args: args.clone(), engine: engine.clone() });
+    let admin_listener = listen_for_admin(&loaded.admin)?;
+    let engine = Engine::start(loaded.settings.clone())
+        .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
+    announce(&engine, &loaded.settings, &admin_listener);
+    let reloader = Arc::new(Reloader { args: args.clone(), started: loaded, engine: engine.clone() });
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader))
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
     signals.obey(engine.clone(), reloader).map_err(no_signals)?;
@@ -46,14 +45,71 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
 /// Puts the configuration file in force again.
 pub(crate) struct Reloader {
     args: RunArgs,
+    /// What the process was started with.
+    started: Loaded,
     engine: Engine,
 }
 
 impl Reloader {
+    /// All of the file comes into force or, with the reason as the error, nothing.
     pub(crate) fn reload(&self) -> Result<(), String> {
-        let (settings, _) = settings(&self.args).map_err(|failure| failure.message)?;
-        self.engine.reload(settings).map_err(|error| error.to_string())
+        let loaded = in_force(&self.args).map_err(|failure| failure.message)?;
+        let (old, new) = (&self.started, &loaded);
+        let needs_restart = [
+            ("[[listen]]", old.settings.listeners != new.settings.listeners),
+            ("[admin]", old.admin.address != new.admin.address),
+            ("[cache]", old.settings.cache != new.settings.cache),
+            ("[log]", old.settings.access_log != new.settings.access_log),
+            ("workers", old.settings.workers != new.settings.workers),
+        ];
+        let changed: Vec<&str> =
+            needs_restart.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect();
+        if !changed.is_empty() {
+            return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
+        }
+        self.engine.reload(loaded.settings).map_err(|error| error.to_string())
     }
+}
+
+/// Listens on the address; one that stands for every address of the host takes IPv4 too.
+fn listen_for_admin(admin: &ListenAddress) -> Result<TcpListener, Failure> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+    let listener = || {
+        let address = admin.address;
+        let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+        }
+        bind(&socket, &address)?;
+        listen(&socket, ADMIN_BACKLOG)?;
+        Ok(TcpListener::from(socket))
+    };
+    listener().map_err(|error: rustix::io::Errno| {
+        Failure::runtime(format!(
+            "error: cannot listen on {} for the admin server: {}; choose another address with --admin",
+            admin.written,
+            std::io::Error::from(error)
+        ))
+    })
+}
+
+/// Names a listener as its writer put it, and says what can be done.
+fn start_error(error: &StartError, loaded: &Loaded) -> String {
+    let StartError::Listen { address, source } = error else { return error.to_string() };
+    let written = loaded
+        .listen
+        .iter()
+        .find(|listen| listen.address == *address)
+        .map_or_else(|| address.to_string(), |listen| listen.written.clone());
+    let hint = match source.kind() {
+        std::io::ErrorKind::AddrInUse => "; end the program that has it, or choose another address",
+        std::io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
+        std::io::ErrorKind::AddrNotAvailable => "; it is no address of this host",
+        _ => "",
+    };
+    format!("cannot listen on {written}: {source}{hint}")
 }
 
 fn start_log(form: LogForm) {
@@ -83,74 +139,92 @@ fn raise_descriptor_limit() {
 }
 
 /// The file's settings, with what the command line says on top.
-fn settings(args: &RunArgs) -> Result<(Settings, SocketAddr), Failure> {
+fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     let usage = |message: String| Failure::usage(format!("error: {message}"));
-    let (mut settings, mut admin) = match &args.config {
-        Some(path) => {
-            let loaded = config::load(path).map_err(|errors| Failure::runtime(config::report(&errors)))?;
-            for warning in &loaded.warnings {
-                tracing::warn!("{}: {warning}", path.display());
-            }
-            (loaded.settings, loaded.admin)
-        }
-        None => (config::defaults(), None),
+    let mut loaded = match &args.config {
+        Some(path) => config::load(path).map_err(|findings| Failure::runtime(config::lines(&findings)))?,
+        None => config::defaults(),
     };
-    if let Some(address) = &args.listen {
-        let address = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
-        settings.listeners = vec![Listener { address }];
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
     }
+    let settings = &mut loaded.settings;
+    if let Some(address) = &args.listen {
+        let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
+        settings.listeners = vec![Listener { address: listen.address }];
+        loaded.listen = vec![listen];
+    }
+    // What is asked for here takes the place of all routes, and of the groups that only they used.
     if let Some(url) = &args.upstream {
         let addresses = units::server(url).map_err(|error| usage(format!("--upstream: {error}")))?;
-        settings.upstreams = vec![Upstream::new("upstream", addresses.into_iter().take(1).collect())];
+        settings.upstreams = vec![Upstream::new("upstream", addresses)];
         settings.routes = vec![everything(Target::Upstream("upstream".into()))];
+        loaded.required = vec!["upstream".into()];
     }
     if let Some(root) = &args.root {
-        let path =
-            root.canonicalize().and_then(|path| std::fs::read_dir(&path).map(|_| path)).map_err(|error| {
-                Failure::runtime(format!(
-                    "error: cannot read root {}: {error}; name a readable directory",
-                    root.display()
-                ))
-            })?;
-        settings.routes = vec![everything(Target::Root(path))];
+        settings.upstreams.clear();
+        settings.routes = vec![everything(Target::Root(readable(root)?))];
+        loaded.required.clear();
     }
     if let Some(workers) = args.workers {
-        settings.workers = workers.max(1);
+        settings.workers = usize::from(workers);
     }
     if let Some(address) = &args.admin {
-        admin = Some(units::listen_address(address).map_err(|error| usage(format!("--admin: {error}")))?);
+        loaded.admin = units::listen_address(address).map_err(|error| usage(format!("--admin: {error}")))?;
     }
-    if settings.listeners.is_empty() {
-        return Err(usage("nowhere to listen; give --listen ADDR or a configuration with [[listen]]".into()));
+    if loaded.settings.listeners.is_empty() || loaded.settings.routes.is_empty() {
+        return Err(incomplete(args, &loaded));
     }
-    if settings.routes.is_empty() {
-        return Err(usage(
-            "nothing to serve; give --upstream URL, --root DIR or a configuration with [[route]]".into(),
-        ));
+    Ok(loaded)
+}
+
+/// Neither the file nor the command line says where to listen, or what to serve.
+fn incomplete(args: &RunArgs, loaded: &Loaded) -> Failure {
+    let still = config::still_missing(&loaded.settings, args.config.as_deref());
+    match args.config {
+        Some(_) => Failure::runtime(config::lines(&still)),
+        None => {
+            let what: Vec<String> = still.iter().map(|finding| finding.message.clone()).collect();
+            Failure::usage(format!(
+                "error: {}; give --listen ADDR and --upstream URL or --root DIR, or --config FILE",
+                what.join(" and ")
+            ))
+        }
     }
-    Ok((settings, admin.unwrap_or(DEFAULT_ADMIN)))
+}
+
+fn readable(root: &std::path::Path) -> Result<PathBuf, Failure> {
+    root.canonicalize().and_then(|path| std::fs::read_dir(&path).map(|_| path)).map_err(|error| {
+        Failure::runtime(format!(
+            "error: cannot read root {}: {error}; name a readable directory",
+            root.display()
+        ))
+    })
 }
 
 fn everything(target: Target) -> Route {
     Route { host: "*".into(), path: "/".into(), target }
 }
 
-/// A site whose every server is down at the start is more likely a wrong address than bad luck.
-fn probe_upstreams(settings: &Settings) -> Result<(), Failure> {
-    for upstream in &settings.upstreams {
-        let mut last = None;
-        let reached =
-            upstream.servers.iter().any(|server| match TcpStream::connect_timeout(server, PROBE_TIMEOUT) {
-                Ok(_) => true,
-                Err(error) => {
-                    last = Some((server, error));
-                    false
+/// A group whose every server is down at the start is more likely a wrong address than bad luck.
+fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
+    let required = |upstream: &&Upstream| loaded.required.contains(&upstream.name);
+    for upstream in loaded.settings.upstreams.iter().filter(required) {
+        let mut failures = Vec::new();
+        for server in &upstream.servers {
+            match TcpStream::connect_timeout(server, PROBE_TIMEOUT) {
+                Ok(_) => {
+                    failures.clear();
+                    break;
                 }
-            });
-        if let (false, Some((server, error))) = (reached, last) {
+                Err(error) => failures.push(format!("{server}: {error}")),
+            }
+        }
+        if !failures.is_empty() {
             return Err(Failure::runtime(format!(
-                "error: upstream {} is unreachable: {server}: {error}; start it first, or use --allow-unreachable",
-                upstream.name
+                "error: upstream {} is unreachable ({}); start it first, or use --allow-unreachable",
+                upstream.name,
+                failures.join(", ")
             )));
         }
     }

@@ -1,6 +1,6 @@
 //! Durations, sizes, rates and addresses as people write them.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 /// `10s`, `500ms`, `10m`, `1h`, `2d`.
@@ -38,33 +38,85 @@ pub(crate) fn rate(text: &str) -> Result<u64, String> {
     size(text.strip_suffix("/s").ok_or_else(expected)?).map_err(|_| expected())
 }
 
-/// `127.0.0.1:8080`, `[::1]:8080`, or `:8080` for every address.
-pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    let expected = || format!("expected ADDRESS:PORT or :PORT, not {text:?}");
-    if let Some(port) = text.strip_prefix(':') {
-        return Ok(SocketAddr::from(([0, 0, 0, 0], port.parse().map_err(|_| expected())?)));
-    }
-    text.parse().map_err(|_| expected())
+/// Where to listen, and how its writer put it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct ListenAddress {
+    pub written: String,
+    pub address: SocketAddr,
 }
 
-/// `127.0.0.1:9000`, `app.internal:9000` or `http://127.0.0.1:9000`, resolved.
+impl ListenAddress {
+    /// Whether the two cannot be listened on both: one takes connections that are meant for the other.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.address, other.address);
+        let takes = |wide: SocketAddr, narrow: SocketAddr| {
+            wide.ip().is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+        };
+        a.port() == b.port() && a.port() != 0 && (a.ip() == b.ip() || takes(a, b) || takes(b, a))
+    }
+}
+
+/// `127.0.0.1:8080`, `[::1]:8080`, or `:8080` for every address, IPv6 and IPv4.
+pub(crate) fn listen_address(text: &str) -> Result<ListenAddress, String> {
+    let expected = || format!("expected ADDRESS:PORT or :PORT, not {text:?}");
+    let address = match text.strip_prefix(':') {
+        Some(port) => SocketAddr::new(every_address(), port.parse().map_err(|_| expected())?),
+        None => text.parse().map_err(|_| expected())?,
+    };
+    Ok(ListenAddress { written: text.to_owned(), address })
+}
+
+/// `::`, which takes IPv4 too, or `0.0.0.0` on a kernel without IPv6.
+fn every_address() -> IpAddr {
+    use rustix::net::{AddressFamily, SocketType, socket};
+    match socket(AddressFamily::INET6, SocketType::STREAM, None) {
+        Ok(_) => Ipv6Addr::UNSPECIFIED.into(),
+        Err(_) => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// `127.0.0.1:9000`, `app.internal:9000` or `http://127.0.0.1:9000`, resolved: every address of the name, once.
 pub(crate) fn server(text: &str) -> Result<Vec<SocketAddr>, String> {
     if text.starts_with("https://") {
-        return Err(format!("{text:?}: upstreams are reached by http only"));
+        return Err(format!(
+            "expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not {text:?}"
+        ));
     }
-    let host = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
-    if host.contains('/') || host.is_empty() {
-        return Err(format!("expected http://HOST:PORT without a path, not {text:?}"));
+    let (host, port) = host_and_port(text.strip_prefix("http://").unwrap_or(text))
+        .ok_or_else(|| format!("expected HOST:PORT or http://HOST:PORT without a path, not {text:?}"))?;
+    let resolved =
+        (host, port).to_socket_addrs().map_err(|error| format!("cannot resolve {host:?}: {error}"))?;
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for address in resolved {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
     }
-    let with_port = if host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
-        host.to_owned()
-    } else {
-        format!("{host}:80")
-    };
-    let addresses =
-        with_port.to_socket_addrs().map_err(|error| format!("cannot resolve {host:?}: {error}"))?;
-    let addresses: Vec<_> = addresses.collect();
     if addresses.is_empty() { Err(format!("{host:?} has no address")) } else { Ok(addresses) }
+}
+
+/// `name`, `name:80`, `[::1]:80`, with or without a slash at the end.
+fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let text = text.strip_suffix('/').unwrap_or(text);
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, after) = rest.split_once(']')?;
+            host.parse::<Ipv6Addr>().ok()?;
+            (host, if after.is_empty() { None } else { Some(after.strip_prefix(':')?) })
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+    if host.is_empty() || !host.bytes().all(is_name) {
+        return None;
+    }
+    match port.map_or(Some(80), |port| port.parse().ok())? {
+        0 => None,
+        port => Some((host, port)),
+    }
 }
 
 fn split(text: &str) -> (&str, &str) {
@@ -84,8 +136,32 @@ mod tests {
         assert_eq!(size("256MiB"), Ok(256 << 20));
         assert_eq!(size("1GB"), Ok(1_000_000_000));
         assert_eq!(rate("500B/s"), Ok(500));
-        assert_eq!(listen_address(":8080"), Ok("0.0.0.0:8080".parse().unwrap()));
-        assert_eq!(server("http://127.0.0.1:9000/"), Ok(vec!["127.0.0.1:9000".parse().unwrap()]));
+        assert_eq!(listen_address("[::1]:80").unwrap().address, "[::1]:80".parse().unwrap());
+        for text in ["http://127.0.0.1:9000/", "127.0.0.1:9000"] {
+            assert_eq!(server(text), Ok(vec!["127.0.0.1:9000".parse().unwrap()]), "{text}");
+        }
+        assert_eq!(server("[::1]"), Ok(vec!["[::1]:80".parse().unwrap()]));
+    }
+
+    #[test]
+    fn a_port_alone_is_every_address_of_the_host() {
+        let listen = listen_address(":8080").unwrap();
+        assert!(listen.address.ip().is_unspecified() && listen.address.port() == 8080, "{listen:?}");
+        assert_eq!(listen.written, ":8080");
+        let has_ipv6 = std::path::Path::new("/proc/net/if_inet6").exists();
+        assert_eq!(listen.address.is_ipv6(), has_ipv6);
+    }
+
+    #[test]
+    fn addresses_that_take_each_others_connections_overlap() {
+        let overlap = |a, b| listen_address(a).unwrap().overlaps(&listen_address(b).unwrap());
+        assert!(overlap("[::]:80", "0.0.0.0:80"));
+        assert!(overlap("127.0.0.1:80", "0.0.0.0:80"));
+        assert!(overlap("[::]:80", "127.0.0.1:80"));
+        assert!(!overlap("0.0.0.0:80", "[::1]:80"));
+        assert!(!overlap("127.0.0.1:80", "127.0.0.2:80"));
+        assert!(!overlap("[::]:80", "[::]:81"));
+        assert!(!overlap("[::]:0", "[::]:0"));
     }
 
     #[test]
@@ -97,6 +173,10 @@ mod tests {
         assert!(rate("500").is_err());
         assert!(listen_address("8080").is_err());
         assert!(server("https://127.0.0.1").is_err());
-        assert!(server("http://127.0.0.1/path").is_err());
+        for wrong in
+            ["http://127.0.0.1/path", "::1:80", "ftp://h", "h:0", "h:65536", "h:80:80", "", "[::1", "u@h"]
+        {
+            assert!(server(wrong).unwrap_err().starts_with("expected HOST:PORT"), "{wrong}");
+        }
     }
 }

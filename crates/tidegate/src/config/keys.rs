@@ -1,0 +1,435 @@
+//! The settings as one table: what a configuration file may say, in the words of whoever writes one.
+//!
+//! The walker checks files against it, and the reference page and the JSON Schema are written from it; a key is added
+//! here and read in `settings`.
+
+use super::kind::Kind;
+
+/// The file, or a table of it.
+pub(super) struct Section {
+    /// As written between the brackets; empty for the file itself.
+    pub name: &'static str,
+    /// A sentence or two for the reference page.
+    pub doc: &'static str,
+    /// Whether anything acts on it yet. What is not enforced is checked, and warned of.
+    pub enforced: bool,
+    pub keys: &'static [Key],
+}
+
+/// One key of a section.
+pub(super) struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub default: Fallback,
+    /// One line for the reference page.
+    pub doc: &'static str,
+}
+
+/// What holds when a key is absent.
+#[derive(Clone, Copy)]
+pub(super) enum Fallback {
+    /// The key must be there.
+    Required,
+    /// This value, as a file would say it but without quotes.
+    Is(&'static str),
+    /// No value; the words say what that means.
+    Absent(&'static str),
+}
+
+use Fallback::{Absent, Is, Required};
+
+const MS: u64 = 1;
+const SECOND: u64 = 1000 * MS;
+const HOUR: u64 = 3600 * SECOND;
+const DAY: u64 = 24 * HOUR;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+const fn key(name: &'static str, kind: Kind, default: Fallback, doc: &'static str) -> Key {
+    Key { name, kind, default, doc }
+}
+
+/// A time that a peer is given: long enough to be met at all, short enough to be a limit.
+const TIMEOUT: Kind = Kind::Duration { min_ms: 10 * MS, max_ms: DAY };
+
+/// The whole file.
+pub(super) static FILE: Section = Section {
+    name: "",
+    doc: "These keys stand before the first table.",
+    enforced: true,
+    keys: &[
+        key(
+            "workers",
+            Kind::Integer { min: 1, max: 1024 },
+            Absent("one for each core of the machine"),
+            "Number of data cores: each is a thread that accepts and serves its own connections.",
+        ),
+        key(
+            "personality",
+            Kind::Choice(&["strict", "apache", "nginx", "iis"]),
+            Is("strict"),
+            "How request targets are normalized: as the server behind would read them.",
+        ),
+        key(
+            "trusted_proxies",
+            Kind::List { of: &Kind::Prefix, min: 0 },
+            Absent("none"),
+            "Proxies in front of this one whose X-Forwarded-For and Forwarded are believed.",
+        ),
+        key("pseudonym", Kind::Name, Is("tidegate"), "The name of this proxy in Via and Cache-Status."),
+        key("listen", Kind::Tables(&LISTEN), Absent("--listen must say where"), "Where clients connect."),
+        key("admin", Kind::Table(&ADMIN), Absent("as below"), "The admin server."),
+        key("upstream", Kind::Tables(&UPSTREAM), Absent("none"), "Groups of origin servers."),
+        key(
+            "route",
+            Kind::Tables(&ROUTE),
+            Absent("--upstream or --root must say what to serve"),
+            "Which requests go where.",
+        ),
+        key("cache", Kind::Table(&CACHE), Absent("as below"), "The shared cache."),
+        key("limits", Kind::Table(&LIMITS), Absent("as below"), "What a client may cost."),
+        key("log", Kind::Table(&LOG), Absent("as below"), "The access log."),
+        key("connection", Kind::Tables(&CONNECTION), Absent("none"), "Rules for connections."),
+        key("request", Kind::Tables(&REQUEST), Absent("none"), "Rules for requests."),
+        key("block", Kind::Table(&BLOCK), Absent("as below"), "Dynamic block rules."),
+        key("stress", Kind::Table(&STRESS), Absent("as below"), "What counts as overload."),
+    ],
+};
+
+static LISTEN: Section = Section {
+    name: "listen",
+    doc: "Where clients connect; one table for each address. A change needs a restart.",
+    enforced: true,
+    keys: &[
+        key(
+            "address",
+            Kind::Listen,
+            Required,
+            "ADDRESS:PORT, or :PORT for every address of the host, IPv6 and IPv4.",
+        ),
+        key(
+            "protocol",
+            Kind::Protocol,
+            Is("http"),
+            "What is spoken there. This version has http only and refuses to start with https, dhttp or trickles.",
+        ),
+    ],
+};
+
+static ADMIN: Section = Section {
+    name: "admin",
+    doc: "The admin server: `/metrics`, `/status`, the API and a dashboard. It asks for no password: keep it on \
+          loopback. A change needs a restart.",
+    enforced: true,
+    keys: &[key("address", Kind::Listen, Is("127.0.0.1:9090"), "Where the admin server listens.")],
+};
+
+static UPSTREAM: Section = Section {
+    name: "upstream",
+    doc: "A group of servers that serve the same content; one table for each group.",
+    enforced: true,
+    keys: &[
+        key("name", Kind::Name, Required, "The name by which routes mean this group."),
+        key(
+            "servers",
+            Kind::List { of: &Kind::Server, min: 1 },
+            Required,
+            "HOST:PORT or http://HOST:PORT; every address that a name resolves to becomes a server.",
+        ),
+        key(
+            "require",
+            Kind::Flag,
+            Is("true"),
+            "Whether the start fails when none of the servers accepts a connection; `run --allow-unreachable` is the \
+             same as `false` for all groups.",
+        ),
+        key(
+            "balance",
+            Kind::Choice(&["round-robin", "least-connections", "hash-url", "hash-host"]),
+            Is("round-robin"),
+            "How a server is chosen for a request.",
+        ),
+        key("connect_timeout", TIMEOUT, Is("5s"), "How long a connection attempt may take."),
+        key(
+            "response_timeout",
+            TIMEOUT,
+            Is("60s"),
+            "How long a server may be silent before or within a response.",
+        ),
+        key("idle_timeout", TIMEOUT, Is("60s"), "How long an idle connection is kept for reuse."),
+        key(
+            "idle_connections",
+            Kind::Integer { min: 0, max: 65_535 },
+            Is("64"),
+            "Idle connections kept for reuse, per data core and server.",
+        ),
+        key(
+            "max_connections",
+            Kind::Integer { min: 1, max: 65_535 },
+            Is("1024"),
+            "Connections open at once, per data core and server.",
+        ),
+        key(
+            "max_failures",
+            Kind::Integer { min: 0, max: 1_000_000 },
+            Is("3"),
+            "Consecutive failures after which a server gets no requests; 0 never takes one out.",
+        ),
+        key(
+            "fail_timeout",
+            TIMEOUT,
+            Is("10s"),
+            "How long a failed server stays out before one request tries it again.",
+        ),
+        key(
+            "health_check",
+            Kind::Table(&HEALTH_CHECK),
+            Absent("no checks"),
+            "Requests that decide whether a server gets traffic: `{ path = \"/health\" }`.",
+        ),
+    ],
+};
+
+static HEALTH_CHECK: Section = Section {
+    name: "upstream.health_check",
+    doc: "A periodic request to each server of the group.",
+    enforced: true,
+    keys: &[
+        key("path", Kind::UrlPath, Required, "The path to ask for; a status below 400 is healthy."),
+        key("interval", TIMEOUT, Is("5s"), "Time between two checks."),
+        key("timeout", TIMEOUT, Is("2s"), "How long a check may take."),
+    ],
+};
+
+static ROUTE: Section = Section {
+    name: "route",
+    doc: "Which requests go where: to an `upstream` or to files below a `root`, exactly one of the two. The most \
+          specific host wins, then the longest path.",
+    enforced: true,
+    keys: &[
+        key("host", Kind::Host, Is("*"), "A host name, `*.suffix`, or `*` for every host."),
+        key("path", Kind::UrlPath, Is("/"), "A path prefix."),
+        key("upstream", Kind::Name, Absent("`root` answers"), "The name of an [[upstream]]."),
+        key("root", Kind::Path, Absent("`upstream` answers"), "A directory of files."),
+    ],
+};
+
+static CACHE: Section = Section {
+    name: "cache",
+    doc: "The shared cache. A change needs a restart.",
+    enforced: true,
+    keys: &[
+        key(
+            "memory",
+            Kind::Size {
+                min: tidegate_store::MIN_BUDGET_BYTES,
+                max: tidegate_store::MAX_BUDGET_BYTES,
+                zero_is_off: true,
+            },
+            Is("256MiB"),
+            "Memory for responses; 0B turns the cache off.",
+        ),
+        key(
+            "path",
+            Kind::Path,
+            Absent("the cache ends with the process"),
+            "The directory of the cache's file; the cache then survives restarts.",
+        ),
+        key(
+            "max_object",
+            Kind::Size { min: KIB, max: tidegate_store::MAX_BUDGET_BYTES, zero_is_off: false },
+            Absent("an eighth of `memory`"),
+            "Larger responses are passed on uncached.",
+        ),
+    ],
+};
+
+const MIN_RATE: Kind = Kind::Rate { max: GIB };
+const HEAD_SIZE: Kind = Kind::Size { min: 256, max: MIB, zero_is_off: false };
+
+static LIMITS: Section = Section {
+    name: "limits",
+    doc: "What a client may cost. All are on by default.",
+    enforced: true,
+    keys: &[
+        key(
+            "header_timeout",
+            TIMEOUT,
+            Is("10s"),
+            "From the start of a connection or of a request to the end of its head.",
+        ),
+        key("keep_alive_timeout", TIMEOUT, Is("75s"), "How long an idle connection is kept."),
+        key(
+            "body_min_rate",
+            MIN_RATE,
+            Is("500B/s"),
+            "Slowest average at which a request body may arrive; 0B/s turns it off.",
+        ),
+        key(
+            "response_min_rate",
+            MIN_RATE,
+            Is("500B/s"),
+            "Slowest average at which a client may take a response; 0B/s turns it off.",
+        ),
+        key(
+            "body_size",
+            Kind::Size { min: 1, max: 1024 * GIB, zero_is_off: false },
+            Is("1GiB"),
+            "Largest request body; more is answered with 413.",
+        ),
+        key("request_line_size", HEAD_SIZE, Is("16KiB"), "Longest request line; more is answered with 414."),
+        key("head_size", HEAD_SIZE, Is("64KiB"), "Largest request head; more is answered with 431."),
+        key(
+            "fields",
+            Kind::Integer { min: 1, max: 10_000 },
+            Is("100"),
+            "Most header fields of a request; more are answered with 431.",
+        ),
+        key(
+            "connections",
+            Kind::Integer { min: 1, max: 10_000_000 },
+            Is("16000"),
+            "Client connections open at once; more are closed at once.",
+        ),
+        key(
+            "tunnel_timeout",
+            TIMEOUT,
+            Is("5m"),
+            "How long an upgraded connection (WebSocket) may be silent.",
+        ),
+        key(
+            "drain_timeout",
+            TIMEOUT,
+            Is("30s"),
+            "How long requests in progress may go on after SIGTERM or `tidegate drain`.",
+        ),
+    ],
+};
+
+static LOG: Section = Section {
+    name: "log",
+    doc: "The access log. What the program says of itself goes to standard error, in the form that `--log` names. A \
+          change needs a restart.",
+    enforced: true,
+    keys: &[
+        key(
+            "access",
+            Kind::Path,
+            Absent("no access log"),
+            "A file to append to, or `-` for standard output.",
+        ),
+        key(
+            "format",
+            Kind::Choice(&["combined", "json"]),
+            Is("combined"),
+            "The combined log format of Apache and nginx, or one JSON object a line.",
+        ),
+    ],
+};
+
+const RULE_RATE: Kind = Kind::Integer { min: 0, max: 1_000_000_000 };
+const PRIORITY: Kind = Kind::Integer { min: 1, max: 16 };
+
+static CONNECTION: Section = Section {
+    name: "connection",
+    doc: "A network-level rule: who connects.",
+    enforced: false,
+    keys: &[
+        key("destination", Kind::Destination, Is("*"), "ADDRESS:PORT; `*` stands for every address or port."),
+        key("source", Kind::Prefix, Absent("every client"), "The clients it is for: an address or a prefix."),
+        key("rate", RULE_RATE, Is("0"), "New connections per second; 0 is unlimited."),
+        key(
+            "burst",
+            Kind::Integer { min: 1, max: 1_000_000_000 },
+            Absent("one second's worth"),
+            "Connections beyond the rate that may come at once.",
+        ),
+        key("priority", PRIORITY, Absent("the lowest"), "1 is served first."),
+    ],
+};
+
+static REQUEST: Section = Section {
+    name: "request",
+    doc: "A rule for requests: what is asked for. At least one of `path`, `cookie` and `source` says which requests \
+          it is for.",
+    enforced: false,
+    keys: &[
+        key("path", Kind::Pattern, Absent("every path"), "A path in which `*` stands for anything."),
+        key(
+            "cookie",
+            Kind::Words,
+            Absent("any cookie"),
+            "Cookies that must be there: `{ tier = \"gold\" }`.",
+        ),
+        key("source", Kind::Prefix, Absent("every client"), "The clients it is for: an address or a prefix."),
+        key("rate", RULE_RATE, Is("0"), "Requests per second; 0 is unlimited."),
+        key(
+            "burst",
+            Kind::Integer { min: 1, max: 1_000_000_000 },
+            Absent("one second's worth"),
+            "Requests beyond the rate that may come at once.",
+        ),
+        key("priority", PRIORITY, Absent("the lowest"), "1 is served first."),
+        key(
+            "action",
+            Kind::Choice(&["drop", "reset", "refuse"]),
+            Absent("the request goes on"),
+            "What is done to the requests: ignored, reset, or answered with 503 and Retry-After.",
+        ),
+    ],
+};
+
+static BLOCK: Section = Section {
+    name: "block",
+    doc: "Dynamic block rules.",
+    enforced: false,
+    keys: &[
+        key("for", Kind::Duration { min_ms: SECOND, max_ms: 366 * DAY }, Is("10m"), "The life of a rule."),
+        key("path", Kind::Path, Absent("rules end with the process"), "The rules then survive restarts."),
+    ],
+};
+
+static STRESS: Section = Section {
+    name: "stress",
+    doc: "Beyond what the host counts as overloaded.",
+    enforced: false,
+    keys: &[
+        key("memory", Kind::Share, Is("0.9"), "Share of the memory budget in use."),
+        key(
+            "queue_delay",
+            Kind::Duration { min_ms: MS, max_ms: HOUR },
+            Is("50ms"),
+            "How long a connection waits before it is served.",
+        ),
+    ],
+};
+
+impl Section {
+    /// `[cache]`, `[[route]]` or "the file", for people.
+    pub fn title(&self) -> String {
+        let is_list = FILE
+            .keys
+            .iter()
+            .any(|key| matches!(key.kind, Kind::Tables(section) if section.name == self.name));
+        match self.name {
+            "" => "the file".into(),
+            name if is_list => format!("[[{name}]]"),
+            name => format!("[{name}]"),
+        }
+    }
+
+    /// The key as a path from the file's root.
+    pub fn path_of(&self, key: &str) -> String {
+        if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
+    }
+
+    /// This section and all below it, in the order of the table.
+    pub fn walk(&'static self) -> Vec<&'static Section> {
+        let below = self.keys.iter().filter_map(|key| match key.kind {
+            Kind::Table(section) | Kind::Tables(section) => Some(section),
+            _ => None,
+        });
+        std::iter::once(self).chain(below.flat_map(Section::walk)).collect()
+    }
+}

@@ -1,0 +1,295 @@
+//! The kinds of values a key can have: how each is read, and how each is described.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tidegate_core::IpPrefix;
+use toml::de::DeValue;
+
+use super::keys::Section;
+use crate::units::{self, ListenAddress};
+
+/// What a value must be, with its bounds.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Flag,
+    Integer {
+        min: u64,
+        max: u64,
+    },
+    /// A number above 0 and at most 1.
+    Share,
+    Duration {
+        min_ms: u64,
+        max_ms: u64,
+    },
+    /// Bytes.
+    Size {
+        min: u64,
+        max: u64,
+        zero_is_off: bool,
+    },
+    /// Bytes per second; 0 is off.
+    Rate {
+        max: u64,
+    },
+    Choice(&'static [&'static str]),
+    /// `http`; other names are known, and refused with a word of their own.
+    Protocol,
+    /// Letters, digits, `-`, `.` and `_`.
+    Name,
+    Listen,
+    Server,
+    Prefix,
+    /// `*:80`, `10.0.0.1:80`, `[::1]:80`, `10.0.0.1` or `*`.
+    Destination,
+    Host,
+    UrlPath,
+    /// A path of a URL with `*`.
+    Pattern,
+    /// A file or directory.
+    Path,
+    /// Texts by name, such as cookies.
+    Words,
+    List {
+        of: &'static Kind,
+        min: usize,
+    },
+    /// `[name]`.
+    Table(&'static Section),
+    /// `[[name]]`.
+    Tables(&'static Section),
+}
+
+/// A value that was read and is within its bounds.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Flag(bool),
+    /// An integer, or bytes, or bytes per second.
+    Integer(u64),
+    Duration(Duration),
+    Text(String),
+    Path(PathBuf),
+    Listen(ListenAddress),
+    Server(Vec<SocketAddr>),
+    Prefix(IpPrefix),
+    /// Checked, and read by nothing yet.
+    Unused,
+}
+
+impl Kind {
+    /// Whether values are written in quotes.
+    pub fn is_text(self) -> bool {
+        !matches!(
+            self,
+            Self::Flag
+                | Self::Integer { .. }
+                | Self::Share
+                | Self::Words
+                | Self::List { .. }
+                | Self::Table(_)
+                | Self::Tables(_)
+        )
+    }
+
+    /// Reads one value that is neither list nor table. The error says what was expected and what was found.
+    pub fn read(self, value: &DeValue<'_>) -> Result<Value, String> {
+        let wrong = || format!("expected {}, not {}", self.expected(), describe(value));
+        match (self, value) {
+            (Self::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
+            (Self::Integer { min, max }, DeValue::Integer(integer)) => {
+                let number = u64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| wrong())?;
+                if (min..=max).contains(&number) { Ok(Value::Integer(number)) } else { Err(wrong()) }
+            }
+            (Self::Share, DeValue::Float(float)) => match float.as_str().parse::<f64>() {
+                Ok(share) if share > 0.0 && share <= 1.0 => Ok(Value::Unused),
+                _ => Err(wrong()),
+            },
+            (Self::Share, DeValue::Integer(integer)) if integer.as_str() == "1" => Ok(Value::Unused),
+            (Self::Words, DeValue::Table(table)) => {
+                let all_texts = table.iter().all(|(_, value)| matches!(value.get_ref(), DeValue::String(_)));
+                if all_texts && !table.is_empty() { Ok(Value::Unused) } else { Err(wrong()) }
+            }
+            (kind, DeValue::String(text)) if kind.is_text() => kind.read_text(text),
+            _ => Err(wrong()),
+        }
+    }
+
+    /// Reads a default, which is written as in a file but without quotes.
+    pub fn read_default(self, text: &'static str) -> Result<Value, String> {
+        if self.is_text() {
+            return self.read_text(text);
+        }
+        let value = DeValue::parse(text).map_err(|error| error.message().to_owned())?;
+        self.read(value.get_ref())
+    }
+
+    fn read_text(self, text: &str) -> Result<Value, String> {
+        let wrong = || format!("expected {}, not {text:?}", self.expected());
+        let check = |holds: bool| if holds { Ok(Value::Text(text.to_owned())) } else { Err(wrong()) };
+        match self {
+            Self::Duration { min_ms, max_ms } => match units::duration(text) {
+                Ok(duration) if (u128::from(min_ms)..=u128::from(max_ms)).contains(&duration.as_millis()) => {
+                    Ok(Value::Duration(duration))
+                }
+                _ => Err(wrong()),
+            },
+            Self::Size { min, max, zero_is_off } => match units::size(text) {
+                Ok(bytes) if (min..=max).contains(&bytes) || (bytes == 0 && zero_is_off) => {
+                    Ok(Value::Integer(bytes))
+                }
+                _ => Err(wrong()),
+            },
+            Self::Rate { max } => match units::rate(text) {
+                Ok(rate) if rate <= max => Ok(Value::Integer(rate)),
+                _ => Err(wrong()),
+            },
+            Self::Choice(names) => check(names.contains(&text)),
+            Self::Protocol => match text {
+                "http" => Ok(Value::Text(text.to_owned())),
+                "https" | "dhttp" | "trickles" => {
+                    Err(format!("expected \"http\": {text} is not available in this version"))
+                }
+                _ => Err(wrong()),
+            },
+            Self::Name => check(is_name(text)),
+            Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
+            Self::Server => units::server(text).map(Value::Server),
+            Self::Prefix => match text.parse() {
+                Ok(prefix) => Ok(Value::Prefix(prefix)),
+                Err(error) => Err(format!("{}: {error}", wrong())),
+            },
+            Self::Destination => check(is_destination(text)),
+            Self::Host => check(is_host(text)).map(|_| Value::Text(text.to_ascii_lowercase())),
+            Self::UrlPath => check(is_url_path(text)),
+            Self::Pattern => {
+                check(is_url_path(text) || (text.starts_with('*') && is_url_path(&format!("/{text}"))))
+            }
+            Self::Path if text.is_empty() || text.contains('\0') => Err(wrong()),
+            Self::Path => Ok(Value::Path(text.into())),
+            Self::Flag | Self::Integer { .. } | Self::Share | Self::Words => Err(wrong()),
+            Self::List { .. } | Self::Table(_) | Self::Tables(_) => Err(wrong()),
+        }
+    }
+
+    /// What is expected, as an error says it after "expected".
+    pub fn expected(self) -> String {
+        let examples = match self {
+            Self::Share => ", such as 0.9",
+            Self::Duration { .. } => ", such as \"10s\", \"500ms\" or \"10m\"",
+            Self::Size { .. } => ", such as \"64KiB\" or \"256MiB\"",
+            Self::Rate { .. } => ", such as \"500B/s\" or \"64KiB/s\"",
+            Self::Prefix => " such as \"10.1.0.0/16\"",
+            Self::Destination => " such as \"*:80\"",
+            Self::Words => " such as { tier = \"gold\" }",
+            _ => "",
+        };
+        format!("{}{examples}", self.bounds())
+    }
+
+    /// What values there are, without examples.
+    pub fn bounds(self) -> String {
+        match self {
+            Self::Flag => "true or false".into(),
+            Self::Integer { min, max } => format!("an integer from {min} to {max}"),
+            Self::Share => "a number above 0 and at most 1".into(),
+            Self::Duration { min_ms, max_ms } => {
+                let (min, max) = (show_duration(min_ms), show_duration(max_ms));
+                format!("a duration from {min} to {max}")
+            }
+            Self::Size { min, max, zero_is_off } => {
+                let off = if zero_is_off { "0B or " } else { "" };
+                format!("{off}a size from {} to {}", show_size(min), show_size(max))
+            }
+            Self::Rate { max } => format!("a rate of at most {}/s", show_size(max)),
+            Self::Choice(names) => match names.split_last() {
+                Some((last, [])) => format!("{last:?}"),
+                Some((last, rest)) => {
+                    let rest: Vec<_> = rest.iter().map(|name| format!("{name:?}")).collect();
+                    format!("{} or {last:?}", rest.join(", "))
+                }
+                None => "nothing".into(),
+            },
+            Self::Protocol => "\"http\"".into(),
+            Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
+            Self::Listen => "ADDRESS:PORT or :PORT".into(),
+            Self::Server => "HOST:PORT or http://HOST:PORT".into(),
+            Self::Prefix => "an address or a prefix".into(),
+            Self::Destination => "ADDRESS:PORT".into(),
+            Self::Host => "a host name, \"*.suffix\" or \"*\"".into(),
+            Self::UrlPath => "a path that begins with \"/\"".into(),
+            Self::Pattern => "a path that begins with \"/\" or \"*\"".into(),
+            Self::Path => "the path of a file or directory".into(),
+            Self::Words => "a table of texts".into(),
+            Self::List { of, .. } => format!("a list, each of its values {}", of.bounds()),
+            Self::Table(section) => format!("a table: write [{}]", section.name),
+            Self::Tables(section) => format!("a list of tables: write [[{}]]", section.name),
+        }
+    }
+}
+
+/// A value as an error names it.
+pub(super) fn describe(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("{:?}", text.as_ref()),
+        DeValue::Integer(integer) => integer.to_string(),
+        DeValue::Float(float) => float.as_str().to_owned(),
+        DeValue::Boolean(flag) => flag.to_string(),
+        DeValue::Datetime(datetime) => format!("the date {datetime}"),
+        DeValue::Array(_) => "a list".into(),
+        DeValue::Table(_) => "a table".into(),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+}
+
+/// A host name or address, perhaps with a port; `*` or `*.suffix`.
+fn is_host(text: &str) -> bool {
+    if text == "*" {
+        return true;
+    }
+    let host = text.strip_prefix("*.").unwrap_or(text);
+    !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte))
+}
+
+fn is_url_path(text: &str) -> bool {
+    text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte))
+}
+
+fn is_destination(text: &str) -> bool {
+    let is_port = |port: &str| port == "*" || port.parse::<u16>().is_ok_and(|port| port > 0);
+    if text == "*" || text.parse::<IpPrefix>().is_ok() {
+        return true;
+    }
+    match text.rsplit_once(':') {
+        Some(("*", port)) => is_port(port),
+        Some((address, port)) => {
+            let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+            is_port(port)
+                && match bare {
+                    Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+                    None => address.parse::<std::net::Ipv4Addr>().is_ok(),
+                }
+        }
+        None => false,
+    }
+}
+
+fn show_duration(ms: u64) -> String {
+    let (unit, name) = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")]
+        .into_iter()
+        .find(|(unit, _)| ms >= *unit && ms % unit == 0)
+        .unwrap_or((1, "ms"));
+    format!("{}{name}", ms / unit)
+}
+
+fn show_size(bytes: u64) -> String {
+    let (unit, name) = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
+        .into_iter()
+        .find(|(unit, _)| bytes >= *unit && bytes % unit == 0)
+        .unwrap_or((1, "B"));
+    format!("{}{name}", bytes / unit)
+}

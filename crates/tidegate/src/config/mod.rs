@@ -1,0 +1,92 @@
+//! The configuration file: TOML, checked against one table of keys, every error with its place and a hint.
+//!
+//! `keys` is the table, `kind` reads single values, `walk` goes along both, `settings` turns the result into what the
+//! engine takes and checks what only makes sense together. `reference` and `schema` write the table down for people
+//! and for editors.
+
+mod keys;
+mod kind;
+#[cfg(test)]
+mod reference;
+mod report;
+mod schema;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::io::Read;
+use std::path::Path;
+
+use tidegate_accelerator::settings::Settings;
+use toml::de::DeTable;
+
+pub(crate) use report::{Finding, lines};
+pub(crate) use schema::schema;
+
+use crate::units::ListenAddress;
+use report::Report;
+
+/// Far beyond any file that a person writes; a device or a log given by mistake ends here.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// What a configuration file says, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub settings: Settings,
+    /// The listeners' addresses as written, in the order of the settings.
+    pub listen: Vec<ListenAddress>,
+    pub admin: ListenAddress,
+    /// The groups without which the start fails: used by a route, and not `require = false`.
+    pub required: Vec<String>,
+    /// What the file asks for and does not get.
+    pub warnings: Vec<Finding>,
+}
+
+/// Reads and checks a configuration file.
+pub(crate) fn load(path: &Path) -> Result<Loaded, Vec<Finding>> {
+    let file = path.display().to_string();
+    let failed = |message: String| vec![Finding { file: file.clone(), place: None, message, hint: None }];
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|opened| opened.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|error| failed(format!("cannot read the configuration: {error}")))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(failed(format!("larger than {} MiB: this is no configuration", MAX_FILE_BYTES >> 20)));
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => parse(&file, &text),
+        Err(error) => {
+            let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+            let mut report = Report::new(&file, &valid);
+            report.error(valid.len(), "expected UTF-8 text".into(), None);
+            Err(report.into_findings().0)
+        }
+    }
+}
+
+/// Checks the text of a configuration file.
+pub(crate) fn parse(file: &str, text: &str) -> Result<Loaded, Vec<Finding>> {
+    let mut report = Report::new(file, text);
+    let (table, syntax_errors) = DeTable::parse_recoverable(text);
+    for error in &syntax_errors {
+        report.syntax(error);
+    }
+    let values = walk::walk(&keys::FILE, table.get_ref(), 0, &mut report);
+    let mut loaded = settings::build(&values, &mut report);
+    let (errors, warnings) = report.into_findings();
+    loaded.warnings = warnings;
+    if errors.is_empty() { Ok(loaded) } else { Err(errors) }
+}
+
+/// What settings lack for a start: somewhere to listen, something to serve. `run` can be told on its command line.
+pub(crate) fn still_missing(settings: &Settings, file: Option<&Path>) -> Vec<Finding> {
+    settings::missing(settings, &file.map_or(String::new(), |file| file.display().to_string()))
+}
+
+/// What holds without a configuration file.
+pub(crate) fn defaults() -> Loaded {
+    let mut report = Report::new("", "");
+    let values = walk::walk(&keys::FILE, &DeTable::new(), 0, &mut report);
+    settings::build(&values, &mut report)
+}

@@ -1,0 +1,145 @@
+//! What is found in a configuration file: errors and warnings, each with its place.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+/// One thing that is wrong in a configuration file, or that its writer should know.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Finding {
+    pub file: String,
+    /// Line and column, from 1; `None` when the file as a whole is meant.
+    pub place: Option<(usize, usize)>,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some((line, column)) = self.place {
+            write!(f, ":{line}:{column}")?;
+        }
+        write!(f, ": {}", self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "; {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Finding {
+    /// As `tidegate check --json` prints it.
+    pub(crate) fn to_json(&self, severity: &str) -> Value {
+        json!({
+            "severity": severity,
+            "file": self.file,
+            "line": self.place.map(|(line, _)| line),
+            "column": self.place.map(|(_, column)| column),
+            "message": self.message,
+            "hint": self.hint,
+        })
+    }
+}
+
+/// Findings as lines for people.
+pub(crate) fn lines(findings: &[Finding]) -> String {
+    findings.iter().map(Finding::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// Collects findings while a file is checked.
+pub(super) struct Report<'t> {
+    file: &'t str,
+    text: &'t str,
+    /// From here on the file's structure is not what its writer meant: only what stands before is judged.
+    trusted_to: usize,
+    errors: Vec<Finding>,
+    warnings: Vec<Finding>,
+}
+
+impl<'t> Report<'t> {
+    pub fn new(file: &'t str, text: &'t str) -> Self {
+        Self { file, text, trusted_to: usize::MAX, errors: Vec::new(), warnings: Vec::new() }
+    }
+
+    /// Something is wrong at `offset`, in bytes from the file's start.
+    pub fn error(&mut self, offset: usize, message: String, hint: Option<String>) {
+        let finding = self.finding(offset, message, hint);
+        // A line that is no TOML has been reported already.
+        let is_reported = self.is_damaged() && self.errors.iter().any(|known| line(known) == line(&finding));
+        if offset < self.trusted_to && !is_reported {
+            self.errors.push(finding);
+        }
+    }
+
+    /// Something that must be in the file is not there; where the file is damaged, it may well be meant to be.
+    pub fn missing(&mut self, offset: usize, message: String, hint: Option<String>) {
+        if !self.is_damaged() {
+            self.error(offset, message, hint);
+        }
+    }
+
+    pub fn warn(&mut self, offset: usize, message: String) {
+        let finding = self.finding(offset, message, None);
+        self.warnings.push(finding);
+    }
+
+    /// A place where the file is not TOML.
+    pub fn syntax(&mut self, error: &toml::de::Error) {
+        let offset = error.span().map_or(0, |span| span.start);
+        let finding = self.finding(offset, error.message().to_owned(), syntax_hint(error.message()));
+        // The parser goes on with a guess; one error a line is enough.
+        if !self.errors.iter().any(|known| line(known) == line(&finding)) {
+            self.errors.push(finding);
+        }
+        let is_about_a_value = ["duplicate key", "string values must be quoted"]
+            .iter()
+            .any(|about| error.message().starts_with(about));
+        self.trusted_to = self.trusted_to.min(if is_about_a_value { usize::MAX - 1 } else { offset });
+    }
+
+    /// Whether the file is not TOML somewhere.
+    pub fn is_damaged(&self) -> bool {
+        self.trusted_to != usize::MAX
+    }
+
+    /// The line of a place in the file, from 1.
+    pub fn line_of(&self, offset: usize) -> usize {
+        self.place(offset).0
+    }
+
+    /// Errors and warnings in the order of the file.
+    pub fn into_findings(mut self) -> (Vec<Finding>, Vec<Finding>) {
+        self.errors.sort_by_key(|finding| finding.place);
+        self.warnings.sort_by_key(|finding| finding.place);
+        (self.errors, self.warnings)
+    }
+
+    fn finding(&self, offset: usize, message: String, hint: Option<String>) -> Finding {
+        Finding { file: self.file.to_owned(), place: Some(self.place(offset)), message, hint }
+    }
+
+    fn place(&self, offset: usize) -> (usize, usize) {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
+        (line, column)
+    }
+}
+
+fn line(finding: &Finding) -> Option<usize> {
+    finding.place.map(|(line, _)| line)
+}
+
+fn syntax_hint(message: &str) -> Option<String> {
+    message.starts_with("string values must be quoted").then(|| "put the value in \"quotes\"".to_owned())
+}
+
+/// The candidate with the fewest edits, if it is near enough to be meant.
+pub(super) fn nearest<'c>(wanted: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+    candidates
+        .map(|candidate| (strsim::damerau_levenshtein(wanted, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).max(2))
+        .min()
+        .map(|(_, candidate)| candidate)
+}

@@ -1,0 +1,313 @@
+//! From checked values to the engine's settings, and the checks that concern more than one value.
+
+use std::collections::HashMap;
+
+use tidegate_accelerator::settings::{
+    AccessLog, Balance, Cache, HealthCheck, Limits, Listener, LogFormat, Route, Settings, Target, Upstream,
+};
+use tidegate_http::HeadLimits;
+use tidegate_http::normalize::Personality;
+
+use super::Loaded;
+use super::report::{Finding, Report, nearest};
+use super::walk::Values;
+use crate::units::ListenAddress;
+
+/// Builds the settings. They are fit for use only if the report holds no error afterwards.
+pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
+    let listen = listeners(file, report);
+    let upstreams = upstreams(file, report);
+    let routes = routes(file, report);
+    let required = required(file, &routes, report);
+    let settings = Settings {
+        workers: file.integer("workers").map_or_else(cores, to_usize),
+        listeners: listen.iter().map(|listen| Listener { address: listen.address }).collect(),
+        upstreams,
+        routes,
+        cache: file.table("cache").map(|values| cache(values, report)).unwrap_or_default(),
+        limits: file.table("limits").map(|values| limits(values, report)).unwrap_or_default(),
+        trusted_proxies: file.prefixes("trusted_proxies"),
+        personality: personality(file),
+        pseudonym: file.text("pseudonym").unwrap_or_default(),
+        access_log: file.table("log").and_then(|values| access_log(values, report)),
+    };
+    for request in file.tables("request") {
+        let says_which = ["path", "cookie", "source"].iter().any(|key| request.has(key));
+        if !says_which {
+            let message = "request: expected at least one of path, cookie and source".into();
+            report.missing(request.offset, message, None);
+        }
+    }
+    let admin = admin(file, report);
+    Loaded { settings, listen, admin, required, warnings: Vec::new() }
+}
+
+/// What the file leaves to the command line.
+pub(super) fn missing(settings: &Settings, file: &str) -> Vec<Finding> {
+    let finding = |message: &str, hint: &str| Finding {
+        file: file.to_owned(),
+        place: None,
+        message: message.into(),
+        hint: Some(hint.into()),
+    };
+    let mut missing = Vec::new();
+    if settings.listeners.is_empty() {
+        missing.push(finding("nowhere to listen", "add a [[listen]], or start with --listen ADDR"));
+    }
+    if settings.routes.is_empty() {
+        missing
+            .push(finding("nothing to serve", "add a [[route]], or start with --upstream URL or --root DIR"));
+    }
+    missing
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn to_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn personality(file: &Values) -> Personality {
+    file.text("personality").and_then(|text| text.parse().ok()).unwrap_or(Personality::Strict)
+}
+
+fn admin(file: &Values, report: &mut Report<'_>) -> ListenAddress {
+    let section = file.table("admin");
+    let address = section
+        .and_then(|values| values.listen("address"))
+        .unwrap_or_else(|| ListenAddress { written: String::new(), address: ([127, 0, 0, 1], 0).into() });
+    if let Some(offset) = section.and_then(|values| values.offset_of("address"))
+        && !address.address.ip().is_loopback()
+    {
+        report.warn(
+            offset,
+            "admin.address is not a loopback address: whoever reaches it can purge, reload and drain".into(),
+        );
+    }
+    address
+}
+
+fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<ListenAddress> {
+    let mut listeners: Vec<ListenAddress> = Vec::new();
+    for section in file.tables("listen") {
+        let Some(listen) = section.listen("address") else { continue };
+        if let Some(known) = listeners.iter().find(|known| known.overlaps(&listen)) {
+            let message = if known.address == listen.address {
+                format!("listen.address: {:?} is listed twice", listen.written)
+            } else {
+                format!("listen.address: {:?} overlaps {:?}", listen.written, known.written)
+            };
+            let hint = "an address of every host, such as :8080, takes IPv6 and IPv4 by itself".to_owned();
+            report.error(section.offset_of("address").unwrap_or(section.offset), message, Some(hint));
+            continue;
+        }
+        listeners.push(listen);
+    }
+    listeners
+}
+
+fn upstreams(file: &Values, report: &mut Report<'_>) -> Vec<Upstream> {
+    let mut lines: HashMap<String, usize> = HashMap::new();
+    let mut upstreams = Vec::new();
+    for section in file.tables("upstream") {
+        let Some(name) = section.text("name") else { continue };
+        let offset = section.offset_of("name").unwrap_or(section.offset);
+        if let Some(line) = lines.get(&name) {
+            let message =
+                format!("upstream.name: {name:?} is the name of the [[upstream]] in line {line} already");
+            report.error(offset, message, None);
+            continue;
+        }
+        lines.insert(name.clone(), report.line_of(offset));
+        upstreams.push(upstream(name, section, report));
+    }
+    upstreams
+}
+
+fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream {
+    let servers = section.servers("servers").into_iter().flat_map(|at| at.value).collect();
+    let defaults = Upstream::new(name, servers);
+    let idle_connections = section.integer("idle_connections").map(to_usize);
+    let max_connections = section.integer("max_connections").map(to_usize);
+    if let (Some(idle), Some(max), Some(offset)) =
+        (idle_connections, max_connections, section.offset_of("idle_connections"))
+        && idle > max
+    {
+        let message =
+            format!("upstream.idle_connections: expected at most max_connections, {max}, not {idle}");
+        report.error(offset, message, None);
+    }
+    Upstream {
+        balance: match section.text("balance").as_deref() {
+            Some("least-connections") => Balance::LeastConnections,
+            Some("hash-url") => Balance::HashUrl,
+            Some("hash-host") => Balance::HashHost,
+            _ => Balance::RoundRobin,
+        },
+        connect_timeout: section.duration("connect_timeout").unwrap_or(defaults.connect_timeout),
+        response_timeout: section.duration("response_timeout").unwrap_or(defaults.response_timeout),
+        idle_timeout: section.duration("idle_timeout").unwrap_or(defaults.idle_timeout),
+        idle_connections: idle_connections.unwrap_or(defaults.idle_connections),
+        max_connections: max_connections.unwrap_or(defaults.max_connections),
+        max_failures: section
+            .integer("max_failures")
+            .and_then(|failures| u32::try_from(failures).ok())
+            .unwrap_or(defaults.max_failures),
+        fail_timeout: section.duration("fail_timeout").unwrap_or(defaults.fail_timeout),
+        health_check: section.table("health_check").and_then(health_check),
+        ..defaults
+    }
+}
+
+fn health_check(section: &Values) -> Option<HealthCheck> {
+    Some(HealthCheck {
+        path: section.text("path")?,
+        interval: section.duration("interval")?,
+        timeout: section.duration("timeout")?,
+    })
+}
+
+fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
+    let upstreams = file.tables("upstream");
+    let names: Vec<String> = upstreams.iter().filter_map(|section| section.text("name")).collect();
+    // A group whose name is wrong was reported; what routes to it is not wrong for that.
+    let all_named = names.len() == upstreams.len() && !report.is_damaged();
+    let mut lines: HashMap<(String, String), usize> = HashMap::new();
+    let mut routes = Vec::new();
+    for section in file.tables("route") {
+        let target = target(section, &names, all_named, report);
+        let host = section.text("host");
+        let path = section.text("path");
+        let (Some(target), Some(host), Some(path)) = (target, host, path) else { continue };
+        // The engine takes `/images/*` for `/images/`.
+        let which = (host.clone(), path.trim_end_matches('*').to_owned());
+        if let Some(line) = lines.get(&which) {
+            let message =
+                format!("route: {host}{path} is routed in line {line} already; this one is never used");
+            report.error(section.offset, message, None);
+        }
+        lines.entry(which).or_insert(report.line_of(section.offset));
+        routes.push(Route { host, path, target });
+    }
+    routes
+}
+
+fn target(section: &Values, names: &[String], all_named: bool, report: &mut Report<'_>) -> Option<Target> {
+    if section.is_wrong("upstream") || section.is_wrong("root") {
+        return None;
+    }
+    match (section.text("upstream"), section.path("root")) {
+        (Some(name), None) => {
+            if all_named && !names.contains(&name) {
+                let hint = nearest(&name, names.iter().map(String::as_str))
+                    .map(|name| format!("did you mean {name:?}?"))
+                    .or_else(|| (!names.is_empty()).then(|| format!("there are {}", names.join(", "))));
+                let message = format!("route.upstream: there is no [[upstream]] named {name:?}");
+                report.error(section.offset_of("upstream").unwrap_or(section.offset), message, hint);
+            }
+            Some(Target::Upstream(name))
+        }
+        (None, Some(root)) => {
+            if let Err(error) = std::fs::read_dir(&root) {
+                let message =
+                    format!("route.root: expected a readable directory, but {}: {error}", root.display());
+                report.error(section.offset_of("root").unwrap_or(section.offset), message, None);
+            }
+            Some(Target::Root(root))
+        }
+        (Some(_), Some(_)) => {
+            let message = "route: has both upstream and root, expected one of them".into();
+            report.error(section.offset_of("root").unwrap_or(section.offset), message, None);
+            None
+        }
+        (None, None) => {
+            report.missing(
+                section.offset,
+                "route: missing upstream or root, expected one of them".into(),
+                None,
+            );
+            None
+        }
+    }
+}
+
+/// The groups that a start needs; warns of those that no route uses.
+fn required(file: &Values, routes: &[Route], report: &mut Report<'_>) -> Vec<String> {
+    let mut required = Vec::new();
+    for section in file.tables("upstream") {
+        let Some(name) = section.text("name") else { continue };
+        let is_used = routes.iter().any(|route| route.target == Target::Upstream(name.clone()));
+        if !is_used {
+            let offset = section.offset_of("name").unwrap_or(section.offset);
+            report.warn(offset, format!("no [[route]] uses the upstream {name:?}"));
+        } else if section.flag("require") == Some(true) {
+            required.push(name);
+        }
+    }
+    required
+}
+
+fn cache(section: &Values, report: &mut Report<'_>) -> Cache {
+    let defaults = Cache::default();
+    let memory_bytes = section.integer("memory").unwrap_or(defaults.memory_bytes);
+    let max_object_bytes = section.integer("max_object").unwrap_or(defaults.max_object_bytes);
+    if memory_bytes == 0 {
+        for (key, offset) in ["path", "max_object"].map(|key| (key, section.offset_of(key))) {
+            if let Some(offset) = offset {
+                report.warn(offset, format!("cache.{key} has no effect: the cache is off"));
+            }
+        }
+    } else if max_object_bytes > memory_bytes
+        && let Some(offset) = section.offset_of("max_object")
+    {
+        report.error(offset, "cache.max_object: expected at most cache.memory".into(), None);
+    }
+    Cache { memory_bytes, path: section.path("path"), max_object_bytes }
+}
+
+fn limits(section: &Values, report: &mut Report<'_>) -> Limits {
+    let defaults = Limits::default();
+    let head_size = |key| section.integer(key).and_then(|bytes| u32::try_from(bytes).ok());
+    let head = HeadLimits {
+        request_line_bytes: head_size("request_line_size").unwrap_or(defaults.head.request_line_bytes),
+        head_bytes: head_size("head_size").unwrap_or(defaults.head.head_bytes),
+        fields: section
+            .integer("fields")
+            .and_then(|fields| u16::try_from(fields).ok())
+            .unwrap_or(defaults.head.fields),
+    };
+    if let Some(offset) = section.offset_of("request_line_size")
+        && head.request_line_bytes > head.head_bytes
+    {
+        report.error(offset, "limits.request_line_size: expected at most limits.head_size".into(), None);
+    }
+    let duration = |key, default| section.duration(key).unwrap_or(default);
+    let integer = |key, default| section.integer(key).unwrap_or(default);
+    Limits {
+        head,
+        header_timeout: duration("header_timeout", defaults.header_timeout),
+        keep_alive_timeout: duration("keep_alive_timeout", defaults.keep_alive_timeout),
+        body_min_rate_bytes_per_s: integer("body_min_rate", defaults.body_min_rate_bytes_per_s),
+        response_min_rate_bytes_per_s: integer("response_min_rate", defaults.response_min_rate_bytes_per_s),
+        body_bytes: integer("body_size", defaults.body_bytes),
+        connections: section.integer("connections").map_or(defaults.connections, to_usize),
+        tunnel_timeout: duration("tunnel_timeout", defaults.tunnel_timeout),
+        drain_timeout: duration("drain_timeout", defaults.drain_timeout),
+    }
+}
+
+fn access_log(section: &Values, report: &mut Report<'_>) -> Option<AccessLog> {
+    let format = match section.text("format").as_deref() {
+        Some("json") => LogFormat::Json,
+        _ => LogFormat::Combined,
+    };
+    let Some(path) = section.path("access") else {
+        if let Some(offset) = section.offset_of("format") {
+            report.warn(offset, "log.format has no effect without log.access".into());
+        }
+        return None;
+    };
+    Some(AccessLog { path: (path.as_os_str() != "-").then_some(path), format })
+}

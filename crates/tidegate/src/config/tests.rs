@@ -1,0 +1,475 @@
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use tidegate_accelerator::settings::{Balance, Cache, Limits, Target, Upstream};
+
+use super::keys::{FILE, Fallback};
+use super::kind::Kind;
+use super::*;
+
+const UPSTREAM: &str = "[[upstream]]\nname = \"app\"\nservers = [\"127.0.0.1:9000\"]\n";
+
+fn errors(text: &str) -> Vec<String> {
+    parse("t.toml", text).err().unwrap_or_default().iter().map(Finding::to_string).collect()
+}
+
+#[track_caller]
+fn accepted(text: &str) -> Loaded {
+    parse("t.toml", text).unwrap_or_else(|findings| panic!("{}\n{text}", lines(&findings)))
+}
+
+fn warnings(text: &str) -> Vec<String> {
+    accepted(text).warnings.iter().map(Finding::to_string).collect()
+}
+
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+#[test]
+fn every_error_of_a_file_is_reported_at_once_in_its_order() {
+    let text = "\
+personality = \"strickt\"
+workers = 0
+colour = \"blue\"
+
+[[listen]]
+address = 8080
+protocol = \"https\"
+
+[[upstream]]
+name = \"app\"
+servers = [\"127.0.0.1:9000\", \"https://127.0.0.1\", 7]
+ballance = \"round-robin\"
+max_connections = 0
+
+[[route]]
+host = \"*\"
+
+[[route]]
+upstream = \"ap\"
+
+[cache]
+memory = \"1KiB\"
+
+[limits]
+header_timeout = 10
+fields = 0
+connections = -1
+
+[stress]
+memory = 9.0
+
+[[connection]]
+source = \"10.1.1.0/40\"
+";
+    let expected = [
+        "t.toml:1:15: personality: expected \"strict\", \"apache\", \"nginx\" or \"iis\", not \"strickt\"; did you mean \"strict\"?",
+        "t.toml:2:11: workers: expected an integer from 1 to 1024, not 0",
+        "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, pseudonym, listen, admin, upstream, route, cache, limits, log, connection, request, block, stress",
+        "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
+        "t.toml:7:12: listen.protocol: expected \"http\": https is not available in this version",
+        "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not \"https://127.0.0.1\"",
+        "t.toml:11:51: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 7",
+        "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
+        "t.toml:13:19: upstream.max_connections: expected an integer from 1 to 65535, not 0",
+        "t.toml:15:1: route: missing upstream or root, expected one of them",
+        "t.toml:19:12: route.upstream: there is no [[upstream]] named \"ap\"; did you mean \"app\"?",
+        "t.toml:22:10: cache.memory: expected 0B or a size from 1MiB to 512GiB, such as \"64KiB\" or \"256MiB\", not \"1KiB\"",
+        "t.toml:25:18: limits.header_timeout: expected a duration from 10ms to 1d, such as \"10s\", \"500ms\" or \"10m\", not 10",
+        "t.toml:26:10: limits.fields: expected an integer from 1 to 10000, not 0",
+        "t.toml:27:15: limits.connections: expected an integer from 1 to 10000000, not -1",
+        "t.toml:30:10: stress.memory: expected a number above 0 and at most 1, such as 0.9, not 9.0",
+        "t.toml:33:10: connection.source: expected an address or a prefix such as \"10.1.0.0/16\", not \"10.1.1.0/40\": prefix length is not a number from 0 to 32",
+    ];
+    assert_eq!(errors(text), expected);
+}
+
+#[test]
+fn errors_say_where_what_and_what_was_meant() {
+    let with_upstream = |text: &str| format!("{UPSTREAM}{text}");
+    for (text, wanted) in [
+        ("[cache]\nmemory = \"0MiBs\"\n".to_owned(), "t.toml:2:10: cache.memory: expected 0B or a size"),
+        ("[limits]\nbody_size = \"0B\"\n".into(), "t.toml:2:13: limits.body_size: expected a size from 1B"),
+        (
+            "[limits]\ndrain_timeout = \"0s\"\n".into(),
+            "t.toml:2:17: limits.drain_timeout: expected a duration",
+        ),
+        ("header_timeout = \"10s\"\n".into(), "t.toml:1:1: header_timeout: unknown key in the file"),
+        (
+            "[listen]\naddress = \":1\"\n".into(),
+            "t.toml:1:2: listen: expected a list of tables: write [[listen]], not a table",
+        ),
+        (
+            "[[cache]]\nmemory = \"1MiB\"\n".into(),
+            "t.toml:1:3: cache: expected a table: write [cache], not a list",
+        ),
+        (
+            "upstream = \"app\"\n".into(),
+            "t.toml:1:12: upstream: expected a list of tables: write [[upstream]], not \"app\"",
+        ),
+        ("listen = [1]\n".into(), "t.toml:1:11: listen: expected a list of tables: write [[listen]], not 1"),
+        ("[[listen]]\n".into(), "t.toml:1:1: listen.address: missing; expected ADDRESS:PORT or :PORT"),
+        (
+            "[[upstream]]\nname = \"a\"\nservers = []\n".into(),
+            "t.toml:3:11: upstream.servers: expected at least 1 of HOST:PORT",
+        ),
+        (
+            "[[upstream]]\nname = \"a b\"\nservers = [\"127.0.0.1:1\"]\n".into(),
+            "t.toml:2:8: upstream.name: expected a name",
+        ),
+        (
+            "[[upstream]]\nname = \"a\"\nservers = [\"127.0.0.1:1\"]\nhealth_check = { interval = \"1s\" }\n"
+                .into(),
+            "t.toml:4:16: upstream.health_check.path: missing; expected a path that begins with \"/\"",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nroot = \"/\"\n"),
+            "t.toml:6:8: route: has both upstream and root",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\npath = \"x\"\n"),
+            "t.toml:6:8: route.path: expected a path",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nhost = \"*x\"\n"),
+            "t.toml:6:8: route.host: expected a host name",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\n[[route]]\nupstream = \"app\"\n"),
+            "t.toml:6:1: route: */ is routed in line 4 already",
+        ),
+        (
+            with_upstream(UPSTREAM),
+            "t.toml:5:8: upstream.name: \"app\" is the name of the [[upstream]] in line 2 already",
+        ),
+        (
+            "[[route]]\nroot = \"/does/not/exist\"\n".into(),
+            "t.toml:2:8: route.root: expected a readable directory, but /does/not/exist: No such file",
+        ),
+        (
+            "[[listen]]\naddress = \"[::]:80\"\n[[listen]]\naddress = \"0.0.0.0:80\"\n".into(),
+            "t.toml:4:11: listen.address: \"0.0.0.0:80\" overlaps \"[::]:80\"",
+        ),
+        (
+            "[[request]]\nrate = 1\n".into(),
+            "t.toml:1:1: request: expected at least one of path, cookie and source",
+        ),
+        (
+            "[[request]]\npath = \"/\"\naction = \"explode\"\n".into(),
+            "t.toml:3:10: request.action: expected \"drop\", \"reset\" or \"refuse\"",
+        ),
+        (
+            "[[request]]\ncookie = { tier = 1 }\n".into(),
+            "t.toml:2:10: request.cookie: expected a table of texts",
+        ),
+        (
+            "[[connection]]\ndestination = \"somewhere\"\n".into(),
+            "t.toml:2:15: connection.destination: expected ADDRESS:PORT",
+        ),
+        ("[stress]\nmemory = 0\n".into(), "t.toml:2:10: stress.memory: expected a number above 0"),
+        ("[stress]\nmemory = nan\n".into(), "t.toml:2:10: stress.memory: expected a number above 0"),
+        (
+            "[cache]\nmemory = \"1MiB\"\nmax_object = \"2MiB\"\n".into(),
+            "t.toml:3:14: cache.max_object: expected at most cache.memory",
+        ),
+        (
+            "[limits]\nhead_size = \"1KiB\"\nrequest_line_size = \"2KiB\"\n".into(),
+            "t.toml:3:21: limits.request_line_size: expected at most",
+        ),
+        ("\"é\" = 1\n".into(), "t.toml:1:1: é: unknown key"),
+        ("personality = \"é\" # \nworkers = 'x'".into(), "t.toml:1:15: personality: expected"),
+    ] {
+        let found = errors(&text);
+        assert!(found.first().is_some_and(|error| error.starts_with(wanted)), "{text}\n{found:#?}\n{wanted}");
+    }
+    assert!(errors("header_timeout = \"10s\"\n")[0].ends_with("; it is a key of [limits]"));
+}
+
+#[test]
+fn a_file_that_is_not_toml_every_broken_line_is_reported_and_what_stands_before_is_judged() {
+    let text = "wrokers = 1\n[[upstream]]\nname = app\nservers = [\"127.0.0.1:1\"]\nname = \"b\"\n[limits]\nfields = 0\n";
+    assert_eq!(
+        errors(text).iter().map(|error| &error[..error.len().min(42)]).collect::<Vec<_>>(),
+        [
+            "t.toml:1:1: wrokers: unknown key in the fi",
+            "t.toml:3:8: string values must be quoted, ",
+            "t.toml:5:1: duplicate key",
+            "t.toml:7:10: limits.fields: expected an in",
+        ]
+    );
+    // After an unclosed header the parser's guess is worth nothing: only what stands before it is judged.
+    let found = errors("wrokers = 1\n[[listen]\naddress = \":1\"\n[limits]\nfields = 0\n");
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[1].starts_with("t.toml:2:10: unclosed"), "{found:#?}");
+}
+
+#[test]
+fn what_is_not_enforced_or_has_no_effect_is_warned_of() {
+    let text = "[[request]]\npath = \"/cgi-bin/*\"\nrate = 10\nburst = 2\npriority = 3\n\
+                [[request]]\ncookie = { tier = \"gold\" }\npriority = 1\n[[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n\
+                [[connection]]\ndestination = \"*:80\"\nsource = \"10.1.1.0/24\"\nrate = 100\nburst = 5\npriority = 2\n\
+                [block]\nfor = \"10m\"\npath = \"/var/lib/tidegate/block\"\n[stress]\nmemory = 0.9\nqueue_delay = \"50ms\"\n";
+    let not_enforced = "is accepted and checked, but this version does not enforce it";
+    let expected: Vec<String> = [
+        (1, "[[request]]"),
+        (6, "[[request]]"),
+        (9, "[[request]]"),
+        (12, "[[connection]]"),
+        (18, "[block]"),
+        (21, "[stress]"),
+    ]
+    .iter()
+    .map(|(line, title)| format!("t.toml:{line}:1: {title} {not_enforced}"))
+    .collect();
+    assert_eq!(warnings(text), expected);
+    assert_eq!(
+        warnings("[log]\nformat = \"json\"\n"),
+        ["t.toml:2:10: log.format has no effect without log.access"]
+    );
+    assert_eq!(
+        warnings("[cache]\nmemory = \"0B\"\npath = \"/tmp\"\n"),
+        ["t.toml:3:8: cache.path has no effect: the cache is off"]
+    );
+    assert_eq!(warnings(UPSTREAM), ["t.toml:2:8: no [[route]] uses the upstream \"app\""]);
+    assert_eq!(warnings("[admin]\naddress = \"0.0.0.0:1\"\n").len(), 1);
+    assert_eq!(warnings(&format!("{UPSTREAM}[[route]]\nupstream = \"app\"\n")), [] as [String; 0]);
+}
+
+#[test]
+fn nowhere_to_listen_and_nothing_to_serve_are_missing() {
+    let missing = |text: &str| still_missing(&accepted(text).settings, Some(Path::new("t.toml"))).len();
+    assert_eq!(missing(""), 2);
+    assert_eq!(missing("[[listen]]\naddress = \":1\"\n"), 1);
+    assert_eq!(
+        missing(&format!("[[listen]]\naddress = \":1\"\n{UPSTREAM}[[route]]\nupstream = \"app\"\n")),
+        0
+    );
+}
+
+#[test]
+fn every_default_is_valid() {
+    for section in FILE.walk() {
+        for key in section.keys {
+            if let Fallback::Is(text) = key.default {
+                assert!(key.kind.read_default(text).is_ok(), "{}", section.path_of(key.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn defaults_of_the_table_are_those_of_the_engine() {
+    let loaded = accepted(UPSTREAM);
+    let server = "127.0.0.1:9000".parse().unwrap();
+    assert_eq!(loaded.settings.upstreams, [Upstream::new("app", vec![server])]);
+    assert_eq!(loaded.settings.cache, Cache::default());
+    assert_eq!(format!("{:?}", loaded.settings.limits), format!("{:?}", Limits::default()));
+    assert_eq!(loaded.admin.address, "127.0.0.1:9090".parse().unwrap());
+    assert_eq!(format!("{:?}", defaults()), format!("{:?}", accepted("")));
+}
+
+/// A value that differs from the default, for every key that is enforced.
+fn sample(path: &str, kind: Kind) -> String {
+    match (path, kind) {
+        ("listen.protocol", _) => "\"http\"".into(),
+        ("route.root", _) => "\"/\"".into(),
+        ("log.format", _) => "\"json\"".into(),
+        (_, Kind::Flag) => "false".into(),
+        (_, Kind::Integer { .. }) => "7".into(),
+        (_, Kind::Duration { .. }) => "\"1234s\"".into(),
+        ("cache.memory", _) => "\"1048576B\"".into(),
+        (_, Kind::Size { .. }) => "\"1234B\"".into(),
+        (_, Kind::Rate { .. }) => "\"17B/s\"".into(),
+        (_, Kind::Choice(names)) => format!("{:?}", names[1]),
+        (_, Kind::Name) => "\"other\"".into(),
+        (_, Kind::Listen) => "\"127.0.0.1:17\"".into(),
+        (_, Kind::Host) => "\"other.example\"".into(),
+        (_, Kind::UrlPath | Kind::Path) => "\"/other\"".into(),
+        (_, Kind::List { of: Kind::Server, .. }) => "[\"127.0.0.1:17\", \"127.0.0.1:18\"]".into(),
+        (_, Kind::List { .. }) => "[\"10.0.0.0/8\"]".into(),
+        (path, _) => panic!("no sample for {path}"),
+    }
+}
+
+#[test]
+fn every_enforced_key_reaches_the_settings() {
+    let other = "[[upstream]]\nname = \"other\"\nservers = [\"127.0.0.1:1\"]\n";
+    for section in FILE.walk().into_iter().filter(|section| section.enforced) {
+        for key in section.keys.iter().filter(|key| !matches!(key.kind, Kind::Table(_) | Kind::Tables(_))) {
+            let path = section.path_of(key.name);
+            // What a table needs to be accepted without the key.
+            let (header, needed, after) = match section.name {
+                "" => ("", "", ""),
+                "listen" => ("[[listen]]\n", "address = \"127.0.0.1:1\"\n", ""),
+                "upstream" => ("[[upstream]]\n", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n", ""),
+                "upstream.health_check" => (
+                    "[[upstream]]\nname = \"app\"\nservers = [\"127.0.0.1:1\"]\n[upstream.health_check]\n",
+                    "path = \"/\"\n",
+                    "",
+                ),
+                "route" => ("[[route]]\n", "upstream = \"app\"\n", UPSTREAM),
+                "log" => ("[log]\n", "access = \"-\"\n", ""),
+                name => (&*format!("[{name}]\n").leak(), "", ""),
+            };
+            let route = if section.name == "upstream" { "[[route]]\nupstream = \"app\"\n" } else { "" };
+            let replaced = if key.name == "root" { "upstream" } else { key.name };
+            let kept: String = needed
+                .lines()
+                .filter(|line| !line.starts_with(replaced))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            let after = format!("{after}{other}");
+            let without = format!("{header}{needed}{after}{route}");
+            let value = sample(&path, key.kind);
+            let route = if path == "upstream.name" { "[[route]]\nupstream = \"other\"\n" } else { route };
+            let after = if path == "upstream.name" { "" } else { &after };
+            let with = format!("{header}{kept}{} = {value}\n{after}{route}", key.name);
+            let [without, with] = [&without, &with].map(|text| {
+                let loaded = accepted(text);
+                format!("{:?}", (loaded.settings, loaded.listen, loaded.admin, loaded.required))
+            });
+            // The one value that there is.
+            assert_eq!(with == without, path == "listen.protocol", "{path}: {with}");
+        }
+    }
+}
+
+#[test]
+fn a_group_is_required_at_the_start_unless_it_says_otherwise_or_is_unused() {
+    let route = "[[route]]\nupstream = \"app\"\n";
+    assert_eq!(accepted(&format!("{UPSTREAM}{route}")).required, ["app"]);
+    assert!(accepted(&format!("{UPSTREAM}require = false\n{route}")).required.is_empty());
+    assert!(accepted(UPSTREAM).required.is_empty());
+}
+
+#[test]
+fn all_addresses_of_a_server_name_become_servers() {
+    use std::net::ToSocketAddrs;
+    let text = UPSTREAM.replace("127.0.0.1", "localhost");
+    let mut expected: Vec<_> = ("localhost", 9000).to_socket_addrs().unwrap().collect();
+    expected.dedup();
+    assert_eq!(accepted(&text).settings.upstreams[0].servers, expected);
+}
+
+#[test]
+fn the_example_of_the_guide_means_what_it_says() {
+    let loaded = accepted(&std::fs::read_to_string(project().join("examples/tidegate.toml")).unwrap());
+    assert_eq!(loaded.settings.listeners.len(), 1);
+    assert_eq!(loaded.settings.upstreams[0].servers.len(), 2);
+    assert_eq!(loaded.settings.upstreams[0].balance, Balance::RoundRobin);
+    assert_eq!(loaded.settings.routes[0].target, Target::Upstream("app".into()));
+    assert_eq!(loaded.admin.written, "127.0.0.1:9090");
+}
+
+/// Every file below `folder` with this ending, without what was built or installed.
+fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            if !["target", "node_modules", ".git"].contains(&name.as_str()) {
+                files(&path, ending, found);
+            }
+        } else if name.ends_with(ending) {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn configurations_in_examples_packaging_and_documents_are_complete_and_without_warnings() {
+    let mut configurations = Vec::new();
+    for folder in ["examples", "packaging"] {
+        let mut paths = Vec::new();
+        files(&project().join(folder), ".toml", &mut paths);
+        let manifests = ["Cargo.toml"].map(std::ffi::OsStr::new);
+        paths.retain(|path| !manifests.contains(&path.file_name().unwrap()));
+        assert!(!paths.is_empty(), "{folder} has none");
+        configurations.extend(paths.into_iter().map(|path| {
+            let text = std::fs::read_to_string(&path).unwrap();
+            (path, true, text)
+        }));
+    }
+    let mut documents = Vec::new();
+    files(&project(), ".md", &mut documents);
+    for path in documents {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut before = "";
+        for (index, block) in text.split("```").enumerate() {
+            if let Some(snippet) = block.strip_prefix("toml\n").filter(|_| index % 2 == 1) {
+                // `<!-- other TOML -->` before a block says that it is no configuration of tidegate, `<!-- part -->`
+                // that it shows a part of one.
+                if !before.trim_end().ends_with("<!-- other TOML -->") {
+                    let is_complete = !before.trim_end().ends_with("<!-- part -->");
+                    configurations.push((path.clone(), is_complete, snippet.to_owned()));
+                }
+            }
+            before = block;
+        }
+    }
+    assert!(configurations.len() >= 4, "{configurations:?}");
+    for (path, is_complete, text) in configurations {
+        let loaded = parse(&path.display().to_string(), &text)
+            .unwrap_or_else(|findings| panic!("{}\n{text}", lines(&findings)));
+        if is_complete {
+            assert!(
+                still_missing(&loaded.settings, None).is_empty(),
+                "{}: incomplete\n{text}",
+                path.display()
+            );
+            assert_eq!(loaded.warnings, [], "{}\n{text}", path.display());
+        }
+    }
+}
+
+#[test]
+fn generated_files_are_up_to_date() {
+    let folder = project().join("docs/guide");
+    for (name, generated) in [("configuration.md", reference::page()), ("tidegate.schema.json", schema())] {
+        let path = folder.join(name);
+        if std::env::var_os("TIDEGATE_WRITE_REFERENCE").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(&path, generated).unwrap();
+            continue;
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == generated,
+            "{name} differs from the table of keys: run TIDEGATE_WRITE_REFERENCE=1 cargo nextest run -p tidegate generated"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_a_configuration_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("t.toml");
+    let error = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        let findings = load(&file).unwrap_err();
+        findings[0].to_string().replace(&file.display().to_string(), "t.toml")
+    };
+    assert_eq!(error(b"workers = 1\n# \xff\n"), "t.toml:2:3: expected UTF-8 text");
+    assert_eq!(error(&vec![b'#'; (4 << 20) + 1]), "t.toml: larger than 4 MiB: this is no configuration");
+    let missing = load(&directory.path().join("none.toml")).unwrap_err()[0].to_string();
+    assert!(missing.contains("none.toml: cannot read the configuration: No such file"), "{missing}");
+}
+
+proptest! {
+    /// An operator's typing never ends in a panic, and each error has a place within the file.
+    #[test]
+    fn a_file_with_lines_changed_at_random_is_judged(
+        cuts in prop::collection::vec((0..2000_usize, "[\\[\\]=\"{}.a-z0-9\n ,é-]{0,6}"), 1..6),
+    ) {
+        let mut text = std::fs::read_to_string(project().join("examples/tidegate.toml")).unwrap();
+        for (at, insert) in cuts {
+            let at = (0..=at % text.len()).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            let end = text[at..].char_indices().nth(3).map_or(text.len(), |(offset, _)| at + offset);
+            text.replace_range(at..end, &insert);
+        }
+        for finding in parse("t.toml", &text).err().unwrap_or_default() {
+            let (line, column) = finding.place.unwrap();
+            prop_assert!(line <= text.lines().count() + 1 && column >= 1, "{finding}\n{text}");
+        }
+    }
+}
