@@ -239,7 +239,10 @@ impl Tidegate {
 
     /// One GET to the admin interface.
     pub fn ask_admin(&self, target: &str) -> Response {
-        Client::connect(self.admin).get(target)
+        let mut client = Client::connect(self.admin);
+        // It answers to its address only, not to names.
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: {}\r\n\r\n", self.admin));
+        client.response()
     }
 
     /// The value of a metric (the sum over its labels), 0 when it is absent.

@@ -199,25 +199,29 @@ pub(crate) fn not_understood(error: &clap::Error) -> Result<(), Failure> {
 
 /// From clap's paragraphs (error, tips, usage, "for more information") to one line.
 fn one_line(text: &str) -> String {
-    let joined = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
-    let (mut parts, mut usage) = (Vec::new(), None);
-    for paragraph in text.split("\n\n") {
-        let line = joined(paragraph);
-        if let Some(rest) = line.strip_prefix("Usage: ") {
-            usage = Some(rest.to_owned());
-        } else if !line.is_empty() && !line.starts_with("For more information") {
-            parts.push(line.strip_prefix("tip: ").map_or(line.clone(), str::to_owned));
+    let mut parts: Vec<String> = text
+        .split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|line| {
+            !line.is_empty() && !line.starts_with("Usage: ") && !line.starts_with("For more information")
+        })
+        .map(|line| line.strip_prefix("tip: ").map_or(line.clone(), str::to_owned))
+        .collect();
+    parts.push(format!("see '{} --help'", command_meant(std::env::args().skip(1))));
+    parts.join("; ")
+}
+
+/// The command whose help is of use: "tidegate cache purge".
+fn command_meant(arguments: impl Iterator<Item = String>) -> String {
+    let mut command = <Cli as clap::CommandFactory>::command();
+    let mut name = "tidegate".to_owned();
+    for argument in arguments {
+        if let Some(below) = command.find_subcommand(&argument) {
+            name = format!("{name} {argument}");
+            command = below.clone();
         }
     }
-    // The usage begins with the command's own name: "tidegate cache purge [OPTIONS] <PATTERN>".
-    let command: Vec<&str> = usage
-        .as_deref()
-        .unwrap_or("tidegate")
-        .split(' ')
-        .take_while(|word| word.starts_with(|first: char| first.is_ascii_lowercase()))
-        .collect();
-    parts.push(format!("see '{} --help'", command.join(" ")));
-    parts.join("; ")
+    name
 }
 
 /// Writes to standard output. A reader that went away has seen enough (`tidegate check --schema | head`).

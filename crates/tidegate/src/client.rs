@@ -1,11 +1,12 @@
 //! The commands that ask a running tidegate, over its admin server.
 
+use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cli::Failure;
+use crate::cli::{Failure, print};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -15,16 +16,22 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     if json {
         return print_json(&status);
     }
-    println!("tidegate {}, up {} s", text(&status["version"]), status["uptime_s"]);
+    let mut out = String::new();
+    let _ = writeln!(out, "tidegate {}, up {} s", text(&status["version"]), status["uptime_s"]);
     for listener in array(&status["listeners"]) {
-        println!("listening on {}", text(listener));
+        let _ = writeln!(out, "listening on {}", text(listener));
     }
-    println!("enforced in user space: {}", text(&status["enforcement"]["reason"]));
+    let _ = writeln!(out, "enforced in user space: {}", text(&status["enforcement"]["reason"]));
     let cache = &status["cache"];
-    println!(
-        "cache: {} objects, {} of {} bytes, hit ratio {}",
-        cache["objects"], cache["used_bytes"], cache["capacity_bytes"], status["hit_ratio"]
-    );
+    if cache.is_object() {
+        let _ = writeln!(
+            out,
+            "cache: {} objects, {} of {} bytes, hit ratio {}",
+            cache["objects"], cache["used_bytes"], cache["capacity_bytes"], status["hit_ratio"]
+        );
+    } else {
+        out.push_str("cache: off\n");
+    }
     let rows: Vec<Vec<String>> = array(&status["upstreams"])
         .iter()
         .map(|row| {
@@ -33,7 +40,11 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
                 .into()
         })
         .collect();
-    print_table(&["UPSTREAM", "SERVER", "HEALTHY", "BUSY", "REQUESTS", "FAILURES", "LAST ERROR"], &rows);
+    write_table(
+        &["UPSTREAM", "SERVER", "HEALTHY", "BUSY", "REQUESTS", "FAILURES", "LAST ERROR"],
+        &rows,
+        &mut out,
+    );
     let rows: Vec<Vec<String>> = status["counters"]
         .as_object()
         .into_iter()
@@ -41,8 +52,8 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
         .filter(|(_, value)| value.as_u64() != Some(0))
         .map(|(name, value)| vec![name.clone(), value.to_string()])
         .collect();
-    print_table(&["COUNTER", "VALUE"], &rows);
-    Ok(())
+    write_table(&["COUNTER", "VALUE"], &rows, &mut out);
+    print(&out)
 }
 
 /// `tidegate cache list`
@@ -55,8 +66,9 @@ pub(crate) fn cache_list(admin: SocketAddr, limit: usize, json: bool) -> Result<
         .iter()
         .map(|row| ["status", "size_bytes", "age_s", "ttl_s", "url"].map(|key| text(&row[key])).into())
         .collect();
-    print_table(&["STATUS", "BYTES", "AGE S", "TTL S", "URL"], &rows);
-    Ok(())
+    let mut out = String::new();
+    write_table(&["STATUS", "BYTES", "AGE S", "TTL S", "URL"], &rows, &mut out);
+    print(&out)
 }
 
 /// `tidegate cache purge`
@@ -70,8 +82,7 @@ pub(crate) fn post(admin: SocketAddr, path: &str, json: bool) -> Result<(), Fail
     if json {
         return print_json(&answer);
     }
-    println!("{}", text(&answer["message"]));
-    Ok(())
+    print(&format!("{}\n", text(&answer["message"])))
 }
 
 fn ask(admin: SocketAddr, method: &str, path: &str) -> Result<Value, Failure> {
@@ -126,11 +137,10 @@ fn text(value: &Value) -> String {
 }
 
 fn print_json(value: &Value) -> Result<(), Failure> {
-    println!("{}", serde_json::to_string_pretty(value).unwrap_or_default());
-    Ok(())
+    print(&format!("{value:#}\n"))
 }
 
-fn print_table(titles: &[&str], rows: &[Vec<String>]) {
+fn write_table(titles: &[&str], rows: &[Vec<String>], out: &mut String) {
     if rows.is_empty() {
         return;
     }
@@ -138,13 +148,10 @@ fn print_table(titles: &[&str], rows: &[Vec<String>]) {
         rows.iter().map(|row| row[column].len()).chain([titles[column].len()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..titles.len()).map(width).collect();
-    let line = |cells: &[String]| {
+    let titles: Vec<String> = titles.iter().map(|title| (*title).to_owned()).collect();
+    for row in std::iter::once(&titles).chain(rows) {
         let padded: Vec<String> =
-            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        println!("{}", padded.join("  ").trim_end());
-    };
-    line(&titles.iter().map(|title| (*title).to_owned()).collect::<Vec<_>>());
-    for row in rows {
-        line(row);
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let _ = writeln!(out, "{}", padded.join("  ").trim_end());
     }
 }

@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::Loaded;
-use crate::units::ListenAddress;
+use crate::units::{ListenAddress, ServerError};
 use crate::{admin, config, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
@@ -156,7 +156,10 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
     if let Some(url) = &args.upstream {
-        let addresses = units::server(url).map_err(|error| usage(format!("--upstream: {error}")))?;
+        let addresses = units::server(url).map_err(|error| match error {
+            ServerError::Syntax(message) => usage(format!("--upstream: {message}")),
+            ServerError::Resolve(message) => Failure::runtime(format!("error: --upstream: {message}")),
+        })?;
         settings.upstreams = vec![Upstream::new("upstream", addresses)];
         settings.routes = vec![everything(Target::Upstream("upstream".into()))];
         loaded.required = vec!["upstream".into()];

@@ -75,24 +75,40 @@ fn every_address() -> IpAddr {
     }
 }
 
-/// `127.0.0.1:9000`, `app.internal:9000` or `http://127.0.0.1:9000`, resolved: every address of the name, once.
-pub(crate) fn server(text: &str) -> Result<Vec<SocketAddr>, String> {
-    if text.starts_with("https://") {
-        return Err(format!(
-            "expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not {text:?}"
-        ));
+/// Why a text names no server.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) enum ServerError {
+    /// It is not written as a server is.
+    Syntax(String),
+    /// The name service does not know it, or does not answer.
+    Resolve(String),
+}
+
+impl std::fmt::Display for ServerError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Syntax(message) | Self::Resolve(message)) = self;
+        f.write_str(message)
     }
-    let (host, port) = host_and_port(text.strip_prefix("http://").unwrap_or(text))
-        .ok_or_else(|| format!("expected HOST:PORT or http://HOST:PORT without a path, not {text:?}"))?;
-    let resolved =
-        (host, port).to_socket_addrs().map_err(|error| format!("cannot resolve {host:?}: {error}"))?;
+}
+
+/// `127.0.0.1:9000`, `app.internal:9000` or `http://127.0.0.1:9000`, resolved: every address of the name, once.
+pub(crate) fn server(text: &str) -> Result<Vec<SocketAddr>, ServerError> {
+    use ServerError::{Resolve, Syntax};
+    if text.starts_with("https://") {
+        let message = "expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only";
+        return Err(Syntax(format!("{message}, not {text:?}")));
+    }
+    let expected = || Syntax(format!("expected HOST:PORT or http://HOST:PORT without a path, not {text:?}"));
+    let (host, port) = host_and_port(text.strip_prefix("http://").unwrap_or(text)).ok_or_else(expected)?;
+    let unresolved = |error| Resolve(format!("cannot resolve {host:?}: {error}"));
+    let resolved = (host, port).to_socket_addrs().map_err(unresolved)?;
     let mut addresses: Vec<SocketAddr> = Vec::new();
     for address in resolved {
         if !addresses.contains(&address) {
             addresses.push(address);
         }
     }
-    if addresses.is_empty() { Err(format!("{host:?} has no address")) } else { Ok(addresses) }
+    if addresses.is_empty() { Err(Resolve(format!("{host:?} has no address"))) } else { Ok(addresses) }
 }
 
 /// `name`, `name:80`, `[::1]:80`, with or without a slash at the end.
@@ -176,7 +192,7 @@ mod tests {
         for wrong in
             ["http://127.0.0.1/path", "::1:80", "ftp://h", "h:0", "h:65536", "h:80:80", "", "[::1", "u@h"]
         {
-            assert!(server(wrong).unwrap_err().starts_with("expected HOST:PORT"), "{wrong}");
+            assert!(matches!(server(wrong), Err(ServerError::Syntax(_))), "{wrong}");
         }
     }
 }

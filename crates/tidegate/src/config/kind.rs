@@ -155,7 +155,7 @@ impl Kind {
             },
             Self::Name => check(is_name(text)),
             Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
-            Self::Server => units::server(text).map(Value::Server),
+            Self::Server => units::server(text).map(Value::Server).map_err(|error| error.to_string()),
             Self::Prefix => match text.parse() {
                 Ok(prefix) => Ok(Value::Prefix(prefix)),
                 Err(error) => Err(format!("{}: {error}", wrong())),
@@ -281,7 +281,7 @@ fn is_destination(text: &str) -> bool {
 fn show_duration(ms: u64) -> String {
     let (unit, name) = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")]
         .into_iter()
-        .find(|(unit, _)| ms >= *unit && ms % unit == 0)
+        .find(|(unit, _)| ms >= *unit && ms.is_multiple_of(*unit))
         .unwrap_or((1, "ms"));
     format!("{}{name}", ms / unit)
 }
@@ -289,7 +289,7 @@ fn show_duration(ms: u64) -> String {
 fn show_size(bytes: u64) -> String {
     let (unit, name) = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
         .into_iter()
-        .find(|(unit, _)| bytes >= *unit && bytes % unit == 0)
+        .find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit))
         .unwrap_or((1, "B"));
     format!("{}{name}", bytes / unit)
 }

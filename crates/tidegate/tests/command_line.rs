@@ -1,0 +1,410 @@
+//! What a person at a terminal meets: errors of one clear line, exit codes, help, completions, manual pages.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use tidegate_e2e::{Client, Origin, Reply, eventually, free_port};
+
+const COMMANDS: [&[&str]; 9] = [
+    &["run"],
+    &["check"],
+    &["status"],
+    &["reload"],
+    &["drain"],
+    &["cache", "list"],
+    &["cache", "purge"],
+    &["cache", "save"],
+    &["completions"],
+];
+
+/// What an ended command left.
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ended {
+    /// The only line on standard error.
+    #[track_caller]
+    fn line(&self) -> &str {
+        assert_eq!(self.err.trim_end().lines().count(), 1, "{self:?}");
+        self.err.trim_end()
+    }
+}
+
+/// A process that does not outlive the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(arguments: &[&str]) -> Process {
+    let child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    Process(child.unwrap())
+}
+
+/// Runs a command that must end by itself.
+#[track_caller]
+fn tidegate(arguments: &[&str]) -> Ended {
+    let mut process = spawn(arguments);
+    let read = |mut pipe: Box<dyn std::io::Read + Send>| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            pipe.read_to_string(&mut text).unwrap();
+            text
+        })
+    };
+    let out = read(Box::new(process.0.stdout.take().unwrap()));
+    let err = read(Box::new(process.0.stderr.take().unwrap()));
+    let status = eventually("it ends", || process.0.try_wait().unwrap());
+    Ended { code: status.code(), out: out.join().unwrap(), err: err.join().unwrap() }
+}
+
+fn local(port: u16) -> String {
+    format!("127.0.0.1:{port}")
+}
+
+fn write(folder: &Path, text: &str) -> String {
+    let file = folder.join("tidegate.toml");
+    std::fs::write(&file, text).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+/// A configuration in front of `server`.
+fn config(listen: &str, server: &str, upstream_lines: &str) -> String {
+    format!(
+        "[[listen]]\naddress = \"{listen}\"\n[admin]\naddress = \"{}\"\n[cache]\nmemory = \"8MiB\"\n\
+         [[upstream]]\nname = \"app\"\nservers = [\"{server}\"]\n{upstream_lines}\n[[route]]\nupstream = \"app\"\n",
+        local(free_port())
+    )
+}
+
+#[test]
+fn wrong_configuration_each_error_is_a_line_with_its_place_and_the_exit_code_is_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "[cache]\nmemroy = \"1GiB\"\n\n[limits]\nfields = 0\n");
+    let expected = [
+        format!(
+            "{file}:2:1: cache.memroy: unknown key in [cache], expected one of memory, path, max_object; did you mean \"memory\"?"
+        ),
+        format!("{file}:5:10: limits.fields: expected an integer from 1 to 10000, not 0"),
+    ];
+    for arguments in [&["check", &file][..], &["run", "--config", &file]] {
+        let ended = tidegate(arguments);
+        assert_eq!(
+            (ended.code, ended.err.lines().collect::<Vec<_>>()),
+            (Some(1), expected.iter().map(String::as_str).collect())
+        );
+    }
+    let ended = tidegate(&["check", "--json", &file]);
+    let findings: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(ended.code, Some(1));
+    assert_eq!(findings[0]["line"], 2);
+    assert_eq!(findings[0]["hint"], "did you mean \"memory\"?");
+    assert_eq!((&findings[1]["severity"], &findings[1]["column"]), (&"error".into(), &10.into()));
+}
+
+#[test]
+fn configuration_that_cannot_be_read_is_one_line_and_exit_code_1() {
+    for arguments in [["check", "/does/not/exist.toml"], ["check", "/"]] {
+        let ended = tidegate(&arguments);
+        assert_eq!(ended.code, Some(1));
+        assert!(
+            ended.line().starts_with(&format!("{}: cannot read the configuration: ", arguments[1])),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn check_of_a_file_without_listener_or_route_names_both_and_run_takes_them_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "[cache]\nmemory = \"8MiB\"\n");
+    for arguments in [&["check", &file][..], &["run", "--config", &file]] {
+        let ended = tidegate(arguments);
+        assert_eq!(ended.code, Some(1));
+        let lines: Vec<_> = ended.err.lines().collect();
+        assert_eq!(
+            lines[0],
+            format!("{file}: nowhere to listen; add a [[listen]], or start with --listen ADDR")
+        );
+        assert!(lines[1].starts_with(&format!("{file}: nothing to serve; add a [[route]]")), "{lines:?}");
+    }
+    let (listen, admin) = (local(free_port()), local(free_port()));
+    let root = folder.path().to_str().unwrap();
+    let _running = spawn(&["run", "--config", &file, "--listen", &listen, "--admin", &admin, "--root", root]);
+    eventually("it listens", || Client::try_connect(listen.parse().unwrap()).ok());
+}
+
+#[test]
+fn check_warns_of_what_is_not_enforced_and_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = config(":0", "127.0.0.1:1", "") + "[stress]\nmemory = 0.9\n";
+    let file = write(folder.path(), &text);
+    let ended = tidegate(&["check", &file]);
+    assert_eq!((ended.code, ended.out), (Some(0), format!("{file}: no errors\n")));
+    assert!(ended.err.starts_with(&format!("warning: {file}:")), "{}", ended.err);
+    assert!(ended.err.contains("[stress] is accepted and checked, but this version does not enforce it"));
+    let json: Value = serde_json::from_str(&tidegate(&["check", "--json", &file]).out).unwrap();
+    assert_eq!(json[0]["severity"], "warning");
+}
+
+#[test]
+fn port_in_use_is_one_line_that_names_the_address_as_written_and_exit_code_1() {
+    let port = free_port();
+    let _taken = TcpListener::bind(local(port)).unwrap();
+    let (admin, root) = (local(free_port()), "/");
+    for written in [local(port), format!(":{port}"), format!("0.0.0.0:{port}")] {
+        let ended = tidegate(&["run", "--listen", &written, "--root", root, "--admin", &admin]);
+        assert_eq!(ended.code, Some(1));
+        let last = ended.err.lines().last().unwrap();
+        let wanted = format!(
+            "error: cannot listen on {written}: Address already in use (os error 98); end the program"
+        );
+        assert!(last.starts_with(&wanted), "{ended:?}");
+        assert_eq!(ended.line(), last);
+    }
+}
+
+#[test]
+fn admin_port_in_use_is_one_line_that_names_the_address_as_written_and_exit_code_1() {
+    let port = free_port();
+    let _taken = TcpListener::bind(local(port)).unwrap();
+    for written in [local(port), format!(":{port}")] {
+        let ended = tidegate(&["run", "--listen", &local(free_port()), "--root", "/", "--admin", &written]);
+        assert_eq!(ended.code, Some(1));
+        let wanted =
+            format!("error: cannot listen on {written} for the admin server: Address already in use");
+        assert!(ended.line().starts_with(&wanted), "{ended:?}");
+    }
+}
+
+#[test]
+fn unreadable_root_is_one_line_and_exit_code_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "no directory").unwrap();
+    for root in [Path::new("/does/not/exist"), &file] {
+        let ended = tidegate(&["run", "--listen", ":0", "--admin", ":0", "--root", root.to_str().unwrap()]);
+        assert_eq!(ended.code, Some(1));
+        let wanted = format!("error: cannot read root {}: ", root.display());
+        assert!(ended.line().starts_with(&wanted), "{ended:?}");
+    }
+}
+
+#[test]
+fn unreachable_upstream_at_the_start_is_one_line_and_exit_code_1_unless_it_is_not_required() {
+    let folder = tempfile::tempdir().unwrap();
+    let nobody = local(free_port());
+    let (listen, admin) = (local(free_port()), local(free_port()));
+    let url = format!("http://{nobody}");
+    let ended = tidegate(&["run", "--listen", &listen, "--admin", &admin, "--upstream", &url]);
+    assert_eq!(ended.code, Some(1));
+    let wanted = format!(
+        "error: upstream upstream is unreachable ({nobody}: Connection refused (os error 111)); start it first"
+    );
+    assert!(ended.line().starts_with(&wanted), "{ended:?}");
+
+    let file = write(folder.path(), &config(&listen, &nobody, ""));
+    let ended = tidegate(&["run", "--config", &file]);
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.line().starts_with(&format!("error: upstream app is unreachable ({nobody}: ")),
+        "{ended:?}"
+    );
+
+    let root = folder.path().to_str().unwrap();
+    for (lines, further) in [
+        ("require = false", &[][..]),
+        ("", &["--allow-unreachable"]),
+        // The command line's root takes the place of the file's routes: nobody needs the upstream.
+        ("", &["--root", root]),
+    ] {
+        let listen = local(free_port());
+        let file = write(folder.path(), &config(&listen, &nobody, lines));
+        let _running = spawn(&[&["run", "--config", &file], further].concat());
+        eventually("it listens", || Client::try_connect(listen.parse().unwrap()).ok());
+    }
+}
+
+#[test]
+fn port_alone_listens_on_ipv4_and_ipv6() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("page.txt"), "served").unwrap();
+    let (port, admin) = (free_port(), free_port());
+    let root = folder.path().to_str().unwrap();
+    let _running =
+        spawn(&["run", "--listen", &format!(":{port}"), "--admin", &format!(":{admin}"), "--root", root]);
+    let mut hosts = vec!["127.0.0.1"];
+    if Path::new("/proc/net/if_inet6").exists() {
+        hosts.push("[::1]");
+    }
+    for host in hosts {
+        let address: SocketAddr = format!("{host}:{port}").parse().unwrap();
+        let mut client = eventually("it listens", || Client::try_connect(address).ok());
+        assert_eq!(client.get("/page.txt").text(), "served", "{host}");
+        let admin: SocketAddr = format!("{host}:{admin}").parse().unwrap();
+        let mut client = eventually("admin listens", || Client::try_connect(admin).ok());
+        client.send(format!("GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        assert_eq!(client.response().status, 200, "{host}");
+    }
+}
+
+#[test]
+fn upstream_by_a_name_with_several_addresses_the_one_that_answers_is_used() {
+    // On most hosts localhost is ::1 and 127.0.0.1, the origin is on the latter only.
+    let origin = Origin::start(|_| Reply::ok("found"));
+    let (listen, admin) = (local(free_port()), local(free_port()));
+    let url = format!("http://localhost:{}", origin.address().port());
+    let _running = spawn(&["run", "--listen", &listen, "--admin", &admin, "--upstream", &url]);
+    let mut client = eventually("it listens", || Client::try_connect(listen.parse().unwrap()).ok());
+    for _ in 0..4 {
+        assert_eq!(client.get("/").text(), "found");
+    }
+}
+
+#[test]
+fn usage_errors_are_one_line_with_a_hint_and_exit_code_2() {
+    for (arguments, wanted) in [
+        (&["--nope"][..], "error: unexpected argument '--nope' found; see 'tidegate --help'"),
+        (
+            &["run", "--lsiten", ":1"],
+            "error: unexpected argument '--lsiten' found; a similar argument exists: '--listen'; see 'tidegate run --help'",
+        ),
+        (
+            &["cach"],
+            "error: unrecognized subcommand 'cach'; a similar subcommand exists: 'cache'; see 'tidegate --help'",
+        ),
+        (
+            &["cache", "purge"],
+            "error: the following required arguments were not provided: <PATTERN>; see 'tidegate cache purge --help'",
+        ),
+        (
+            &["run", "--workers", "0"],
+            "error: invalid value '0' for '--workers <N>': 0 is not in 1..=1024; see 'tidegate run --help'",
+        ),
+        (
+            &["run", "--upstream", "http://a", "--root", "b"],
+            "error: the argument '--upstream <URL>' cannot be used with '--root <DIR>'; see 'tidegate run --help'",
+        ),
+        (
+            &["run"],
+            "error: nowhere to listen and nothing to serve; give --listen ADDR and --upstream URL or --root DIR, or --config FILE",
+        ),
+        (
+            &["run", "--root", "/"],
+            "error: nowhere to listen; give --listen ADDR and --upstream URL or --root DIR, or --config FILE",
+        ),
+        (&["run", "--listen", "8080"], "error: --listen: expected ADDRESS:PORT or :PORT, not \"8080\""),
+        (
+            &["run", "--listen", ":0", "--upstream", "https://a"],
+            "error: --upstream: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not \"https://a\"",
+        ),
+        (
+            &["cache", "purge", "nonsense"],
+            "error: pattern \"nonsense\": expected http://HOST/PATH, http://HOST/PATH*, /PATH, /PATH*, tag:NAME or *",
+        ),
+    ] {
+        let ended = tidegate(arguments);
+        assert_eq!((ended.code, ended.line()), (Some(2), wanted), "{arguments:?}");
+    }
+    // Without a command the commands are listed.
+    let ended = tidegate(&[]);
+    assert!(ended.code == Some(2) && ended.err.contains("Commands:"), "{ended:?}");
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in COMMANDS {
+        let ended = tidegate(&[command, &["--help"]].concat());
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{command:?}");
+        let example = format!("tidegate {}", command.join(" "));
+        assert!(ended.out.contains("Example") && ended.out.contains(&example), "{command:?}: {}", ended.out);
+    }
+    assert!(tidegate(&["--version"]).out.starts_with("tidegate "));
+}
+
+#[test]
+fn commands_that_ask_a_server_without_one_are_one_line_and_exit_code_1() {
+    let nobody = local(free_port());
+    // Not a tidegate: an origin that answers everything with a text.
+    let origin = Origin::start(|_| Reply::ok("hello"));
+    let other = origin.address().to_string();
+    for command in [
+        &["status"][..],
+        &["reload"],
+        &["drain"],
+        &["cache", "list"],
+        &["cache", "save"],
+        &["cache", "purge", "*"],
+    ] {
+        let ended = tidegate(&[command, &["--admin", &nobody]].concat());
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.line().starts_with(&format!("error: no tidegate answers at {nobody}: ")), "{ended:?}");
+        let ended = tidegate(&[command, &["--admin", &other]].concat());
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(
+            ended.line().starts_with(&format!("error: {other} is not a tidegate's admin server")),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn completions_know_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ended = tidegate(&["completions", shell]);
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+        for command in COMMANDS {
+            assert!(ended.out.contains(command[0]), "{shell}: {command:?}");
+        }
+    }
+    assert_eq!(tidegate(&["completions", "tcsh"]).code, Some(2));
+}
+
+#[test]
+fn manual_pages_are_written_for_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(tidegate(&["man", "--out", folder.path().to_str().unwrap()]).code, Some(0));
+    for command in COMMANDS {
+        let page = folder.path().join(format!("tidegate-{}.1", command.join("-")));
+        let text =
+            std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+        assert!(text.contains(".SH SYNOPSIS"), "{text}");
+    }
+    let ended = tidegate(&["man", "--out", "/does/not/exist"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.line().starts_with("error: cannot write manual pages to /does/not/exist: "), "{ended:?}");
+}
+
+#[test]
+fn schema_is_the_one_of_the_guide() {
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/tidegate.schema.json");
+    let ended = tidegate(&["check", "--schema"]);
+    assert_eq!(ended.out, std::fs::read_to_string(committed).unwrap());
+    assert!(serde_json::from_str::<Value>(&ended.out).unwrap()["properties"]["cache"].is_object());
+}
+
+#[test]
+fn standard_output_whose_reader_is_gone_is_no_error() {
+    let mut process = spawn(&["check", "--schema"]);
+    drop(process.0.stdout.take());
+    let status = eventually("it ends", || process.0.try_wait().unwrap());
+    let mut err = String::new();
+    std::io::Read::read_to_string(process.0.stderr.as_mut().unwrap(), &mut err).unwrap();
+    assert_eq!((status.code(), err.as_str()), (Some(0), ""));
+}
