@@ -87,7 +87,11 @@ impl<'t> Report<'t> {
     /// A place where the file is not TOML.
     pub fn syntax(&mut self, error: &toml::de::Error) {
         let offset = error.span().map_or(0, |span| span.start);
-        let finding = self.finding(offset, error.message().to_owned(), syntax_hint(error.message()));
+        let message = match (error.message(), error.span().and_then(|span| self.text.get(span))) {
+            (about @ "duplicate key", Some(key)) => format!("{key}: {about}"),
+            (message, _) => message.to_owned(),
+        };
+        let finding = self.finding(offset, message, syntax_hint(error.message()));
         // The parser goes on with a guess; one error a line is enough.
         if !self.errors.iter().any(|known| line(known) == line(&finding)) {
             self.errors.push(finding);

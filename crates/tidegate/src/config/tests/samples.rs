@@ -1,0 +1,179 @@
+//! Every key of the table, once: that it reaches the settings, and that the JSON Schema agrees with `check`.
+
+use serde_json::Value;
+
+use super::super::keys::{FILE, Key, Section};
+use super::super::kind::Kind;
+use super::super::schema;
+use super::{UPSTREAM, accepted, parse};
+
+/// A value that differs from the default.
+fn sample(path: &str, kind: Kind) -> String {
+    match (path, kind) {
+        ("listen.protocol", _) => "\"http\"".into(),
+        ("route.root", _) => "\"/\"".into(),
+        ("log.format", _) => "\"json\"".into(),
+        ("cache.memory", _) => "\"1048576B\"".into(),
+        (_, Kind::Flag) => "false".into(),
+        (_, Kind::Integer { .. }) => "7".into(),
+        (_, Kind::Share) => "0.5".into(),
+        (_, Kind::Duration { .. }) => "\"1234s\"".into(),
+        (_, Kind::Size { .. }) => "\"1234B\"".into(),
+        (_, Kind::Rate { .. }) => "\"17B/s\"".into(),
+        (_, Kind::Choice(names)) => format!("{:?}", names[1]),
+        (_, Kind::Name) => "\"other\"".into(),
+        (_, Kind::Listen) => "\"127.0.0.1:17\"".into(),
+        (_, Kind::Host) => "\"other.example\"".into(),
+        (_, Kind::UrlPath | Kind::Pattern | Kind::Path) => "\"/other\"".into(),
+        (_, Kind::List { of: Kind::Server, .. }) => "[\"127.0.0.1:17\", \"127.0.0.1:18\"]".into(),
+        (_, Kind::List { .. }) => "[\"10.0.0.0/8\"]".into(),
+        (_, Kind::Prefix) => "\"10.0.0.0/8\"".into(),
+        (_, Kind::Destination) => "\"10.0.0.1:80\"".into(),
+        (_, Kind::Words) => "{ tier = \"gold\" }".into(),
+        (path, _) => panic!("no sample for {path}"),
+    }
+}
+
+/// Keys that hold a value, with their sections.
+fn keys() -> impl Iterator<Item = (&'static Section, &'static Key)> {
+    FILE.walk().into_iter().flat_map(|section| {
+        let values = section.keys.iter().filter(|key| !matches!(key.kind, Kind::Table(_) | Kind::Tables(_)));
+        values.map(move |key| (section, key))
+    })
+}
+
+/// A file without the key, and one with it that differs in nothing else.
+fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, String) {
+    // What the key's table needs to be accepted without it.
+    let (before, needed) = match section.name {
+        "listen" => ("", "address = \"127.0.0.1:1\"\n"),
+        "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
+        "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
+        "route" => ("", "upstream = \"app\"\n"),
+        "log" => ("", "access = \"-\"\n"),
+        "request" => ("", "source = \"10.1.1.1\"\n"),
+        _ => ("", ""),
+    };
+    let header = if section.name.is_empty() { String::new() } else { format!("{}\n", section.title()) };
+    let other = "[[upstream]]\nname = \"other\"\nservers = [\"127.0.0.1:1\"]\n";
+    let after = match section.path_of(key.name).as_str() {
+        // The key names a group itself.
+        "upstream.name" => String::new(),
+        path if path.starts_with("upstream") => format!("{other}[[route]]\nupstream = \"app\"\n"),
+        path if path.starts_with("route") => format!("{other}{UPSTREAM}"),
+        _ => other.to_owned(),
+    };
+    let replaced = if key.name == "root" { "upstream" } else { key.name };
+    let kept: String = needed.split_inclusive('\n').filter(|line| !line.starts_with(replaced)).collect();
+    (
+        format!("{before}{header}{needed}{after}"),
+        format!("{before}{header}{kept}{} = {value}\n{after}", key.name),
+    )
+}
+
+#[test]
+fn every_enforced_key_reaches_the_settings() {
+    for (section, key) in keys().filter(|(section, _)| section.enforced) {
+        let path = section.path_of(key.name);
+        let (without, with) = without_and_with(section, key, &sample(&path, key.kind));
+        let [without, settings] = [&without, &with].map(|text| {
+            let loaded = accepted(text);
+            format!("{:?}", (loaded.settings, loaded.listen, loaded.admin, loaded.required))
+        });
+        // The protocol has one value, which is the default.
+        assert_eq!(settings == without, path == "listen.protocol", "{path}: {with}");
+    }
+}
+
+#[test]
+fn schema_accepts_every_key_and_refuses_what_check_refuses() {
+    let schema: Value = serde_json::from_str(&schema()).unwrap();
+    let is_valid = |text: &str| {
+        let file: Value = toml::from_str(text).unwrap();
+        validate(&schema, &file).map_err(|why| format!("{why}\n{text}"))
+    };
+    for (section, key) in keys() {
+        let path = section.path_of(key.name);
+        let (without, with) = without_and_with(section, key, &sample(&path, key.kind));
+        for text in [without, with] {
+            assert!(parse("t.toml", &text).is_ok(), "{text}");
+            assert_eq!(is_valid(&text), Ok(()));
+        }
+        // Of a type that no key has, and a neighbour that no table has.
+        let (_, wrong) = without_and_with(section, key, "[[]]");
+        let misspelt = sample(&path, key.kind) + "\nmisspelt = 1";
+        for text in [wrong, without_and_with(section, key, &misspelt).1] {
+            assert!(parse("t.toml", &text).is_err(), "{text}");
+            assert!(is_valid(&text).is_err(), "{text}");
+        }
+        if let Kind::Integer { min, max } = key.kind {
+            for value in [min, max] {
+                assert_eq!(is_valid(&without_and_with(section, key, &value.to_string()).1), Ok(()));
+            }
+            assert!(is_valid(&without_and_with(section, key, &(max + 1).to_string()).1).is_err(), "{path}");
+        }
+    }
+    for wrong in ["[[listen]]\n", "[cache]\nmemory = \"10\"\n", "[log]\nformat = \"xml\"\n", "listen = 1\n"] {
+        assert!(is_valid(wrong).is_err(), "{wrong}");
+    }
+}
+
+/// As much of JSON Schema as the generated one uses; an unknown keyword fails.
+fn validate(schema: &Value, value: &Value) -> Result<(), String> {
+    let wrong = |keyword: &str| Err(format!("{value} against {keyword} of {schema}"));
+    for (keyword, rule) in schema.as_object().unwrap() {
+        let holds = match keyword.as_str() {
+            "$schema" | "title" | "description" | "default" => true,
+            "type" => match rule.as_str().unwrap() {
+                "object" => value.is_object(),
+                "array" => value.is_array(),
+                "string" => value.is_string(),
+                "boolean" => value.is_boolean(),
+                "integer" => value.is_u64() || value.is_i64(),
+                "number" => value.is_number(),
+                other => panic!("unknown type {other}"),
+            },
+            "enum" => rule.as_array().unwrap().contains(value),
+            "minimum" => value.as_f64() >= rule.as_f64(),
+            "maximum" => value.as_f64() <= rule.as_f64(),
+            "exclusiveMinimum" => value.as_f64() > rule.as_f64(),
+            "pattern" => value
+                .as_str()
+                .is_some_and(|text| regex::Regex::new(rule.as_str().unwrap()).unwrap().is_match(text)),
+            "minLength" => value.as_str().is_some_and(|text| text.len() as u64 >= rule.as_u64().unwrap()),
+            "minItems" => value.as_array().is_some_and(|items| items.len() as u64 >= rule.as_u64().unwrap()),
+            "minProperties" => {
+                value.as_object().is_some_and(|items| items.len() as u64 >= rule.as_u64().unwrap())
+            }
+            "required" => rule.as_array().unwrap().iter().all(|key| !value[key.as_str().unwrap()].is_null()),
+            "items" => {
+                for item in value.as_array().into_iter().flatten() {
+                    validate(rule, item)?;
+                }
+                true
+            }
+            "properties" => {
+                for (key, below) in rule.as_object().unwrap() {
+                    if let Some(value) = value.get(key) {
+                        validate(below, value)?;
+                    }
+                }
+                true
+            }
+            "additionalProperties" if rule.is_object() => {
+                for (_, value) in value.as_object().into_iter().flatten() {
+                    validate(rule, value)?;
+                }
+                true
+            }
+            "additionalProperties" => {
+                value.as_object().into_iter().flatten().all(|(key, _)| !schema["properties"][key].is_null())
+            }
+            other => panic!("unknown keyword {other}"),
+        };
+        if !holds {
+            return wrong(keyword);
+        }
+    }
+    Ok(())
+}
