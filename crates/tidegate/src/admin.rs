@@ -275,7 +275,14 @@ async fn save(State(admin): State<Admin>) -> Response {
 async fn reload(State(admin): State<Admin>) -> Response {
     let reloader = Arc::clone(&admin.reloader);
     match tokio::task::spawn_blocking(move || reloader.reload()).await {
-        Ok(Ok(())) => done("the configuration was read again and is in force"),
+        Ok(Ok(warnings)) => {
+            let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+            Json(json!({
+                "message": "the configuration was read again and is in force",
+                "warnings": warnings,
+            }))
+            .into_response()
+        }
         Ok(Err(error)) => {
             refuse(StatusCode::CONFLICT, &format!("the old configuration stays in force: {error}"))
         }

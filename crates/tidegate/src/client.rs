@@ -1,6 +1,7 @@
 //! The commands that ask a running tidegate, over its admin server.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -81,6 +82,10 @@ pub(crate) fn post(admin: SocketAddr, path: &str, json: bool) -> Result<(), Fail
     let answer = ask(admin, "POST", path)?;
     if json {
         return print_json(&answer);
+    }
+    let mut err = std::io::stderr();
+    for warning in array(&answer["warnings"]) {
+        let _ = writeln!(err, "warning: {}", text(warning));
     }
     print(&format!("{}\n", text(&answer["message"])))
 }

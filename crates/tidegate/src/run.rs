@@ -10,7 +10,7 @@ use tidegate_accelerator::{Engine, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
-use crate::config::Loaded;
+use crate::config::{Finding, Loaded};
 use crate::units::{ListenAddress, ServerError};
 use crate::{admin, config, units};
 
@@ -51,8 +51,8 @@ pub(crate) struct Reloader {
 }
 
 impl Reloader {
-    /// All of the file comes into force or, with the reason as the error, nothing.
-    pub(crate) fn reload(&self) -> Result<(), String> {
+    /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
+    pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
         let loaded = in_force(&self.args).map_err(|failure| failure.message)?;
         let (old, new) = (&self.started, &loaded);
         let needs_restart = [
@@ -67,7 +67,8 @@ impl Reloader {
         if !changed.is_empty() {
             return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
         }
-        self.engine.reload(loaded.settings).map_err(|error| error.to_string())
+        self.engine.reload(loaded.settings).map_err(|error| error.to_string())?;
+        Ok(loaded.warnings)
     }
 }
 
@@ -296,7 +297,7 @@ impl Signals {
                         _ = interrupt.recv() => {}
                         _ = hangup.recv() => {
                             match reloader.reload() {
-                                Ok(()) => tracing::info!("the configuration was read again and is in force"),
+                                Ok(_) => tracing::info!("the configuration was read again and is in force"),
                                 Err(error) => tracing::error!("the old configuration stays in force: {error}"),
                             }
                             continue;

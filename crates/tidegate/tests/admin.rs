@@ -192,6 +192,13 @@ fn reload_puts_new_routes_in_force() {
     let answer: Value = serde_json::from_str(&out(&tidegate.command(&["reload", "--json"]))).unwrap();
     assert_eq!(answer["message"], "the configuration was read again and is in force");
     eventually("the new origin answers", || (tidegate.get("/").text() == "new").then_some(()));
+    assert_eq!(answer["warnings"], serde_json::json!([]));
+
+    tidegate.write_config(&(config + "[stress]\nmemory = 0.5\n"));
+    let reloaded = tidegate.command(&["reload"]);
+    let warnings = String::from_utf8_lossy(&reloaded.stderr);
+    assert!(reloaded.status.success() && warnings.starts_with("warning: "), "{reloaded:?}");
+    assert!(warnings.contains("[stress] is accepted and checked, but"), "{warnings}");
 }
 
 #[test]

@@ -47,29 +47,57 @@ pub(crate) fn lines(findings: &[Finding]) -> String {
     findings.iter().map(Finding::to_string).collect::<Vec<_>>().join("\n")
 }
 
+/// Findings of a kind that are kept; of more there is only the number.
+const MAX_FINDINGS: usize = 100;
+
 /// Collects findings while a file is checked.
 pub(super) struct Report<'t> {
     file: &'t str,
     text: &'t str,
     /// From here on the file's structure is not what its writer meant: only what stands before is judged.
     trusted_to: usize,
+    /// Where each line begins.
+    lines: Vec<usize>,
     errors: Vec<Finding>,
     warnings: Vec<Finding>,
+    /// Errors and warnings that were too many to keep.
+    more: (usize, usize),
 }
 
 impl<'t> Report<'t> {
     pub fn new(file: &'t str, text: &'t str) -> Self {
-        Self { file, text, trusted_to: usize::MAX, errors: Vec::new(), warnings: Vec::new() }
+        let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1);
+        Self {
+            file,
+            text,
+            trusted_to: usize::MAX,
+            lines: std::iter::once(0).chain(breaks).collect(),
+            errors: Vec::new(),
+            warnings: Vec::new(),
+            more: (0, 0),
+        }
     }
 
     /// Something is wrong at `offset`, in bytes from the file's start.
     pub fn error(&mut self, offset: usize, message: String, hint: Option<String>) {
-        let finding = self.finding(offset, message, hint);
         // A line that is no TOML has been reported already.
-        let is_reported = self.is_damaged() && self.errors.iter().any(|known| line(known) == line(&finding));
-        if offset < self.trusted_to && !is_reported {
-            self.errors.push(finding);
+        if offset < self.trusted_to && !(self.is_damaged() && self.has_error_in_line_of(offset)) {
+            self.keep_error(offset, message, hint);
         }
+    }
+
+    fn keep_error(&mut self, offset: usize, message: String, hint: Option<String>) {
+        if self.errors.len() < MAX_FINDINGS {
+            let finding = self.finding(offset, message, hint);
+            self.errors.push(finding);
+        } else {
+            self.more.0 += 1;
+        }
+    }
+
+    fn has_error_in_line_of(&self, offset: usize) -> bool {
+        let line = self.line_of(offset);
+        self.errors.iter().any(|known| known.place.is_some_and(|(known, _)| known == line))
     }
 
     /// Something that must be in the file is not there; where the file is damaged, it may well be meant to be.
@@ -80,8 +108,12 @@ impl<'t> Report<'t> {
     }
 
     pub fn warn(&mut self, offset: usize, message: String) {
-        let finding = self.finding(offset, message, None);
-        self.warnings.push(finding);
+        if self.warnings.len() < MAX_FINDINGS {
+            let finding = self.finding(offset, message, None);
+            self.warnings.push(finding);
+        } else {
+            self.more.1 += 1;
+        }
     }
 
     /// A place where the file is not TOML.
@@ -91,10 +123,9 @@ impl<'t> Report<'t> {
             (about @ "duplicate key", Some(key)) => format!("{key}: {about}"),
             (message, _) => message.to_owned(),
         };
-        let finding = self.finding(offset, message, syntax_hint(error.message()));
         // The parser goes on with a guess; one error a line is enough.
-        if !self.errors.iter().any(|known| line(known) == line(&finding)) {
-            self.errors.push(finding);
+        if !self.has_error_in_line_of(offset) {
+            self.keep_error(offset, message, syntax_hint(error.message()));
         }
         let is_about_a_value = ["duplicate key", "string values must be quoted"]
             .iter()
@@ -109,13 +140,22 @@ impl<'t> Report<'t> {
 
     /// The line of a place in the file, from 1.
     pub fn line_of(&self, offset: usize) -> usize {
-        self.place(offset).0
+        self.lines.partition_point(|start| *start <= offset)
     }
 
     /// Errors and warnings in the order of the file.
     pub fn into_findings(mut self) -> (Vec<Finding>, Vec<Finding>) {
         self.errors.sort_by_key(|finding| finding.place);
         self.warnings.sort_by_key(|finding| finding.place);
+        let (more_errors, more_warnings) = self.more;
+        for (findings, more, what) in
+            [(&mut self.errors, more_errors, "errors"), (&mut self.warnings, more_warnings, "warnings")]
+        {
+            if more > 0 {
+                let message = format!("and {more} more {what}");
+                findings.push(Finding { file: self.file.to_owned(), place: None, message, hint: None });
+            }
+        }
         (self.errors, self.warnings)
     }
 
@@ -124,15 +164,11 @@ impl<'t> Report<'t> {
     }
 
     fn place(&self, offset: usize) -> (usize, usize) {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
-        (line, column)
+        let line = self.line_of(offset);
+        let start = self.lines.get(line - 1).copied().unwrap_or(0);
+        let before = self.text.get(start..offset).unwrap_or("");
+        (line, before.chars().count() + 1)
     }
-}
-
-fn line(finding: &Finding) -> Option<usize> {
-    finding.place.map(|(line, _)| line)
 }
 
 fn syntax_hint(message: &str) -> Option<String> {

@@ -1,6 +1,6 @@
 //! From checked values to the engine's settings, and the checks that concern more than one value.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{
     AccessLog, Balance, Cache, HealthCheck, Limits, Listener, LogFormat, Route, Settings, Target, Upstream,
@@ -171,9 +171,9 @@ fn health_check(section: &Values) -> Option<HealthCheck> {
 
 fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
     let upstreams = file.tables("upstream");
-    let names: Vec<String> = upstreams.iter().filter_map(|section| section.text("name")).collect();
+    let names: HashSet<String> = upstreams.iter().filter_map(|section| section.text("name")).collect();
     // A group whose name is wrong was reported; what routes to it is not wrong for that.
-    let all_named = names.len() == upstreams.len() && !report.is_damaged();
+    let all_named = upstreams.iter().all(|section| section.text("name").is_some()) && !report.is_damaged();
     let mut lines: HashMap<(String, String), usize> = HashMap::new();
     let mut routes = Vec::new();
     for section in file.tables("route") {
@@ -194,7 +194,12 @@ fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
     routes
 }
 
-fn target(section: &Values, names: &[String], all_named: bool, report: &mut Report<'_>) -> Option<Target> {
+fn target(
+    section: &Values,
+    names: &HashSet<String>,
+    all_named: bool,
+    report: &mut Report<'_>,
+) -> Option<Target> {
     if section.is_wrong("upstream") || section.is_wrong("root") {
         return None;
     }
@@ -202,8 +207,7 @@ fn target(section: &Values, names: &[String], all_named: bool, report: &mut Repo
         (Some(name), None) => {
             if all_named && !names.contains(&name) {
                 let hint = nearest(&name, names.iter().map(String::as_str))
-                    .map(|name| format!("did you mean {name:?}?"))
-                    .or_else(|| (!names.is_empty()).then(|| format!("there are {}", names.join(", "))));
+                    .map(|name| format!("did you mean {name:?}?"));
                 let message = format!("route.upstream: there is no [[upstream]] named {name:?}");
                 report.error(section.offset_of("upstream").unwrap_or(section.offset), message, hint);
             }
@@ -235,11 +239,17 @@ fn target(section: &Values, names: &[String], all_named: bool, report: &mut Repo
 
 /// The groups that a start needs; warns of those that no route uses.
 fn required(file: &Values, routes: &[Route], report: &mut Report<'_>) -> Vec<String> {
+    let used: HashSet<&str> = routes
+        .iter()
+        .filter_map(|route| match &route.target {
+            Target::Upstream(name) => Some(name.as_str()),
+            Target::Root(_) => None,
+        })
+        .collect();
     let mut required = Vec::new();
     for section in file.tables("upstream") {
         let Some(name) = section.text("name") else { continue };
-        let is_used = routes.iter().any(|route| route.target == Target::Upstream(name.clone()));
-        if !is_used {
+        if !used.contains(name.as_str()) {
             let offset = section.offset_of("name").unwrap_or(section.offset);
             report.warn(offset, format!("no [[route]] uses the upstream {name:?}"));
         } else if section.flag("require") == Some(true) {

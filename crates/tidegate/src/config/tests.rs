@@ -206,6 +206,18 @@ fn a_file_that_is_not_toml_every_broken_line_is_reported_and_what_stands_before_
 }
 
 #[test]
+fn a_file_with_very_many_errors_names_the_first_and_counts_the_rest() {
+    let text = "wrong = 1\n".repeat(20_000) + &"[[listen]]\n".repeat(20_000);
+    let found = errors(&text);
+    assert_eq!(found.len(), 101);
+    assert_eq!(found[0], "t.toml:2:1: wrong: duplicate key");
+    assert!(found[100].starts_with("t.toml: and ") && found[100].ends_with(" more errors"), "{}", found[100]);
+    let many = "[[route]]\nupstream = \"app\"\npath = \"/@\"\n";
+    let text: String = (0..5000).map(|number| many.replace('@', &number.to_string())).collect();
+    assert_eq!(accepted(&(UPSTREAM.to_owned() + &text)).settings.routes.len(), 5000);
+}
+
+#[test]
 fn what_is_not_enforced_or_has_no_effect_is_warned_of() {
     let text = "[[request]]\npath = \"/cgi-bin/*\"\nrate = 10\nburst = 2\npriority = 3\n\
                 [[request]]\ncookie = { tier = \"gold\" }\npriority = 1\n[[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n\
