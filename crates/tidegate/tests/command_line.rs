@@ -265,6 +265,16 @@ fn port_alone_listens_on_ipv4_and_ipv6() {
 }
 
 #[test]
+fn port_alone_a_client_over_ipv4_is_known_by_its_ipv4_address() {
+    let origin = Origin::start(|request| Reply::ok(request.field("X-Forwarded-For")));
+    let (port, admin) = (free_port(), local(free_port()));
+    let url = format!("http://{}", origin.address());
+    let _running = spawn(&["run", "--listen", &format!(":{port}"), "--admin", &admin, "--upstream", &url]);
+    let mut client = eventually("it listens", || Client::try_connect(local(port).parse().unwrap()).ok());
+    assert_eq!(client.get("/").text(), "127.0.0.1");
+}
+
+#[test]
 fn upstream_by_a_name_with_several_addresses_the_one_that_answers_is_used() {
     // On most hosts localhost is ::1 and 127.0.0.1, the origin is on the latter only.
     let origin = Origin::start(|_| Reply::ok("found"));

@@ -94,13 +94,16 @@ fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<ListenAddress> {
     for section in file.tables("listen") {
         let Some(listen) = section.listen("address") else { continue };
         if let Some(known) = listeners.iter().find(|known| known.overlaps(&listen)) {
-            let message = if known.address == listen.address {
-                format!("listen.address: {:?} is listed twice", listen.written)
+            let offset = section.offset_of("address").unwrap_or(section.offset);
+            if known.address == listen.address {
+                let message = format!("listen.address: {:?} is listed twice", listen.written);
+                report.error(offset, message, None);
             } else {
-                format!("listen.address: {:?} overlaps {:?}", listen.written, known.written)
-            };
-            let hint = "an address of every host, such as :8080, takes IPv6 and IPv4 by itself".to_owned();
-            report.error(section.offset_of("address").unwrap_or(section.offset), message, Some(hint));
+                let message = format!("listen.address: {:?} overlaps {:?}", listen.written, known.written);
+                let hint =
+                    ":PORT and [::]:PORT take IPv4 too, and 0.0.0.0:PORT every IPv4 address".to_owned();
+                report.error(offset, message, Some(hint));
+            }
             continue;
         }
         listeners.push(listen);
