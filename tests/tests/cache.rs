@@ -1,6 +1,7 @@
 //! What the cache answers itself, what it asks the origin for, and how it says so (RFC 9111, RFC 9211, RFC 5861).
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -236,6 +237,98 @@ fn fifty_clients_at_once_for_one_missing_object_ask_the_origin_once() {
     assert_eq!(origin.count(), 1);
     // Those that came late found it stored.
     assert!((1..50).contains(&collapsed), "{collapsed} say that they waited for another request");
+}
+
+/// Sends `body` as a response that may be stored, its second half once the gate is open.
+fn in_two_parts(fields: &'static str, body: &Arc<Vec<u8>>, gate: &Gate) -> Origin {
+    let (body, gate) = (Arc::clone(body), gate.clone());
+    Origin::start(move |_| {
+        let (body, gate) = (Arc::clone(&body), gate.clone());
+        Reply::script(move |stream| {
+            let head = format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n{fields}\r\n");
+            stream.write_all(head.as_bytes())?;
+            let (first, second) = body.split_at(body.len() / 2);
+            stream.write_all(first)?;
+            gate.pass();
+            stream.write_all(second)
+        })
+    })
+}
+
+#[test]
+fn response_is_still_coming_those_who_wait_for_it_read_along() {
+    let (body, gate) = (Arc::new(content(1, 400_000)), Gate::default());
+    let origin = in_two_parts("Content-Length: 400000\r\n", &body, &gate);
+    let tidegate = Tidegate::before(&origin);
+    let mut clients: Vec<_> = (0..3).map(|_| tidegate.connect()).collect();
+    for client in &mut clients {
+        client.send("GET /big HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        assert_eq!(client.head().0, 200);
+        assert!(client.read_bytes(200_000) == body[..200_000]);
+    }
+    gate.open();
+    for client in &mut clients {
+        assert!(client.read_bytes(200_000) == body[200_000..]);
+    }
+    assert_eq!(origin.count(), 1);
+    assert!(tidegate.get("/big").is_hit());
+}
+
+#[test]
+fn first_client_takes_nothing_the_next_one_gets_the_whole_response() {
+    let body = Arc::new(content(2, 15 << 20));
+    let gate = Gate::default();
+    gate.open();
+    let origin = in_two_parts("Content-Length: 15728640\r\n", &body, &gate);
+    let tidegate =
+        Tidegate::builder().origin(&origin).cache("memory = \"64MiB\"\nmax_object = \"16MiB\"").start();
+    let mut stalled = tidegate.connect();
+    stalled.send("GET /big HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    eventually("the origin is asked", || (origin.count() > 0).then_some(()));
+    assert!(tidegate.get("/big").body == *body);
+    assert_eq!(origin.count(), 1);
+    // What was left waiting for it is whole too.
+    stalled.head();
+    assert!(stalled.read_bytes(body.len()) == *body);
+}
+
+#[test]
+fn first_client_leaves_half_way_the_object_is_stored_all_the_same() {
+    let (body, gate) = (Arc::new(content(3, 400_000)), Gate::default());
+    let origin = in_two_parts("Content-Length: 400000\r\n", &body, &gate);
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET /big HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    client.read_bytes(1000);
+    drop(client);
+    gate.open();
+    eventually("the object is stored", || tidegate.get("/big").is_hit().then_some(()));
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn client_has_what_is_still_coming_it_is_told_304_at_once() {
+    let (body, gate) = (Arc::new(content(4, 400_000)), Gate::default());
+    let origin = in_two_parts("ETag: \"v1\"\r\nContent-Type: text/plain\r\n", &body, &gate);
+    let tidegate = Tidegate::before(&origin);
+    let told = tidegate.get_with("/big", "If-None-Match: \"v1\"\r\n");
+    assert_eq!((told.status, told.field("ETag").as_str(), told.body.len()), (304, "\"v1\"", 0));
+    gate.open();
+    eventually("the object is stored", || tidegate.get("/big").is_hit().then_some(()));
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn response_larger_than_an_object_may_be_the_client_gets_all_of_it() {
+    let (body, gate) = (Arc::new(content(5, 3 << 20)), Gate::default());
+    gate.open();
+    let origin = in_two_parts("", &body, &gate);
+    let tidegate =
+        Tidegate::builder().origin(&origin).cache("memory = \"32MiB\"\nmax_object = \"1MiB\"").start();
+    for _ in 0..2 {
+        assert!(tidegate.get("/big").body == *body);
+    }
+    assert_eq!(origin.count(), 2);
 }
 
 #[test]

@@ -18,8 +18,8 @@ use tidegate_store::{Object, Store};
 use crate::data_core::DataCore;
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
-use crate::service::fill::{self, Forward, Storing, Streamed};
-use crate::service::flights::{Join, Leader, Outcome};
+use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
+use crate::service::flights::{Join, Leader, News, Outcome};
 use crate::service::lookup::{Found, Hit, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::upstream::{EmptyBody, OutgoingRequest, RequestBody, Response, UpstreamError};
@@ -99,11 +99,11 @@ impl Fetch<'_> {
             Some(store) if cacheable => self.cached_or_fetched(store, &url_key, body).await,
             store => {
                 self.core.metrics.cache_passed_total.add(1);
-                let answer = self.pass(body, Forwarded::Method).await;
-                if let (Some(store), Answer::Streamed(streamed)) = (store, &answer) {
-                    self.invalidate(store, &url_key, &streamed.response.head());
+                let sent = self.send_as_is(body).await;
+                if let (Some(store), Ok(response)) = (store, &sent) {
+                    self.invalidate(store, &url_key, &response.head());
                 }
-                answer
+                self.passing(sent, Forwarded::Method)
             }
         }
     }
@@ -148,21 +148,33 @@ impl Fetch<'_> {
                 return Answer::status(504);
             }
             if !self.may_fill() {
-                return self.pass(body, reason).await;
+                return self.passing(self.send_as_is(body).await, reason);
             }
             if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
                 return self.fetch(store, url_key, stale, None, reason, body).await;
             }
             match self.core.flights.join(&key) {
                 Join::Lead(leader) => {
+                    // Another request may have ended between the look and the join.
+                    key.truncate(url_key.len());
+                    if let Found::Usable { hit, .. } = find(store, head, &mut key, self.core.clock.unix_s()) {
+                        leader.finish(Outcome::Stored);
+                        return self.stored(hit);
+                    }
                     return self.fetch(store, url_key, stale, Some(leader), reason, body).await;
                 }
                 Join::Follow(flight) => {
                     self.core.metrics.cache_collapsed_total.add(1);
                     collapsed = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
-                    match tokio::time::timeout(FOLLOW_TIMEOUT, flight.outcome()).await {
-                        Ok(Outcome::Stored | Outcome::Abandoned) => {}
-                        Ok(Outcome::NotShared) | Err(_) => break,
+                    let news = flight.news(self.may_read_along());
+                    match tokio::time::timeout(FOLLOW_TIMEOUT, news).await {
+                        Ok(News::Started(started)) => {
+                            let forward = self.forward(reason, started.status);
+                            let forward = Forward { collapsed: true, ..forward };
+                            return Answer::Streamed(Box::new(Streamed::following(started, forward)));
+                        }
+                        Ok(News::Ended(Outcome::Stored | Outcome::Abandoned)) => {}
+                        Ok(News::Ended(Outcome::NotShared)) | Err(_) => break,
                     }
                 }
             }
@@ -175,6 +187,12 @@ impl Fetch<'_> {
         let fields = &self.incoming.head.fields;
         let asks_for_part = [FieldId::Range, FieldId::IfMatch, FieldId::IfUnmodifiedSince];
         self.incoming.head.method == Method::Get && !asks_for_part.iter().any(|id| fields.has(*id))
+    }
+
+    /// Whether the request takes whatever the same URL gives another one now.
+    fn may_read_along(&self) -> bool {
+        let asks = [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::CacheControl, FieldId::Pragma];
+        !asks.iter().any(|id| self.incoming.head.fields.has(*id))
     }
 
     fn stored(&self, hit: Hit) -> Answer {
@@ -230,22 +248,10 @@ impl Fetch<'_> {
         let forward = self.forward(reason, response.head().status);
         let head = self.client_head(&response);
         let storing = self.storing(store, url_key, request_time_s);
-        let streamed = storing.begin(response, head, forward, leader);
-        self.as_asked(streamed).await
-    }
-
-    /// A client that holds a copy gets its condition evaluated on the new response, which is stored first.
-    async fn as_asked(&self, streamed: Streamed) -> Answer {
-        let conditional = [FieldId::IfNoneMatch, FieldId::IfModifiedSince]
-            .iter()
-            .any(|id| self.incoming.head.fields.has(*id));
-        if !conditional || !streamed.is_stored() {
-            return Answer::Streamed(Box::new(streamed));
-        }
-        let forward = streamed.forward;
-        match streamed.into_object().await {
-            Some(object) => self.hit_of(object, false, forward),
-            None => self.failed(UpstreamError::Incomplete),
+        match storing.begin(response, head, forward, leader).await {
+            Ok(Begun::Stored(object, forward)) => self.hit_of(object, false, forward),
+            Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
+            Err(error) => self.failed(error),
         }
     }
 
@@ -283,9 +289,14 @@ impl Fetch<'_> {
         rule(&entry.policy, &directives, self.core.clock.unix_s())
     }
 
-    /// Forwards the request as it is; nothing is stored.
-    async fn pass<B: RequestBody>(&self, body: B, reason: Forwarded) -> Answer {
-        match self.send(&[FieldId::Expect], &[], self.incoming.head.framing, body).await {
+    /// Forwards the request as it is.
+    async fn send_as_is<B: RequestBody>(&self, body: B) -> Result<Response, UpstreamError> {
+        self.send(&[FieldId::Expect], &[], self.incoming.head.framing, body).await
+    }
+
+    /// Nothing is stored.
+    fn passing(&self, sent: Result<Response, UpstreamError>, reason: Forwarded) -> Answer {
+        match sent {
             Ok(response) => {
                 let forward = self.forward(reason, response.head().status);
                 let head = self.client_head(&response);
@@ -380,11 +391,8 @@ fn refresh<'r>(
         let incoming = Incoming { head: &head, normalized: &normalized, buffer, client };
         let Some(store) = &core.store else { return };
         let fetch = Fetch { core, plan: &plan, group, incoming };
-        let answer =
-            fetch.fetch(store, url_key, Some(stale), Some(leader), Forwarded::Stale, EmptyBody).await;
-        if let Answer::Streamed(streamed) = answer {
-            streamed.into_object().await;
-        }
+        // What is to be stored is stored whether or not anybody reads the answer.
+        fetch.fetch(store, url_key, Some(stale), Some(leader), Forwarded::Stale, EmptyBody).await;
     })
 }
 

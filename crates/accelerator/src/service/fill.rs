@@ -1,29 +1,48 @@
 //! A response on its way from an upstream to a client, and into the cache as it passes.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
-use tidegate_http::cache::{Forwarded, Handling, Policy, vary};
+use tidegate_http::cache::conditional::{Precondition, evaluate_for_cache};
+use tidegate_http::cache::{Forwarded, Handling, Policy, RequestDirectives, Reuse, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
 use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
-use tidegate_store::{InsertError, Object, Store, Writer};
+use tidegate_store::{Object, Store, Writer};
 
 use crate::data_core::DataCore;
 use crate::service::entries::{KEY_SEPARATOR, ResponseEntry, append_variant, encode_variants};
-use crate::service::flights::{Leader, Outcome};
-use crate::upstream::{Response, UpstreamError};
+use crate::service::flights::{Leader, Outcome, Started};
+use crate::service::transfer::{Fill, Pumped, Reader, Rest};
+use crate::upstream::{Interim, Response, Upload, UpstreamError};
 
 /// Tags beyond this many bytes are not kept, and the response is then purged by its URL only.
 const TAG_BYTES: usize = 1024;
+/// What is taken from the upstream before the client gets its first byte. A response that is whole by then is sent as
+/// a hit is, in one piece.
+const AT_ONCE_BYTES: u64 = 64 * 1024;
 
-/// A response that streams from an upstream.
+/// A response that comes as a stream: from an upstream, or from the cache while it is being stored there.
 pub(crate) struct Streamed {
-    pub response: Response,
+    pub status: u16,
+    pub framing: BodyFraming,
+    /// `Content-Length` as it was given, which in an answer to HEAD says nothing of the framing.
+    pub content_length: Option<u64>,
+    /// `Age` as the upstream gave it.
+    pub age_s: Option<u64>,
     /// Status line and field lines for the client, without framing and the empty line.
     pub head: Vec<u8>,
     pub forward: Forward,
-    /// On the heap: it is large, and this value is moved about.
-    fill: Option<Box<Fill>>,
+    interim: VecDeque<Interim>,
+    source: Source,
+}
+
+/// Where a body comes from.
+#[expect(clippy::large_enum_variant, reason = "it is part of an answer, which is on the heap")]
+enum Source {
+    Upstream(Rest),
+    Stored(Reader),
+    Nothing,
 }
 
 /// Why a request went to the upstream and what came of it, as `Cache-Status` and the log tell it (RFC 9211 §2).
@@ -46,101 +65,103 @@ impl Forward {
     }
 }
 
-/// An object that is being written.
-struct Fill {
-    writer: Writer,
-    /// Bytes of the body to come, if the response says so.
-    left: Option<u64>,
-    leader: Option<Leader>,
-    core: Rc<DataCore>,
-}
-
 impl Streamed {
     /// A response that passes through without being stored.
-    pub(crate) fn passing(response: Response, head: Vec<u8>, forward: Forward) -> Self {
-        Self { response, head, forward, fill: None }
+    pub(crate) fn passing(mut response: Response, head: Vec<u8>, forward: Forward) -> Self {
+        let interim = response.take_informational();
+        let mut streamed = Self::about(&response.head(), head, forward);
+        streamed.interim = interim;
+        streamed.source = Source::Upstream(Rest::all_of(response));
+        streamed
     }
 
-    /// The next piece of the body; `None` at its end, by which time the object is in the cache.
+    /// Another request's response, which is being stored.
+    pub(crate) fn following(started: &Started, forward: Forward) -> Self {
+        Self {
+            status: started.status,
+            framing: BodyFraming::Length(started.length),
+            content_length: Some(started.length),
+            age_s: started.age_s,
+            head: started.head.clone(),
+            forward,
+            interim: VecDeque::new(),
+            source: Source::Stored(Reader::new(started.tail.clone())),
+        }
+    }
+
+    fn about(response: &ResponseHead<'_>, head: Vec<u8>, forward: Forward) -> Self {
+        Self {
+            status: response.status,
+            framing: response.framing,
+            content_length: decimal(&response.fields, FieldId::ContentLength),
+            age_s: decimal(&response.fields, FieldId::Age),
+            head,
+            forward,
+            interim: VecDeque::new(),
+            source: Source::Nothing,
+        }
+    }
+
+    /// Turns the response into the 304 of a client that has it already.
+    fn into_not_modified(self) -> Self {
+        let mut head = b"HTTP/1.1 304 Not Modified\r\n".to_vec();
+        write_not_modified_fields(&self.head, &mut head);
+        Self { status: 304, framing: BodyFraming::None, head, source: Source::Nothing, ..self }
+    }
+
+    /// The next interim response that came before this one.
+    pub(crate) fn next_informational(&mut self) -> Option<Interim> {
+        self.interim.pop_front()
+    }
+
+    /// The next piece of the body; `None` at its end, by which time an object that is stored is in the cache.
     pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
-        match self.response.chunk().await {
-            Ok(Some(piece)) => {
-                if let Some(fill) = &mut self.fill {
-                    match fill.write(piece) {
-                        Ok(false) => {}
-                        Ok(true) => {
-                            if let Some(fill) = self.fill.take() {
-                                fill.commit();
-                            }
-                        }
-                        Err(error) => {
-                            tracing::debug!(%error, "response not stored");
-                            if let Some(fill) = self.fill.take() {
-                                fill.give_up();
-                            }
-                        }
-                    }
-                }
-                Ok(Some(piece))
-            }
-            Ok(None) => {
-                if let Some(fill) = self.fill.take() {
-                    fill.commit();
-                }
-                Ok(None)
-            }
-            Err(error) => {
-                if self.fill.take().is_some_and(|fill| fill.leader.is_some()) {
-                    tracing::debug!(%error, "response ended early and is not stored");
-                }
-                Err(error)
-            }
+        if let Source::Stored(reader) = &mut self.source
+            && let Some(rest) = reader.arrive().await?
+        {
+            self.source = Source::Upstream(rest);
+        }
+        match &mut self.source {
+            Source::Upstream(rest) => rest.chunk().await,
+            Source::Stored(reader) => Ok(reader.take()),
+            Source::Nothing => Ok(None),
         }
     }
 
-    /// Whether the response is on its way into the cache.
-    pub(crate) fn is_stored(&self) -> bool {
-        self.fill.is_some()
+    /// Trailer fields, once the body has been read (RFC 9112 §7.1.2).
+    pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        match &self.source {
+            Source::Upstream(rest) => rest.response.trailers(),
+            Source::Stored(_) | Source::Nothing => Box::new(std::iter::empty()),
+        }
     }
 
-    /// Reads the whole response into the cache; `None` when it did not get there.
-    pub(crate) async fn into_object(mut self) -> Option<Object> {
-        while let Ok(piece) = self.response.chunk().await {
-            match (piece, &mut self.fill) {
-                (Some(piece), Some(fill)) => fill.writer.write(piece).ok()?,
-                (None, Some(_)) => return self.fill.take().map(|fill| fill.commit()),
-                (_, None) => return None,
-            }
+    /// What is left of the request's body: it goes out while the response comes in.
+    pub(crate) fn take_upload(&mut self) -> Option<Upload> {
+        match &mut self.source {
+            Source::Upstream(rest) => rest.response.take_upload(),
+            Source::Stored(_) | Source::Nothing => None,
         }
-        None
+    }
+
+    /// The upstream's response, if it does not go by way of the cache.
+    pub(crate) fn into_response(self) -> Option<Response> {
+        match self.source {
+            Source::Upstream(rest) => Some(rest.response),
+            Source::Stored(_) | Source::Nothing => None,
+        }
     }
 }
 
-impl Fill {
-    /// Takes a piece of the body; `true` when it was the last one. It is to be committed then, not at the response's
-    /// end: a client that has read the whole response finds it in the cache with its next request.
-    fn write(&mut self, piece: &[u8]) -> Result<bool, InsertError> {
-        self.writer.write(piece)?;
-        self.left = self.left.map(|left| left.saturating_sub(piece.len() as u64));
-        Ok(self.left == Some(0))
-    }
+fn decimal(fields: &Fields<'_>, id: FieldId) -> Option<u64> {
+    std::str::from_utf8(fields.get(id)?).ok()?.trim().parse().ok()
+}
 
-    fn commit(self) -> Object {
-        let object = self.writer.commit();
-        self.core.metrics.cache_stored_total.add(1);
-        if let Some(leader) = self.leader {
-            leader.finish(Outcome::Stored);
-        }
-        object
-    }
-
-    /// There is no room: the others must ask for themselves.
-    fn give_up(self) {
-        self.core.metrics.cache_store_failures_total.add(1);
-        if let Some(leader) = self.leader {
-            leader.finish(Outcome::NotShared);
-        }
-    }
+/// A response that was given to the cache.
+pub(crate) enum Begun {
+    /// It is there already.
+    Stored(Object, Forward),
+    Streamed(Box<Streamed>),
 }
 
 /// Everything that decides how a response is stored.
@@ -154,32 +175,59 @@ pub(crate) struct Storing<'a> {
 }
 
 impl Storing<'_> {
-    /// Starts to store `response` if the rules allow it; gives the leader back to be told otherwise.
-    pub(crate) fn begin(
+    /// Starts to store `response` if the rules allow it. `head` is what goes to the client.
+    pub(crate) async fn begin(
         &self,
-        response: Response,
+        mut response: Response,
         head: Vec<u8>,
         mut forward: Forward,
         leader: Option<Leader>,
-    ) -> Streamed {
-        let writer = self.writer(&response.head(), &head);
-        let Some(writer) = writer else {
+    ) -> Result<Begun, UpstreamError> {
+        let Some((writer, is_shared)) = self.writer(&response.head(), &head) else {
             if let Some(leader) = leader {
                 self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
                 leader.finish(Outcome::NotShared);
             }
-            return Streamed::passing(response, head, forward);
+            return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
         };
         forward.stored = true;
-        let left = match response.head().framing {
+        let length = match response.head().framing {
             BodyFraming::Length(length) => Some(length),
+            BodyFraming::None => Some(0),
             _ => None,
         };
-        let fill = Fill { writer, left, leader, core: Rc::clone(self.core) };
-        Streamed { response, head, forward, fill: Some(Box::new(fill)) }
+        let interim = response.take_informational();
+        // Interim responses have to go out before the response itself, which then takes the longer way.
+        let at_once_bytes = if interim.is_empty() { AT_ONCE_BYTES } else { 0 };
+        let mut streamed = Streamed::about(&response.head(), head, forward);
+        streamed.interim = interim;
+        let not_modified = self.is_not_modified(&response.head());
+        let started = |tail| {
+            let (status, age_s, length) = (streamed.status, streamed.age_s, length.filter(|_| is_shared)?);
+            Some(Started { status, head: streamed.head.clone(), age_s, length, tail })
+        };
+        let fill = Fill::new(writer, length, leader, Rc::clone(self.core));
+        match fill.pump(response, at_once_bytes, started).await? {
+            Pumped::Whole(object) => Ok(Begun::Stored(object, forward)),
+            Pumped::Coming(_) if not_modified => Ok(Begun::Streamed(Box::new(streamed.into_not_modified()))),
+            Pumped::Coming(reader) => {
+                streamed.source = Source::Stored(reader);
+                Ok(Begun::Streamed(Box::new(streamed)))
+            }
+        }
     }
 
-    fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Option<Writer> {
+    /// Whether the client has what the upstream has just sent.
+    fn is_not_modified(&self, response: &ResponseHead<'_>) -> bool {
+        let etag = response.fields.get(FieldId::Etag);
+        let last_modified_s = response.fields.get(FieldId::LastModified).and_then(date::parse);
+        let (method, fields) = (self.request.method, &self.request.fields);
+        response.status == 200
+            && evaluate_for_cache(method, fields, etag, last_modified_s) == Precondition::NotModified
+    }
+
+    /// Also tells whether what is stored may answer other requests that wait for it, whatever their fields.
+    fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Option<(Writer, bool)> {
         let now_s = self.core.clock.unix_s();
         let policy = match Policy::new(self.request, response, self.request_time_s, now_s) {
             Ok(policy) => policy,
@@ -189,6 +237,8 @@ impl Storing<'_> {
             }
         };
         let key = self.key_for(response)?;
+        let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
+        let is_shared = is_fresh && key == self.url_key;
         let meta = response_meta(response, policy);
         // The stored head is without Age, which each answer computes.
         let writer = match response.framing {
@@ -197,7 +247,7 @@ impl Storing<'_> {
             _ => self.store.insert(&key, &meta, head),
         };
         match writer {
-            Ok(writer) => Some(writer),
+            Ok(writer) => Some((writer, is_shared)),
             Err(error) => {
                 tracing::debug!(%error, "response not stored");
                 self.core.metrics.cache_store_failures_total.add(1);
@@ -312,7 +362,29 @@ pub(crate) fn invalidate(store: &Store, url_key: &[u8]) {
     store.remove(key);
 }
 
-/// The age that an upstream's response brings along, for a response that passes through.
-pub(crate) fn upstream_age(fields: &Fields<'_>) -> Option<u64> {
-    std::str::from_utf8(fields.get(FieldId::Age)?).ok()?.trim().parse().ok()
+/// RFC 9110 §15.4.5: what a 200 would carry that the client needs, and no description of content that it has.
+pub(crate) fn write_not_modified_fields(head: &[u8], out: &mut Vec<u8>) {
+    const DESCRIBES_CONTENT: [&[u8]; 5] =
+        [b"content-type", b"content-encoding", b"content-language", b"content-range", b"content-disposition"];
+    for line in stored_fields_of(head).split_inclusive(|byte| *byte == b'\n') {
+        let name = line.split(|byte| *byte == b':').next().unwrap_or(b"");
+        if !DESCRIBES_CONTENT.iter().any(|known| name.eq_ignore_ascii_case(known)) {
+            out.extend_from_slice(line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_304_leaves_out_what_describes_content() {
+        let mut out = Vec::new();
+        write_not_modified_fields(
+            b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Type: text/css\r\nVary: Accept\r\n",
+            &mut out,
+        );
+        assert_eq!(out, b"ETag: \"a\"\r\nVary: Accept\r\n");
+    }
 }

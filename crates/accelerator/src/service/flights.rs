@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::service::transfer::Tail;
+
 const SHARDS: usize = 16;
 /// URLs that are remembered as not shared; of two in one place the later one stays.
 const NOT_SHARED: usize = 4096;
@@ -23,6 +25,18 @@ pub(crate) enum Outcome {
     NotShared,
     /// The leader went away before the answer was whole: somebody else may lead.
     Abandoned,
+}
+
+/// A response that has begun and may answer the followers too.
+pub(crate) struct Started {
+    pub status: u16,
+    /// Status line and field lines for the client, without framing and the empty line.
+    pub head: Vec<u8>,
+    /// As the upstream gave it.
+    pub age_s: Option<u64>,
+    /// Bytes of the body.
+    pub length: u64,
+    pub tail: Tail,
 }
 
 /// All requests in progress that may end in the cache, over all data cores.
@@ -44,8 +58,15 @@ type ByKey = HashMap<Box<[u8]>, Arc<Flight>>;
 /// One request in progress.
 #[derive(Default)]
 pub(crate) struct Flight {
+    started: OnceLock<Started>,
     outcome: OnceLock<Outcome>,
-    ended: Notify,
+    changed: Notify,
+}
+
+/// What a follower learns of its leader.
+pub(crate) enum News<'f> {
+    Started(&'f Started),
+    Ended(Outcome),
 }
 
 /// What a request is to do.
@@ -105,6 +126,13 @@ impl Leader {
         &self.key
     }
 
+    /// Lets the followers read along.
+    pub(crate) fn start(&self, started: Started) {
+        // A leader starts once.
+        let _ = self.flight.started.set(started);
+        self.flight.changed.notify_waiters();
+    }
+
     /// Tells the followers how it ended.
     pub(crate) fn finish(self, outcome: Outcome) {
         self.end(outcome);
@@ -114,7 +142,7 @@ impl Leader {
         self.flights.shard(&self.key).remove(&self.key);
         // An outcome is final: the first one counts.
         let _ = self.flight.outcome.set(outcome);
-        self.flight.ended.notify_waiters();
+        self.flight.changed.notify_waiters();
     }
 }
 
@@ -127,15 +155,20 @@ impl Drop for Leader {
 }
 
 impl Flight {
-    /// Waits for the leader's outcome.
-    pub(crate) async fn outcome(&self) -> Outcome {
-        let mut ended = std::pin::pin!(self.ended.notified());
-        // From here on a notification counts, so that an end between the look and the wait is not missed.
-        ended.as_mut().enable();
-        if self.outcome.get().is_none() {
-            ended.await;
+    /// Waits for the leader's outcome, or for its start if the caller can do with that.
+    pub(crate) async fn news(&self, reads_along: bool) -> News<'_> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // From here on a notification counts, so that a change between the look and the wait is not missed.
+            changed.as_mut().enable();
+            if let Some(outcome) = self.outcome.get() {
+                return News::Ended(*outcome);
+            }
+            if let Some(started) = self.started.get().filter(|_| reads_along) {
+                return News::Started(started);
+            }
+            changed.await;
         }
-        self.outcome.get().copied().unwrap_or(Outcome::Abandoned)
     }
 }
 
@@ -150,7 +183,7 @@ mod tests {
         let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
         assert!(matches!(flights.join(b"other"), Join::Lead(_)));
         leader.finish(Outcome::Stored);
-        assert_eq!(follower.outcome().await, Outcome::Stored);
+        assert!(matches!(follower.news(true).await, News::Ended(Outcome::Stored)));
         assert!(matches!(flights.join(b"k"), Join::Lead(_)), "a new flight starts once one has ended");
     }
 
@@ -170,6 +203,6 @@ mod tests {
         let Join::Lead(leader) = flights.join(b"k") else { panic!("the first one leads") };
         let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
         drop(leader);
-        assert_eq!(follower.outcome().await, Outcome::Abandoned);
+        assert!(matches!(follower.news(false).await, News::Ended(Outcome::Abandoned)));
     }
 }

@@ -7,3 +7,4 @@ pub(crate) mod fill;
 pub(crate) mod flights;
 pub(crate) mod lookup;
 pub mod plan;
+pub(crate) mod transfer;

@@ -16,11 +16,12 @@ use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Form, Hit};
+use crate::service::transfer::ready;
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{self, RateWatch, Unsent};
 use crate::session::{Bytes, Connection, Request, respond};
-use crate::upstream::{Response, UpstreamError};
+use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
 const TUNNEL_BYTES: usize = 16 * 1024;
@@ -53,7 +54,7 @@ impl Connection<'_> {
             let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, client };
             let answer = fetch::answer(self.core, incoming, &mut body).await;
             match answer {
-                Answer::Streamed(streamed) if streamed.response.head().status == 101 => {
+                Answer::Streamed(streamed) if streamed.status == 101 => {
                     let rest = body.into_rest();
                     self.account(&head, 101, Bytes::default(), "tunnel");
                     Box::pin(self.tunnel(*streamed, &rest)).await;
@@ -135,12 +136,12 @@ impl Connection<'_> {
         keep_alive: bool,
         body: &mut ClientBody<'_>,
     ) -> io::Result<Delivered> {
-        let framing = ClientFraming::of(head, &streamed.response);
+        let framing = ClientFraming::of(head, &streamed);
         // A refusal that comes before the end of the request's body mostly means that nobody wants the rest of it.
-        let refused = !body.is_complete() && streamed.response.head().status >= 400;
+        let refused = !body.is_complete() && streamed.status >= 400;
         let keep_alive = keep_alive && framing != ClientFraming::UntilClose && !refused;
         // A client that was not told to continue gets its answer instead (RFC 9110 §10.1.1).
-        let upload = streamed.response.take_upload().filter(|_| !body.awaits_continue());
+        let upload = streamed.take_upload().filter(|_| !body.awaits_continue());
         let download = self.send_streamed(head.version, streamed, framing, keep_alive);
         match upload {
             Some(mut upload) => Box::pin(beside(upload.run(body), download)).await,
@@ -156,8 +157,8 @@ impl Connection<'_> {
         keep_alive: bool,
     ) -> io::Result<Delivered> {
         let mut watch = RateWatch::new(self.core);
-        let status = streamed.response.head().status;
-        self.send_interim(&mut streamed.response, version, &mut watch).await?;
+        let status = streamed.status;
+        self.send_interim(&mut streamed, version, &mut watch).await?;
         let mut out = std::mem::take(&mut streamed.head);
         write_cache_status(&self.core.plan().pseudonym, &streamed, &mut out);
         framing.write_fields(&mut out);
@@ -199,7 +200,7 @@ impl Connection<'_> {
             }
         }
         if chunked {
-            write_last_chunk(streamed.response.trailers(), &mut out);
+            write_last_chunk(streamed.trailers(), &mut out);
         }
         self.send(&mut watch, &out).await?;
         let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
@@ -209,11 +210,11 @@ impl Connection<'_> {
     /// RFC 9110 §15.2: interim responses go on to clients that understand them.
     async fn send_interim(
         &self,
-        response: &mut Response,
+        streamed: &mut Streamed,
         version: Version,
         watch: &mut RateWatch,
     ) -> io::Result<()> {
-        while let Some(interim) = response.next_informational() {
+        while let Some(interim) = streamed.next_informational() {
             if version == Version::Http10 || interim.head().status == 100 {
                 continue;
             }
@@ -271,7 +272,7 @@ impl Connection<'_> {
     async fn tunnel(&mut self, streamed: Streamed, rest: &[u8]) {
         self.core.metrics.tunnels_total.add(1);
         let mut out = Vec::with_capacity(512);
-        let response = streamed.response;
+        let Some(response) = streamed.into_response() else { return };
         fill::write_status_line(&response.head(), &mut out);
         for (_, name, value) in response.head().fields.iter() {
             write_field(name, value, &mut out);
@@ -335,16 +336,6 @@ async fn beside<T>(
     }
 }
 
-/// The result of `future` if it is there without waiting.
-async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
-    let mut future = std::pin::pin!(future);
-    std::future::poll_fn(|context| match future.as_mut().poll(context) {
-        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
-        std::task::Poll::Pending => std::task::Poll::Ready(None),
-    })
-    .await
-}
-
 /// How the client learns where the body ends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum ClientFraming {
@@ -358,17 +349,12 @@ enum ClientFraming {
 
 impl ClientFraming {
     /// RFC 9112 §6.3, for our own response.
-    fn of(request: &RequestHead<'_>, response: &Response) -> Self {
-        let head = response.head();
+    fn of(request: &RequestHead<'_>, response: &Streamed) -> Self {
         if request.method == Method::Head {
-            let length = head.fields.get(tidegate_http::FieldId::ContentLength);
-            let length = length.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
-            return length.map_or(Self::NoBody, Self::HeadOnly);
+            return response.content_length.map_or(Self::NoBody, Self::HeadOnly);
         }
-        match head.framing {
-            BodyFraming::None if head.status == 204 || head.status == 304 || head.status < 200 => {
-                Self::NoBody
-            }
+        match response.framing {
+            BodyFraming::None if matches!(response.status, 204 | 304 | 0..200) => Self::NoBody,
             BodyFraming::None => Self::Length(0),
             BodyFraming::Length(length) => Self::Length(length),
             BodyFraming::Chunked | BodyFraming::UntilClose if request.version == Version::Http11 => {
@@ -393,7 +379,7 @@ impl ClientFraming {
 
 /// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
 fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
-    if let Some(age_s) = fill::upstream_age(&streamed.response.head().fields) {
+    if let Some(age_s) = streamed.age_s {
         let _ = write!(out, "Age: {age_s}\r\n");
     }
     out.extend_from_slice(b"Cache-Status: ");

@@ -6,6 +6,7 @@ use tidegate_http::cache::CacheStatus;
 use tidegate_http::{Method, RequestHead, Version, status_reason, write_decimal};
 
 use crate::data_core::DataCore;
+use crate::service::fill;
 use crate::service::lookup::{Form, Hit};
 
 /// How a stored object is sent.
@@ -33,7 +34,7 @@ pub(crate) fn write_hit(
         Form::Part { start, end } => {
             form = HitForm { status: 206, with_stored_head: false, body: (start, end) };
             out.extend_from_slice(b"HTTP/1.1 206 Partial Content\r\n");
-            out.extend_from_slice(stored_fields(hit.object.head()));
+            out.extend_from_slice(fill::stored_fields_of(hit.object.head()));
             let _ = write!(out, "Content-Range: bytes {start}-{}/{length}\r\n", end - 1);
             write_length(end - start, out);
         }
@@ -46,7 +47,7 @@ pub(crate) fn write_hit(
         Form::NotModified => {
             form = HitForm { status: 304, with_stored_head: false, body: (0, 0) };
             out.extend_from_slice(b"HTTP/1.1 304 Not Modified\r\n");
-            write_not_modified_fields(hit.object.head(), out);
+            fill::write_not_modified_fields(hit.object.head(), out);
         }
         Form::PreconditionFailed => {
             form = HitForm { status: 412, with_stored_head: false, body: (0, 0) };
@@ -108,27 +109,6 @@ pub(crate) fn write_connection(version: Version, keep_alive: bool, out: &mut Vec
     }
 }
 
-/// The field lines of a stored head: everything after the status line.
-fn stored_fields(head: &[u8]) -> &[u8] {
-    head.get(after_first_line(head)..).unwrap_or(b"")
-}
-
-fn after_first_line(head: &[u8]) -> usize {
-    head.iter().position(|byte| *byte == b'\n').map_or(head.len(), |end| end + 1)
-}
-
-/// RFC 9110 §15.4.5: what a 200 would carry that the client needs, and no description of content that it has.
-fn write_not_modified_fields(head: &[u8], out: &mut Vec<u8>) {
-    const DESCRIBES_CONTENT: [&[u8]; 5] =
-        [b"content-type", b"content-encoding", b"content-language", b"content-range", b"content-disposition"];
-    for line in stored_fields(head).split_inclusive(|byte| *byte == b'\n') {
-        let name = line.split(|byte| *byte == b':').next().unwrap_or(b"");
-        if !DESCRIBES_CONTENT.iter().any(|known| name.eq_ignore_ascii_case(known)) {
-            out.extend_from_slice(line);
-        }
-    }
-}
-
 fn error_body(status: u16) -> String {
     format!("{status} {}\n", status_reason(status))
 }
@@ -182,16 +162,6 @@ mod tests {
             CacheStatus { handling, ttl_s: Some(ttl_s), key: None }.write("t", &mut long);
             assert_eq!(short, long);
         }
-    }
-
-    #[test]
-    fn a_304_leaves_out_what_describes_content() {
-        let mut out = Vec::new();
-        write_not_modified_fields(
-            b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Type: text/css\r\nVary: Accept\r\n",
-            &mut out,
-        );
-        assert_eq!(out, b"ETag: \"a\"\r\nVary: Accept\r\n");
     }
 
     #[test]

@@ -18,8 +18,8 @@ pub(crate) use groups::Groups;
 pub use groups::UpstreamStatus;
 pub(crate) use health::run_health_checks;
 pub(crate) use pool::Pools;
-pub(crate) use response::Response;
-pub(crate) use upload::{EmptyBody, RequestBody};
+pub(crate) use response::{Interim, Response};
+pub(crate) use upload::{EmptyBody, RequestBody, Upload};
 
 #[cfg(test)]
 mod tests;

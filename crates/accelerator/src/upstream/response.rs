@@ -26,7 +26,7 @@ impl Interim {
 /// A response whose head is here. Reading the body to its end gives the connection back to the pool.
 pub(crate) struct Response {
     head: Head,
-    interim: VecDeque<Head>,
+    interim: Vec<Head>,
     body: Body,
     buffer: Vec<u8>,
     taken: usize,
@@ -62,7 +62,7 @@ impl Response {
         let keep_alive = head.keep_alive && head.status != 101;
         let mut response = Self {
             head: received.head,
-            interim: received.interim.into(),
+            interim: received.interim,
             body,
             buffer: received.rest,
             taken: 0,
@@ -85,9 +85,9 @@ impl Response {
         self.upload.take()
     }
 
-    /// The next interim response that came before this one.
-    pub(crate) fn next_informational(&mut self) -> Option<Interim> {
-        self.interim.pop_front().map(Interim)
+    /// The interim responses that came before this one.
+    pub(crate) fn take_informational(&mut self) -> VecDeque<Interim> {
+        self.interim.drain(..).map(Interim).collect()
     }
 
     /// The next piece of the body; `None` at its end.

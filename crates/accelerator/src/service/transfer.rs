@@ -1,0 +1,229 @@
+//! A response on its way into the cache, read by those who wait for it as it comes.
+//!
+//! What does not arrive at once is read by a task of its own, as fast as the upstream sends: a client that takes its
+//! response slowly holds up nobody else, and one that goes away costs the cache nothing.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tidegate_store::{Follower, InsertError, Object, Progress, Writer};
+use tokio::sync::Notify;
+
+use crate::data_core::DataCore;
+use crate::service::flights::{Leader, Outcome, Started};
+use crate::upstream::{Response, UpstreamError};
+
+/// An object that is being written.
+pub(crate) struct Fill {
+    writer: Writer,
+    /// Bytes of the body, if the response says so.
+    length: Option<u64>,
+    leader: Option<Leader>,
+    core: Rc<DataCore>,
+}
+
+/// How far a response got without waiting.
+pub(crate) enum Pumped {
+    /// All of it is in the cache.
+    Whole(Object),
+    /// The rest comes by and by.
+    Coming(Reader),
+}
+
+impl Fill {
+    pub(crate) fn new(
+        writer: Writer,
+        length: Option<u64>,
+        leader: Option<Leader>,
+        core: Rc<DataCore>,
+    ) -> Self {
+        Self { writer, length, leader, core }
+    }
+
+    /// Stores up to `at_once_bytes` of `response` as far as it has arrived, and lets a task store the rest. `started`
+    /// says what other requests for the same object need to be answered meanwhile, if they may be.
+    pub(crate) async fn pump(
+        mut self,
+        mut response: Response,
+        at_once_bytes: u64,
+        started: impl FnOnce(Tail) -> Option<Started>,
+    ) -> Result<Pumped, UpstreamError> {
+        let (mut unstored, mut is_whole) = (None, false);
+        while self.writer.written() < at_once_bytes {
+            match ready(response.chunk()).await {
+                Some(Ok(Some(piece))) => {
+                    if self.write(piece).is_err() {
+                        unstored = Some(piece.to_vec());
+                        break;
+                    }
+                }
+                Some(Ok(None)) => {
+                    is_whole = true;
+                    break;
+                }
+                Some(Err(error)) => return Err(error),
+                None => break,
+            }
+        }
+        // Trailers go to this client only; a stored response has none.
+        if is_whole && response.trailers().next().is_none() {
+            return Ok(Pumped::Whole(self.commit()));
+        }
+        let tail = Tail { follower: self.writer.follow(), changed: Arc::default(), length: self.length };
+        let rest = Rc::new(RefCell::new(None));
+        match unstored {
+            Some(piece) => {
+                *rest.borrow_mut() = Some(Rest { piece, is_piece_taken: false, response });
+                self.give_up();
+            }
+            None => {
+                if let (Some(leader), Some(started)) = (&self.leader, started(tail.clone())) {
+                    leader.start(started);
+                }
+                tokio::task::spawn_local(self.run(response, Arc::clone(&tail.changed), Rc::clone(&rest)));
+            }
+        }
+        Ok(Pumped::Coming(Reader { tail, at: 0, rest: Some(rest) }))
+    }
+
+    /// Reads `response` to its end.
+    async fn run(mut self, mut response: Response, changed: Arc<Notify>, rest: Rc<RefCell<Option<Rest>>>) {
+        loop {
+            // After the last byte of a known length the end follows without waiting: a client that has read the whole
+            // response finds it in the cache with its next request.
+            match response.chunk().await {
+                Ok(Some(piece)) => {
+                    if self.write(piece).is_err() {
+                        let piece = piece.to_vec();
+                        *rest.borrow_mut() = Some(Rest { piece, is_piece_taken: false, response });
+                        self.give_up();
+                        break;
+                    }
+                    changed.notify_waiters();
+                }
+                Ok(None) => {
+                    *rest.borrow_mut() = Some(Rest::all_of(response));
+                    self.commit();
+                    break;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "response ended early and is not stored");
+                    drop(self);
+                    break;
+                }
+            }
+        }
+        changed.notify_waiters();
+    }
+
+    fn write(&mut self, piece: &[u8]) -> Result<(), InsertError> {
+        self.writer.write(piece).inspect_err(|error| tracing::debug!(%error, "response not stored"))
+    }
+
+    fn commit(self) -> Object {
+        let object = self.writer.commit();
+        self.core.metrics.cache_stored_total.add(1);
+        if let Some(leader) = self.leader {
+            leader.finish(Outcome::Stored);
+        }
+        object
+    }
+
+    /// There is no room: the others must ask for themselves.
+    fn give_up(self) {
+        self.core.metrics.cache_store_failures_total.add(1);
+        if let Some(leader) = self.leader {
+            self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
+            leader.finish(Outcome::NotShared);
+        }
+    }
+}
+
+/// What every reader of a transfer needs, on whatever core.
+#[derive(Clone)]
+pub(crate) struct Tail {
+    follower: Follower,
+    changed: Arc<Notify>,
+    /// Bytes of the body, if known beforehand.
+    length: Option<u64>,
+}
+
+/// Reads a body while it is being stored.
+pub(crate) struct Reader {
+    tail: Tail,
+    /// Bytes of the body handed on.
+    at: u64,
+    /// Only the request that began the transfer can go on by itself when the object finds no room.
+    rest: Option<Rc<RefCell<Option<Rest>>>>,
+}
+
+/// What the task leaves to the request that began the transfer: a response of which nothing but trailers is left, or
+/// one that could not be stored, with the piece that found no room.
+pub(crate) struct Rest {
+    piece: Vec<u8>,
+    is_piece_taken: bool,
+    pub response: Response,
+}
+
+impl Reader {
+    /// A reader of somebody else's transfer.
+    pub(crate) fn new(tail: Tail) -> Self {
+        Self { tail, at: 0, rest: None }
+    }
+
+    /// Waits until [`Self::take`] has something, or nothing more comes; what the task left over is to be read next.
+    pub(crate) async fn arrive(&mut self) -> Result<Option<Rest>, UpstreamError> {
+        loop {
+            let mut changed = std::pin::pin!(self.tail.changed.notified());
+            // From here on a notification counts, so that a change between the look and the wait is not missed.
+            changed.as_mut().enable();
+            let progress = self.tail.follower.progress();
+            if self.at < self.tail.follower.available() {
+                return Ok(None);
+            }
+            if progress == Progress::Writing {
+                changed.await;
+                continue;
+            }
+            let rest = self.rest.as_ref().and_then(|rest| rest.take());
+            let is_whole = progress == Progress::Committed || self.tail.length == Some(self.at);
+            return match rest {
+                None if !is_whole => Err(UpstreamError::Incomplete),
+                rest => Ok(rest),
+            };
+        }
+    }
+
+    /// What has been stored since the last call.
+    pub(crate) fn take(&mut self) -> Option<&[u8]> {
+        let piece = self.tail.follower.body_at(self.at);
+        self.at += piece.len() as u64;
+        (!piece.is_empty()).then_some(piece)
+    }
+}
+
+impl Rest {
+    /// A response that goes past the cache.
+    pub(crate) fn all_of(response: Response) -> Self {
+        Self { piece: Vec::new(), is_piece_taken: true, response }
+    }
+
+    /// The next piece, as [`Response::chunk`] gives it.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
+        if !std::mem::replace(&mut self.is_piece_taken, true) {
+            return Ok(Some(&self.piece));
+        }
+        self.response.chunk().await
+    }
+}
+
+/// The result of `future` if it is there without waiting.
+pub(crate) async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}
