@@ -400,3 +400,156 @@ fn urls_that_are_the_same_once_normalized_share_an_object() {
     assert_eq!(client.response().text(), "answer 1");
     assert_eq!(tidegate.get("/a/~user/x?").text(), "answer 2");
 }
+
+#[test]
+fn response_that_must_be_validated_waiting_clients_ask_side_by_side() {
+    let barrier = Arc::new(Barrier::new(4));
+    let all_here = Arc::clone(&barrier);
+    let primed = std::sync::atomic::AtomicBool::new(false);
+    let origin = Origin::start(move |_| {
+        if primed.swap(true, Ordering::SeqCst) {
+            // Passes only if four requests are here at once.
+            all_here.wait();
+        }
+        Reply::ok("page").with("ETag", "\"v1\"").with("Cache-Control", "no-cache")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "page");
+    let address = tidegate.address();
+    let clients: Vec<_> =
+        (0..4).map(|_| std::thread::spawn(move || Client::connect(address).get("/").text())).collect();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "page");
+    }
+    assert_eq!(origin.count(), 5);
+}
+
+#[test]
+fn purge_while_a_response_is_on_its_way_the_response_is_not_stored() {
+    let (entered, gate) = (Gate::default(), Gate::default());
+    let (is_here, may_go) = (entered.clone(), gate.clone());
+    let origin = Origin::start(move |request| {
+        if request.target == "/slow" {
+            is_here.open();
+            may_go.pass();
+        }
+        Reply::cacheable("old").with("Content-Type", "text/plain")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let address = tidegate.address();
+    let client = std::thread::spawn(move || Client::connect(address).get("/slow").text());
+    entered.pass();
+    assert!(tidegate.command(&["cache", "purge", "/slow"]).status.success());
+    gate.open();
+    assert_eq!(client.join().unwrap(), "old");
+    assert!(!tidegate.get("/slow").is_hit(), "what was asked for before the purge may be older than it");
+}
+
+#[test]
+fn unsafe_request_while_a_response_is_on_its_way_the_response_is_not_stored() {
+    let (entered, gate) = (Gate::default(), Gate::default());
+    let (is_here, may_go) = (entered.clone(), gate.clone());
+    let origin = Origin::start(move |request| {
+        if request.method == "GET" {
+            is_here.open();
+            may_go.pass();
+        }
+        Reply::cacheable("old")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let address = tidegate.address();
+    let client = std::thread::spawn(move || Client::connect(address).get("/doc").text());
+    entered.pass();
+    assert_eq!(tidegate.connect().request("POST", "/doc", "Content-Length: 0\r\n").status, 200);
+    gate.open();
+    client.join().unwrap();
+    assert!(!tidegate.get("/doc").is_hit());
+}
+
+#[test]
+fn not_modified_that_brings_vary_other_variants_are_asked_for() {
+    let origin = Origin::start(|request| {
+        let language = request.field("Accept-Language");
+        if request.field("If-None-Match") == "\"v1\"" {
+            let reply = Reply::status(304, "").with("ETag", "\"v1\"").with("Vary", "Accept-Language");
+            return reply.with("Cache-Control", "max-age=60");
+        }
+        let reply = Reply::ok(format!("in {language}")).with("ETag", "\"v1\"");
+        reply.with("Cache-Control", "max-age=60").with("Age", "60")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "Accept-Language: de\r\n").text(), "in de");
+    // The 304 says that the language matters.
+    assert_eq!(tidegate.get_with("/", "Accept-Language: de\r\n").text(), "in de");
+    assert_eq!(tidegate.get_with("/", "Accept-Language: fr\r\n").text(), "in fr");
+}
+
+#[test]
+fn response_varies_by_what_we_write_ourselves_it_is_not_stored() {
+    let origin = Origin::start(|request| {
+        Reply::cacheable(request.field("X-Forwarded-For")).with("Vary", "X-Forwarded-For")
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    assert!(!tidegate.get("/").is_hit());
+}
+
+#[test]
+fn unasked_304_is_a_bad_gateway() {
+    let origin = Origin::start(|_| Reply::status(304, "").with("ETag", "\"v1\""));
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").status, 502);
+}
+
+#[test]
+fn get_with_an_empty_body_is_answered_from_the_cache() {
+    let origin = counting(&[("Cache-Control", "max-age=60")]);
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "Content-Length: 0\r\n").text(), "answer 1");
+    assert_eq!(tidegate.get_with("/", "Content-Length: 0\r\n").text(), "answer 1");
+}
+
+#[test]
+fn one_request_that_is_not_stored_others_still_wait_for_each_other() {
+    let gate = Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |request| {
+        if request.field("Cache-Control") != "no-store" {
+            door.pass();
+        }
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get_with("/", "Cache-Control: no-store\r\n");
+    let address = tidegate.address();
+    let clients: Vec<_> =
+        (0..8).map(|_| std::thread::spawn(move || Client::connect(address).get("/").text())).collect();
+    eventually("seven wait", || (tidegate.metric("tidegate_cache_collapsed_total") >= 7.0).then_some(()));
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "shared");
+    }
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn scheme_and_host_that_a_trusted_proxy_names_are_part_of_the_key() {
+    let origin = Origin::start(|request| {
+        Reply::cacheable(format!(
+            "{} {}",
+            request.field("X-Forwarded-Proto"),
+            request.field("X-Forwarded-Host")
+        ))
+    });
+    let tidegate = Tidegate::builder().origin(&origin).top("trusted_proxies = [\"127.0.0.0/8\"]").start();
+    for _ in 0..2 {
+        assert_eq!(tidegate.get("/").text(), "http example.org");
+        assert_eq!(tidegate.get_with("/", "X-Forwarded-Proto: https\r\n").text(), "https example.org");
+        assert_eq!(tidegate.get_with("/", "X-Forwarded-Host: b.example\r\n").text(), "http b.example");
+    }
+    assert_eq!(origin.count(), 3);
+    let purged = tidegate.command(&["cache", "purge", "https://example.org/"]);
+    assert!(String::from_utf8_lossy(&purged.stdout).contains('1'), "{purged:?}");
+    tidegate.get_with("/", "X-Forwarded-Proto: https\r\n");
+    assert_eq!(origin.count(), 4);
+}

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidegate_e2e::{Tidegate, content, within};
+use tidegate_e2e::{Tidegate, content, eventually, within};
 
 struct Site {
     directory: TempDir,
@@ -141,5 +141,50 @@ fn edited_file_is_served_anew_within_a_second() {
     fs::remove_file(site.path("page.html")).unwrap();
     within(Duration::from_secs(1), "the removed file is gone", || {
         (site.tidegate.get("/page.html").status == 404).then_some(())
+    });
+}
+
+#[test]
+fn file_behind_a_link_is_served_anew_when_it_changes() {
+    let site = tempfile::tempdir().unwrap();
+    let path = |name: &str| site.path().join(name);
+    for release in ["one", "two"] {
+        std::fs::create_dir_all(path(&format!("releases/{release}"))).unwrap();
+        std::fs::write(path(&format!("releases/{release}/page.txt")), release).unwrap();
+    }
+    std::fs::create_dir(path("root")).unwrap();
+    std::fs::rename(path("releases"), path("root/releases")).unwrap();
+    std::os::unix::fs::symlink("releases/one", path("root/current")).unwrap();
+    std::fs::write(path("root/target.txt"), "old").unwrap();
+    std::os::unix::fs::symlink("target.txt", path("root/link.txt")).unwrap();
+    let target = format!("root = \"{}\"", path("root").display());
+    let tidegate = Tidegate::builder().route("/", &target).start();
+    assert_eq!(tidegate.get("/current/page.txt").text(), "one");
+    assert_eq!(tidegate.get("/link.txt").text(), "old");
+    std::os::unix::fs::symlink("releases/two", path("root/next")).unwrap();
+    std::fs::rename(path("root/next"), path("root/current")).unwrap();
+    std::fs::write(path("root/target.txt"), "new").unwrap();
+    eventually("the switch is seen", || (tidegate.get("/current/page.txt").text() == "two").then_some(()));
+    eventually("the edit is seen", || (tidegate.get("/link.txt").text() == "new").then_some(()));
+}
+
+#[test]
+fn root_that_is_a_link_is_followed_when_it_points_elsewhere() {
+    let site = tempfile::tempdir().unwrap();
+    let path = |name: &str| site.path().join(name);
+    for release in ["one", "two"] {
+        std::fs::create_dir(path(release)).unwrap();
+        std::fs::write(path(release).join("page.txt"), release).unwrap();
+    }
+    std::os::unix::fs::symlink("one", path("current")).unwrap();
+    let target = format!("root = \"{}\"", path("current").display());
+    let tidegate = Tidegate::builder().route("/", &target).start();
+    assert_eq!(tidegate.get("/page.txt").text(), "one");
+    std::os::unix::fs::symlink("two", path("next")).unwrap();
+    std::fs::rename(path("next"), path("current")).unwrap();
+    eventually("the switch is seen", || (tidegate.get("/page.txt").text() == "two").then_some(()));
+    std::fs::write(path("two/page.txt"), "edited").unwrap();
+    eventually("the new directory is watched", || {
+        (tidegate.get("/page.txt").text() == "edited").then_some(())
     });
 }

@@ -181,3 +181,59 @@ fn options_with_no_hops_left_is_answered_here() {
     assert_eq!(client.request("OPTIONS", "/", "Max-Forwards: 3\r\n").text(), "origin");
     assert_eq!(origin.last().field("Max-Forwards"), "2");
 }
+
+#[test]
+fn early_hints_arrive_before_the_origin_has_finished() {
+    let gate = tidegate_e2e::Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |_| {
+        let door = door.clone();
+        Reply::script(move |stream| {
+            use std::io::Write;
+            stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n")?;
+            door.pass();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\npage")
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    assert_eq!(client.head().0, 103);
+    gate.open();
+    assert_eq!(client.response().text(), "page");
+}
+
+#[test]
+fn options_of_the_whole_server_reaches_the_origin() {
+    let origin = Origin::start(|request| Reply::ok(format!("{} {}", request.method, request.target)));
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.connect().request("OPTIONS", "*", "").text(), "OPTIONS *");
+}
+
+#[test]
+fn trace_is_refused() {
+    let origin = Origin::start(|_| Reply::ok("reflected"));
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.connect().request("TRACE", "/", "").status, 405);
+    assert_eq!(origin.count(), 0);
+}
+
+#[test]
+fn client_resets_the_connection_its_request_is_dropped() {
+    let gate = tidegate_e2e::Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |_| {
+        door.pass();
+        Reply::ok("late").with("Cache-Control", "no-store")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    tidegate_e2e::eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    rustix::net::sockopt::set_socket_linger(client.stream(), Some(std::time::Duration::ZERO)).unwrap();
+    drop(client);
+    tidegate_e2e::eventually("it is noticed", || {
+        (tidegate.metric("tidegate_clients_gone_total") >= 1.0).then_some(())
+    });
+    gate.open();
+}

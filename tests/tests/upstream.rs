@@ -228,3 +228,45 @@ fn routes_by_path_each_prefix_has_its_own_group() {
     assert_eq!(tidegate.get("/api/x").text(), "b");
     assert_eq!(tidegate.get("/x/../api/x").text(), "b");
 }
+
+#[test]
+fn server_does_not_answer_all_who_wait_learn_it_at_once() {
+    let origin = Origin::start(|_| {
+        Reply::script(|_| {
+            std::thread::sleep(Duration::from_secs(3));
+            Ok(())
+        })
+    });
+    let tidegate = group(&[&origin], "response_timeout = \"1s\"").start();
+    let address = tidegate.address();
+    let clients: Vec<_> = (0..6)
+        .map(|_| std::thread::spawn(move || tidegate_e2e::Client::connect(address).get("/hung").status))
+        .collect();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), 504);
+    }
+    // Had they asked one after the other, each would have been a request.
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn bytes_after_a_response_are_not_the_next_one() {
+    let origin = Origin::start(|_| {
+        Reply::script(|stream| {
+            use std::io::{Read, Write};
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 5\r\n\r\nfirst")?;
+            // The rest comes by itself, as the answer to nothing.
+            stream.write_all(
+                b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 6\r\n\r\npoison",
+            )?;
+            let _ = stream.read(&mut [0; 4096]);
+            Ok(())
+        })
+    });
+    let tidegate = group(&[&origin], "").start();
+    let mut client = tidegate.connect();
+    for number in 0..50 {
+        assert_eq!(client.get(&format!("/{number}")).text(), "first");
+    }
+}

@@ -5,8 +5,12 @@ use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::metrics::CoreMetrics;
 use crate::settings::{AccessLog, LogFormat};
@@ -20,6 +24,9 @@ const QUEUE_BUFFERS: usize = 64;
 pub(crate) struct Record<'a> {
     pub client: IpAddr,
     pub unix_s: u64,
+    /// From the request's head to the end of the response.
+    pub duration: Duration,
+    pub host: &'a [u8],
     pub method: &'a [u8],
     pub target: &'a [u8],
     pub http11: bool,
@@ -34,6 +41,16 @@ pub(crate) struct Record<'a> {
 pub(crate) struct AccessLogWriter {
     sender: Option<LogSender>,
     thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+}
+
+/// What the writer thread shares with its owner.
+#[derive(Default)]
+struct Shared {
+    /// The file may have been renamed: it is to be opened anew.
+    reopen: AtomicBool,
+    /// Lines that could not be written.
+    lost: AtomicU64,
 }
 
 /// What a data core needs to hand lines to the writer.
@@ -46,15 +63,27 @@ pub(crate) struct LogSender {
 impl AccessLogWriter {
     pub(crate) fn open(settings: &AccessLog) -> io::Result<Self> {
         let output: Box<dyn Write + Send> = match &settings.path {
-            Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
+            Some(path) => append_to(path)?,
             None => Box::new(io::stdout()),
         };
         let (sender, receiver) = sync_channel(QUEUE_BUFFERS);
+        let (shared, path) = (Arc::new(Shared::default()), settings.path.clone());
+        let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("access-log".into())
-            .spawn(move || write_all(output, &receiver))?;
+            .spawn(move || write_all(output, path, &receiver, &of_thread))?;
         let sender = LogSender { sender, format: settings.format };
-        Ok(Self { sender: Some(sender), thread: Some(thread) })
+        Ok(Self { sender: Some(sender), thread: Some(thread), shared })
+    }
+
+    /// Opens the file anew before the next lines are written, since it may have been renamed.
+    pub(crate) fn reopen(&self) {
+        self.shared.reopen.store(true, Ordering::Relaxed);
+    }
+
+    /// Lines lost because they could not be written.
+    pub(crate) fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sender(&self) -> LogSender {
@@ -74,18 +103,41 @@ impl Drop for AccessLogWriter {
     }
 }
 
-fn write_all(mut output: Box<dyn Write + Send>, receiver: &Receiver<Vec<u8>>) {
+fn append_to(path: &PathBuf) -> io::Result<Box<dyn Write + Send>> {
+    Ok(Box::new(OpenOptions::new().create(true).append(true).open(path)?))
+}
+
+fn write_all(
+    mut output: Box<dyn Write + Send>,
+    path: Option<PathBuf>,
+    receiver: &Receiver<Vec<u8>>,
+    shared: &Shared,
+) {
     let mut failing = false;
     for buffer in receiver {
+        if let Some(path) = path.as_ref().filter(|_| shared.reopen.swap(false, Ordering::Relaxed)) {
+            match append_to(path) {
+                Ok(opened) => output = opened,
+                Err(error) => {
+                    tracing::error!(%error, path = %path.display(), "the access log cannot be opened anew; the old file is used")
+                }
+            }
+        }
         match output.write_all(&buffer).and_then(|()| output.flush()) {
             Ok(()) => failing = false,
-            Err(error) if !failing => {
+            Err(error) => {
+                shared.lost.fetch_add(lines_in(&buffer), Ordering::Relaxed);
+                if !failing {
+                    tracing::error!(%error, "access log lines are lost: the log cannot be written");
+                }
                 failing = true;
-                tracing::error!(%error, "access log lines are lost: the log cannot be written");
             }
-            Err(_) => {}
         }
     }
+}
+
+fn lines_in(buffer: &[u8]) -> u64 {
+    buffer.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
 /// One core's lines that are not handed over yet.
@@ -124,8 +176,7 @@ impl LogBuffer {
         if let Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) =
             self.sender.sender.try_send(full)
         {
-            let lines = lost.iter().filter(|byte| **byte == b'\n').count();
-            metrics.access_log_dropped_total.add(lines as u64);
+            metrics.access_log_dropped_total.add(lines_in(&lost));
         }
     }
 }
@@ -169,10 +220,16 @@ fn write_json(record: &Record<'_>, out: &mut Vec<u8>) {
     write_escaped(record.method, out);
     out.extend_from_slice(b"\",\"target\":\"");
     write_escaped(record.target, out);
+    out.extend_from_slice(b"\",\"host\":\"");
+    write_escaped(record.host, out);
+    let version = if record.http11 { "1.1" } else { "1.0" };
     let _ = write!(
         out,
-        "\",\"status\":{},\"bytes\":{},\"cache\":\"{}\"",
-        record.status, record.bytes, record.cache
+        "\",\"protocol\":\"HTTP/{version}\",\"status\":{},\"bytes\":{},\"duration_us\":{},\"cache\":\"{}\"",
+        record.status,
+        record.bytes,
+        record.duration.as_micros(),
+        record.cache
     );
     out.extend_from_slice(b",\"referer\":\"");
     write_escaped(record.referer, out);
@@ -196,6 +253,8 @@ mod tests {
         Record {
             client: "192.0.2.7".parse().unwrap(),
             unix_s: 784_111_777,
+            duration: Duration::from_micros(1234),
+            host: b"a.example",
             method: b"GET",
             target: b"/a?b=\"c",
             http11: true,
@@ -225,7 +284,8 @@ mod tests {
         assert_eq!(
             String::from_utf8(line).unwrap(),
             "{\"time\":784111777,\"client\":\"192.0.2.7\",\"method\":\"GET\",\"target\":\"/a?b=\\\"c\",\
-             \"status\":200,\"bytes\":612,\"cache\":\"hit\",\"referer\":\"\",\"user_agent\":\"x\\\\y\"}\n"
+             \"host\":\"a.example\",\"protocol\":\"HTTP/1.1\",\"status\":200,\"bytes\":612,\
+             \"duration_us\":1234,\"cache\":\"hit\",\"referer\":\"\",\"user_agent\":\"x\\\\y\"}\n"
         );
     }
 

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener as StdListener};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate_http::RequestParser;
 use tidegate_store::Store;
@@ -19,7 +19,7 @@ use tokio::time::MissedTickBehavior;
 use crate::access_log::{LogBuffer, LogSender};
 use crate::clock::Clock;
 use crate::metrics::CoreMetrics;
-use crate::service::flights::Flights;
+use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
 use crate::session::deadlines::Deadlines;
 use crate::session::{self, Times};
@@ -29,6 +29,8 @@ use crate::upstream::Pools;
 const READ_BYTES: usize = 64 * 1024;
 /// How often expired deadlines are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a lack of descriptors is logged; it is counted every time.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -137,6 +139,7 @@ impl DataCore {
 
     /// Waits for requests in progress, at most for the drain timeout.
     async fn finish_requests(&self) {
+        self.deadlines.end_tunnels();
         let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
         while self.deadlines.len() > 0 && self.clock.elapsed_ms() < end_ms {
             self.deadlines.end_idle();
@@ -152,14 +155,19 @@ impl DataCore {
     }
 
     async fn accept(self: Rc<Self>, listener: TcpListener) {
+        let mut warned = None;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => self.admit(stream, peer),
                 Err(error) => {
                     self.metrics.accept_errors_total.add(1);
                     if is_out_of_descriptors(&error) {
-                        tracing::warn!(%error, "cannot accept: idle connections are ended to make room");
-                        self.deadlines.end_idle();
+                        let shed = self.deadlines.shed();
+                        self.metrics.connections_shed_total.add(shed as u64);
+                        if warned.is_none_or(|warned: Instant| warned.elapsed() >= WARN_INTERVAL) {
+                            warned = Some(Instant::now());
+                            tracing::warn!(%error, shed, "cannot accept: connections without a request are ended to make room");
+                        }
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -251,6 +259,18 @@ impl DataCore {
     /// This core's upstream connections.
     pub(crate) fn pools(&self) -> Rc<Pools> {
         Rc::clone(&self.pools.borrow())
+    }
+
+    /// Tells those who wait for an object that it is stored. One that has to be validated for each of them is of no use
+    /// to them: they, and those who come soon, ask the upstream side by side.
+    pub(crate) fn landed(&self, leader: Option<Leader>, is_fresh: bool) {
+        let Some(leader) = leader else { return };
+        if is_fresh {
+            leader.finish(Outcome::Stored);
+        } else {
+            self.flights.remember_not_shared(leader.key(), self.clock.unix_s());
+            leader.finish(Outcome::NotShared);
+        }
     }
 
     /// Whether connections are to end after the response in progress.

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::access_log::{AccessLogWriter, LogSender};
 use crate::data_core::{DataCore, Phase};
 use crate::metrics::CoreMetrics;
-use crate::service::entries::{CacheEntry, PurgePattern};
+use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 use crate::service::flights::Flights;
 use crate::service::plan::{Plan, PlanError};
 use crate::settings::{Cache, Settings};
@@ -73,6 +73,7 @@ struct Shared {
     workers: usize,
     metrics: Vec<Arc<CoreMetrics>>,
     store: Option<Arc<Store>>,
+    flights: Arc<Flights>,
     report: Option<OpenReport>,
     plan: watch::Sender<Arc<Plan>>,
     phase: watch::Sender<Phase>,
@@ -106,6 +107,7 @@ impl Engine {
             workers,
             metrics,
             store,
+            flights: Arc::default(),
             report,
             plan: plan_sender,
             phase,
@@ -119,7 +121,6 @@ impl Engine {
 
     fn spawn_cores(&self, sockets: Vec<Vec<(Socket, SocketAddr)>>) -> Result<(), StartError> {
         let shared = &self.shared;
-        let flights = Arc::new(Flights::default());
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
         for (index, listeners) in sockets.into_iter().enumerate() {
@@ -130,7 +131,7 @@ impl Engine {
                 phase: shared.phase.subscribe(),
                 metrics: Arc::clone(&shared.metrics[index]),
                 store: shared.store.clone(),
-                flights: Arc::clone(&flights),
+                flights: Arc::clone(&shared.flights),
                 open: Arc::clone(&open),
                 log: log.clone(),
             };
@@ -165,7 +166,19 @@ impl Engine {
                 }
             }
         }
+        let lost = lock(&self.shared.background).as_ref().map_or(0, AccessLogWriter::lost);
+        if let Some(dropped) = sum.iter_mut().find(|sample| sample.name.ends_with("access_log_dropped_total"))
+        {
+            dropped.value = dropped.value.wrapping_add(lost);
+        }
         sum
+    }
+
+    /// Opens the access log anew, as after its file was renamed.
+    pub fn reopen_log(&self) {
+        if let Some(log) = &*lock(&self.shared.background) {
+            log.reopen();
+        }
     }
 
     /// The cache's store; `None` when the cache is off.
@@ -183,9 +196,14 @@ impl Engine {
         self.store().map(|store| CacheEntry::list(store, limit)).unwrap_or_default()
     }
 
-    /// Removes what the pattern matches; says how many objects went.
-    pub fn purge(&self, pattern: &PurgePattern) -> u64 {
-        self.store().map_or(0, |store| pattern.purge(store))
+    /// Removes what the pattern matches; says how many objects went. What is on its way is not stored either.
+    ///
+    /// # Errors
+    /// The pattern's URL is none that a request can have.
+    pub fn purge(&self, pattern: &PurgePattern) -> Result<u64, PurgePatternError> {
+        let pattern = pattern.normalized(self.shared.plan.borrow().personality)?;
+        self.shared.flights.new_epoch(None);
+        Ok(self.store().map_or(0, |store| pattern.purge(store)))
     }
 
     /// The state of every upstream server.
@@ -217,6 +235,7 @@ impl Engine {
 
     /// Stops accepting, ends idle connections and lets requests in progress finish within the drain timeout.
     pub fn drain(&self) {
+        tracing::info!("draining: no new connections; requests in progress finish");
         self.shared.phase.send_replace(Phase::Draining);
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::chars::is_value;
 use crate::error::{BodyError, HeadError};
 use crate::field::FieldId;
+use crate::forward::is_deceptive;
 use crate::parser::FieldLines;
 use crate::simd::{self, Scan, Task};
 
@@ -212,13 +213,17 @@ impl ChunkedDecoder {
     }
 
     /// The trailer fields once the body is complete, without those that RFC 9110 §6.5.1 forbids there: fields for
-    /// framing, routing, authentication and the like must not be merged into the head.
+    /// framing, routing, authentication and the like must not be merged into the head. Nor are names passed on that
+    /// some server may take for one of those.
     pub fn trailers(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let fields = if self.is_done() { self.lines.fields.as_slice() } else { &[] };
         fields
             .iter()
-            .filter(|field| !forbidden_in_trailers(field.id))
-            .map(|field| (field.name.of(&self.trailer), field.value.of(&self.trailer)))
+            .map(|field| (field.id, field.name.of(&self.trailer), field.value.of(&self.trailer)))
+            .filter(|(id, name, _)| {
+                !forbidden_in_trailers(*id) && !(*id == FieldId::Other && is_deceptive(name))
+            })
+            .map(|(_, name, value)| (name, value))
     }
 }
 

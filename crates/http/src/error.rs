@@ -92,6 +92,9 @@ pub enum HeadError {
     /// RFC 9112 §6.1: such a message "MUST be treated as if the framing is faulty".
     #[error("Transfer-Encoding on HTTP/1.0")]
     TransferEncodingOnHttp10,
+    /// RFC 9110 §7.6.1: more than 16 options in `Connection`.
+    #[error("too many connection options")]
+    TooManyConnectionOptions,
     /// RFC 3986 §2.1: a percent sign that two hexadecimal digits do not follow, or an encoded byte that must not be.
     #[error("malformed percent-encoding")]
     BadEscape,
@@ -146,6 +149,7 @@ answers! {
     Self::RequestLineTooLong { .. } => 414, "request_line_too_long";
     Self::HeadTooLarge { .. } => 431, "head_too_large";
     Self::TooManyFields { .. } => 431, "too_many_fields";
+    Self::TooManyConnectionOptions => 431, "too_many_connection_options";
     Self::MissingHost => 400, "missing_host";
     Self::RepeatedHost => 400, "repeated_host";
     Self::BadHost => 400, "bad_host";

@@ -46,11 +46,11 @@ pub const fn is_hop_by_hop(id: FieldId) -> bool {
     )
 }
 
-/// More options than this are ignored: comparing every field of a head with thousands of options would cost
-/// milliseconds, and no sound peer names more than a few.
-const MOST_OPTIONS: usize = 16;
+/// A head with more options than this is refused by the parsers: comparing every field with thousands of options would
+/// cost milliseconds, and no sound peer names more than a few.
+pub(crate) const MOST_OPTIONS: usize = 16;
 
-/// The options that the `Connection` fields of a head name; at most 16 are looked at.
+/// The options that the `Connection` fields of a head name.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionOptions<'a> {
     options: [&'a [u8]; MOST_OPTIONS],
@@ -111,7 +111,7 @@ pub fn write_upstream_request(
     write_field(b"Host", normalized.authority, out);
     let options = ConnectionOptions::of(head.fields);
     for (id, name, value) in head.fields.iter() {
-        if is_end_to_end(id, name, &options, context) {
+        if is_end_to_end(id, name, head, &options, context) {
             match id {
                 FieldId::MaxForwards if matches!(head.method, Method::Options | Method::Trace) => {
                     write_max_forwards(value, out);
@@ -148,6 +148,7 @@ fn write_request_line(head: &RequestHead<'_>, normalized: &Normalized<'_>, out: 
 fn is_end_to_end(
     id: FieldId,
     name: &[u8],
+    head: &RequestHead<'_>,
     options: &ConnectionOptions<'_>,
     context: &ForwardContext<'_>,
 ) -> bool {
@@ -159,12 +160,65 @@ fn is_end_to_end(
         | FieldId::XForwardedHost
         | FieldId::XForwardedProto => false,
         FieldId::XRealIp if !context.trusted_client => false,
-        // `Proxy` becomes HTTP_PROXY in CGI programs ("httpoxy").
         FieldId::Other if is_proxy_field(name) || imitates_known_field(name) => false,
+        FieldId::Other if !context.trusted_client && claims_provenance(name) => false,
+        FieldId::Other if is_any_of(name, &[b"http2-settings"], b"") => false,
+        // A request that is answered from the cache as a GET must be one to the origin too.
+        FieldId::Other if head.method.is_safe() && is_any_of(name, &METHOD_OVERRIDES, b"") => false,
         _ => !context.removed.contains(&id) && !options.removes(id, name),
     }
 }
 
+/// Fields by which proxies tell servers who the client is or what it asked for, beside `X-Forwarded-*`. Servers believe
+/// them, caches do not key by them: from anybody but a trusted proxy they are lies at best, and poison at worst.
+const PROXY_CLAIMS: [&[u8]; 9] = [
+    b"cf-connecting-ip",
+    b"fastly-client-ip",
+    b"true-client-ip",
+    b"x-client-ip",
+    b"x-cluster-client-ip",
+    b"x-host",
+    b"x-original-host",
+    b"x-original-url",
+    b"x-rewrite-url",
+];
+
+/// Fields that make some frameworks take a GET for another method.
+const METHOD_OVERRIDES: [&[u8]; 3] = [b"x-http-method", b"x-http-method-override", b"x-method-override"];
+
+/// Whether `name` is one of `names`, or begins with `prefix` if that is not empty; all in lower case.
+fn is_any_of(name: &[u8], names: &[&[u8]], prefix: &[u8]) -> bool {
+    let has_prefix = !prefix.is_empty()
+        && name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+    has_prefix || names.iter().any(|known| name.eq_ignore_ascii_case(known))
+}
+
+/// The protocols of the `Upgrade` fields to which a connection may change (RFC 9110 §7.8). Not among them are those that
+/// carry requests of their own, which would pass every check of ours: `h2c`, which RFC 9113 §3.1 has dropped, other
+/// versions of HTTP, and TLS (RFC 2817).
+pub fn upgrade_protocols<'a>(fields: &Fields<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    let fields = *fields;
+    fields
+        .get_all(FieldId::Upgrade)
+        .flat_map(|value| value.split(|&byte| byte == b','))
+        .map(<[u8]>::trim_ascii)
+        .filter(|protocol| {
+            let name = protocol.split(|&byte| byte == b'/').next().unwrap_or(b"");
+            !name.is_empty()
+                && ![&b"h2c"[..], b"h2", b"http", b"tls"].iter().any(|known| name.eq_ignore_ascii_case(known))
+        })
+}
+
+/// Whether some server may take this unknown name for a field that only we, or a trusted proxy, may set.
+pub(crate) fn is_deceptive(name: &[u8]) -> bool {
+    is_proxy_field(name) || imitates_known_field(name) || claims_provenance(name)
+}
+
+fn claims_provenance(name: &[u8]) -> bool {
+    is_any_of(name, &PROXY_CLAIMS, b"x-forwarded-")
+}
+
+/// `Proxy` becomes HTTP_PROXY in CGI programs ("httpoxy").
 fn is_proxy_field(name: &[u8]) -> bool {
     name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"proxy"))
         && matches!(name.get(5), None | Some(b'-'))
@@ -181,6 +235,11 @@ fn imitates_known_field(name: &[u8]) -> bool {
         *to = if from == b'_' { b'-' } else { from };
     }
     FieldId::from_name(hyphened) != FieldId::Other || is_proxy_field(hyphened)
+}
+
+/// The hops that `Max-Forwards` leaves (RFC 9110 §7.6.2); a malformed field is none.
+pub fn hops_left(fields: &Fields<'_>) -> Option<u64> {
+    crate::parser::content_length(fields.get(FieldId::MaxForwards)?).ok()
 }
 
 /// RFC 9110 §7.6.2; a request with 0 must not reach this point.
@@ -205,7 +264,7 @@ fn write_connection(head: &RequestHead<'_>, context: &ForwardContext<'_>, out: &
         out.extend_from_slice(b"TE: trailers\r\n");
     }
     if upgrade {
-        head.fields.get_all(FieldId::Upgrade).for_each(|value| write_field(b"Upgrade", value, out));
+        upgrade_protocols(&head.fields).for_each(|protocol| write_field(b"Upgrade", protocol, out));
     }
 }
 

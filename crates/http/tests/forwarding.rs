@@ -5,7 +5,7 @@
 use tidegate_http::forward::{ForwardContext, write_response_fields, write_upstream_request};
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{
-    BodyFraming, FieldId, HeadLimits, Progress, RequestParser, ResponseParser, status_reason,
+    BodyFraming, FieldId, HeadError, HeadLimits, Progress, RequestParser, ResponseParser, status_reason,
 };
 
 const CONTEXT: ForwardContext<'static> = ForwardContext {
@@ -81,10 +81,45 @@ fn a_field_that_cgi_takes_for_one_of_ours_does_not_go_on() {
 }
 
 #[test]
-fn of_thousands_of_connection_options_the_first_few_count() {
-    let options = format!("{}x-a,{}x-b", ",".repeat(9000), "o,".repeat(9000));
-    let sent = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\nX-A: 1\r\nX-B: 2\r\n\r\n");
-    assert!(forwarded(&sent, &CONTEXT).starts_with("GET / HTTP/1.1\r\nHost: a\r\nX-B: 2\r\nVia: "));
+fn more_connection_options_than_sound_peers_name_are_refused() {
+    let sent = |options: &str| {
+        format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\nX-A: 1\r\nX-B: 2\r\n\r\n")
+    };
+    let most = sent(&format!("{}x-a,{}x-b", ",".repeat(9000), "o,".repeat(14)));
+    assert!(forwarded(&most, &CONTEXT).starts_with("GET / HTTP/1.1\r\nHost: a\r\nVia: "));
+    let refused = RequestParser::new(HeadLimits::default()).parse(sent(&"o,".repeat(17)).as_bytes());
+    assert_eq!(refused.unwrap_err(), HeadError::TooManyConnectionOptions);
+}
+
+#[test]
+fn what_only_a_trusted_proxy_may_say_is_dropped_from_others() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-Port: 1\r\nX-Original-URL: /x\r\nTrue-Client-IP: 1\r\n\
+                X-Mine: 1\r\n\r\n";
+    assert!(forwarded(sent, &CONTEXT).starts_with("GET / HTTP/1.1\r\nHost: a\r\nX-Mine: 1\r\nVia: "));
+    let kept = forwarded(sent, &ForwardContext { trusted_client: true, ..CONTEXT });
+    assert!(kept.contains("X-Forwarded-Port: 1\r\n") && kept.contains("X-Original-URL: /x\r\n"));
+}
+
+#[test]
+fn a_safe_method_is_not_turned_into_another_one() {
+    let sent =
+        |method: &str| format!("{method} / HTTP/1.1\r\nHost: a\r\nX-HTTP-Method-Override: PATCH\r\n\r\n");
+    assert!(!forwarded(&sent("GET"), &CONTEXT).contains("Override"));
+    assert!(forwarded(&sent("DELETE"), &CONTEXT).contains("Override"));
+}
+
+#[test]
+fn protocols_that_carry_requests_are_not_upgraded_to() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c, websocket\r\n\
+                HTTP2-Settings: AAMAAABkAAQ\r\n\r\n";
+    let out = forwarded(sent, &ForwardContext { keep_upgrade: true, ..CONTEXT });
+    assert!(
+        out.contains("\r\nUpgrade: websocket\r\n") && !out.contains("h2c") && !out.contains("HTTP2"),
+        "{out}"
+    );
+    let alone = sent.replace(", websocket", "");
+    let out = forwarded(&alone, &ForwardContext { keep_upgrade: true, ..CONTEXT });
+    assert!(!out.contains("pgrade"), "{out}");
 }
 
 #[test]

@@ -87,11 +87,13 @@ async fn guard(request: Request, next: Next) -> Response {
 
 fn host_is_an_address(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else { return false };
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(""),
-        None => host.split(':').next().unwrap_or(""),
-    };
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok()
+    let name =
+        host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);
+    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match bare {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::Ipv4Addr>().is_ok(),
+    }
 }
 
 fn origin_is_host(headers: &HeaderMap) -> bool {
@@ -253,12 +255,9 @@ struct PurgeQuery {
 }
 
 async fn purge(State(admin): State<Admin>, Query(query): Query<PurgeQuery>) -> Response {
-    match query.pattern.parse() {
-        Ok(pattern) => {
-            let removed = admin.engine.purge(&pattern);
-            Json(json!({ "message": format!("{removed} responses removed"), "removed": removed }))
-                .into_response()
-        }
+    match query.pattern.parse().and_then(|pattern| admin.engine.purge(&pattern)) {
+        Ok(removed) => Json(json!({ "message": format!("{removed} responses removed"), "removed": removed }))
+            .into_response(),
         Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("pattern: {error}")),
     }
 }

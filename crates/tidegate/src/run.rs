@@ -3,7 +3,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate_accelerator::settings::{Listener, Route, Settings, Target, Upstream};
 use tidegate_accelerator::{Engine, StartError};
@@ -16,6 +16,8 @@ use crate::{admin, config, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
 const ADMIN_BACKLOG: i32 = 128;
+/// A second signal to end that comes sooner than this is taken for the first one: a terminal and a script send both.
+const SECOND_SIGNAL_AFTER: Duration = Duration::from_secs(1);
 /// How long each server is given to accept the connection that shows it is there.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -53,6 +55,15 @@ pub(crate) struct Reloader {
 impl Reloader {
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
+        let result = self.read_and_apply();
+        match &result {
+            Ok(_) => tracing::info!("the configuration was read again and is in force"),
+            Err(error) => tracing::error!("the old configuration stays in force: {error}"),
+        }
+        result
+    }
+
+    fn read_and_apply(&self) -> Result<Vec<Finding>, String> {
         let loaded = in_force(&self.args).map_err(|failure| failure.message)?;
         let (old, new) = (&self.started, &loaded);
         let needs_restart = [
@@ -239,6 +250,13 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener)
     for address in engine.listen_addresses() {
         tracing::info!("listening on http://{address}");
     }
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    if settings.limits.connections as u64 >= most {
+        tracing::warn!(
+            "limits.connections is {}, but the process may only have {most} file descriptors; raise LimitNOFILE or `ulimit -n`",
+            settings.limits.connections
+        );
+    }
     for upstream in &settings.upstreams {
         tracing::info!(servers = ?upstream.servers, "upstream {}", upstream.name);
     }
@@ -249,6 +267,10 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener)
         "cache: {}",
         place.display()
     );
+    let damaged = engine.store().map_or(0, |store| store.stats().torn_dropped);
+    if damaged > 0 {
+        tracing::warn!(damaged, "objects of the cache file were damaged and are dropped");
+    }
     if let Some(set_aside) = engine.open_report().and_then(|report| report.set_aside.as_ref()) {
         tracing::warn!(
             ?set_aside,
@@ -270,46 +292,55 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    reopen: Signal,
 }
 
 impl Signals {
     fn register() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let guard = runtime.enter();
-        let (terminate, interrupt, hangup) = (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::hangup())?,
-        );
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        let hangup = signal(SignalKind::hangup())?;
+        let reopen = signal(SignalKind::user_defined1())?;
         drop(guard);
-        Ok(Self { runtime, terminate, interrupt, hangup })
+        Ok(Self { runtime, terminate, interrupt, hangup, reopen })
     }
 
-    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again.
+    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the access log
+    /// anew; SIGUSR1 does only the latter.
     fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
-        let Self { runtime, mut terminate, mut interrupt, mut hangup } = self;
+        let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen } = self;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             runtime.block_on(async move {
-                let mut draining = false;
+                let mut draining: Option<Instant> = None;
                 loop {
                     tokio::select! {
                         _ = terminate.recv() => {}
                         _ = interrupt.recv() => {}
+                        _ = reopen.recv() => {
+                            engine.reopen_log();
+                            tracing::info!("the access log is opened anew");
+                            continue;
+                        }
                         _ = hangup.recv() => {
-                            match reloader.reload() {
-                                Ok(_) => tracing::info!("the configuration was read again and is in force"),
-                                Err(error) => tracing::error!("the old configuration stays in force: {error}"),
-                            }
+                            engine.reopen_log();
+                            // What came of it is logged.
+                            let _ = reloader.reload();
                             continue;
                         }
                     }
-                    if draining {
-                        tracing::warn!("stopped at once; requests in progress were cut off");
-                        std::process::exit(1);
+                    match draining {
+                        // A terminal and a script that both pass on Ctrl-C mean one.
+                        Some(since) if since.elapsed() < SECOND_SIGNAL_AFTER => continue,
+                        Some(_) => {
+                            tracing::warn!("stopped at once; requests in progress were cut off");
+                            std::process::exit(1);
+                        }
+                        None => draining = Some(Instant::now()),
                     }
-                    draining = true;
                     engine.drain();
-                    tracing::info!("draining: requests in progress finish; a second signal ends at once");
+                    tracing::info!("a second signal ends at once");
                 }
             });
         })?;

@@ -326,7 +326,7 @@ fn usage_errors_are_one_line_with_a_hint_and_exit_code_2() {
         ),
         (
             &["cache", "purge", "nonsense"],
-            "error: pattern \"nonsense\": expected http://HOST/PATH, http://HOST/PATH*, /PATH, /PATH*, tag:NAME or *",
+            "error: pattern \"nonsense\": expected http[s]://HOST/PATH, http[s]://HOST/PATH*, /PATH, /PATH*, tag:NAME or *",
         ),
     ] {
         let ended = tidegate(arguments);

@@ -4,11 +4,15 @@
 //! matter, and the response lies under the URL, a generation and those fields' values. A new generation makes every
 //! variant of the older ones unreachable, so that an invalidation of the URL reaches all of them.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use tidegate_http::cache::{Policy, vary};
-use tidegate_http::normalize::Normalized;
+use tidegate_http::normalize::{Normalized, Personality, normalize};
+use tidegate_http::{HeadLimits, Progress, RequestParser};
 use tidegate_store::{ObjectInfo, Store, Visit};
+
+use crate::service::seen::Seen;
 
 const RESPONSE: u8 = 0;
 const VARIANTS: u8 = 1;
@@ -16,6 +20,9 @@ const FILE: u8 = 2;
 
 /// Separates a URL from what distinguishes its variants; cannot occur in a URL.
 pub(crate) const KEY_SEPARATOR: u8 = 0;
+
+/// Precedes a host that only the origin is told of.
+const OTHER_HOST: u8 = 1;
 
 /// What is stored with an object.
 pub(crate) enum Entry<'a> {
@@ -86,16 +93,20 @@ pub(crate) fn encode_variants(generation: u64, names: &[u8], out: &mut Vec<u8>) 
     out.extend_from_slice(names);
 }
 
-/// Writes the key of a URL.
+/// Writes the key of a URL. The scheme and the host are part of it as the origin is told them.
 #[inline]
-pub(crate) fn write_url_key(normalized: &Normalized<'_>, out: &mut Vec<u8>) {
+pub(crate) fn write_url_key(normalized: &Normalized<'_>, seen: &Seen<'_>, out: &mut Vec<u8>) {
     out.clear();
-    out.extend_from_slice(b"http://");
+    out.extend_from_slice(if seen.https { b"https://" } else { b"http://" });
     out.extend_from_slice(normalized.authority);
     out.extend_from_slice(normalized.path);
     if let Some(query) = normalized.query {
         out.push(b'?');
         out.extend_from_slice(query);
+    }
+    if let Some(host) = seen.host.filter(|host| *host != normalized.authority) {
+        out.extend_from_slice(&[KEY_SEPARATOR, OTHER_HOST]);
+        out.extend_from_slice(host);
     }
 }
 
@@ -116,7 +127,8 @@ fn has_tag(tags: &[u8], tag: &[u8]) -> bool {
     tags.split(|byte| matches!(byte, b' ' | b',' | b'\t')).any(|known| known == tag)
 }
 
-fn url_of(key: &[u8]) -> &[u8] {
+/// The URL's part of a key.
+pub(crate) fn url_of(key: &[u8]) -> &[u8] {
     key.split(|byte| *byte == KEY_SEPARATOR).next().unwrap_or(b"")
 }
 
@@ -177,7 +189,7 @@ pub enum PurgePattern {
 
 /// Why a text is not a purge pattern.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("expected http://HOST/PATH, http://HOST/PATH*, /PATH, /PATH*, tag:NAME or *")]
+#[error("expected http[s]://HOST/PATH, http[s]://HOST/PATH*, /PATH, /PATH*, tag:NAME or *")]
 pub struct PurgePatternError;
 
 impl FromStr for PurgePattern {
@@ -190,7 +202,7 @@ impl FromStr for PurgePattern {
         if let Some(tag) = text.strip_prefix("tag:") {
             return if tag.is_empty() { Err(PurgePatternError) } else { Ok(Self::Tag(tag.into())) };
         }
-        if !text.starts_with("http://") && !text.starts_with('/') {
+        if without_scheme(text).is_none() && !text.starts_with('/') {
             return Err(PurgePatternError);
         }
         Ok(match text.strip_suffix('*') {
@@ -201,6 +213,18 @@ impl FromStr for PurgePattern {
 }
 
 impl PurgePattern {
+    /// The pattern with its URL in the form in which URLs are stored.
+    ///
+    /// # Errors
+    /// No request can have such a URL.
+    pub(crate) fn normalized(&self, personality: Personality) -> Result<Self, PurgePatternError> {
+        Ok(match self {
+            Self::Url(url) => Self::Url(normalized_url(url, personality)?),
+            Self::Prefix(prefix) => Self::Prefix(normalized_url(prefix, personality)?),
+            other => other.clone(),
+        })
+    }
+
     /// Removes what matches; says how many responses went.
     pub(crate) fn purge(&self, store: &Store) -> u64 {
         let mut removed = 0;
@@ -231,9 +255,47 @@ impl PurgePattern {
     }
 }
 
+/// A URL, or a path, as a request for it is stored: it is read as part of a request.
+fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePatternError> {
+    let (host, target) = match without_scheme(url) {
+        None => (None, url),
+        Some(rest) => match rest.find('/') {
+            Some(slash) => (Some(&rest[..slash]), &rest[slash..]),
+            // The start of a host, or a host alone: there is no path to normalize.
+            None => return Ok(url.to_ascii_lowercase()),
+        },
+    };
+    let seen =
+        Seen { client: IpAddr::V4(Ipv4Addr::LOCALHOST), https: url.starts_with("https://"), host: None };
+    let mut bytes = b"GET ".to_vec();
+    for byte in target.bytes() {
+        match byte {
+            b'!'..=b'~' => bytes.push(byte),
+            _ => bytes.extend_from_slice(format!("%{byte:02X}").as_bytes()),
+        }
+    }
+    let host_field = host.unwrap_or("any");
+    let host_field = host_field.strip_suffix(":443").filter(|_| seen.https).unwrap_or(host_field);
+    bytes.extend_from_slice(format!(" HTTP/1.1\r\nHost: {host_field}\r\n\r\n").as_bytes());
+    let mut parser = RequestParser::new(HeadLimits::default());
+    let Ok(Progress::Complete { .. }) = parser.parse(&bytes) else { return Err(PurgePatternError) };
+    let mut scratch = Vec::new();
+    let normalized =
+        normalize(&parser.head(&bytes), personality, &mut scratch).map_err(|_| PurgePatternError)?;
+    let mut key = Vec::new();
+    write_url_key(&normalized, &seen, &mut key);
+    let key = String::from_utf8(key).map_err(|_| PurgePatternError)?;
+    Ok(if host.is_some() { key } else { String::from_utf8_lossy(path_of(key.as_bytes())).into_owned() })
+}
+
+fn without_scheme(url: &str) -> Option<&str> {
+    url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"))
+}
+
 /// The path and query of a key's URL.
 fn path_of(url: &[u8]) -> &[u8] {
-    let after_scheme = url.strip_prefix(b"http://").unwrap_or(url);
+    let https = url.strip_prefix(b"https://");
+    let after_scheme = https.or_else(|| url.strip_prefix(b"http://")).unwrap_or(url);
     let start = after_scheme.iter().position(|byte| *byte == b'/').unwrap_or(after_scheme.len());
     after_scheme.get(start..).unwrap_or(b"")
 }
@@ -251,6 +313,29 @@ mod tests {
         for wrong in ["", "tag:", "news", "ftp://a/"] {
             assert_eq!(wrong.parse::<PurgePattern>(), Err(PurgePatternError), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn patterns_are_read_as_requests_are() {
+        for (pattern, stored) in [
+            ("http://A.example:80/%7Ex/../y", "http://a.example/y"),
+            ("http://a.example/%7ex", "http://a.example/~x"),
+            ("/d//e?q=1", "/d/e?q=1"),
+            ("https://A.example:443/%7Ex", "https://a.example/~x"),
+            ("/sp x", "/sp%20x"),
+            ("/ü*", "/%C3%BC"),
+            ("http://A.exa*", "http://a.exa"),
+        ] {
+            let pattern: PurgePattern = pattern.parse().unwrap();
+            let (PurgePattern::Url(url) | PurgePattern::Prefix(url)) =
+                pattern.normalized(Personality::Strict).unwrap()
+            else {
+                panic!("{pattern:?}")
+            };
+            assert_eq!(url, stored);
+        }
+        let wrong: PurgePattern = "http://a/%zz".parse().unwrap();
+        assert_eq!(wrong.normalized(Personality::Strict), Err(PurgePatternError));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
-use tidegate_http::forward::{ForwardContext, write_upstream_request};
+use tidegate_http::forward::{ForwardContext, hops_left, write_upstream_request};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{
     BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead,
@@ -22,12 +22,14 @@ use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Join, Leader, News, Outcome};
 use crate::service::lookup::{Found, Hit, find, hit};
 use crate::service::plan::{Destination, Plan};
+use crate::service::seen::Seen;
 use crate::upstream::{EmptyBody, OutgoingRequest, RequestBody, Response, UpstreamError};
 
 /// Times a request looks into the cache again after another one's answer came.
 const FOLLOW_ATTEMPTS: usize = 3;
-/// How long a request waits for another one's answer before it asks for itself.
-const FOLLOW_TIMEOUT: Duration = Duration::from_secs(30);
+/// How much longer than the upstream may take to answer a request waits for another one's answer before it asks for
+/// itself: an upstream that does not answer is found out once, not once by each.
+const FOLLOW_GRACE: Duration = Duration::from_secs(1);
 
 /// The fields by which a client asks for something other than the whole; a fetch for the cache leaves them out.
 const CLIENT_CONDITIONS: [FieldId; 5] =
@@ -58,7 +60,9 @@ pub(crate) struct Incoming<'a> {
     pub normalized: &'a Normalized<'a>,
     /// The head's bytes, from which a background validation reads the request again.
     pub buffer: &'a [u8],
-    pub client: IpAddr,
+    /// Who is connected to us: the client or a proxy.
+    pub peer: IpAddr,
+    pub seen: Seen<'a>,
 }
 
 /// Answers a request that the cache alone could not.
@@ -88,9 +92,9 @@ impl Fetch<'_> {
     async fn answer<B: RequestBody>(&self, body: B) -> Answer {
         let head = self.incoming.head;
         let mut url_key = Vec::new();
-        write_url_key(self.incoming.normalized, &mut url_key);
+        write_url_key(self.incoming.normalized, &self.incoming.seen, &mut url_key);
         let cacheable = matches!(head.method, Method::Get | Method::Head)
-            && head.framing == BodyFraming::None
+            && matches!(head.framing, BodyFraming::None | BodyFraming::Length(0))
             && !head.upgrade;
         if let Some(answer) = self.last_hop() {
             return answer;
@@ -108,14 +112,14 @@ impl Fetch<'_> {
         }
     }
 
-    /// RFC 9110 §7.6.2: with no hops left, OPTIONS and TRACE are answered here. TRACE is not reflected, because a
-    /// reflection shows what proxies have added.
+    /// RFC 9110 §7.6.2: with no hops left, OPTIONS is answered here. TRACE is refused at any distance, because a reflection
+    /// shows what proxies have added, credentials among it.
     fn last_hop(&self) -> Option<Answer> {
         let head = self.incoming.head;
-        let no_hops_left = head.fields.get(FieldId::MaxForwards).is_some_and(|hops| hops == b"0");
+        let no_hops_left = hops_left(&head.fields) == Some(0);
         let status = match head.method {
             Method::Options if no_hops_left => 200,
-            Method::Trace if no_hops_left => 405,
+            Method::Trace => 405,
             _ => return None,
         };
         let fields = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n".to_vec();
@@ -125,7 +129,17 @@ impl Fetch<'_> {
     /// RFC 9111 §4.4: what an unsafe request has changed must not be served as it was.
     fn invalidate(&self, store: &Store, url_key: &[u8], response: &ResponseHead<'_>) {
         cache::invalidation::targets(self.incoming.head, self.incoming.normalized, response, |key| {
-            fill::invalidate(store, key.unwrap_or(url_key));
+            let flights = &self.core.flights;
+            match key {
+                None => fill::invalidate(store, flights, url_key),
+                Some(url) => {
+                    // The same resource, whichever way clients came to it.
+                    let rest = url.strip_prefix(b"http://").unwrap_or(url);
+                    for scheme in [&b"http://"[..], b"https://"] {
+                        fill::invalidate(store, flights, &[scheme, rest].concat());
+                    }
+                }
+            }
         });
     }
 
@@ -153,7 +167,7 @@ impl Fetch<'_> {
             if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
                 return self.fetch(store, url_key, stale, None, reason, body).await;
             }
-            match self.core.flights.join(&key) {
+            match self.core.flights.join(&key, self.core.flights.epoch(url_key)) {
                 Join::Lead(leader) => {
                     // Another request may have ended between the look and the join.
                     key.truncate(url_key.len());
@@ -167,13 +181,16 @@ impl Fetch<'_> {
                     self.core.metrics.cache_collapsed_total.add(1);
                     collapsed = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
                     let news = flight.news(self.may_read_along());
-                    match tokio::time::timeout(FOLLOW_TIMEOUT, news).await {
+                    match tokio::time::timeout(self.patience(), news).await {
                         Ok(News::Started(started)) => {
                             let forward = self.forward(reason, started.status);
                             let forward = Forward { collapsed: true, ..forward };
                             return Answer::Streamed(Box::new(Streamed::following(started, forward)));
                         }
                         Ok(News::Ended(Outcome::Stored | Outcome::Abandoned)) => {}
+                        Ok(News::Ended(Outcome::Failed(status))) => {
+                            return self.stale_or(stale, reason, status);
+                        }
                         Ok(News::Ended(Outcome::NotShared)) | Err(_) => break,
                     }
                 }
@@ -187,6 +204,21 @@ impl Fetch<'_> {
         let fields = &self.incoming.head.fields;
         let asks_for_part = [FieldId::Range, FieldId::IfMatch, FieldId::IfUnmodifiedSince];
         self.incoming.head.method == Method::Get && !asks_for_part.iter().any(|id| fields.has(*id))
+    }
+
+    fn patience(&self) -> Duration {
+        let group = self.plan.groups().get(self.group);
+        group.map_or(FOLLOW_GRACE, |group| {
+            group.settings.connect_timeout + group.settings.response_timeout + FOLLOW_GRACE
+        })
+    }
+
+    /// The answer when another request has just found that the upstream does not answer.
+    fn stale_or(&self, stale: Option<Object>, reason: Forwarded, status: u16) -> Answer {
+        match stale.filter(|stale| self.may_serve_disconnected(stale)) {
+            Some(stale) => self.hit_of(stale, true, self.forward(reason, 0)),
+            None => Answer::status(status),
+        }
     }
 
     /// Whether the request takes whatever the same URL gives another one now.
@@ -217,18 +249,23 @@ impl Fetch<'_> {
     ) -> Answer {
         self.core.metrics.cache_misses_total.add(1);
         let request_time_s = self.core.clock.unix_s();
+        let epoch = self.core.flights.epoch(url_key);
         let validators = stale.as_ref().map(Validators::of).unwrap_or_default();
         let sent = self.send(&CLIENT_CONDITIONS, &validators.fields(), BodyFraming::None, body).await;
+        let asked = validators.etag.is_some() || validators.last_modified.is_some();
+        let sent = sent.and_then(|response| match response.head().status {
+            304 if !asked => Err(UpstreamError::UnaskedNotModified),
+            _ => Ok(response),
+        });
         let response = match (sent, &stale) {
             (Ok(response), Some(stale)) if response.head().status == 304 => {
-                let storing = self.storing(store, url_key, request_time_s);
+                let storing = self.storing(store, url_key, request_time_s, epoch);
                 let forward = self.forward(reason, 304);
                 return match freshen(&storing, stale, &response.head()) {
                     Some(object) => {
                         self.core.metrics.cache_revalidated_total.add(1);
-                        if let Some(leader) = leader {
-                            leader.finish(Outcome::Stored);
-                        }
+                        let is_reusable = fill::is_fresh(&object, self.core.clock.unix_s());
+                        self.core.landed(leader, is_reusable);
                         self.hit_of(object, false, Forward { stored: true, ..forward })
                     }
                     // Something replaced the stored response meanwhile; what it says still holds for this request.
@@ -243,11 +280,16 @@ impl Fetch<'_> {
                 tracing::debug!(%error, "a stale response is served");
                 return self.hit_of(stale.clone(), true, self.forward(reason, 0));
             }
-            (Err(error), _) => return self.failed(error),
+            (Err(error), _) => {
+                if let Some(leader) = leader.filter(|_| !error.is_clients_fault()) {
+                    leader.finish(Outcome::Failed(error.status()));
+                }
+                return self.failed(error);
+            }
         };
         let forward = self.forward(reason, response.head().status);
         let head = self.client_head(&response);
-        let storing = self.storing(store, url_key, request_time_s);
+        let storing = self.storing(store, url_key, request_time_s, epoch);
         match storing.begin(response, head, forward, leader).await {
             Ok(Begun::Stored(object, forward)) => self.hit_of(object, false, forward),
             Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
@@ -255,8 +297,14 @@ impl Fetch<'_> {
         }
     }
 
-    fn storing<'s>(&'s self, store: &'s Store, url_key: &'s [u8], request_time_s: u64) -> Storing<'s> {
-        Storing { core: self.core, store, url_key, request: self.incoming.head, request_time_s }
+    fn storing<'s>(
+        &'s self,
+        store: &'s Store,
+        url_key: &'s [u8],
+        request_time_s: u64,
+        epoch: u64,
+    ) -> Storing<'s> {
+        Storing { core: self.core, store, url_key, request: self.incoming.head, request_time_s, epoch }
     }
 
     /// A stored response that is sent after the upstream was asked.
@@ -336,10 +384,10 @@ impl Fetch<'_> {
         let capability: (&[u8], &[u8]) = (b"Surrogate-Capability", cache::SURROGATE_CAPABILITY.as_bytes());
         let added = [added, &[capability]].concat();
         let context = ForwardContext {
-            client: self.incoming.client,
+            client: self.incoming.peer,
             scheme: "http",
             via_pseudonym: &self.plan.pseudonym,
-            trusted_client: self.plan.is_trusted(self.incoming.client),
+            trusted_client: self.plan.is_trusted(self.incoming.peer),
             keep_upgrade: head.upgrade,
             framing,
             removed,
@@ -360,12 +408,14 @@ impl Fetch<'_> {
 
     /// RFC 5861 §3: the client has its answer; the validation goes on without it.
     fn refresh_in_background(&self, url_key: &[u8], stale: Object) {
-        let Join::Lead(leader) = self.core.flights.join(stale.key()) else { return };
+        let Join::Lead(leader) = self.core.flights.join(stale.key(), self.core.flights.epoch(url_key)) else {
+            return;
+        };
         let core = Rc::clone(self.core);
-        let (buffer, client, group) = (self.incoming.buffer.to_vec(), self.incoming.client, self.group);
+        let (buffer, peer, group) = (self.incoming.buffer.to_vec(), self.incoming.peer, self.group);
         let url_key = url_key.to_vec();
         tokio::task::spawn_local(async move {
-            refresh(&core, &buffer, client, group, &url_key, stale, leader).await;
+            refresh(&core, &buffer, peer, group, &url_key, stale, leader).await;
         });
     }
 }
@@ -375,7 +425,7 @@ impl Fetch<'_> {
 fn refresh<'r>(
     core: &'r Rc<DataCore>,
     buffer: &'r [u8],
-    client: IpAddr,
+    peer: IpAddr,
     group: usize,
     url_key: &'r [u8],
     stale: Object,
@@ -388,7 +438,8 @@ fn refresh<'r>(
         let head = parser.head(buffer);
         let mut scratch = Vec::new();
         let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
-        let incoming = Incoming { head: &head, normalized: &normalized, buffer, client };
+        let seen = Seen::of(&plan, &head, peer);
+        let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen };
         let Some(store) = &core.store else { return };
         let fetch = Fetch { core, plan: &plan, group, incoming };
         // What is to be stored is stored whether or not anybody reads the answer.
@@ -434,6 +485,9 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
         storing.store.remove(stale.key());
         return None;
     }
+    if storing.core.flights.epoch(storing.url_key) != storing.epoch {
+        return None;
+    }
     let mut stored = stale.head().to_vec();
     stored.extend_from_slice(b"\r\n");
     let mut parser = ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
@@ -448,8 +502,12 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
     let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
     let response = parser.head(&merged);
     let now_s = storing.core.clock.unix_s();
-    let policy =
-        Policy::validated(storing.request, &response, not_modified, storing.request_time_s, now_s).ok()?;
+    let policy = Policy::validated(storing.request, &response, not_modified, storing.request_time_s, now_s);
+    // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
+    let (Ok(policy), Some(true)) = (policy, storing.key_for(&response).map(|key| key == stale.key())) else {
+        storing.store.remove(stale.key());
+        return None;
+    };
     let meta = fill::response_meta(&response, policy);
     storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
 }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tidegate_http::cache::Policy;
 use tidegate_http::normalize::Normalized;
@@ -19,12 +19,16 @@ use crate::service::lookup::{Form, form_of, hit};
 use crate::service::plan::{Plan, PlanError};
 use crate::static_files::{self, CODINGS, StaticError, StaticFile, StaticRoot, Watcher};
 
+/// For how many seconds a file is served from the cache that can change unnoticed.
+const LINKED_S: u32 = 1;
 /// Every combination of content codings that a client may accept.
 const MASKS: u8 = 1 << CODINGS.len();
 
 /// A root directory.
 pub(crate) struct Root {
-    root: StaticRoot,
+    /// Replaced when `path` means another directory, as after `ln -sfn releases/2 current`.
+    root: Arc<RwLock<StaticRoot>>,
+    /// As it was given.
     path: PathBuf,
     changes: Changes,
 }
@@ -76,14 +80,20 @@ impl Root {
     }
 
     fn open(path: &Path, store: Option<Arc<Store>>) -> io::Result<Self> {
-        let path = path.canonicalize()?;
-        let root = StaticRoot::open(&path)?;
+        let path = std::path::absolute(path)?;
+        let root = Arc::new(RwLock::new(StaticRoot::open(&path)?));
         let count = Arc::new(AtomicU64::new(0));
         let stop_preload = Arc::new(AtomicBool::new(false));
         let mut watcher = None;
         if let Some(store) = store {
             let (watched, changes, base) = (Arc::clone(&store), Arc::clone(&count), path.clone());
+            let root = Arc::clone(&root);
             watcher = Watcher::spawn(&path, move |relative| {
+                if relative.as_os_str().is_empty()
+                    && let Ok(opened) = StaticRoot::open(&base)
+                {
+                    *root.write().unwrap_or_else(PoisonError::into_inner) = opened;
+                }
                 changes.fetch_add(1, Ordering::SeqCst);
                 forget(&watched, &base, relative);
             })
@@ -94,6 +104,10 @@ impl Root {
             }
         }
         Ok(Self { root, path, changes: Changes { count, stop_preload, _watcher: watcher } })
+    }
+
+    fn lookup(&self, path: &[u8], mask: u8) -> Result<StaticFile, StaticError> {
+        self.root.read().unwrap_or_else(PoisonError::into_inner).lookup(path, mask)
     }
 
     fn is_watched(&self) -> bool {
@@ -108,6 +122,9 @@ fn preload(path: &Path, store: Arc<Store>, count: Arc<AtomicU64>, stop: Arc<Atom
         let Ok(root) = StaticRoot::open(&path) else { return };
         let result = static_files::preload(&root, |relative, file| {
             if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if file.is_linked {
                 return;
             }
             let mut key = file_key(&path, relative.as_os_str().as_bytes());
@@ -221,7 +238,8 @@ pub(crate) async fn answer(
 ) -> Answer {
     let Some(root) = plan.roots.get(index) else { return Answer::status(404) };
     if !matches!(head.method, Method::Get | Method::Head) {
-        return Answer::Local { status: 405, fields: b"Allow: GET, HEAD\r\n".to_vec() };
+        let status = if head.method == Method::Options { 200 } else { 405 };
+        return Answer::Local { status, fields: b"Allow: GET, HEAD, OPTIONS\r\n".to_vec() };
     }
     let mut key = Vec::new();
     write_key(root, head, normalized, &mut key);
@@ -257,18 +275,21 @@ enum Loaded {
 /// Finds the file and reads it into the cache if it fits. Runs on a helper thread.
 fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -> Loaded {
     let before = root.changes.count.load(Ordering::SeqCst);
-    let file = match root.root.lookup(path, mask) {
+    let file = match root.lookup(path, mask) {
         Ok(file) => file,
         Err(error) => return Loaded::Failed(error),
     };
     let Some(store) = store.filter(|_| root.is_watched()) else { return Loaded::Open(file) };
+    if let Some(object) = confirm(store, key, &file) {
+        return Loaded::Stored(object);
+    }
     match file.file.try_clone() {
         Ok(handle) => {
             let copy = StaticFile { file: handle, ..file };
             let is_current = || root.changes.count.load(Ordering::SeqCst) == before;
             match store_file(store, key, copy, is_current) {
                 Some(object) => Loaded::Stored(object),
-                None => match root.root.lookup(path, mask) {
+                None => match root.lookup(path, mask) {
                     Ok(file) => Loaded::Open(file),
                     Err(error) => Loaded::Failed(error),
                 },
@@ -278,6 +299,36 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
     }
 }
 
+/// What is stored of a linked file, if the file is still the same: good for another second.
+fn confirm(store: &Store, key: &[u8], file: &StaticFile) -> Option<Object> {
+    let stored = store.get(key).filter(|_| file.is_linked)?;
+    match Entry::decode(stored.meta()) {
+        Some(Entry::Response(entry)) if entry.etag == Some(file.etag.as_bytes()) => {
+            store.replace_meta(key, &stored, &file_meta(file), &file_head(file)).ok()
+        }
+        _ => None,
+    }
+}
+
+fn file_meta(file: &StaticFile) -> Vec<u8> {
+    let mut meta = Vec::with_capacity(128);
+    let entry = ResponseEntry {
+        status: 200,
+        is_file: true,
+        policy: match file.is_linked {
+            false => Policy::default(),
+            true => {
+                Policy::fresh_for(LINKED_S, std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()))
+            }
+        },
+        last_modified_s: Some(file.modified),
+        etag: Some(file.etag.as_bytes()),
+        tags: b"",
+    };
+    entry.encode(&mut meta);
+    meta
+}
+
 /// Reads a file into the cache; it stays there only if nothing changed meanwhile.
 fn store_file(
     store: &Store,
@@ -285,16 +336,7 @@ fn store_file(
     mut file: StaticFile,
     is_current: impl Fn() -> bool,
 ) -> Option<Object> {
-    let mut meta = Vec::with_capacity(128);
-    let entry = ResponseEntry {
-        status: 200,
-        is_file: true,
-        policy: Policy::default(),
-        last_modified_s: Some(file.modified),
-        etag: Some(file.etag.as_bytes()),
-        tags: b"",
-    };
-    entry.encode(&mut meta);
+    let meta = file_meta(&file);
     let head = file_head(&file);
     let mut writer = store.insert_sized(key, &meta, &head, file.length).ok()?;
     let mut buffer = vec![0; 64 * 1024];

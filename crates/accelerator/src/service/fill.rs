@@ -4,23 +4,20 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use tidegate_http::cache::conditional::{Precondition, evaluate_for_cache};
-use tidegate_http::cache::{Forwarded, Handling, Policy, RequestDirectives, Reuse, vary};
+use tidegate_http::cache::{Forwarded, Handling, NotStorable, Policy, RequestDirectives, Reuse, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
 use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
-use tidegate_store::{Object, Store, Writer};
+use tidegate_store::{InsertError, Object, Store, Writer};
 
 use crate::data_core::DataCore;
-use crate::service::entries::{KEY_SEPARATOR, ResponseEntry, append_variant, encode_variants};
-use crate::service::flights::{Leader, Outcome, Started};
+use crate::service::entries::{Entry, ResponseEntry, append_variant, encode_variants};
+use crate::service::flights::{Flights, Leader, Outcome, Started};
 use crate::service::transfer::{Fill, Pumped, Reader, Rest};
 use crate::upstream::{Interim, Response, Upload, UpstreamError};
 
 /// Tags beyond this many bytes are not kept, and the response is then purged by its URL only.
 const TAG_BYTES: usize = 1024;
-/// What is taken from the upstream before the client gets its first byte. A response that is whole by then is sent as
-/// a hit is, in one piece.
-const AT_ONCE_BYTES: u64 = 64 * 1024;
 
 /// A response that comes as a stream: from an upstream, or from the cache while it is being stored there.
 pub(crate) struct Streamed {
@@ -172,23 +169,45 @@ pub(crate) struct Storing<'a> {
     pub url_key: &'a [u8],
     pub request: &'a RequestHead<'a>,
     pub request_time_s: u64,
+    /// [`Flights::epoch`] when the request was sent.
+    pub epoch: u64,
+}
+
+/// An object to be written.
+struct Begin {
+    writer: Writer,
+    /// It may answer further requests without asking the origin.
+    is_fresh: bool,
+    /// It may answer those that wait for it as it comes, whatever their fields.
+    is_shared: bool,
+}
+
+/// Whether a stored response may answer a plain request without asking the origin.
+pub(crate) fn is_fresh(object: &Object, now_s: u64) -> bool {
+    let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
+    matches!(entry.policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. })
 }
 
 impl Storing<'_> {
     /// Starts to store `response` if the rules allow it. `head` is what goes to the client.
     pub(crate) async fn begin(
         &self,
-        mut response: Response,
+        response: Response,
         head: Vec<u8>,
         mut forward: Forward,
         leader: Option<Leader>,
     ) -> Result<Begun, UpstreamError> {
-        let Some((writer, is_shared)) = self.writer(&response.head(), &head) else {
-            if let Some(leader) = leader {
-                self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
-                leader.finish(Outcome::NotShared);
+        let Begin { writer, is_fresh, is_shared } = match self.writer(&response.head(), &head) {
+            Ok(begun) => begun,
+            Err(is_for_good) => {
+                if let Some(leader) = leader {
+                    if is_for_good {
+                        self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
+                    }
+                    leader.finish(Outcome::NotShared);
+                }
+                return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
             }
-            return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
         };
         forward.stored = true;
         let length = match response.head().framing {
@@ -196,18 +215,14 @@ impl Storing<'_> {
             BodyFraming::None => Some(0),
             _ => None,
         };
-        let interim = response.take_informational();
-        // Interim responses have to go out before the response itself, which then takes the longer way.
-        let at_once_bytes = if interim.is_empty() { AT_ONCE_BYTES } else { 0 };
         let mut streamed = Streamed::about(&response.head(), head, forward);
-        streamed.interim = interim;
         let not_modified = self.is_not_modified(&response.head());
         let started = |tail| {
             let (status, age_s, length) = (streamed.status, streamed.age_s, length.filter(|_| is_shared)?);
             Some(Started { status, head: streamed.head.clone(), age_s, length, tail })
         };
-        let fill = Fill::new(writer, length, leader, Rc::clone(self.core));
-        match fill.pump(response, at_once_bytes, started).await? {
+        let fill = Fill { writer, length, leader, core: Rc::clone(self.core), epoch: self.epoch, is_fresh };
+        match fill.pump(response, started).await? {
             Pumped::Whole(object) => Ok(Begun::Stored(object, forward)),
             Pumped::Coming(_) if not_modified => Ok(Begun::Streamed(Box::new(streamed.into_not_modified()))),
             Pumped::Coming(reader) => {
@@ -226,17 +241,18 @@ impl Storing<'_> {
             && evaluate_for_cache(method, fields, etag, last_modified_s) == Precondition::NotModified
     }
 
-    /// Also tells whether what is stored may answer other requests that wait for it, whatever their fields.
-    fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Option<(Writer, bool)> {
+    /// The error is whether the next answer for this URL will most likely not be stored either.
+    fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Result<Begin, bool> {
         let now_s = self.core.clock.unix_s();
         let policy = match Policy::new(self.request, response, self.request_time_s, now_s) {
             Ok(policy) => policy,
             Err(reason) => {
                 tracing::trace!(?reason, "response is not to be stored");
-                return None;
+                let is_requests = matches!(reason, NotStorable::RequestNoStore | NotStorable::Authorization);
+                return Err(!is_requests && response.status < 500);
             }
         };
-        let key = self.key_for(response)?;
+        let key = self.key_for(response).ok_or(false)?;
         let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
         let is_shared = is_fresh && key == self.url_key;
         let meta = response_meta(response, policy);
@@ -247,17 +263,17 @@ impl Storing<'_> {
             _ => self.store.insert(&key, &meta, head),
         };
         match writer {
-            Ok(writer) => Some((writer, is_shared)),
+            Ok(writer) => Ok(Begin { writer, is_fresh, is_shared }),
             Err(error) => {
                 tracing::debug!(%error, "response not stored");
                 self.core.metrics.cache_store_failures_total.add(1);
-                None
+                Err(matches!(error, InsertError::TooLarge { .. }))
             }
         }
     }
 
     /// The URL's key, or the variant's; makes or remakes the entry that names what selects a variant.
-    fn key_for(&self, response: &ResponseHead<'_>) -> Option<Vec<u8>> {
+    pub(crate) fn key_for(&self, response: &ResponseHead<'_>) -> Option<Vec<u8>> {
         let mut key = self.url_key.to_vec();
         let mut names = Vec::new();
         if !vary::write_names(&response.fields, &mut names) {
@@ -333,6 +349,13 @@ pub(crate) fn write_client_head(
     }
 }
 
+/// An interim response as it goes on to the client (RFC 9110 §15.2).
+pub(crate) fn write_informational(head: &ResponseHead<'_>, out: &mut Vec<u8>) {
+    write_status_line(head, out);
+    write_response_fields(head, |id, _| is_ours(id), out);
+    out.extend_from_slice(b"\r\n");
+}
+
 pub(crate) fn write_status_line(response: &ResponseHead<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(b"HTTP/1.1 ");
     write_decimal(u64::from(response.status), out);
@@ -356,10 +379,10 @@ pub(crate) fn stored_fields_of(head: &[u8]) -> &[u8] {
     head.get(start..).unwrap_or(b"")
 }
 
-/// Removes a URL and, with it, all its variants (RFC 9111 §4.4).
-pub(crate) fn invalidate(store: &Store, url_key: &[u8]) {
-    let key = url_key.split(|byte| *byte == KEY_SEPARATOR).next().unwrap_or(url_key);
-    store.remove(key);
+/// Removes a URL and, with it, all its variants (RFC 9111 §4.4); what is on its way for it will not be stored.
+pub(crate) fn invalidate(store: &Store, flights: &Flights, url_key: &[u8]) {
+    flights.new_epoch(Some(url_key));
+    store.remove(url_key);
 }
 
 /// RFC 9110 §15.4.5: what a 200 would carry that the client needs, and no description of content that it has.

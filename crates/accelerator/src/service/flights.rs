@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
@@ -13,6 +13,8 @@ use crate::service::transfer::Tail;
 const SHARDS: usize = 16;
 /// URLs that are remembered as not shared; of two in one place the later one stays.
 const NOT_SHARED: usize = 4096;
+/// Counters of invalidations; URLs that share one are invalidated together, as far as what is on its way goes.
+const EPOCHS: usize = 4096;
 /// How long a URL's requests go to the upstream side by side after an answer was for one of them alone.
 const NOT_SHARED_S: u64 = 60;
 
@@ -23,6 +25,8 @@ pub(crate) enum Outcome {
     Stored,
     /// The answer is for the leader alone: ask the upstream yourself.
     NotShared,
+    /// The upstream did not answer; the leader was told so with this status.
+    Failed(u16),
     /// The leader went away before the answer was whole: somebody else may lead.
     Abandoned,
 }
@@ -44,12 +48,17 @@ pub(crate) struct Flights {
     shards: [Mutex<ByKey>; SHARDS],
     /// The upper half of a key's hash and the second, counted from 1970, until which its answers are not shared.
     not_shared: Box<[AtomicU64]>,
+    /// Grows by one with each invalidation of a URL of that hash.
+    epochs: Box<[AtomicU32]>,
+    /// Grows by one with each purge.
+    purges: AtomicU32,
 }
 
 impl Default for Flights {
     fn default() -> Self {
         let not_shared = std::iter::repeat_with(AtomicU64::default).take(NOT_SHARED).collect();
-        Self { shards: Default::default(), not_shared }
+        let epochs = std::iter::repeat_with(AtomicU32::default).take(EPOCHS).collect();
+        Self { shards: Default::default(), not_shared, epochs, purges: AtomicU32::default() }
     }
 }
 
@@ -80,20 +89,38 @@ pub(crate) enum Join {
 /// The right to fetch an object. Dropping it without [`Leader::finish`] tells the followers that it was abandoned.
 pub(crate) struct Leader {
     flights: Arc<Flights>,
-    key: Box<[u8]>,
+    /// The key and the epoch.
+    name: Box<[u8]>,
     flight: Arc<Flight>,
 }
 
 impl Flights {
-    /// Joins the request in progress for `key`, or starts it.
-    pub(crate) fn join(self: &Arc<Self>, key: &[u8]) -> Join {
-        match self.shard(key).entry(key.into()) {
+    /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined.
+    pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: u64) -> Join {
+        let mut named = Vec::with_capacity(key.len() + 8);
+        named.extend_from_slice(key);
+        named.extend_from_slice(&epoch.to_le_bytes());
+        match self.shard(&named).entry(named.clone().into()) {
             Entry::Occupied(entry) => Join::Follow(Arc::clone(entry.get())),
             Entry::Vacant(entry) => {
                 let flight = Arc::clone(entry.insert(Arc::default()));
-                Join::Lead(Leader { flights: Arc::clone(self), key: key.into(), flight })
+                Join::Lead(Leader { flights: Arc::clone(self), name: named.into(), flight })
             }
         }
+    }
+
+    /// A number that changes when what is on its way for a URL must no longer be stored.
+    pub(crate) fn epoch(&self, url_key: &[u8]) -> u64 {
+        let invalidations = self.epochs[xxh3_64(url_key) as usize % EPOCHS].load(Ordering::SeqCst);
+        u64::from(self.purges.load(Ordering::SeqCst)) << 32 | u64::from(invalidations)
+    }
+
+    /// Begins a new epoch for one URL or for all. To be called before what is stored is removed.
+    pub(crate) fn new_epoch(&self, url_key: Option<&[u8]>) {
+        match url_key {
+            Some(url_key) => self.epochs[xxh3_64(url_key) as usize % EPOCHS].fetch_add(1, Ordering::SeqCst),
+            None => self.purges.fetch_add(1, Ordering::SeqCst),
+        };
     }
 
     /// Whether to wait for another request for `key` would be in vain: its answers are for one request each.
@@ -123,7 +150,7 @@ impl Flights {
 impl Leader {
     /// What is being fetched.
     pub(crate) fn key(&self) -> &[u8] {
-        &self.key
+        self.name.get(..self.name.len() - 8).unwrap_or(b"")
     }
 
     /// Lets the followers read along.
@@ -139,7 +166,7 @@ impl Leader {
     }
 
     fn end(&self, outcome: Outcome) {
-        self.flights.shard(&self.key).remove(&self.key);
+        self.flights.shard(&self.name).remove(&self.name);
         // An outcome is final: the first one counts.
         let _ = self.flight.outcome.set(outcome);
         self.flight.changed.notify_waiters();
@@ -179,12 +206,23 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn followers_learn_how_the_leader_ended() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(leader) = flights.join(b"k") else { panic!("the first one leads") };
-        let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
-        assert!(matches!(flights.join(b"other"), Join::Lead(_)));
+        let Join::Lead(leader) = flights.join(b"k", 0) else { panic!("the first one leads") };
+        let Join::Follow(follower) = flights.join(b"k", 0) else { panic!("the second one follows") };
+        assert!(matches!(flights.join(b"other", 0), Join::Lead(_)));
         leader.finish(Outcome::Stored);
         assert!(matches!(follower.news(true).await, News::Ended(Outcome::Stored)));
-        assert!(matches!(flights.join(b"k"), Join::Lead(_)), "a new flight starts once one has ended");
+        assert!(matches!(flights.join(b"k", 0), Join::Lead(_)), "a new flight starts once one has ended");
+    }
+
+    #[test]
+    fn what_began_before_an_invalidation_is_not_joined() {
+        let flights = Arc::new(Flights::default());
+        let Join::Lead(_old) = flights.join(b"k", flights.epoch(b"k")) else { panic!("the first one leads") };
+        flights.new_epoch(Some(b"k"));
+        assert!(matches!(flights.join(b"k", flights.epoch(b"k")), Join::Lead(_)));
+        let before = flights.epoch(b"other");
+        flights.new_epoch(None);
+        assert_ne!(flights.epoch(b"other"), before);
     }
 
     #[test]
@@ -200,8 +238,8 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn a_leader_that_goes_away_abandons_its_flight() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(leader) = flights.join(b"k") else { panic!("the first one leads") };
-        let Join::Follow(follower) = flights.join(b"k") else { panic!("the second one follows") };
+        let Join::Lead(leader) = flights.join(b"k", 0) else { panic!("the first one leads") };
+        let Join::Follow(follower) = flights.join(b"k", 0) else { panic!("the second one follows") };
         drop(leader);
         assert!(matches!(follower.news(false).await, News::Ended(Outcome::Abandoned)));
     }

@@ -12,6 +12,7 @@ use crate::service::entries::{Entry, ResponseEntry, append_variant, write_url_ke
 use crate::service::files;
 use crate::service::fill::Forward;
 use crate::service::plan::{Destination, Plan};
+use crate::service::seen::Seen;
 
 /// Whether the cache answers.
 pub(crate) enum Lookup {
@@ -69,11 +70,12 @@ pub(crate) fn lookup(
     plan: &Plan,
     head: &RequestHead<'_>,
     normalized: &Normalized<'_>,
+    seen: &Seen<'_>,
     key: &mut Vec<u8>,
 ) -> Lookup {
     let Some(store) = &core.store else { return Lookup::Miss };
     match plan.route(normalized.authority, normalized.path) {
-        Some(Destination::Upstream(_)) => write_url_key(normalized, key),
+        Some(Destination::Upstream(_)) => write_url_key(normalized, seen, key),
         Some(Destination::Root(index)) => match plan.roots.get(index) {
             Some(root) => files::write_key(root, head, normalized, key),
             None => return Lookup::Miss,
@@ -105,6 +107,9 @@ pub(crate) fn find(store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>, now
         return Found::Nothing(Forwarded::UriMiss);
     };
     if entry.is_file {
+        if entry.policy.ttl_s(now_s) <= 0 {
+            return Found::Nothing(Forwarded::Stale);
+        }
         return Found::Usable { hit: hit(head, &object, &entry, now_s, false), refresh: false };
     }
     let directives = RequestDirectives::parse(&head.fields);
@@ -167,7 +172,7 @@ pub(crate) fn form_of(
     last_modified_s: Option<u64>,
     date_s: Option<u64>,
 ) -> Form {
-    match conditional::evaluate(head.method, &head.fields, etag, last_modified_s.or(date_s)) {
+    match conditional::evaluate(head.method, &head.fields, etag, last_modified_s, date_s) {
         Precondition::NotModified => return Form::NotModified,
         Precondition::Failed => return Form::PreconditionFailed,
         Precondition::Proceed => {}

@@ -7,4 +7,5 @@ pub(crate) mod fill;
 pub(crate) mod flights;
 pub(crate) mod lookup;
 pub mod plan;
+pub(crate) mod seen;
 pub(crate) mod transfer;

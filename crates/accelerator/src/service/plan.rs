@@ -109,6 +109,8 @@ impl Plan {
     /// What answers a request for this normalized host and path.
     #[inline]
     pub(crate) fn route(&self, host: &[u8], path: &[u8]) -> Option<Destination> {
+        // RFC 9110 §7.1: `OPTIONS *` is about the server as a whole.
+        let path = if path == b"*" { b"/" } else { path };
         self.routes
             .iter()
             .find(|(pattern, _)| pattern.matches(host, path))

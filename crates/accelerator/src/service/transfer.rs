@@ -11,16 +11,25 @@ use tidegate_store::{Follower, InsertError, Object, Progress, Writer};
 use tokio::sync::Notify;
 
 use crate::data_core::DataCore;
+use crate::service::entries::url_of;
 use crate::service::flights::{Leader, Outcome, Started};
 use crate::upstream::{Response, UpstreamError};
 
+/// What is taken from the upstream before the client gets its first byte. A response that is whole by then is sent as
+/// a hit is, in one piece.
+const AT_ONCE_BYTES: u64 = 64 * 1024;
+
 /// An object that is being written.
 pub(crate) struct Fill {
-    writer: Writer,
+    pub writer: Writer,
     /// Bytes of the body, if the response says so.
-    length: Option<u64>,
-    leader: Option<Leader>,
-    core: Rc<DataCore>,
+    pub length: Option<u64>,
+    pub leader: Option<Leader>,
+    pub core: Rc<DataCore>,
+    /// [`Flights::epoch`](crate::service::flights::Flights::epoch) when the request was sent.
+    pub epoch: u64,
+    /// Whether the object may answer those who wait for it.
+    pub is_fresh: bool,
 }
 
 /// How far a response got without waiting.
@@ -32,25 +41,15 @@ pub(crate) enum Pumped {
 }
 
 impl Fill {
-    pub(crate) fn new(
-        writer: Writer,
-        length: Option<u64>,
-        leader: Option<Leader>,
-        core: Rc<DataCore>,
-    ) -> Self {
-        Self { writer, length, leader, core }
-    }
-
-    /// Stores up to `at_once_bytes` of `response` as far as it has arrived, and lets a task store the rest. `started`
-    /// says what other requests for the same object need to be answered meanwhile, if they may be.
+    /// Stores what has arrived of `response`, and lets a task store the rest. `started` says what other requests for the
+    /// same object need to be answered meanwhile, if they may be.
     pub(crate) async fn pump(
         mut self,
         mut response: Response,
-        at_once_bytes: u64,
         started: impl FnOnce(Tail) -> Option<Started>,
     ) -> Result<Pumped, UpstreamError> {
         let (mut unstored, mut is_whole) = (None, false);
-        while self.writer.written() < at_once_bytes {
+        while self.writer.written() < AT_ONCE_BYTES {
             match ready(response.chunk()).await {
                 Some(Ok(Some(piece))) => {
                     if self.write(piece).is_err() {
@@ -123,10 +122,15 @@ impl Fill {
 
     fn commit(self) -> Object {
         let object = self.writer.commit();
-        self.core.metrics.cache_stored_total.add(1);
-        if let Some(leader) = self.leader {
-            leader.finish(Outcome::Stored);
+        // What was invalidated or purged since the request was sent may be older than that. Looking after the commit
+        // leaves no gap: an invalidation that comes later finds the object.
+        if self.core.flights.epoch(url_of(object.key())) != self.epoch
+            && let Some(store) = &self.core.store
+        {
+            store.remove(object.key());
         }
+        self.core.metrics.cache_stored_total.add(1);
+        self.core.landed(self.leader, self.is_fresh);
         object
     }
 

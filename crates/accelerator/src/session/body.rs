@@ -4,17 +4,19 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
-use tidegate_http::{BodyError, BodyFraming, ChunkLimits, ChunkedDecoder, RequestHead};
+use tidegate_http::{
+    BodyError, BodyFraming, ChunkLimits, ChunkedDecoder, RequestHead, ResponseHead, Version,
+};
 use tokio::net::TcpStream;
 
 use crate::data_core::DataCore;
+use crate::service::fill;
+use crate::session::allowance::Allowance;
 use crate::session::deadlines::{Slot, Waiting};
 use crate::upstream::{BodyReadError, RequestBody};
 
 /// Bytes read from the client at once.
 const READ_BYTES: usize = 16 * 1024;
-/// What a client may be behind the minimum rate before it is ended.
-const GRACE_MS: u64 = 10_000;
 /// What is read and thrown away so that a connection can be used again after an early answer.
 const DISCARD_BYTES: u64 = 64 * 1024;
 
@@ -29,8 +31,8 @@ pub(crate) struct ClientBody<'c> {
     taken: usize,
     received: u64,
     limit: u64,
-    rate_bytes_per_s: u64,
-    waited_ms: u64,
+    allowance: Allowance,
+    version: Version,
     expects_continue: bool,
     untouched: bool,
 }
@@ -68,8 +70,8 @@ impl<'c> ClientBody<'c> {
             taken: 0,
             received: 0,
             limit,
-            rate_bytes_per_s,
-            waited_ms: 0,
+            allowance: Allowance::new(rate_bytes_per_s),
+            version: head.version,
             expects_continue: head.expect_continue,
             untouched: true,
         }
@@ -175,7 +177,10 @@ impl<'c> ClientBody<'c> {
                 Err(BodyReadError::TooSlow)
             }
             Ok(0) | Err(_) => Err(BodyReadError::ClientGone),
-            Ok(_) => Ok(()),
+            Ok(length) => {
+                self.allowance.earn(length as u64);
+                Ok(())
+            }
         }
     }
 
@@ -186,15 +191,12 @@ impl<'c> ClientBody<'c> {
                 done => return done,
             }
             let start_ms = self.core.clock.elapsed_ms();
-            let allowed_ms = match self.rate_bytes_per_s {
-                0 => u64::MAX / 2,
-                rate => (GRACE_MS + self.received.saturating_mul(1000) / rate).saturating_sub(self.waited_ms),
-            };
+            let allowed_ms = self.allowance.left_ms().unwrap_or(u64::MAX);
             self.slot.set(Waiting::Body, start_ms.saturating_add(allowed_ms));
             let owed = Owed(self.slot);
             self.stream.readable().await?;
             drop(owed);
-            self.waited_ms += self.core.clock.elapsed_ms() - start_ms;
+            self.allowance.spend(self.core.clock.elapsed_ms() - start_ms);
         }
     }
 }
@@ -242,6 +244,21 @@ impl RequestBody for ClientBody<'_> {
         match &self.framing {
             Framing::Chunked(decoder) => Box::new(decoder.trailers()),
             Framing::Length { .. } => Box::new(std::iter::empty()),
+        }
+    }
+
+    /// RFC 9110 §15.2: interim responses go on to clients that understand them, at once: to come early is all they are
+    /// for. Our own 100 (Continue) has gone out already.
+    fn informational(&mut self, head: &ResponseHead<'_>) {
+        if self.version == Version::Http10 || head.status == 100 {
+            return;
+        }
+        let mut out = Vec::with_capacity(256);
+        fill::write_informational(head, &mut out);
+        self.core.metrics.responses_1xx_total.add(1);
+        if self.stream.try_write(&out).ok() != Some(out.len()) {
+            // Half a head cannot be taken back: the client has left or does not read.
+            let _ = rustix::net::shutdown(self.stream, rustix::net::Shutdown::Both);
         }
     }
 

@@ -1,8 +1,8 @@
 //! Deadlines of client connections, kept by one sweep a second instead of a timer for every read.
 //!
 //! A session writes its deadline into a slot, which costs a store. When a deadline has passed, the sweep shuts the
-//! socket's receiving side (or both sides, when the client does not take its response): the session wakes as if the
-//! client had left, finds its slot marked and ends with the right answer and count.
+//! socket's receiving side: the session wakes as if the client had left, finds its slot marked and ends with the right
+//! answer and count.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
@@ -21,8 +21,6 @@ pub(crate) enum Waiting {
     NextRequest,
     /// More of a request body.
     Body,
-    /// The client to take more of the response.
-    Write,
     /// Either side of an upgraded connection.
     Tunnel,
 }
@@ -32,8 +30,6 @@ pub(crate) struct Slot {
     raw_fd: Cell<i32>,
     deadline_ms: Cell<u64>,
     waiting: Cell<Waiting>,
-    /// The response has a deadline of its own, since it may be on its way while a body still comes in.
-    write_deadline_ms: Cell<u64>,
     expired: Cell<bool>,
     index: Cell<usize>,
 }
@@ -51,19 +47,18 @@ impl Slot {
         self.set(Waiting::Nothing, u64::MAX);
     }
 
-    /// The client has until then to take more of the response; `u64::MAX` when it owes nothing.
-    pub(crate) fn set_write(&self, deadline_ms: u64) {
-        self.write_deadline_ms.set(deadline_ms);
-    }
-
     /// What the connection waited for when its deadline passed.
     pub(crate) fn expired(&self) -> Option<Waiting> {
         self.expired.get().then(|| self.waiting.get())
     }
 
+    fn awaits_head(&self) -> bool {
+        self.waiting.get() == Waiting::Head && !self.expired.get()
+    }
+
     /// Whether the connection is between requests.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.get() == Waiting::NextRequest
+        self.waiting.get() == Waiting::NextRequest && !self.expired.get()
     }
 }
 
@@ -81,7 +76,6 @@ impl Deadlines {
             raw_fd: Cell::new(raw_fd),
             deadline_ms: Cell::new(u64::MAX),
             waiting: Cell::new(Waiting::Nothing),
-            write_deadline_ms: Cell::new(u64::MAX),
             expired: Cell::new(false),
             index: Cell::new(slots.len()),
         });
@@ -107,30 +101,54 @@ impl Deadlines {
     /// Ends every connection whose deadline has passed.
     pub(crate) fn sweep(&self, now_ms: u64) {
         for slot in self.slots.borrow().iter() {
-            if slot.write_deadline_ms.get() <= now_ms {
-                slot.set(Waiting::Write, u64::MAX);
-                expire(slot);
-            } else if slot.deadline_ms.get() <= now_ms {
+            if slot.deadline_ms.get() <= now_ms {
                 expire(slot);
             }
         }
     }
 
-    /// Ends every connection that is between requests: the first step of a drain.
-    pub(crate) fn end_idle(&self) {
-        for slot in self.slots.borrow().iter().filter(|slot| slot.is_idle()) {
-            expire(slot);
+    /// Ends every connection that is between requests: the first step of a drain. Says how many there were.
+    pub(crate) fn end_idle(&self) -> usize {
+        self.end(|slot| slot.is_idle())
+    }
+
+    /// Ends every upgraded connection: none of them would end by itself.
+    pub(crate) fn end_tunnels(&self) {
+        self.end(|slot| slot.waiting.get() == Waiting::Tunnel);
+    }
+
+    /// Ends connections that are of least use, to make room for others: those between requests, or else that half of
+    /// those without a whole request head that has waited longest. Says how many there were.
+    pub(crate) fn shed(&self) -> usize {
+        let idle = self.end_idle();
+        if idle > 0 {
+            return idle;
         }
+        let slots = self.slots.borrow();
+        let mut deadlines: Vec<u64> =
+            slots.iter().filter(|slot| slot.awaits_head()).map(|slot| slot.deadline_ms.get()).collect();
+        drop(slots);
+        if deadlines.is_empty() {
+            return 0;
+        }
+        let middle = deadlines.len() / 2;
+        let limit_ms = *deadlines.select_nth_unstable(middle).1;
+        self.end(|slot| slot.awaits_head() && slot.deadline_ms.get() <= limit_ms)
+    }
+
+    fn end(&self, chosen: impl Fn(&Slot) -> bool) -> usize {
+        let slots = self.slots.borrow();
+        let chosen = slots.iter().filter(|slot| chosen(slot));
+        chosen.map(|slot| expire(slot)).count()
     }
 }
 
 fn expire(slot: &Slot) {
     slot.deadline_ms.set(u64::MAX);
-    slot.write_deadline_ms.set(u64::MAX);
     slot.expired.set(true);
     let how = match slot.waiting.get() {
         Waiting::Head | Waiting::NextRequest | Waiting::Body => Shutdown::Read,
-        Waiting::Nothing | Waiting::Write | Waiting::Tunnel => Shutdown::Both,
+        Waiting::Nothing | Waiting::Tunnel => Shutdown::Both,
     };
     // SAFETY: a slot is removed before its socket is closed, so the descriptor is open and is this connection's.
     let socket = unsafe { BorrowedFd::borrow_raw(slot.raw_fd.get()) };

@@ -4,18 +4,20 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 
 use tidegate_http::cache::CacheStatus;
-use tidegate_http::forward::{write_field, write_response_fields};
+use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{
     BodyFraming, Method, RequestHead, Version, write_chunk_header, write_decimal, write_last_chunk,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
 
 use crate::data_core::millis;
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Form, Hit};
+use crate::service::seen::Seen;
 use crate::service::transfer::ready;
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
@@ -50,9 +52,17 @@ impl Connection<'_> {
         } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
             self.deliver_local(&head, 413, b"", false).await
         } else {
-            let client = self.peer.ip().to_canonical();
-            let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, client };
-            let answer = fetch::answer(self.core, incoming, &mut body).await;
+            let peer = self.peer.ip().to_canonical();
+            let seen = Seen::of(&plan, &head, peer);
+            let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen };
+            let answer = tokio::select! {
+                biased;
+                answer = fetch::answer(self.core, incoming, &mut body) => answer,
+                () = reset(&self.stream) => {
+                    self.core.metrics.clients_gone_total.add(1);
+                    return None;
+                }
+            };
             match answer {
                 Answer::Streamed(streamed) if streamed.status == 101 => {
                     let rest = body.into_rest();
@@ -125,7 +135,7 @@ impl Connection<'_> {
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
         let unsent = Unsent::new(bytes, Some((hit.object, start, end)));
-        transmit::flush(&self.stream, self.core, &self.slot, unsent).await?;
+        transmit::flush(&self.stream, self.core, unsent).await?;
         Ok(Delivered { status: form.status, bytes: sent, keep_alive, cache: label })
     }
 
@@ -219,9 +229,7 @@ impl Connection<'_> {
                 continue;
             }
             let mut out = Vec::with_capacity(256);
-            fill::write_status_line(&interim.head(), &mut out);
-            write_response_fields(&interim.head(), |id, _| fill::is_ours(id), &mut out);
-            out.extend_from_slice(b"\r\n");
+            fill::write_informational(&interim.head(), &mut out);
             self.core.metrics.responses_1xx_total.add(1);
             self.send(watch, &out).await?;
         }
@@ -262,7 +270,7 @@ impl Connection<'_> {
         let head_bytes = watch.sent;
         if head.method != Method::Head {
             let source = transmit::FileSource { file: file.file.as_fd(), start, end };
-            transmit::send_file(&self.stream, self.core, &self.slot, &mut watch, source).await?;
+            transmit::send_file(&self.stream, self.core, &mut watch, source).await?;
         }
         let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
         Ok(Delivered { status, bytes, keep_alive, cache: "file" })
@@ -299,8 +307,14 @@ impl Connection<'_> {
     }
 
     async fn send(&self, watch: &mut RateWatch, bytes: &[u8]) -> io::Result<()> {
-        transmit::send_all(&self.stream, self.core, &self.slot, watch, bytes).await
+        transmit::send_all(&self.stream, self.core, watch, bytes).await
     }
+}
+
+/// Ends when the client resets the connection: nobody is left to be answered. A client that has merely sent its last byte
+/// may still wait for its answer.
+async fn reset(stream: &TcpStream) {
+    let _ = stream.ready(Interest::ERROR).await;
 }
 
 async fn copy(

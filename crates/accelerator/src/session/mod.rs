@@ -5,7 +5,8 @@
 //! (a miss, a body, a client that does not take its response) goes through a boxed future, so that an idle connection
 //! costs little memory.
 
-pub(crate) mod body;
+pub(crate) mod allowance;
+mod body;
 pub(crate) mod deadlines;
 mod exchange;
 mod respond;
@@ -16,6 +17,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version};
@@ -25,6 +27,7 @@ use tokio::net::TcpStream;
 use crate::access_log::Record;
 use crate::data_core::{DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
+use crate::service::seen::Seen;
 use crate::session::deadlines::{Slot, Waiting};
 use crate::session::transmit::Unsent;
 
@@ -32,7 +35,7 @@ use crate::session::transmit::Unsent;
 pub(crate) async fn serve(core: &Rc<DataCore>, stream: TcpStream, peer: SocketAddr) {
     use std::os::fd::AsRawFd;
     let slot = core.deadlines.add(stream.as_raw_fd());
-    let mut connection = Connection { core, stream, peer, slot, pending: None };
+    let mut connection = Connection { core, stream, peer, slot, pending: None, began: Instant::now() };
     connection.run().await;
     core.deadlines.remove(&connection.slot);
 }
@@ -45,6 +48,8 @@ pub(crate) struct Connection<'c> {
     slot: Rc<Slot>,
     /// A head of which only a part has arrived.
     pending: Option<Box<Partial>>,
+    /// When the request in progress began, if that is logged.
+    began: Instant,
 }
 
 /// A head that arrives in pieces keeps its bytes and the parser's place in them.
@@ -199,6 +204,9 @@ impl Connection<'_> {
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
     fn step(&mut self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
+        if self.core.log.is_some() {
+            self.began = Instant::now();
+        }
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match self.answer(&parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
@@ -232,7 +240,8 @@ impl Connection<'_> {
         {
             return Ok(Handled::NeedsExchange);
         }
-        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, key) else {
+        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
             return Ok(Handled::NeedsExchange);
         };
         let keep_alive = head.keep_alive && !core.is_draining();
@@ -254,9 +263,12 @@ impl Connection<'_> {
     fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
         self.core.metrics.count_response(status, bytes.head + bytes.body);
         if let Some(log) = &self.core.log {
+            let peer = self.peer.ip().to_canonical();
             let record = Record {
-                client: self.peer.ip().to_canonical(),
+                client: self.core.with_plan(|plan| Seen::of(plan, head, peer).client),
                 unix_s: self.core.clock.unix_s(),
+                duration: self.began.elapsed(),
+                host: head.fields.get(tidegate_http::FieldId::Host).unwrap_or(b""),
                 method: head.method_bytes,
                 target: head.target,
                 http11: head.version == Version::Http11,
@@ -275,6 +287,23 @@ impl Connection<'_> {
         self.core.metrics.requests_refused_total.add(1);
         tracing::debug!(client = %self.peer, reason = error.name(), "request refused");
         self.last_words(error.status());
+        if let Some(log) = &self.core.log {
+            let record = Record {
+                client: self.peer.ip().to_canonical(),
+                unix_s: self.core.clock.unix_s(),
+                duration: std::time::Duration::ZERO,
+                host: b"",
+                method: b"-",
+                target: b"-",
+                http11: true,
+                status: error.status(),
+                bytes: 0,
+                referer: b"",
+                user_agent: b"",
+                cache: "none",
+            };
+            log.record(&record, &self.core.metrics);
+        }
         Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false }
     }
 
@@ -327,7 +356,7 @@ impl Connection<'_> {
     }
 
     async fn flush(&mut self, unsent: Unsent) -> io::Result<()> {
-        transmit::flush(&self.stream, self.core, &self.slot, unsent).await
+        transmit::flush(&self.stream, self.core, unsent).await
     }
 }
 

@@ -5,19 +5,17 @@
 //! (docs/decisions/0001-no-sendfile-from-the-arena.md).
 
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
+use std::time::Duration;
 
 use tidegate_store::Object;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::data_core::DataCore;
-use crate::session::deadlines::Slot;
+use crate::session::allowance::Allowance;
 use crate::session::respond::HitForm;
-
-/// What a client may leave untaken before its rate is looked at.
-const GRACE_MS: u64 = 10_000;
 
 /// What a write without waiting achieved.
 pub(crate) enum Sent {
@@ -105,12 +103,7 @@ fn advance(stream: &TcpStream, unsent: &mut Unsent) -> io::Result<()> {
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.
-pub(crate) async fn flush(
-    stream: &TcpStream,
-    core: &Rc<DataCore>,
-    slot: &Slot,
-    mut unsent: Unsent,
-) -> io::Result<()> {
+pub(crate) async fn flush(stream: &TcpStream, core: &Rc<DataCore>, mut unsent: Unsent) -> io::Result<()> {
     let mut watch = RateWatch::new(core);
     loop {
         let before = unsent.left();
@@ -120,7 +113,7 @@ pub(crate) async fn flush(
             Err(error) => return Err(error),
         }
         watch.sent += before - unsent.left();
-        watch.writable(stream, core, slot).await?;
+        watch.writable(stream, core).await?;
     }
 }
 
@@ -141,7 +134,6 @@ pub(crate) struct FileSource<'f> {
 pub(crate) async fn send_file(
     stream: &TcpStream,
     core: &Rc<DataCore>,
-    slot: &Slot,
     watch: &mut RateWatch,
     mut source: FileSource<'_>,
 ) -> io::Result<()> {
@@ -151,9 +143,7 @@ pub(crate) async fn send_file(
                 source.start += sent;
                 watch.sent += sent;
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                watch.writable(stream, core, slot).await?
-            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core).await?,
             Err(error) => return Err(error),
         }
     }
@@ -178,7 +168,6 @@ fn send_extent(stream: &TcpStream, file: BorrowedFd<'_>, offset: u64, length: u6
 pub(crate) async fn send_all(
     stream: &TcpStream,
     core: &Rc<DataCore>,
-    slot: &Slot,
     watch: &mut RateWatch,
     mut bytes: &[u8],
 ) -> io::Result<()> {
@@ -189,44 +178,65 @@ pub(crate) async fn send_all(
                 watch.sent += written as u64;
                 bytes = bytes.get(written..).unwrap_or(&[]);
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                watch.writable(stream, core, slot).await?
-            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core).await?,
             Err(error) => return Err(error),
         }
     }
     Ok(())
 }
 
-/// Holds a client to the minimum rate at which it takes a response. Only time spent waiting for the client counts:
-/// a slow upstream is not the client's fault.
+/// Holds a client to the minimum rate at which it takes a response. Only time spent waiting for the client counts: a slow
+/// upstream is not the client's fault. What counts as taken is what the client has acknowledged, not what the kernel
+/// holds for it, which may be megabytes.
 pub(crate) struct RateWatch {
-    rate_bytes_per_s: u64,
-    waited_ms: u64,
+    allowance: Allowance,
+    /// What had been sent, and what of it had not been acknowledged, when the client was last waited for.
+    mark: Option<(u64, u64)>,
     pub sent: u64,
 }
 
 impl RateWatch {
     pub(crate) fn new(core: &DataCore) -> Self {
         let rate_bytes_per_s = core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s);
-        Self { rate_bytes_per_s, waited_ms: 0, sent: 0 }
+        Self { allowance: Allowance::new(rate_bytes_per_s), mark: None, sent: 0 }
     }
 
     /// Waits until the socket takes more, at most until the client has fallen behind the minimum rate.
-    async fn writable(&mut self, stream: &TcpStream, core: &DataCore, slot: &Slot) -> io::Result<()> {
-        let start_ms = core.clock.elapsed_ms();
-        let allowed_ms = match self.rate_bytes_per_s {
-            0 => u64::MAX / 2,
-            rate => (GRACE_MS + self.sent.saturating_mul(1000) / rate).saturating_sub(self.waited_ms),
-        };
-        slot.set_write(start_ms.saturating_add(allowed_ms));
-        let ready = stream.writable().await;
-        if slot.expired().is_some() {
-            core.metrics.slow_readers_total.add(1);
-            return Err(io::ErrorKind::TimedOut.into());
+    async fn writable(&mut self, stream: &TcpStream, core: &DataCore) -> io::Result<()> {
+        loop {
+            self.earn(stream);
+            let Some(left_ms) = self.allowance.left_ms() else { return stream.writable().await };
+            if left_ms == 0 {
+                core.metrics.slow_readers_total.add(1);
+                // Nothing of what the kernel holds for this client is worth keeping.
+                let _ = stream.set_zero_linger();
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let start_ms = core.clock.elapsed_ms();
+            let ready = tokio::time::timeout(Duration::from_millis(left_ms), stream.writable()).await;
+            match ready {
+                Ok(ready) => {
+                    self.allowance.spend(core.clock.elapsed_ms() - start_ms);
+                    return ready;
+                }
+                Err(_) => self.allowance.spend(left_ms),
+            }
         }
-        self.waited_ms += core.clock.elapsed_ms() - start_ms;
-        slot.set_write(u64::MAX);
-        ready
     }
+
+    fn earn(&mut self, stream: &TcpStream) {
+        let waiting = unacknowledged(stream);
+        if let Some((sent, waited)) = self.mark {
+            self.allowance.earn((self.sent - sent + waited).saturating_sub(waiting));
+        }
+        self.mark = Some((self.sent, waiting));
+    }
+}
+
+/// Bytes in the socket's send queue that the client has not acknowledged (`SIOCOUTQ`, tcp(7)).
+fn unacknowledged(stream: &TcpStream) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request stores an int at the address given, which is that of one.
+    let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
 }

@@ -35,6 +35,14 @@ pub(crate) struct StaticFile {
     pub content_encoding: Option<&'static str>,
     /// The answer depends on Accept-Encoding.
     pub vary: bool,
+    /// It can change without its directory telling: it was reached by a symbolic link, or has another name elsewhere.
+    pub is_linked: bool,
+}
+
+/// A regular file below the root.
+struct Opened {
+    file: File,
+    is_linked: bool,
 }
 
 /// Why no file answers.
@@ -80,30 +88,42 @@ impl StaticRoot {
             name.extend_from_slice(b"index.html");
         }
         let plain = self.open_file(&name)?;
+        let mut is_linked = plain.is_linked;
         let mut vary = false;
         let mut chosen = None;
         for (bit, (coding, suffix)) in CODINGS.iter().enumerate() {
             let sibling = [&name, suffix.as_bytes()].concat();
             let Ok(found) = self.open_file(&sibling) else { continue };
             vary = true;
+            is_linked |= found.is_linked;
             if chosen.is_none() && accepted & (1 << bit) != 0 {
                 chosen = Some((found, *coding));
             }
         }
         let content_type = types::content_type(&name);
-        match chosen {
-            Some((file, coding)) => describe(file, content_type, Some(coding), true),
-            None => describe(plain, content_type, None, vary),
-        }
+        let file = match chosen {
+            Some((found, coding)) => describe(found.file, content_type, Some(coding), true),
+            None => describe(plain.file, content_type, None, vary),
+        };
+        file.map(|file| StaticFile { is_linked, ..file })
     }
 
     /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
-    fn open_file(&self, name: &[u8]) -> Result<File, StaticError> {
+    fn open_file(&self, name: &[u8]) -> Result<Opened, StaticError> {
         let name = Path::new(OsStr::from_bytes(name));
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         // Without NONBLOCK, opening a FIFO would wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = match rustix::fs::openat2(&self.directory, name, flags, Mode::empty(), resolve) {
+        let open = |resolve| rustix::fs::openat2(&self.directory, name, flags, Mode::empty(), resolve);
+        let mut is_linked = false;
+        let opened = open(beneath | ResolveFlags::NO_SYMLINKS).or_else(|error| match error {
+            Errno::LOOP => {
+                is_linked = true;
+                open(beneath)
+            }
+            error => Err(error),
+        });
+        let file = match opened {
             Ok(file) => file,
             Err(
                 Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL,
@@ -115,7 +135,9 @@ impl StaticRoot {
         };
         let stat = rustix::fs::fstat(&file).map_err(|error| StaticError::Io(error.into()))?;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Ok(File::from(file)),
+            FileType::RegularFile => {
+                Ok(Opened { file: File::from(file), is_linked: is_linked || stat.st_nlink > 1 })
+            }
             FileType::Directory => Err(StaticError::NeedsTrailingSlash),
             _ => Err(StaticError::NotFound),
         }
@@ -147,7 +169,8 @@ fn describe(
         content_encoding.map_or("", |coding| &coding[..1])
     );
     let modified = u64::try_from(metadata.mtime()).unwrap_or(0);
-    Ok(StaticFile { length: metadata.len(), modified, etag, content_type, content_encoding, vary, file })
+    let length = metadata.len();
+    Ok(StaticFile { length, modified, etag, content_type, content_encoding, vary, file, is_linked: false })
 }
 
 /// Calls `f` for every file that would be served without a content coding, with its path below the root.

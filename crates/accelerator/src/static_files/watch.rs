@@ -6,12 +6,15 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
+/// How often the root itself is looked at, which may be a link that points elsewhere now.
+const ROOT_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 /// Directories watched at once; a tree with more cannot be watched.
 const WATCHES: usize = 16_384;
 
@@ -22,14 +25,12 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Calls `on_change` with the path below `root` of everything that changes; with an empty path when anything may
-    /// have changed.
+    /// have changed, even which directory `root` is.
     ///
     /// # Errors
     /// inotify is not available, or the tree has more directories than may be watched.
     pub(crate) fn spawn(root: &Path, on_change: impl Fn(&Path) + Send + 'static) -> io::Result<Self> {
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut tree = Tree { inotify, root: root.to_path_buf(), directories: HashMap::new() };
-        tree.add(Path::new(""))?;
+        let tree = Tree::new(root)?;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let stopped = Arc::clone(&stop);
         std::thread::Builder::new().name("watch".into()).spawn(move || tree.run(&stopped, on_change))?;
@@ -47,11 +48,26 @@ impl Drop for Watcher {
 struct Tree {
     inotify: OwnedFd,
     root: PathBuf,
+    /// Device and inode of the root.
+    identity: (u64, u64),
     /// Watched directories below the root, by watch descriptor.
     directories: HashMap<i32, PathBuf>,
 }
 
 impl Tree {
+    fn new(root: &Path) -> io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let identity = identity(root)?;
+        let mut tree = Self { inotify, root: root.to_path_buf(), identity, directories: HashMap::new() };
+        tree.add(Path::new(""))?;
+        Ok(tree)
+    }
+
+    /// Whether the root's name now means another directory.
+    fn has_moved(&self) -> bool {
+        identity(&self.root).is_ok_and(|identity| identity != self.identity)
+    }
+
     /// Watches a directory and all below it. A watch is set before the directory is read, so that nothing that appears
     /// meanwhile is missed.
     fn add(&mut self, relative: &Path) -> io::Result<()> {
@@ -69,12 +85,14 @@ impl Tree {
                 | WatchFlags::MOVED_FROM
                 | WatchFlags::MOVED_TO
                 | WatchFlags::MOVE_SELF
-                | WatchFlags::ONLYDIR
-                | WatchFlags::DONT_FOLLOW;
+                | WatchFlags::ONLYDIR;
+            // What lies behind a link is not watched, unless that is the root.
+            let is_root = relative.as_os_str().is_empty();
+            let interests = if is_root { interests } else { interests | WatchFlags::DONT_FOLLOW };
             match inotify::add_watch(&self.inotify, &path, interests) {
                 Ok(watch) => self.directories.insert(watch, relative.clone()),
-                // It is gone again, or was a link: what lies behind a link is not watched.
-                Err(_) if !relative.as_os_str().is_empty() => continue,
+                // It is gone again, or was a link.
+                Err(_) if !is_root => continue,
                 Err(error) => return Err(error.into()),
             };
             let Ok(entries) = std::fs::read_dir(&path) else { continue };
@@ -92,8 +110,17 @@ impl Tree {
         loop {
             let inotify = self.inotify.as_fd();
             let mut wanted = [PollFd::new(&inotify, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            match rustix::event::poll(&mut wanted, None) {
+            match rustix::event::poll(&mut wanted, Some(&ROOT_INTERVAL)) {
                 Ok(_) if !wanted[1].revents().is_empty() => return,
+                Ok(0) => {
+                    if self.has_moved()
+                        && let Ok(tree) = Self::new(&self.root)
+                    {
+                        self = tree;
+                        on_change(everything);
+                    }
+                    continue;
+                }
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => {
@@ -149,6 +176,11 @@ impl Tree {
             });
         }
     }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = std::fs::metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 enum Change {

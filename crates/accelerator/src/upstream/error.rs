@@ -36,6 +36,9 @@ pub(crate) enum UpstreamError {
     /// The server answered 101 to a request that did not ask for another protocol.
     #[error("the server changed protocols without being asked to")]
     UnexpectedUpgrade,
+    /// The server answered 304 to a request without conditions.
+    #[error("the server answered 304 to a request without conditions")]
+    UnaskedNotModified,
     /// The client's body could not be read.
     #[error("the request body could not be read: {0}")]
     Client(BodyReadError),
@@ -65,7 +68,7 @@ impl UpstreamError {
             Self::NoServer | Self::Busy => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
             Self::Connect(_) | Self::Broken(_) | Self::Incomplete => 502,
-            Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade => 502,
+            Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
             Self::Client(BodyReadError::TooSlow) => 408,
             Self::Client(BodyReadError::TooLarge) => 413,

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, ResponseParser};
-use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -16,6 +15,8 @@ use crate::upstream::upload::{RequestBody, Upload, send_all};
 pub(crate) const READ_BYTES: usize = 32 * 1024;
 /// Silence of a server while the request's body is on its way.
 const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
+/// Fields that a response may have: more than a request, since it is our own server's.
+const RESPONSE_FIELDS: u16 = 1000;
 /// Interim responses that a server may send before the final one.
 const INTERIM_RESPONSES: usize = 16;
 
@@ -81,7 +82,7 @@ async fn send_and_receive<B: RequestBody>(
     send_all(stream, request.head, limits.silence).await?;
     let mut reader = HeadReader::new(request.method);
     if request.framing == BodyFraming::None {
-        return reader.read(stream, limits.silence).await;
+        return reader.read(stream, limits.silence, Some(body)).await;
     }
     let mut upload = Upload::new(stream, request.framing, limits.silence);
     // A server may answer before it has read all of the body (RFC 9112 §9.5), and go on reading while it answers. What
@@ -90,15 +91,16 @@ async fn send_and_receive<B: RequestBody>(
         biased;
         sent = upload.run(body) => sent,
         // The server waits for the client as we do, so that its silence means nothing until the upload has ended.
-        early = reader.read(stream, UPLOAD_SILENCE) => {
+        early = reader.read(stream, UPLOAD_SILENCE, None::<&mut B>) => {
             return early.map(|received| Received { upload: Some(upload), ..received });
         }
     };
     match sent {
-        Ok(()) => reader.read(stream, limits.silence).await,
+        Ok(()) => reader.read(stream, limits.silence, Some(body)).await,
         // The server may have answered before it closed its receiving side.
         Err(error @ UpstreamError::Broken(_)) => {
-            let received = reader.read(stream, Duration::from_millis(100)).await.map_err(|_| error)?;
+            let received =
+                reader.read(stream, Duration::from_millis(100), Some(body)).await.map_err(|_| error)?;
             Ok(Received { upload: Some(upload), ..received })
         }
         Err(error) => Err(error),
@@ -110,15 +112,23 @@ struct HeadReader {
     method: Method,
     parser: ResponseParser,
     bytes: Vec<u8>,
+    /// Those that came while the request's body was on its way.
     interim: Vec<Head>,
+    interim_count: usize,
 }
 
 impl HeadReader {
     fn new(method: Method) -> Self {
-        Self { method, parser: new_parser(method), bytes: Vec::new(), interim: Vec::new() }
+        Self { method, parser: new_parser(method), bytes: Vec::new(), interim: Vec::new(), interim_count: 0 }
     }
 
-    async fn read(&mut self, stream: &TcpStream, silence: Duration) -> Result<Received, UpstreamError> {
+    /// Interim responses go to `body`, or are kept while that is being sent.
+    async fn read<B: RequestBody>(
+        &mut self,
+        stream: &TcpStream,
+        silence: Duration,
+        mut body: Option<&mut B>,
+    ) -> Result<Received, UpstreamError> {
         loop {
             match self.parser.parse(&self.bytes).map_err(UpstreamError::Head)? {
                 Progress::Complete { length } => {
@@ -130,10 +140,14 @@ impl HeadReader {
                         let interim = std::mem::take(&mut self.interim);
                         return Ok(Received { head, interim, rest, upload: None });
                     }
-                    if self.interim.len() == INTERIM_RESPONSES {
+                    self.interim_count += 1;
+                    if self.interim_count > INTERIM_RESPONSES {
                         return Err(UpstreamError::Incomplete);
                     }
-                    self.interim.push(head);
+                    match &mut body {
+                        Some(body) => body.informational(&head.parser.head(&head.bytes)),
+                        None => self.interim.push(head),
+                    }
                     self.bytes = rest;
                 }
                 Progress::Incomplete => {
@@ -147,21 +161,9 @@ impl HeadReader {
 }
 
 fn new_parser(method: Method) -> ResponseParser {
-    let mut parser = ResponseParser::new(HeadLimits::default());
+    let mut parser = ResponseParser::new(HeadLimits { fields: RESPONSE_FIELDS, ..HeadLimits::default() });
     parser.reset(method);
     parser
-}
-
-/// Tells the reactor that a read has taken all there was, so that it knows without a system call whether anything has
-/// come since: edge-triggered readiness means that a byte more is an event of its own (epoll(7)).
-fn note_drained(stream: &TcpStream) {
-    let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
-}
-
-/// Whether nothing has come since the last read, not even the end, as far as the reactor knows.
-pub(crate) fn is_quiet(stream: &TcpStream) -> bool {
-    let read = stream.try_read(&mut [0]);
-    read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// Appends what arrives; 0 at the end of the stream.
@@ -174,12 +176,7 @@ pub(crate) async fn read_more(
     buffer.reserve(READ_BYTES);
     loop {
         match stream.try_read_buf(buffer) {
-            Ok(length) => {
-                if length > 0 && buffer.len() < buffer.capacity() {
-                    note_drained(stream);
-                }
-                return Ok(length);
-            }
+            Ok(length) => return Ok(length),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + silence);
                 let readable = tokio::time::timeout_at(deadline, stream.readable()).await;

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange, is_quiet};
+use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::{RequestBody, Response, UpstreamError};
 
@@ -120,8 +120,7 @@ impl Pools {
     ) -> Result<Response, Failed> {
         let settings = &group.settings;
         let limits = ExchangeLimits { silence: settings.response_timeout };
-        let repeatable = request.method.is_idempotent() && body.is_replayable();
-        if let Some(stream) = lease.pool.take_idle(settings.idle_timeout, !repeatable) {
+        if let Some(stream) = lease.pool.take_idle(settings.idle_timeout) {
             match exchange(&stream, request, body, limits).await {
                 Ok(received) => {
                     lease.server().succeeded();
@@ -199,7 +198,7 @@ struct Failed {
 
 impl Pool {
     /// An idle connection on which nothing has arrived, not even its end.
-    fn take_idle(&self, idle_timeout: Duration, ask_kernel: bool) -> Option<Rc<TcpStream>> {
+    fn take_idle(&self, idle_timeout: Duration) -> Option<Rc<TcpStream>> {
         let mut idle = self.idle.borrow_mut();
         while let Some((stream, since)) = idle.pop() {
             if since.elapsed() > idle_timeout {
@@ -207,7 +206,7 @@ impl Pool {
                 idle.clear();
                 return None;
             }
-            if is_silent(&stream, ask_kernel) {
+            if is_silent(&stream) {
                 return Some(stream);
             }
         }
@@ -215,12 +214,10 @@ impl Pool {
     }
 }
 
-/// Whether a connection is open and has nothing to say. Anything else is its end, or a response that was never asked
-/// for. For a request that cannot be sent twice the kernel is asked, which knows of a FIN before the reactor does.
-fn is_silent(stream: &TcpStream, ask_kernel: bool) -> bool {
-    if !ask_kernel {
-        return is_quiet(stream);
-    }
+/// Whether a connection is open and has nothing to say. Anything else is its end, or what follows a response that was
+/// thought to be whole, and would be taken for the answer to the next request (RFC 9112 §9.2). The kernel is asked,
+/// because the reactor learns of what has arrived only when it is next polled.
+fn is_silent(stream: &TcpStream) -> bool {
     let mut byte = [0; 1];
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     rustix::net::recv(stream, &mut byte, flags).is_err_and(|error| error == rustix::io::Errno::AGAIN)

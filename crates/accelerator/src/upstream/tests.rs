@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_http::{BodyFraming, Method};
+use tidegate_http::{BodyFraming, Method, ResponseHead};
 
 use super::{BodyReadError, EmptyBody, Groups, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 use crate::settings::{Balance, Upstream};
@@ -132,16 +132,32 @@ async fn a_malformed_head_is_a_bad_gateway() {
     assert_eq!(error.status(), 502);
 }
 
+/// A body without content that notes the interim responses.
+struct Noting(Vec<u16>);
+
+impl RequestBody for Noting {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        Ok(None)
+    }
+
+    fn informational(&mut self, head: &ResponseHead<'_>) {
+        self.0.push(head.status);
+    }
+
+    fn is_replayable(&self) -> bool {
+        true
+    }
+}
+
 #[tokio::test(flavor = "current_thread")]
-async fn interim_responses_are_kept_apart() {
+async fn interim_responses_are_told_as_they_come() {
     let (address, _thread) =
         server(vec![vec![b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n"]]);
     let pools = pools(vec![address], |_| {});
-    let mut response = pools.send(0, get(GET), EmptyBody).await.unwrap();
+    let mut body = Noting(Vec::new());
+    let response = pools.send(0, get(GET), &mut body).await.unwrap();
     assert_eq!(response.head().status, 204);
-    let interim: Vec<u16> =
-        response.take_informational().iter().map(|interim| interim.head().status).collect();
-    assert_eq!(interim, [103]);
+    assert_eq!(body.0, [103]);
 }
 
 #[tokio::test(flavor = "current_thread")]

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate_http::{BodyFraming, write_chunk_header, write_last_chunk};
+use tidegate_http::{BodyFraming, ResponseHead, write_chunk_header, write_last_chunk};
 use tokio::net::TcpStream;
 
 use crate::upstream::{BodyReadError, UpstreamError};
@@ -18,6 +18,8 @@ pub(crate) trait RequestBody {
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         Box::new(std::iter::empty())
     }
+    /// An interim response has come.
+    fn informational(&mut self, _head: &ResponseHead<'_>) {}
     /// Whether the request can be sent again: nothing was read from the body yet, or there is nothing in it.
     fn is_replayable(&self) -> bool;
 }
@@ -42,6 +44,10 @@ impl<B: RequestBody> RequestBody for &mut B {
 
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         (**self).trailers()
+    }
+
+    fn informational(&mut self, head: &ResponseHead<'_>) {
+        (**self).informational(head);
     }
 
     fn is_replayable(&self) -> bool {

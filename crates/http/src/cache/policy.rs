@@ -44,6 +44,8 @@ pub enum NotStorable {
     Authorization,
     /// `Vary: *` never matches (RFC 9111 §4.1).
     VaryAny,
+    /// It varies by a field that does not reach the origin as the client sent it, because we write it ourselves.
+    VaryByClient,
     /// Nothing makes it cacheable: neither freshness nor `public` nor a heuristically cacheable status (RFC 9111 §3).
     NoPermission,
     /// It would be stale at once and could not be validated.
@@ -118,6 +120,11 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// For content that this server is itself the origin of, and looks at again after `lifetime_s` seconds.
+    pub fn fresh_for(lifetime_s: u32, now_s: u64) -> Self {
+        Self { response_time_s: now_s, date_s: now_s, lifetime_s, ..Self::default() }
+    }
+
     /// Length of the encoded form, in bytes.
     pub const ENCODED_BYTES: usize = 34;
 
@@ -173,7 +180,7 @@ impl Policy {
             None => heuristic_lifetime_s(request, response, &directives, date_s),
         };
         let is_explicitly_fresh = explicit_s.is_some_and(|seconds| seconds > 0) && !directives.no_cache;
-        if !is_explicitly_fresh && !directives.public && response.fields.has(FieldId::SetCookie) {
+        if !is_explicitly_fresh && response.fields.has(FieldId::SetCookie) {
             return Err(NotStorable::SetCookie);
         }
         let age = age_value(age_fields);
@@ -379,6 +386,8 @@ fn may_store(
         NotStorable::Authorization
     } else if vary::is_any(&response.fields) {
         NotStorable::VaryAny
+    } else if vary::is_by_client(&response.fields, &request.fields) {
+        NotStorable::VaryByClient
     } else if !directives.public
         && directives.max_age_s.is_none()
         && directives.s_maxage_s.is_none()

@@ -11,6 +11,18 @@ pub fn is_any(response: &Fields<'_>) -> bool {
     response.get_all(FieldId::Vary).flat_map(members).any(|name| name == b"*")
 }
 
+/// Whether `Vary` names a field that a gateway writes anew, so that the request's own value does not tell which response
+/// it gets: those with the client's address always; the scheme and the host, which are part of the URL, if `request` has
+/// that field too.
+pub fn is_by_client(response: &Fields<'_>, request: &Fields<'_>) -> bool {
+    response.get_all(FieldId::Vary).flat_map(members).any(|name| match FieldId::from_name(name) {
+        FieldId::Forwarded | FieldId::XForwardedFor | FieldId::XRealIp | FieldId::Via => true,
+        id @ (FieldId::XForwardedProto | FieldId::XForwardedHost) => request.has(id),
+        FieldId::Other => crate::forward::is_deceptive(name),
+        _ => false,
+    })
+}
+
 /// Appends the names that `Vary` lists: in lower case, each once, in alphabetical order, separated by commas. `false` and
 /// nothing appended if there is none. The order does not matter to which requests match, so it must not matter here.
 pub fn write_names(response: &Fields<'_>, out: &mut Vec<u8>) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::error::HeadError;
 use crate::field::{FieldId, Fields};
+use crate::forward::MOST_OPTIONS;
 use crate::head::{BodyFraming, Method, Version};
 
 /// What the `Connection` fields say.
@@ -13,24 +14,32 @@ pub(super) struct ConnectionSays {
 }
 
 impl ConnectionSays {
-    pub(super) fn of(fields: &Fields<'_>) -> Self {
+    /// # Errors
+    /// There are more options than sound peers name, which would make fields expensive to sort out.
+    pub(super) fn of(fields: &Fields<'_>) -> Result<Self, HeadError> {
         let mut says = Self::default();
         if !fields.has(FieldId::Connection) {
-            return says;
+            return Ok(says);
         }
+        let mut count = 0;
         for value in fields.get_all(FieldId::Connection) {
             // The whole value is one option nearly always.
             if value.eq_ignore_ascii_case(b"keep-alive") {
                 says.keep_alive = true;
+                count += 1;
                 continue;
             }
             for option in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+                count += usize::from(!option.is_empty());
                 says.close |= option.eq_ignore_ascii_case(b"close");
                 says.keep_alive |= option.eq_ignore_ascii_case(b"keep-alive");
                 says.upgrade |= option.eq_ignore_ascii_case(b"upgrade");
             }
         }
-        says
+        if count > MOST_OPTIONS {
+            return Err(HeadError::TooManyConnectionOptions);
+        }
+        Ok(says)
     }
 
     /// RFC 9112 §9.3.

@@ -2,6 +2,7 @@ use super::framing::{self, ConnectionSays};
 use super::{FieldLines, HeadLimits, Progress};
 use crate::error::HeadError;
 use crate::field::{FieldId, Fields, Span};
+use crate::forward::upgrade_protocols;
 use crate::head::{BodyFraming, Method, RequestHead, Version};
 use crate::machine::MACHINE;
 use crate::simd::{self, Scan, Task};
@@ -236,10 +237,10 @@ impl RequestParser {
         }
         // RFC 9112 §6.3: a request without a stated framing has no body.
         self.framing = framing::stated(self.version, &fields, lines.repeated)?.unwrap_or(BodyFraming::None);
-        let says = ConnectionSays::of(&fields);
+        let says = ConnectionSays::of(&fields)?;
         let http11 = self.version == Version::Http11;
         self.keep_alive = says.persists(self.version);
-        self.upgrade = http11 && says.upgrade && fields.has(FieldId::Upgrade);
+        self.upgrade = http11 && says.upgrade && upgrade_protocols(&fields).next().is_some();
         self.expect_continue = http11
             && !matches!(self.framing, BodyFraming::None | BodyFraming::Length(0))
             && fields.get_all(FieldId::Expect).any(|value| value.eq_ignore_ascii_case(b"100-continue"));

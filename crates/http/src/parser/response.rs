@@ -156,7 +156,7 @@ impl ResponseParser {
         let stated = framing::stated(self.version, &fields, self.lines.repeated)?;
         let (framing, reusable) = framing::of_response(self.status, self.request_method, stated)?;
         self.framing = framing;
-        self.keep_alive = reusable && ConnectionSays::of(&fields).persists(self.version);
+        self.keep_alive = reusable && ConnectionSays::of(&fields)?.persists(self.version);
         Ok(())
     }
 
