@@ -284,3 +284,42 @@ fn request_after_a_body_nobody_read_is_still_understood() {
     assert_eq!(client.response().status, 200);
     assert!(origin.requests().iter().all(|request| request.target == "/"));
 }
+
+#[test]
+fn body_that_nobody_wanted_is_not_read_as_the_next_request() {
+    let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));
+    // No route leads anywhere: the answer comes before the body is looked at.
+    let tidegate = Tidegate::builder()
+        .group("app", &[origin.address()], "")
+        .route("/app/", "upstream = \"app\"")
+        .start();
+    let mut client = tidegate.connect();
+    let smuggled = "GET /app/smuggled HTTP/1.1\r\nHost: example.org\r\n\r\n";
+    client.send(format!(
+        "POST /nowhere HTTP/1.1\r\nHost: example.org\r\nContent-Length: {}\r\n\r\n{smuggled}\
+         GET /app/real HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        smuggled.len()
+    ));
+    assert_eq!(client.response_to("POST").status, 404);
+    assert_eq!(client.response().text(), "ok");
+    let targets: Vec<String> = origin.requests().iter().map(|request| request.target.clone()).collect();
+    assert_eq!(targets, ["/app/real"]);
+}
+
+#[test]
+fn trailers_that_would_change_the_head_are_dropped() {
+    let origin = Origin::start(|_| {
+        Reply::script(|stream| {
+            use std::io::Write;
+            stream.write_all(
+                b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\
+                  Set-Cookie: a=b\r\nAuthorization: x\r\nX_Forwarded_For: 1\r\nX-Sum: 7\r\n\r\n",
+            )
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\nTE: trailers\r\nConnection: close\r\n\r\n");
+    let text = String::from_utf8(client.rest()).unwrap();
+    assert!(text.ends_with("0\r\nX-Sum: 7\r\n\r\n"), "{text}");
+}

@@ -553,3 +553,51 @@ fn scheme_and_host_that_a_trusted_proxy_names_are_part_of_the_key() {
     tidegate.get_with("/", "X-Forwarded-Proto: https\r\n");
     assert_eq!(origin.count(), 4);
 }
+
+#[test]
+fn head_or_condition_while_stale_may_be_served_the_object_stays_what_it_is() {
+    let origin = Origin::start(|request| {
+        if !request.field("If-Match").is_empty() {
+            return Reply::status(412, "").with("Cache-Control", "max-age=60");
+        }
+        // Stale on arrival, for a minute.
+        let reply = Reply::ok("page").with("Cache-Control", "max-age=60, stale-while-revalidate=60");
+        reply.with("Age", "60")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "page");
+    assert_eq!(tidegate.connect().request("HEAD", "/", "").status, 200);
+    tidegate.get_with("/", "If-Match: \"old\"\r\n");
+    for _ in 0..10 {
+        assert_eq!(tidegate.get("/").text(), "page");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn not_modified_that_names_another_tag_the_whole_is_asked_for() {
+    let origin = Origin::start(|request| {
+        if request.field("If-None-Match").is_empty() {
+            let reply = Reply::ok(format!("asked {}", request.field("User-Agent"))).with("ETag", "\"v1\"");
+            return reply.with("Cache-Control", "max-age=60").with("Age", "60");
+        }
+        Reply::status(304, "").with("ETag", "\"v2\"")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "User-Agent: one\r\n").text(), "asked one");
+    assert_eq!(tidegate.get_with("/", "User-Agent: two\r\n").text(), "asked two");
+}
+
+#[test]
+fn request_for_a_part_does_not_fill_the_cache() {
+    let origin = Origin::start(|request| {
+        if request.field("Range").is_empty() && request.field("If-Unmodified-Since").is_empty() {
+            return Reply::cacheable("the whole");
+        }
+        Reply::status(200, "a part").with("Cache-Control", "max-age=60")
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get_with("/", "Range: bytes=0-3\r\n");
+    tidegate.get_with("/", "If-Unmodified-Since: Sat, 01 Jan 2022 00:00:00 GMT\r\n");
+    assert_eq!(tidegate.get("/").text(), "the whole");
+}

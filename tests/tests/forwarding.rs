@@ -237,3 +237,17 @@ fn client_resets_the_connection_its_request_is_dropped() {
     });
     gate.open();
 }
+
+#[test]
+fn client_of_http_1_0_gets_no_interim_response() {
+    let origin = Origin::start(|_| {
+        Reply::script(|stream| {
+            stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")?;
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.0\r\nHost: example.org\r\n\r\n");
+    assert!(client.rest().starts_with(b"HTTP/1.1 200 "));
+}

@@ -1,7 +1,9 @@
 //! Clients that take too long: each costs a bounded time.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
-use tidegate_e2e::{Origin, Reply, Tidegate};
+use std::time::Duration;
+
+use tidegate_e2e::{Origin, Reply, Tidegate, content, within};
 
 #[test]
 fn half_a_head_and_then_silence_is_answered_408_or_closed() {
@@ -61,4 +63,21 @@ fn body_that_trickles_below_the_least_rate_ends_the_connection() {
         assert!(matches!(response.status, 408 | 400), "{response:?}");
     }
     assert!(client.is_closed());
+}
+
+#[test]
+fn client_takes_nothing_of_a_large_response_it_is_ended() {
+    let body = content(7, 32 << 20);
+    let sent = body.clone();
+    let origin = Origin::start(move |_| Reply::ok(sent.clone()).with("Cache-Control", "no-store"));
+    let tidegate = Tidegate::builder().origin(&origin).limits("response_min_rate = \"100MiB/s\"").start();
+    let mut stalled = tidegate.connect();
+    stalled.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    // One that does read gets everything although it is measured by the same rate.
+    assert!(tidegate.get("/").body == body);
+    within(Duration::from_secs(40), "the stalled client is ended", || {
+        (tidegate.metric("tidegate_slow_readers_total") >= 1.0).then_some(())
+    });
+    assert_eq!(tidegate.metric("tidegate_slow_readers_total"), 1.0);
+    assert!(stalled.rest().len() < body.len());
 }

@@ -251,22 +251,118 @@ fn server_does_not_answer_all_who_wait_learn_it_at_once() {
 
 #[test]
 fn bytes_after_a_response_are_not_the_next_one() {
-    let origin = Origin::start(|_| {
-        Reply::script(|stream| {
+    let written = tidegate_e2e::Gate::default();
+    let done = written.clone();
+    let origin = Origin::start(move |_| {
+        let done = done.clone();
+        Reply::script(move |stream| {
             use std::io::{Read, Write};
             stream
                 .write_all(b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 5\r\n\r\nfirst")?;
-            // The rest comes by itself, as the answer to nothing.
+            // The answer to nothing.
             stream.write_all(
                 b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 6\r\n\r\npoison",
             )?;
+            done.open();
             let _ = stream.read(&mut [0; 4096]);
             Ok(())
         })
     });
     let tidegate = group(&[&origin], "").start();
     let mut client = tidegate.connect();
-    for number in 0..50 {
-        assert_eq!(client.get(&format!("/{number}")).text(), "first");
+    assert_eq!(client.get("/one").text(), "first");
+    written.pass();
+    assert_eq!(client.get("/two").text(), "first");
+}
+
+#[test]
+fn reload_while_a_request_waits_it_stays_with_its_upstream() {
+    let gate = tidegate_e2e::Gate::default();
+    let door = gate.clone();
+    let a = Origin::start(move |_| {
+        door.pass();
+        Reply::status(503, "from A").with("Cache-Control", "no-store")
+    });
+    let b = named("from B");
+    let tables = |first: (&str, &Origin), second: (&str, &Origin)| {
+        format!(
+            "[[upstream]]\nname = \"{}\"\nservers = [\"{}\"]\n[[upstream]]\nname = \"{}\"\nservers = [\"{}\"]\n",
+            first.0,
+            first.1.address(),
+            second.0,
+            second.1.address()
+        )
+    };
+    let tidegate =
+        Tidegate::builder().tables(&tables(("a", &a), ("b", &b))).route("/", "upstream = \"a\"").start();
+    let address = tidegate.address();
+    let clients: Vec<_> = (0..2)
+        .map(|_| std::thread::spawn(move || tidegate_e2e::Client::connect(address).get("/w").text()))
+        .collect();
+    eventually("one waits for the other", || {
+        (tidegate.metric("tidegate_cache_collapsed_total") >= 1.0).then_some(())
+    });
+    let text = std::fs::read_to_string(tidegate.config()).unwrap();
+    let swapped = text.replace(&tables(("a", &a), ("b", &b)), &tables(("b", &b), ("a", &a)));
+    assert_ne!(text, swapped);
+    tidegate.write_config(&swapped);
+    assert!(tidegate.command(&["reload"]).status.success());
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "from A");
     }
+}
+
+#[test]
+fn connection_that_dies_under_a_post_no_other_server_gets_it() {
+    let origins: Vec<Origin> = (0..3).map(|_| Origin::start(|_| Reply::Close)).collect();
+    let tidegate = group(&origins.iter().collect::<Vec<_>>(), "").start();
+    assert_eq!(tidegate.connect().request("POST", "/pay", "Content-Length: 0\r\n").status, 502);
+    assert_eq!(origins.iter().map(Origin::count).sum::<usize>(), 1);
+}
+
+#[test]
+fn health_check_asks_for_the_host_and_wants_the_status() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/health" if request.field("Host") == "app.example" => Reply::status(204, ""),
+        "/health" => Reply::status(200, ""),
+        _ => Reply::ok("up").with("Cache-Control", "no-store"),
+    });
+    let check = |host: &str| {
+        format!(
+            "health_check = {{ path = \"/health\", host = \"{host}\", status = 204, interval = \"100ms\" }}"
+        )
+    };
+    let tidegate = group(&[&origin], &check("other.example")).start();
+    eventually("it is out", || (tidegate.get("/").status == 503).then_some(()));
+    let tidegate = group(&[&origin], &check("app.example")).start();
+    eventually("it was asked", || (origin.count() > 10).then_some(()));
+    assert_eq!(tidegate.get("/").text(), "up");
+}
+
+#[test]
+fn no_more_connections_than_allowed_are_open_at_once() {
+    let open = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let most = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (now, highest) = (Arc::clone(&open), Arc::clone(&most));
+    let origin = Origin::start(move |_| {
+        highest.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(30));
+        now.fetch_sub(1, Ordering::SeqCst);
+        Reply::ok("x").with("Cache-Control", "no-store")
+    });
+    // Per data core, so that there is one.
+    let tidegate = group(&[&origin], "max_connections = 2").top("workers = 1").start();
+    let address = tidegate.address();
+    let clients: Vec<_> = (0..8)
+        .map(|number| {
+            std::thread::spawn(move || {
+                tidegate_e2e::Client::connect(address).get(&format!("/{number}")).status
+            })
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), 200);
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 2);
 }

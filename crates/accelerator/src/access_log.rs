@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -104,7 +105,9 @@ impl Drop for AccessLogWriter {
 }
 
 fn append_to(path: &PathBuf) -> io::Result<Box<dyn Write + Send>> {
-    Ok(Box::new(OpenOptions::new().create(true).append(true).open(path)?))
+    // Without O_NONBLOCK, opening a pipe would wait for its reader.
+    let options = &mut OpenOptions::new();
+    Ok(Box::new(options.create(true).append(true).custom_flags(libc::O_NONBLOCK).open(path)?))
 }
 
 fn write_all(

@@ -238,6 +238,11 @@ impl DataCore {
         f(&self.plan.borrow())
     }
 
+    /// The settings in force and the connections to their upstreams: an upstream's index means something in both.
+    pub(crate) fn plan_and_pools(&self) -> (Arc<Plan>, Rc<Pools>) {
+        (self.plan(), self.pools())
+    }
+
     /// The settings in force, for code that does not wait.
     #[inline]
     pub(crate) fn plan_ref(&self) -> Ref<'_, Arc<Plan>> {

@@ -70,8 +70,12 @@ pub struct Upstream {
 /// A periodic request that decides whether a server gets traffic.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HealthCheck {
-    /// The path to ask for; a status below 400 is healthy.
+    /// The path to ask for.
     pub path: String,
+    /// The host to ask for; the server's address if none is given.
+    pub host: Option<String>,
+    /// The status of a healthy server; any below 400 if none is given.
+    pub status: Option<u16>,
     /// Time between two checks.
     pub interval: Duration,
     /// How long a check may take.

@@ -162,7 +162,7 @@ fn is_end_to_end(
         FieldId::XRealIp if !context.trusted_client => false,
         FieldId::Other if is_proxy_field(name) || imitates_known_field(name) => false,
         FieldId::Other if !context.trusted_client && claims_provenance(name) => false,
-        FieldId::Other if is_any_of(name, &[b"http2-settings"], b"") => false,
+        FieldId::Other if is_any_of(name, &[b"http2-settings", b"surrogate-capability"], b"") => false,
         // A request that is answered from the cache as a GET must be one to the origin too.
         FieldId::Other if head.method.is_safe() && is_any_of(name, &METHOD_OVERRIDES, b"") => false,
         _ => !context.removed.contains(&id) && !options.removes(id, name),
@@ -235,6 +235,13 @@ fn imitates_known_field(name: &[u8]) -> bool {
         *to = if from == b'_' { b'-' } else { from };
     }
     FieldId::from_name(hyphened) != FieldId::Other || is_proxy_field(hyphened)
+}
+
+/// How many of the gateways that a request has passed are named `pseudonym` (RFC 9110 §7.6.3).
+pub fn times_seen(fields: &Fields<'_>, pseudonym: &str) -> usize {
+    let members = fields.get_all(FieldId::Via).flat_map(|value| value.split(|&byte| byte == b','));
+    let names = members.filter_map(|member| member.trim_ascii().split(|&byte| byte == b' ').nth(1));
+    names.filter(|name| name.eq_ignore_ascii_case(pseudonym.as_bytes())).count()
 }
 
 /// The hops that `Max-Forwards` leaves (RFC 9110 §7.6.2); a malformed field is none.

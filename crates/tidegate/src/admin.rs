@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -11,15 +12,28 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_accelerator::Engine;
 use tidegate_core::metrics::{Kind, Sample};
 
+use tokio::sync::Semaphore;
+
 use crate::run::Reloader;
 
 /// Entries that one answer may list.
 const MAX_ENTRIES: usize = 10_000;
+
+/// Clients served at once; others wait.
+const CONNECTIONS: usize = 64;
+/// How long a client may take for a request's head.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection lasts at most.
+const CONNECTION_TIME: Duration = Duration::from_secs(300);
+/// Pause after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 struct Admin {
@@ -44,16 +58,38 @@ pub(crate) fn spawn(listener: TcpListener, engine: Engine, reloader: Arc<Reloade
         .with_state(Admin { engine, reloader });
     std::thread::Builder::new().name("admin".into()).spawn(move || {
         runtime.block_on(async move {
-            let result = match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, router).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = result {
-                tracing::error!(%error, "the admin server has ended");
+            match tokio::net::TcpListener::from_std(listener) {
+                Ok(listener) => accept(listener, router).await,
+                Err(error) => tracing::error!(%error, "the admin server has ended"),
             }
         });
     })?;
     Ok(())
+}
+
+/// Serves clients for ever: so many at once and so long each that they cannot use up the process's descriptors.
+async fn accept(listener: tokio::net::TcpListener, router: Router) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    // The semaphore is never closed.
+    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "an admin connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+            let connection = http.serve_connection(TokioIo::new(stream), service);
+            // Whatever ends it concerns that client alone.
+            let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
+            drop(place);
+        });
+    }
 }
 
 /// A page on another site can make a browser send requests here: it must neither change anything (CSRF) nor read

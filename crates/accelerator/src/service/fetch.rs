@@ -3,11 +3,12 @@
 use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
-use tidegate_http::forward::{ForwardContext, hops_left, write_upstream_request};
+use tidegate_http::forward::{ForwardContext, hops_left, times_seen, write_upstream_request};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{
     BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead,
@@ -23,7 +24,7 @@ use crate::service::flights::{Join, Leader, News, Outcome};
 use crate::service::lookup::{Found, Hit, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
-use crate::upstream::{EmptyBody, OutgoingRequest, RequestBody, Response, UpstreamError};
+use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
 /// Times a request looks into the cache again after another one's answer came.
 const FOLLOW_ATTEMPTS: usize = 3;
@@ -31,9 +32,19 @@ const FOLLOW_ATTEMPTS: usize = 3;
 /// itself: an upstream that does not answer is found out once, not once by each.
 const FOLLOW_GRACE: Duration = Duration::from_secs(1);
 
+/// How often a request may come by. More than once is not yet a loop: gateways in a row may share a pseudonym.
+const MOST_ROUNDS: usize = 5;
+
 /// The fields by which a client asks for something other than the whole; a fetch for the cache leaves them out.
-const CLIENT_CONDITIONS: [FieldId; 5] =
-    [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::Range, FieldId::IfRange, FieldId::Expect];
+const CLIENT_CONDITIONS: [FieldId; 7] = [
+    FieldId::IfMatch,
+    FieldId::IfNoneMatch,
+    FieldId::IfModifiedSince,
+    FieldId::IfUnmodifiedSince,
+    FieldId::Range,
+    FieldId::IfRange,
+    FieldId::Expect,
+];
 
 /// What answers a request.
 pub(crate) enum Answer {
@@ -67,14 +78,14 @@ pub(crate) struct Incoming<'a> {
 
 /// Answers a request that the cache alone could not.
 pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
-    let plan = core.plan();
+    let (plan, pools) = core.plan_and_pools();
     match plan.route(incoming.normalized.authority, incoming.normalized.path) {
         None => Answer::status(404),
         Some(Destination::Root(index)) => {
             files::answer(core, &plan, index, incoming.head, incoming.normalized).await
         }
         Some(Destination::Upstream(group)) => {
-            let fetch = Fetch { core, plan: &plan, group, incoming };
+            let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming };
             fetch.answer(body).await
         }
     }
@@ -83,7 +94,9 @@ pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incomi
 /// One request to one upstream group.
 struct Fetch<'a> {
     core: &'a Rc<DataCore>,
-    plan: &'a Plan,
+    plan: &'a Arc<Plan>,
+    /// Those of the plan, to whose groups `group` belongs.
+    pools: &'a Rc<Pools>,
     group: usize,
     incoming: Incoming<'a>,
 }
@@ -98,6 +111,9 @@ impl Fetch<'_> {
             && !head.upgrade;
         if let Some(answer) = self.last_hop() {
             return answer;
+        }
+        if times_seen(&head.fields, &self.plan.pseudonym) >= MOST_ROUNDS {
+            return Answer::status(508);
         }
         match &self.core.store {
             Some(store) if cacheable => self.cached_or_fetched(store, &url_key, body).await,
@@ -128,7 +144,8 @@ impl Fetch<'_> {
 
     /// RFC 9111 §4.4: what an unsafe request has changed must not be served as it was.
     fn invalidate(&self, store: &Store, url_key: &[u8], response: &ResponseHead<'_>) {
-        cache::invalidation::targets(self.incoming.head, self.incoming.normalized, response, |key| {
+        let (head, normalized) = (self.incoming.head, self.incoming.normalized);
+        cache::invalidation::targets(head, normalized, response, self.plan.personality, |key| {
             let flights = &self.core.flights;
             match key {
                 None => fill::invalidate(store, flights, url_key),
@@ -150,7 +167,8 @@ impl Fetch<'_> {
             let mut key = url_key.to_vec();
             let (stale, reason) = match find(store, head, &mut key, self.core.clock.unix_s()) {
                 Found::Usable { hit, refresh } => {
-                    if refresh {
+                    // A validation asks for the whole, as GET does; HEAD or a condition would store something else.
+                    if refresh && self.may_fill() {
                         self.refresh_in_background(url_key, hit.object.clone());
                     }
                     return self.stored(Hit { forwarded: collapsed, ..hit });
@@ -245,34 +263,35 @@ impl Fetch<'_> {
         stale: Option<Object>,
         leader: Option<Leader>,
         reason: Forwarded,
-        body: B,
+        mut body: B,
     ) -> Answer {
         self.core.metrics.cache_misses_total.add(1);
         let request_time_s = self.core.clock.unix_s();
-        let epoch = self.core.flights.epoch(url_key);
+        let mut epoch = self.core.flights.epoch(url_key);
         let validators = stale.as_ref().map(Validators::of).unwrap_or_default();
-        let sent = self.send(&CLIENT_CONDITIONS, &validators.fields(), BodyFraming::None, body).await;
-        let asked = validators.etag.is_some() || validators.last_modified.is_some();
-        let sent = sent.and_then(|response| match response.head().status {
-            304 if !asked => Err(UpstreamError::UnaskedNotModified),
-            _ => Ok(response),
-        });
-        let response = match (sent, &stale) {
-            (Ok(response), Some(stale)) if response.head().status == 304 => {
-                let storing = self.storing(store, url_key, request_time_s, epoch);
-                let forward = self.forward(reason, 304);
-                return match freshen(&storing, stale, &response.head()) {
-                    Some(object) => {
-                        self.core.metrics.cache_revalidated_total.add(1);
-                        let is_reusable = fill::is_fresh(&object, self.core.clock.unix_s());
-                        self.core.landed(leader, is_reusable);
-                        self.hit_of(object, false, Forward { stored: true, ..forward })
-                    }
-                    // Something replaced the stored response meanwhile; what it says still holds for this request.
-                    None => self.hit_of(stale.clone(), true, forward),
-                };
+        let mut sent =
+            self.send(&CLIENT_CONDITIONS, &validators.fields(), BodyFraming::None, &mut body).await;
+        if let (Ok(response), Some(stale)) = (&sent, &stale)
+            && response.head().status == 304
+        {
+            let storing = self.storing(store, url_key, request_time_s, epoch);
+            if let Some(object) = freshen(&storing, stale, &response.head()) {
+                self.core.metrics.cache_revalidated_total.add(1);
+                self.core.landed(leader, fill::is_fresh(&object, self.core.clock.unix_s()));
+                let forward = Forward { stored: true, ..self.forward(reason, 304) };
+                return self.hit_of(object, false, forward);
             }
-            (Ok(response), Some(stale)) if response.head().status >= 500 && self.may_serve_stale(stale) => {
+            // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
+            epoch = self.core.flights.epoch(url_key);
+            sent = self.send(&CLIENT_CONDITIONS, &[], BodyFraming::None, &mut body).await;
+        }
+        let response = match (sent, &stale) {
+            (Ok(response), _) if response.head().status == 304 => {
+                return self.failed(UpstreamError::UnaskedNotModified);
+            }
+            (Ok(response), Some(stale))
+                if matches!(response.head().status, 500 | 502..=504) && self.may_serve_stale(stale) =>
+            {
                 return self.hit_of(stale.clone(), true, self.forward(reason, response.head().status));
             }
             (Ok(response), _) => response,
@@ -401,9 +420,9 @@ impl Fetch<'_> {
             framing,
             hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),
             hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
-            upgrade: head.upgrade,
+            upgrade: head.upgrade.then_some(head.fields),
         };
-        self.core.pools().send(self.group, request, body).await
+        self.pools.send(self.group, request, body).await
     }
 
     /// RFC 5861 §3: the client has its answer; the validation goes on without it.
@@ -412,36 +431,45 @@ impl Fetch<'_> {
             return;
         };
         let core = Rc::clone(self.core);
-        let (buffer, peer, group) = (self.incoming.buffer.to_vec(), self.incoming.peer, self.group);
+        let (plan, pools, group) = (Arc::clone(self.plan), Rc::clone(self.pools), self.group);
+        let (buffer, peer) = (self.incoming.buffer.to_vec(), self.incoming.peer);
         let url_key = url_key.to_vec();
         tokio::task::spawn_local(async move {
-            refresh(&core, &buffer, peer, group, &url_key, stale, leader).await;
+            let place = Place { core: &core, plan: &plan, pools: &pools, group };
+            refresh(place, &buffer, peer, &url_key, stale, leader).await;
         });
     }
+}
+
+/// What a validation in the background works with.
+struct Place<'a> {
+    core: &'a Rc<DataCore>,
+    plan: &'a Arc<Plan>,
+    pools: &'a Rc<Pools>,
+    group: usize,
 }
 
 /// Validates a stored response; the request is read again from its bytes. Boxed because the answer to a request may
 /// start a refresh, which is an answer to a request.
 fn refresh<'r>(
-    core: &'r Rc<DataCore>,
+    place: Place<'r>,
     buffer: &'r [u8],
     peer: IpAddr,
-    group: usize,
     url_key: &'r [u8],
     stale: Object,
     leader: Leader,
 ) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'r>> {
     Box::pin(async move {
-        let plan = core.plan();
+        let Place { core, plan, pools, group } = place;
         let mut parser = RequestParser::new(plan.limits.head);
         let Ok(Progress::Complete { .. }) = parser.parse(buffer) else { return };
         let head = parser.head(buffer);
         let mut scratch = Vec::new();
         let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
-        let seen = Seen::of(&plan, &head, peer);
+        let seen = Seen::of(plan, &head, peer);
         let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen };
         let Some(store) = &core.store else { return };
-        let fetch = Fetch { core, plan: &plan, group, incoming };
+        let fetch = Fetch { core, plan, pools, group, incoming };
         // What is to be stored is stored whether or not anybody reads the answer.
         fetch.fetch(store, url_key, Some(stale), Some(leader), Forwarded::Stale, EmptyBody).await;
     })

@@ -24,6 +24,16 @@ const LINKED_S: u32 = 1;
 /// Every combination of content codings that a client may accept.
 const MASKS: u8 = 1 << CODINGS.len();
 
+/// Preloaded files take at most this part of the cache, so that what was learned from clients stays.
+const PRELOAD_SHARE: u64 = 2;
+
+/// A directory as routes name it.
+pub(crate) struct RootPlace {
+    pub path: PathBuf,
+    /// The paths of the routes that lead to it, without the slash at the start.
+    pub routes: Vec<Vec<u8>>,
+}
+
 /// A root directory.
 pub(crate) struct Root {
     /// Replaced when `path` means another directory, as after `ln -sfn releases/2 current`.
@@ -59,7 +69,7 @@ pub(crate) struct OpenFile {
 impl Root {
     /// Opens the directories, drops what the cache still holds of them, watches them and fills the cache from them.
     pub(crate) fn open_all(
-        paths: &[PathBuf],
+        places: &[RootPlace],
         store: Option<Arc<Store>>,
     ) -> Result<Vec<Arc<Self>>, PlanError> {
         if let Some(store) = &store {
@@ -69,18 +79,18 @@ impl Root {
                 _ => Visit::Keep,
             });
         }
-        paths
+        places
             .iter()
-            .map(|path| {
-                Self::open(path, store.clone())
+            .map(|place| {
+                Self::open(place, store.clone())
                     .map(Arc::new)
-                    .map_err(|source| PlanError::Root { path: path.clone(), source })
+                    .map_err(|source| PlanError::Root { path: place.path.clone(), source })
             })
             .collect()
     }
 
-    fn open(path: &Path, store: Option<Arc<Store>>) -> io::Result<Self> {
-        let path = std::path::absolute(path)?;
+    fn open(place: &RootPlace, store: Option<Arc<Store>>) -> io::Result<Self> {
+        let path = std::path::absolute(&place.path)?;
         let root = Arc::new(RwLock::new(StaticRoot::open(&path)?));
         let count = Arc::new(AtomicU64::new(0));
         let stop_preload = Arc::new(AtomicBool::new(false));
@@ -100,7 +110,7 @@ impl Root {
             .inspect_err(|error| tracing::warn!(%error, root = %path.display(), "files are not watched, so they are not cached"))
             .ok();
             if watcher.is_some() {
-                preload(&path, store, Arc::clone(&count), Arc::clone(&stop_preload));
+                preload(&path, place.routes.clone(), store, Arc::clone(&count), Arc::clone(&stop_preload));
             }
         }
         Ok(Self { root, path, changes: Changes { count, stop_preload, _watcher: watcher } })
@@ -116,18 +126,25 @@ impl Root {
 }
 
 /// Fills the cache from a root on a thread of its own; requests are answered meanwhile.
-fn preload(path: &Path, store: Arc<Store>, count: Arc<AtomicU64>, stop: Arc<AtomicBool>) {
+fn preload(
+    path: &Path,
+    routes: Vec<Vec<u8>>,
+    store: Arc<Store>,
+    count: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+) {
     let path = path.to_path_buf();
+    let mut left = store.stats().capacity_bytes / PRELOAD_SHARE;
     let thread = std::thread::Builder::new().name("preload".into()).spawn(move || {
         let Ok(root) = StaticRoot::open(&path) else { return };
         let result = static_files::preload(&root, |relative, file| {
-            if stop.load(Ordering::Relaxed) {
+            let relative = relative.as_os_str().as_bytes();
+            let is_routed = routes.iter().any(|route| relative.starts_with(route));
+            if stop.load(Ordering::Relaxed) || file.is_linked || !is_routed || file.length > left {
                 return;
             }
-            if file.is_linked {
-                return;
-            }
-            let mut key = file_key(&path, relative.as_os_str().as_bytes());
+            left -= file.length;
+            let mut key = file_key(&path, relative);
             key.push(0);
             let before = count.load(Ordering::SeqCst);
             store_file(&store, &key, file, || count.load(Ordering::SeqCst) == before);

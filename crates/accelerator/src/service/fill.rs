@@ -16,8 +16,11 @@ use crate::service::flights::{Flights, Leader, Outcome, Started};
 use crate::service::transfer::{Fill, Pumped, Reader, Rest};
 use crate::upstream::{Interim, Response, Upload, UpstreamError};
 
-/// Tags beyond this many bytes are not kept, and the response is then purged by its URL only.
-const TAG_BYTES: usize = 1024;
+/// A response with more bytes of tags than this is not stored, since it could not be purged by all of them.
+const TAG_BYTES: usize = 16 * 1024;
+
+/// The fields in which an origin names the tags by which a response can be purged.
+const TAG_FIELDS: [FieldId; 2] = [FieldId::CacheTag, FieldId::SurrogateKey];
 
 /// A response that comes as a stream: from an upstream, or from the cache while it is being stored there.
 pub(crate) struct Streamed {
@@ -252,6 +255,10 @@ impl Storing<'_> {
                 return Err(!is_requests && response.status < 500);
             }
         };
+        if tag_bytes(response) > TAG_BYTES {
+            tracing::warn!(limit_bytes = TAG_BYTES, "a response with too many cache tags is not stored");
+            return Err(true);
+        }
         let key = self.key_for(response).ok_or(false)?;
         let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
         let is_shared = is_fresh && key == self.url_key;
@@ -304,15 +311,17 @@ fn variants_of(meta: &[u8], wanted: &[u8]) -> Option<u64> {
     }
 }
 
+fn tag_bytes(response: &ResponseHead<'_>) -> usize {
+    TAG_FIELDS.iter().flat_map(|id| response.fields.get_all(*id)).map(|value| value.len() + 1).sum()
+}
+
 /// What is stored beside a response.
 pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy) -> Vec<u8> {
     let mut tags = Vec::new();
-    for id in [FieldId::CacheTag, FieldId::SurrogateKey] {
+    for id in TAG_FIELDS {
         for value in response.fields.get_all(id) {
-            if tags.len() + value.len() < TAG_BYTES {
-                tags.extend_from_slice(value);
-                tags.push(b' ');
-            }
+            tags.extend_from_slice(value);
+            tags.push(b' ');
         }
     }
     let entry = ResponseEntry {

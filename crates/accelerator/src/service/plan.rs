@@ -8,7 +8,7 @@ use tidegate_core::IpPrefix;
 use tidegate_http::normalize::Personality;
 use tidegate_store::Store;
 
-use crate::service::files::Root;
+use crate::service::files::{Root, RootPlace};
 use crate::settings::{Limits, Route, Settings, Target};
 use crate::upstream::Groups;
 
@@ -53,6 +53,8 @@ pub(crate) struct Plan {
     pub pseudonym: String,
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
+    /// Whether the servers behind take paths in any case for the same.
+    folds_case: bool,
     /// The most specific first, so that the first match is the answer.
     routes: Vec<(Pattern, Destination)>,
 }
@@ -74,7 +76,7 @@ enum HostPattern {
 impl Plan {
     /// Opens roots and joins routes to what answers them.
     pub(crate) fn new(settings: &Settings, store: Option<Arc<Store>>) -> Result<Self, PlanError> {
-        let mut paths: Vec<PathBuf> = Vec::new();
+        let mut places: Vec<RootPlace> = Vec::new();
         let mut routes = Vec::with_capacity(settings.routes.len());
         for route in &settings.routes {
             let destination = match &route.target {
@@ -83,10 +85,12 @@ impl Plan {
                     Destination::Upstream(index.ok_or_else(|| unknown_upstream(route, name))?)
                 }
                 Target::Root(path) => {
-                    let index = paths.iter().position(|known| known == path).unwrap_or_else(|| {
-                        paths.push(path.clone());
-                        paths.len() - 1
+                    let index = places.iter().position(|known| known.path == *path).unwrap_or_else(|| {
+                        places.push(RootPlace { path: path.clone(), routes: Vec::new() });
+                        places.len() - 1
                     });
+                    let below = route.path.trim_end_matches('*').trim_start_matches('/');
+                    places[index].routes.push(below.as_bytes().to_vec());
                     Destination::Root(index)
                 }
             };
@@ -101,7 +105,8 @@ impl Plan {
             personality: settings.personality,
             pseudonym: settings.pseudonym.clone(),
             groups: Arc::new(Groups::new(&settings.upstreams)),
-            roots: Root::open_all(&paths, store)?,
+            folds_case: settings.personality.folds_case(),
+            roots: Root::open_all(&places, store)?,
             routes,
         })
     }
@@ -113,7 +118,7 @@ impl Plan {
         let path = if path == b"*" { b"/" } else { path };
         self.routes
             .iter()
-            .find(|(pattern, _)| pattern.matches(host, path))
+            .find(|(pattern, _)| pattern.matches(host, path, self.folds_case))
             .map(|(_, destination)| *destination)
     }
 
@@ -144,13 +149,18 @@ impl Pattern {
     }
 
     #[inline]
-    fn matches(&self, host: &[u8], path: &[u8]) -> bool {
+    fn matches(&self, host: &[u8], path: &[u8], folds_case: bool) -> bool {
         let host_matches = match &self.host {
             HostPattern::Any => true,
             HostPattern::Suffix(suffix) => without_port(host).ends_with(suffix),
             HostPattern::Exact(exact) => host == exact.as_slice() || without_port(host) == exact.as_slice(),
         };
-        host_matches && path.starts_with(&self.path)
+        let begins = || match path.get(..self.path.len()) {
+            Some(start) if folds_case => start.eq_ignore_ascii_case(&self.path),
+            Some(start) => start == self.path,
+            None => false,
+        };
+        host_matches && begins()
     }
 }
 
@@ -209,6 +219,14 @@ mod tests {
         assert_eq!(route("www.example.org", "/x"), Some(Destination::Upstream(1)));
         assert_eq!(route("www.example.org:8080", "/api/1"), Some(Destination::Upstream(2)));
         assert_eq!(route("[::1]:80", "/"), Some(Destination::Upstream(0)));
+    }
+
+    #[test]
+    fn for_servers_that_fold_case_routes_do_so_too() {
+        let mut plan = plan(&[("*", "/", "a"), ("*", "/private/", "b")]);
+        assert_eq!(plan.route(b"x", b"/Private/y"), Some(Destination::Upstream(0)));
+        plan.folds_case = true;
+        assert_eq!(plan.route(b"x", b"/Private/y"), Some(Destination::Upstream(1)));
     }
 
     #[test]

@@ -48,7 +48,8 @@ impl Connection<'_> {
         let normalized = normalize(&head, plan.personality, &mut scratch).ok()?;
         let mut body = ClientBody::new(&self.stream, self.core, &self.slot, &head, rest);
         let delivered = if head.method == Method::Connect {
-            self.deliver_local(&head, 405, b"", false).await
+            let allow = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n";
+            self.deliver_local(&head, 405, allow, false).await
         } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
             self.deliver_local(&head, 413, b"", false).await
         } else {

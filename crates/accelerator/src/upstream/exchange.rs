@@ -4,7 +4,8 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, ResponseParser};
+use tidegate_http::forward::upgrade_protocols;
+use tidegate_http::{BodyFraming, FieldId, Fields, HeadLimits, Method, Progress, ResponseParser};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -31,8 +32,8 @@ pub(crate) struct OutgoingRequest<'a> {
     pub hash_url: u64,
     /// For [`crate::settings::Balance::HashHost`].
     pub hash_host: u64,
-    /// The head asks for another protocol; only then may the server answer 101.
-    pub upgrade: bool,
+    /// The fields of a request that asks for another protocol; only then may the server answer 101.
+    pub upgrade: Option<Fields<'a>>,
 }
 
 /// A response head with the bytes it lies in.
@@ -66,8 +67,14 @@ pub(crate) async fn exchange<B: RequestBody>(
     let received = send_and_receive(stream, request, body, limits).await?;
     // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the
     // middle of a request's body would take the rest of it for the new protocol (§7.8).
-    let switches = received.head.parser.head(&received.head.bytes).status == 101;
-    if switches && (!request.upgrade || received.upload.is_some()) {
+    let head = received.head.parser.head(&received.head.bytes);
+    let is_asked_for = || {
+        let chosen = head.fields.get(FieldId::Upgrade).unwrap_or(b"");
+        request
+            .upgrade
+            .is_some_and(|fields| upgrade_protocols(&fields).any(|asked| asked.eq_ignore_ascii_case(chosen)))
+    };
+    if head.status == 101 && (received.upload.is_some() || !is_asked_for()) {
         return Err(UpstreamError::UnexpectedUpgrade);
     }
     Ok(received)
@@ -96,9 +103,13 @@ async fn send_and_receive<B: RequestBody>(
         }
     };
     match sent {
-        Ok(()) => reader.read(stream, limits.silence, Some(body)).await,
+        Ok(()) => {
+            reader.since = Instant::now();
+            reader.read(stream, limits.silence, Some(body)).await
+        }
         // The server may have answered before it closed its receiving side.
         Err(error @ UpstreamError::Broken(_)) => {
+            reader.since = Instant::now();
             let received =
                 reader.read(stream, Duration::from_millis(100), Some(body)).await.map_err(|_| error)?;
             Ok(Received { upload: Some(upload), ..received })
@@ -115,11 +126,20 @@ struct HeadReader {
     /// Those that came while the request's body was on its way.
     interim: Vec<Head>,
     interim_count: usize,
+    /// When the request had been sent, or the last interim response had come.
+    since: Instant,
 }
 
 impl HeadReader {
     fn new(method: Method) -> Self {
-        Self { method, parser: new_parser(method), bytes: Vec::new(), interim: Vec::new(), interim_count: 0 }
+        Self {
+            method,
+            parser: new_parser(method),
+            bytes: Vec::new(),
+            interim: Vec::new(),
+            interim_count: 0,
+            since: Instant::now(),
+        }
     }
 
     /// Interim responses go to `body`, or are kept while that is being sent.
@@ -141,6 +161,7 @@ impl HeadReader {
                         return Ok(Received { head, interim, rest, upload: None });
                     }
                     self.interim_count += 1;
+                    self.since = Instant::now();
                     if self.interim_count > INTERIM_RESPONSES {
                         return Err(UpstreamError::Incomplete);
                     }
@@ -151,7 +172,9 @@ impl HeadReader {
                     self.bytes = rest;
                 }
                 Progress::Incomplete => {
-                    if read_more(stream, &mut self.bytes, silence).await? == 0 {
+                    // All of the head has to come within that time, since a head is small.
+                    let left = silence.saturating_sub(self.since.elapsed());
+                    if read_more(stream, &mut self.bytes, left).await? == 0 {
                         return Err(UpstreamError::Incomplete);
                     }
                 }

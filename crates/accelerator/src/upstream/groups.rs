@@ -208,12 +208,20 @@ impl Server {
         }
     }
 
-    pub(crate) fn checked(&self, healthy: bool, reason: Option<String>) {
-        if self.checked_healthy.swap(healthy, Ordering::Relaxed) != healthy {
-            tracing::info!(server = %self.address, healthy, "health check changed its mind");
+    pub(crate) fn checked(&self, group: &str, error: Option<String>) {
+        let was_healthy = self.checked_healthy.swap(error.is_none(), Ordering::Relaxed);
+        match &error {
+            Some(reason) if was_healthy => {
+                tracing::warn!(group, server = %self.address, reason, "the health check fails: the server gets no requests");
+            }
+            None if !was_healthy => {
+                tracing::info!(group, server = %self.address, "the server is healthy again")
+            }
+            _ => {}
         }
-        if reason.is_some() {
-            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        if let Some(reason) = error {
+            let reason = format!("health check: {reason}");
+            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
     for (index, group) in groups.iter().enumerate() {
         let Some(check) = group.settings.health_check.clone() else { continue };
         for server in 0..group.servers.len() {
-            let (groups, check) = (Arc::clone(&groups), check.clone());
+            let (groups, check, name) = (Arc::clone(&groups), check.clone(), group.settings.name.clone());
             checks.spawn_local(async move {
                 let mut interval = tokio::time::interval(check.interval);
                 loop {
@@ -27,12 +27,12 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
                     };
                     let result = tokio::time::timeout(check.timeout, ask(server, &check)).await;
                     match result {
-                        Ok(Ok(status)) if status < 400 => server.checked(true, None),
-                        Ok(Ok(status)) => {
-                            server.checked(false, Some(format!("health check: status {status}")))
+                        Ok(Ok(status)) if check.status.map_or(status < 400, |wanted| status == wanted) => {
+                            server.checked(&name, None);
                         }
-                        Ok(Err(error)) => server.checked(false, Some(format!("health check: {error}"))),
-                        Err(_) => server.checked(false, Some("health check timed out".to_owned())),
+                        Ok(Ok(status)) => server.checked(&name, Some(format!("status {status}"))),
+                        Ok(Err(error)) => server.checked(&name, Some(error.to_string())),
+                        Err(_) => server.checked(&name, Some("no answer in time".to_owned())),
                     }
                 }
             });
@@ -43,9 +43,10 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
 
 async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError> {
     let stream = Rc::new(connect(server, check.timeout).await?);
+    let host = check.host.clone().unwrap_or_else(|| server.address.to_string());
     let head = format!(
-        "GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: tidegate-health-check\r\nConnection: close\r\n\r\n",
-        check.path, server.address
+        "GET {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: tidegate-health-check\r\nConnection: close\r\n\r\n",
+        check.path
     );
     let request = OutgoingRequest {
         head: head.as_bytes(),
@@ -53,7 +54,7 @@ async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError>
         framing: BodyFraming::None,
         hash_url: 0,
         hash_host: 0,
-        upgrade: false,
+        upgrade: None,
     };
     let limits = ExchangeLimits { silence: check.timeout };
     let received = exchange(&stream, &request, &mut EmptyBody, limits).await?;

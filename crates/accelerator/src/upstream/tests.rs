@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidegate_http::{BodyFraming, Method, ResponseHead};
+use tidegate_http::{BodyFraming, HeadLimits, Method, RequestParser, ResponseHead};
 
 use super::{BodyReadError, EmptyBody, Groups, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 use crate::settings::{Balance, Upstream};
@@ -54,7 +54,7 @@ fn get(head: &[u8]) -> OutgoingRequest<'_> {
         framing: BodyFraming::None,
         hash_url: 1,
         hash_host: 2,
-        upgrade: false,
+        upgrade: None,
     }
 }
 
@@ -168,8 +168,11 @@ async fn a_change_of_protocol_is_taken_only_when_it_was_asked_for() {
     let error = pools.send(0, get(GET), EmptyBody).await.err().unwrap();
     assert!(matches!(error, UpstreamError::UnexpectedUpgrade), "{error}");
     assert_eq!(error.status(), 502);
-    let request = OutgoingRequest { upgrade: true, ..get(GET) };
-    let response = pools.send(0, request, EmptyBody).await.unwrap();
+    let asked = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: y, x\r\n\r\n";
+    let mut parser = RequestParser::new(HeadLimits::default());
+    parser.parse(asked).unwrap();
+    let upgrade = Some(parser.head(asked).fields);
+    let response = pools.send(0, OutgoingRequest { upgrade, ..get(GET) }, EmptyBody).await.unwrap();
     assert_eq!(response.head().status, 101);
     assert!(response.into_tunnel().is_some());
 }

@@ -16,6 +16,7 @@ pub fn targets(
     request: &RequestHead<'_>,
     target: &Normalized<'_>,
     response: &ResponseHead<'_>,
+    personality: Personality,
     mut each: impl FnMut(Option<&[u8]>),
 ) {
     if request.method.is_safe() || !(200..400).contains(&response.status) {
@@ -24,7 +25,7 @@ pub fn targets(
     each(None);
     for id in [FieldId::Location, FieldId::ContentLocation] {
         for reference in response.fields.get_all(id) {
-            if let Some(url) = resolve(reference, target) {
+            if let Some(url) = resolve(reference, target, personality) {
                 each(Some(&url));
             }
         }
@@ -33,7 +34,7 @@ pub fn targets(
 
 /// The normalized URL that `reference` means relative to `base` (RFC 3986 §5.2); `None` if it is on another authority or
 /// malformed.
-fn resolve(reference: &[u8], base: &Normalized<'_>) -> Option<Vec<u8>> {
+fn resolve(reference: &[u8], base: &Normalized<'_>, personality: Personality) -> Option<Vec<u8>> {
     let reference = reference.split(|&byte| byte == b'#').next()?;
     if reference.len() > MAX_URL_BYTES || !base.path.starts_with(b"/") {
         return None;
@@ -49,11 +50,11 @@ fn resolve(reference: &[u8], base: &Normalized<'_>) -> Option<Vec<u8>> {
             url.extend_from_slice(b"//");
             url.extend_from_slice(base.authority);
             write_path(reference, base, &mut url)?;
-            return normalized(&url, base);
+            return normalized(&url, base, personality);
         }
         url.extend_from_slice(reference);
     }
-    normalized(&url, base)
+    normalized(&url, base, personality)
 }
 
 fn write_path(reference: &[u8], base: &Normalized<'_>, url: &mut Vec<u8>) -> Option<()> {
@@ -82,7 +83,7 @@ fn write_path(reference: &[u8], base: &Normalized<'_>, url: &mut Vec<u8>) -> Opt
 }
 
 /// `url` as the target of a request that came in absolute-form.
-fn normalized(url: &[u8], base: &Normalized<'_>) -> Option<Vec<u8>> {
+fn normalized(url: &[u8], base: &Normalized<'_>, personality: Personality) -> Option<Vec<u8>> {
     let request = RequestHead {
         method: crate::head::Method::Get,
         method_bytes: b"GET",
@@ -95,7 +96,7 @@ fn normalized(url: &[u8], base: &Normalized<'_>) -> Option<Vec<u8>> {
         upgrade: false,
     };
     let mut scratch = Vec::new();
-    let target = normalize(&request, Personality::Strict, &mut scratch).ok()?;
+    let target = normalize(&request, personality, &mut scratch).ok()?;
     if target.authority != base.authority {
         return None;
     }
@@ -122,9 +123,15 @@ mod tests {
     fn named(method: Method, status: u16, lines: &[(&str, &str)]) -> Vec<String> {
         let (none, fields) = (OwnedFields::new::<&str, &str>(&[]), OwnedFields::new(lines));
         let mut urls = Vec::new();
-        targets(&request(method, b"/x/y?q=1", &none), &BASE, &response(status, &fields), |url| {
-            urls.push(url.map_or("self".into(), |url| String::from_utf8(url.to_vec()).unwrap()));
-        });
+        targets(
+            &request(method, b"/x/y?q=1", &none),
+            &BASE,
+            &response(status, &fields),
+            Personality::Strict,
+            |url| {
+                urls.push(url.map_or("self".into(), |url| String::from_utf8(url.to_vec()).unwrap()));
+            },
+        );
         urls
     }
 
@@ -176,7 +183,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(reference in prop::collection::vec(any::<u8>(), 0..60)) {
-            let _ = resolve(&reference, &BASE);
+            let _ = resolve(&reference, &BASE, Personality::Strict);
         }
     }
 }

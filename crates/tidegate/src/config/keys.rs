@@ -196,7 +196,19 @@ static HEALTH_CHECK: Section = Section {
     doc: "A periodic request to each server of the group.",
     enforced: true,
     keys: &[
-        key("path", Kind::UrlPath, Required, "The path to ask for; a status below 400 is healthy."),
+        key("path", Kind::UrlPath, Required, "The path to ask for."),
+        key(
+            "host",
+            Kind::Host,
+            Absent("the server's address"),
+            "The host to ask for, where the application knows only its own.",
+        ),
+        key(
+            "status",
+            Kind::Integer { min: 100, max: 599 },
+            Absent("any below 400"),
+            "The status of a healthy server.",
+        ),
         key("interval", TIMEOUT, Is("5s"), "Time between two checks."),
         key("timeout", TIMEOUT, Is("2s"), "How long a check may take."),
     ],

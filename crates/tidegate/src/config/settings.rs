@@ -167,6 +167,8 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
 fn health_check(section: &Values) -> Option<HealthCheck> {
     Some(HealthCheck {
         path: section.text("path")?,
+        host: section.text("host"),
+        status: section.integer("status").and_then(|status| u16::try_from(status).ok()),
         interval: section.duration("interval")?,
         timeout: section.duration("timeout")?,
     })

@@ -15,7 +15,7 @@ fn sample(path: &str, kind: Kind) -> String {
         ("log.format", _) => "\"json\"".into(),
         ("cache.memory", _) => "\"1048576B\"".into(),
         (_, Kind::Flag) => "false".into(),
-        (_, Kind::Integer { .. }) => "7".into(),
+        (_, Kind::Integer { min, max }) => 7.clamp(min, max).to_string(),
         (_, Kind::Share) => "0.5".into(),
         (_, Kind::Duration { .. }) => "\"1234s\"".into(),
         (_, Kind::Size { .. }) => "\"1234B\"".into(),
