@@ -113,7 +113,7 @@ impl Peer {
         let complaints = tempfile::tempfile().map_err(|error| error.to_string())?;
         let stderr = complaints.try_clone().map_err(|error| error.to_string())?;
         pinned.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-        let process = pinned.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
+        let process = pinned.spawn().map_err(|error| format!("cannot start {name} by taskset: {error}"))?;
         let mut peer = Self { name, address, process };
         let deadline = Instant::now() + START_TIMEOUT;
         while TcpStream::connect(address).is_err() {

@@ -14,9 +14,7 @@ pub enum Error {
     #[error("{} is not there; build it with: cargo build --release -p tidegate, or name it with --tidegate", .0.display())]
     NoTidegate(PathBuf),
     /// Server and load need a core each.
-    #[error(
-        "cannot run on core {core}: {source}; the lab needs two cores, one for the server and one for the load"
-    )]
+    #[error("cannot run on core {core}: {source}; a server needs core 0 and its load core 1")]
     Core {
         /// The core that is missing.
         core: usize,

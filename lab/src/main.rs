@@ -61,7 +61,7 @@ enum Command {
 
 #[derive(Args)]
 struct RunArgs {
-    /// Names as `list` prints them, or a paper's short name for all of its scenarios.
+    /// Names as `list` prints them, or a paper's short name for all of its scenarios, or `all`.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// Where the results are written.

@@ -141,7 +141,7 @@ mod tests {
         let page = std::fs::read_to_string(&written[0]).unwrap();
         for expected in [
             "| Figure 1 | [`paper-fig1`](#paper-fig1) | A is as fast as B | does not hold |",
-            "**Verdict: does not hold**: 0 of 1 bounds kept; the tightest: A to B 0.90",
+            "**Verdict: does not hold**: 0 of 1 bounds kept; the tightest: A to B: 0.900 times",
             "> These figures are not to be trusted: ",
             "![paper-fig1](paper/paper-fig1-cpu.svg)",
             "| server | requests_per_s |\n|---|---|\n| A | 1 |",

@@ -74,6 +74,7 @@ impl Plot {
         let (x_range, y_range) = self.ranges().ok_or("there are no points")?;
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         area.fill(&WHITE).map_err(text)?;
+        let legend = self.emptiest_corner(&x_range, &y_range);
         let axis = Axis { range: x_range, log: self.x_log };
         let mut chart = ChartBuilder::on(&area)
             .caption(&self.title, ("sans-serif", 20))
@@ -120,13 +121,35 @@ impl Plot {
         }
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
+            .position(legend)
             .background_style(WHITE.mix(0.85))
             .border_style(RGBColor(190, 190, 190))
             .label_font(("sans-serif", 14))
             .draw()
             .map_err(text)?;
         area.present().map_err(text)
+    }
+
+    /// Where the legend hides the fewest points.
+    fn emptiest_corner(&self, x: &Range<f64>, y: &Range<f64>) -> SeriesLabelPosition {
+        let corners = [
+            (SeriesLabelPosition::LowerRight, true, false),
+            (SeriesLabelPosition::UpperLeft, false, true),
+            (SeriesLabelPosition::UpperRight, true, true),
+            (SeriesLabelPosition::LowerLeft, false, false),
+        ];
+        let scale = |value: f64| if self.x_log { value.ln() } else { value };
+        let hidden = |right: bool, upper: bool| {
+            let points = self.series.iter().flat_map(|series| &series.points);
+            let within = |point: &&Point| {
+                let across = (scale(point.x) - scale(x.start)) / (scale(x.end) - scale(x.start));
+                let up = (point.y.median - y.start) / (y.end - y.start);
+                (if right { across > 0.6 } else { across < 0.4 }) && (if upper { up > 0.7 } else { up < 0.3 })
+            };
+            points.filter(within).count()
+        };
+        let [first, ..] = corners.clone();
+        corners.into_iter().min_by_key(|(_, right, upper)| hidden(*right, *upper)).unwrap_or(first).0
     }
 
     /// What the axes must hold; `None` without finite points.

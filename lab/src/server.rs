@@ -130,14 +130,16 @@ pub fn short_request(server: SocketAddr) -> String {
     bare.replace("Agent: ", &format!("Agent: {}", "l".repeat(64usize.saturating_sub(bare.len()))))
 }
 
-/// Puts the calling thread on the server's core.
+/// Keeps the calling thread on one core, the first that it may run on.
 ///
 /// # Errors
-/// When there is no such core.
-pub fn pin_to_server_core() -> Result<(), Error> {
-    let mut cores = CpuSet::new();
-    cores.set(SERVER_CORE);
-    sched_setaffinity(None, &cores).map_err(|error| Error::Core { core: SERVER_CORE, source: error.into() })
+/// When the kernel refuses.
+pub fn pin_to_one_core() -> Result<(), Error> {
+    let failed = |error: rustix::io::Errno| Error::Core { core: 0, source: error.into() };
+    let allowed = sched_getaffinity(None).map_err(failed)?;
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).unwrap_or(0));
+    sched_setaffinity(None, &one).map_err(failed)
 }
 
 fn check_cores() -> Result<(), Error> {

@@ -41,7 +41,7 @@ impl Verdict {
         };
         let kept = checks.iter().filter(|check| check.holds()).count();
         let text = format!(
-            "{kept} of {} bounds kept; the tightest: {} {:.2}, at least {:.2} claimed",
+            "{kept} of {} bounds kept; the tightest: {}: {:.3} times, at least {:.2} claimed",
             checks.len(),
             worst.what,
             worst.ratio,
@@ -82,7 +82,7 @@ mod tests {
         let verdict = Verdict::of(&[check("a", 0.85), check("b", 0.9)]);
         assert_eq!(
             verdict.line("x"),
-            "x: holds: 2 of 2 bounds kept; the tightest: a 0.85, at least 0.85 claimed"
+            "x: holds: 2 of 2 bounds kept; the tightest: a: 0.850 times, at least 0.85 claimed"
         );
     }
 
@@ -90,13 +90,17 @@ mod tests {
     fn one_figure_below_its_bound_breaks_the_claim() {
         let verdict = Verdict::of(&[check("a", 2.0), check("b", 0.849)]);
         assert!(!verdict.holds);
-        assert!(verdict.text.starts_with("1 of 2 bounds kept; the tightest: b 0.85,"), "{}", verdict.text);
+        assert!(
+            verdict.text.starts_with("1 of 2 bounds kept; the tightest: b: 0.849 times,"),
+            "{}",
+            verdict.text
+        );
     }
 
     #[test]
     fn no_figure_and_figures_that_are_no_numbers_hold_nothing() {
         assert!(!Verdict::of(&[]).holds);
         let verdict = Verdict::of(&[check("a", 1.0), check("b", f64::NAN)]);
-        assert!(!verdict.holds && verdict.text.contains(": b NaN"), "{}", verdict.text);
+        assert!(!verdict.holds && verdict.text.contains("b: NaN"), "{}", verdict.text);
     }
 }

@@ -14,12 +14,14 @@ use crate::{Error, Scenario};
 pub const ALL: &[&Scenario] =
     &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
 
-/// The scenarios of these names, or of the papers of these names, each once, in the order of [`ALL`].
+/// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
 ///
 /// # Errors
 /// [`Error::Usage`] with the nearest name, if there is no such name.
 pub fn choose(names: &[String]) -> Result<Vec<&'static Scenario>, Error> {
-    let named = |scenario: &Scenario, name: &str| scenario.name == name || scenario.paper.name == name;
+    let named = |scenario: &Scenario, name: &str| {
+        name == "all" || scenario.name == name || scenario.paper.name == name
+    };
     for name in names {
         if !ALL.iter().any(|scenario| named(scenario, name)) {
             return Err(Error::Usage(unknown(name)));
@@ -63,6 +65,7 @@ mod tests {
         let chosen = names(&["tempesta-fig5", "tempesta", "tempesta-fig5"]).unwrap();
         assert_eq!(chosen.iter().filter(|name| **name == "tempesta-fig5").count(), 1);
         assert!(chosen.contains(&"tempesta-fig3"));
+        assert_eq!(names(&["all"]).unwrap().len(), ALL.len());
     }
 
     #[test]

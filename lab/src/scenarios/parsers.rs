@@ -65,7 +65,7 @@ impl Parser {
         match self {
             Self::Lines => "line ends alone (memchr)",
             Self::Httparse => "httparse",
-            Self::HttparseUninit => "httparse, uninitialized slots",
+            Self::HttparseUninit => "httparse with uninitialized slots",
             Self::Tidegate => "tidegate",
         }
     }

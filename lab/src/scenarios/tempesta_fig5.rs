@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::parsers::{Parser, browser_request};
 use super::tempesta::PAPER;
 use crate::plot::{Plot, Point, Series};
-use crate::server::pin_to_server_core;
+use crate::server::pin_to_one_core;
 use crate::stats::Spread;
 use crate::table::{Table, thousands};
 use crate::verdict::{Check, Verdict};
@@ -44,7 +44,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     // On a thread of its own, which alone is pinned.
     let timings = std::thread::scope(|scope| {
         let timing = scope.spawn(|| {
-            pin_to_server_core()?;
+            pin_to_one_core()?;
             Ok(time_all(lab, rounds, batch))
         });
         timing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -97,7 +97,7 @@ fn outcome(timings: &[Timing]) -> Result<Outcome, Error> {
         for httparse in [Parser::Httparse, Parser::HttparseUninit] {
             let ratio = ratio(timings, httparse, size_bytes).ok_or(Error::Nothing("the clock"))?;
             checks.push(Check {
-                what: format!("speed to {}'s on {} bytes", httparse.label(), thousands(size_bytes as u64)),
+                what: format!("speed on {} bytes, to {}", thousands(size_bytes as u64), httparse.label()),
                 ratio: ratio.median,
                 at_least: 1.0,
             });
