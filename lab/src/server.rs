@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tidegate_bench::peers::{Peer, Site, install};
 use tidegate_bench::{LOAD_CORE, SERVER_CORE};
 
+use crate::table::thousands;
 use crate::{Error, Lab};
 
 /// Descriptors that a server needs beside its connections: listeners, files, an arena, a log.
@@ -124,6 +125,19 @@ pub fn connections(wanted: u32) -> u32 {
     wanted.min(u32::try_from(possible).unwrap_or(u32::MAX))
 }
 
+/// Says what kept `count` connections below `wanted`, for the verdict; nothing if nothing did.
+pub fn bound_on(count: u32, wanted: u32) -> String {
+    if count >= wanted {
+        return String::new();
+    }
+    format!(
+        "{} connections instead of {}, because a server process may have only {} descriptors here",
+        thousands(count.into()),
+        thousands(wanted.into()),
+        thousands(getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX))
+    )
+}
+
 /// The request of the paper's 64-byte messages.
 pub fn short_request(server: SocketAddr) -> String {
     let bare = format!("GET /object HTTP/1.1\r\nHost: {server}\r\nUser-Agent: \r\n\r\n");
@@ -186,5 +200,15 @@ mod tests {
         let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
         assert!(u64::from(connections(u32::MAX)) < limit);
         assert_eq!(connections(1), 1);
+    }
+
+    #[test]
+    fn fewer_connections_than_wanted_are_explained() {
+        assert_eq!(bound_on(20_000, 20_000), "");
+        let bound = bound_on(19_800, 20_000);
+        assert!(
+            bound.starts_with("19,800 connections instead of 20,000, because a server process may"),
+            "{bound}"
+        );
     }
 }

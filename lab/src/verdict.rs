@@ -50,9 +50,12 @@ impl Verdict {
         Self { holds: kept == checks.len(), text }
     }
 
-    /// Adds a further finding that decides nothing.
+    /// Adds a further finding that decides nothing; an empty one is none.
     #[must_use]
     pub fn noting(mut self, finding: &str) -> Self {
+        if finding.is_empty() {
+            return self;
+        }
         self.text.push_str("; ");
         self.text.push_str(finding);
         self
