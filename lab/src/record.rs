@@ -3,13 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tidegate_bench::machine::{self, BUSY_PERCENT};
 
 use crate::table::Table;
 use crate::verdict::Verdict;
 use crate::{Error, Outcome, Scenario};
-
-/// Shares of other programs above this make figures doubtful.
-pub const BUSY_PERCENT: f64 = 5.0;
 
 /// What the page says of one scenario's run; `NAME.json` in the output directory.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -113,41 +111,26 @@ pub(crate) fn save(path: &Path, text: &str) -> Result<(), Error> {
     std::fs::write(path, text).map_err(Error::file("write", path))
 }
 
-/// Watches what the machine does beside a run.
+/// Watches the circumstances of a run.
 pub struct Watch {
-    began: Option<Usage>,
-}
-
-/// Ticks since the machine's start, and of those the run's own.
-#[derive(Clone, Copy)]
-struct Usage {
-    total: f64,
-    busy: f64,
-    own: f64,
+    machine: machine::Watch,
 }
 
 impl Watch {
     /// Begins to watch.
     pub fn start() -> Self {
-        Self { began: usage() }
+        Self { machine: machine::Watch::start() }
     }
 
     /// The circumstances of what ran meanwhile. Processes that it started must have ended and been awaited.
     pub fn conditions(&self, servers: Vec<String>, quick: bool) -> Conditions {
-        let others_percent = match (self.began, usage()) {
-            (Some(began), Some(now)) if now.total > began.total => {
-                let others = (now.busy - began.busy) - (now.own - began.own);
-                (100.0 * others / (now.total - began.total)).clamp(0.0, 100.0)
-            }
-            _ => f64::from(u8::MAX),
-        };
         Conditions {
             kernel: read("/proc/sys/kernel/osrelease"),
             processor: processor(&read("/proc/cpuinfo")),
             servers,
             quick,
             optimized: !cfg!(debug_assertions),
-            others_percent,
+            others_percent: self.machine.others_percent(),
         }
     }
 }
@@ -161,26 +144,6 @@ fn processor(cpuinfo: &str) -> String {
     let name = model.and_then(|line| line.split_once(": ")).map_or("unnamed processor", |(_, name)| name);
     let count = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
     format!("{name}, {count} cores")
-}
-
-fn usage() -> Option<Usage> {
-    let (total, busy) = machine_ticks(&read("/proc/stat"))?;
-    Some(Usage { total, busy, own: own_ticks(&read("/proc/self/stat"))? })
-}
-
-/// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal. What the hypervisor steals is time of others.
-fn machine_ticks(stat: &str) -> Option<(f64, f64)> {
-    let ticks: Vec<f64> =
-        stat.lines().next()?.split_whitespace().skip(1).take(8).map_while(|t| t.parse().ok()).collect();
-    let idle = ticks.get(3)? + ticks.get(4)?;
-    let total: f64 = ticks.iter().sum();
-    Some((total, total - idle))
-}
-
-/// proc_pid_stat(5): fields 14 to 17, user and system time of the process and of its awaited children.
-fn own_ticks(stat: &str) -> Option<f64> {
-    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
-    fields.get(11..15)?.iter().map(|field| field.parse::<f64>().ok()).sum()
 }
 
 #[cfg(test)]
@@ -207,12 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn proc_files_are_read_as_documented() {
-        assert_eq!(machine_ticks("cpu  10 1 5 80 2 1 1 0 0 0\ncpu0 1 2"), Some((100.0, 18.0)));
-        assert_eq!(machine_ticks(""), None);
-        let stat = "7 (a) b) S 1 1 1 0 -1 0 1 2 3 4 100 20 3 4 20 0";
-        assert_eq!(own_ticks(stat), Some(127.0));
-        assert_eq!(own_ticks("7 (short) S 1"), None);
+    fn the_processor_is_named_with_its_number_of_cores() {
         assert_eq!(processor("processor : 0\nmodel name : X 1\nprocessor : 1\n"), "X 1, 2 cores");
     }
 

@@ -3,12 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tempfile::TempDir;
-use tidegate_bench::peers::{Peer, Site, install};
+use tidegate_bench::peers::{Peer, Site, install, settle};
 use tidegate_bench::{LOAD_CORE, SERVER_CORE};
 
 use crate::table::thousands;
@@ -16,9 +15,6 @@ use crate::{Error, Lab};
 
 /// Descriptors that a server needs beside its connections: listeners, files, an arena, a log.
 const OTHER_DESCRIPTORS: u64 = 200;
-/// How long the servers may take to clear up after a load.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
-const SETTLE_STEP: Duration = Duration::from_millis(60);
 /// Every default protection stays on; only the number of connections has to fit the scenario.
 const TIDEGATE_CONFIG: &str = "[limits]\nconnections = 1000000\n";
 
@@ -99,21 +95,7 @@ impl Servers {
     /// # Errors
     /// When a server has ended.
     pub fn settle(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
-        let mut before = self.cpu_s()?;
-        loop {
-            std::thread::sleep(SETTLE_STEP);
-            let now = self.cpu_s()?;
-            // The kernel counts in ticks of 10 ms.
-            if now - before < 0.009 || Instant::now() > deadline {
-                return Ok(());
-            }
-            before = now;
-        }
-    }
-
-    fn cpu_s(&self) -> Result<f64, Error> {
-        self.peers.iter().map(|peer| peer.cpu_s().map_err(Error::Server)).sum()
+        settle(self.peers.iter()).map_err(Error::Server)
     }
 }
 
