@@ -1,11 +1,15 @@
 # tidegate: the commands a person needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run test bench fuzz soak deny advisories fmt build install uninstall clean
+.PHONY: help run test bench lab fuzz soak deny advisories fmt build install uninstall clean
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
 # Seconds that `make fuzz` spends on each target.
 FUZZ_SECONDS ?= 600
+# Scenarios that `make lab` runs: names, a paper's short name, or all.
+LAB ?= all
+# Scenarios that `make bench` runs, by a part of their names; docs/benchmarks.md is written only when all are run.
+BENCH ?=
 # Rounds of `make soak`.
 KILL_ROUNDS ?= 200
 
@@ -24,9 +28,14 @@ test: ## everything that must hold: format, lints, licences, all tests, cache su
 	@scripts/setup test
 	@scripts/test
 
-bench: ## ratios against nginx and a bare epoll responder (installs nginx and wrk from Debian)
+bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two quiet cores, 17 minutes; installs them from Debian)
 	cargo build --release --locked -p tidegate -p tidegate-bench
-	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench
+	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench $(if $(BENCH),--only "$(BENCH)" --out $(CARGO_TARGET_DIR)/benchmarks.md)
+
+lab: ## run the papers' experiments again and write docs/papers (two quiet cores; LAB: which, a quarter of an hour for all)
+	cargo build --release --locked -p tidegate -p tidegate-lab
+	@status=0; $(release)/tidegate-lab run $(LAB) --out $(CARGO_TARGET_DIR)/lab || status=$$?; \
+	$(release)/tidegate-lab report --results $(CARGO_TARGET_DIR)/lab --pages docs/papers && exit $$status
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(FUZZ_SECONDS)

@@ -19,11 +19,8 @@ pub fn serve(address: SocketAddr, size_bytes: usize) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     // Accepted sockets inherit it, which saves a system call for each.
     sockopt::set_tcp_nodelay(&listener, true)?;
-    let mut response = format!(
-        "HTTP/1.1 200 OK\r\nServer: bare\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nContent-Length: {size_bytes}\r\n\r\n"
-    )
-    .into_bytes();
-    response.extend(std::iter::repeat_n(b'a', size_bytes));
+    let responses =
+        Responses { open: response(size_bytes, ""), last: response(size_bytes, "Connection: close\r\n") };
     let poll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
     // By descriptor, which the kernel numbers from the lowest that is free.
@@ -42,10 +39,10 @@ pub fn serve(address: SocketAddr, size_bytes: usize) -> io::Result<()> {
                     if clients.len() <= index {
                         clients.resize_with(index + 1, || None);
                     }
-                    clients[index] = Some(Client { stream: socket.into(), left: 0 });
+                    clients[index] = Some(Client { stream: socket.into(), left: 0, close: false });
                 }
             } else if let Some(place) = clients.get_mut(key as usize)
-                && place.as_mut().is_some_and(|client| client.turn(&response).is_err())
+                && place.as_mut().is_some_and(|client| client.turn(&responses).is_err())
             {
                 *place = None;
             }
@@ -53,32 +50,54 @@ pub fn serve(address: SocketAddr, size_bytes: usize) -> io::Result<()> {
     }
 }
 
+/// What is answered; the last one on a connection says so.
+struct Responses {
+    open: Vec<u8>,
+    last: Vec<u8>,
+}
+
+fn response(size_bytes: usize, connection: &str) -> Vec<u8> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nServer: bare\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n{connection}\
+         Content-Length: {size_bytes}\r\n\r\n"
+    );
+    let mut response = head.into_bytes();
+    response.resize(response.len() + size_bytes, b'a');
+    response
+}
+
 struct Client {
     stream: TcpStream,
-    /// Bytes of the response that the socket has not taken yet.
+    /// Bytes of the responses that the socket has not taken yet.
     left: usize,
+    /// The client has asked for the end of the connection.
+    close: bool,
 }
 
 impl Client {
-    fn turn(&mut self, response: &[u8]) -> io::Result<()> {
-        self.send(response)?;
+    fn turn(&mut self, responses: &Responses) -> io::Result<()> {
+        self.send(responses)?;
         let mut buffer = [0; 16 * 1024];
         match self.stream.read(&mut buffer) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(length) => {
                 let input = &buffer[..length];
                 let heads = input.windows(4).filter(|window| *window == b"\r\n\r\n").count();
-                self.left += heads * response.len();
-                self.send(response)?;
-                let close = input.windows(17).any(|window| window.eq_ignore_ascii_case(b"connection: close"));
-                if close && self.left == 0 { Err(ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+                if input.windows(17).any(|window| window.eq_ignore_ascii_case(b"connection: close")) {
+                    self.close = true;
+                    self.left = responses.last.len();
+                } else {
+                    self.left += heads * responses.open.len();
+                }
+                self.send(responses)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    fn send(&mut self, response: &[u8]) -> io::Result<()> {
+    fn send(&mut self, responses: &Responses) -> io::Result<()> {
+        let response = if self.close { &responses.last } else { &responses.open };
         while self.left > 0 {
             let start = (response.len() - self.left % response.len()) % response.len();
             match self.stream.write(&response[start..]) {
@@ -87,6 +106,6 @@ impl Client {
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        if self.close { Err(ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
     }
 }

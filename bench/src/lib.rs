@@ -3,8 +3,12 @@
 //! and the statistics of repeated measurements.
 
 pub mod bare;
+pub mod idle;
+pub mod machine;
 pub mod peers;
+mod programs;
 pub mod stats;
+pub mod wrk;
 
 /// The core that servers are pinned to.
 pub const SERVER_CORE: usize = 0;

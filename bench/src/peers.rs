@@ -1,4 +1,4 @@
-//! The servers that are compared, and the load.
+//! Servers that run on one core until they are dropped, and what they use of the machine.
 
 use std::io::{Read, Seek, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{LOAD_CORE, SERVER_CORE};
+use rustix::process::{Pid, Signal, kill_process};
 
-const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Varnish compiles its configuration with a C compiler first.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// A server with several processes gets so long to end them.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(50);
+/// How long the servers may take to clear up after a load.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
+const SETTLE_STEP: Duration = Duration::from_millis(60);
+/// How long a server may be silent before an answer is wrong.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One measurement.
-#[derive(Clone, Copy, Debug)]
-pub struct Figure {
-    /// Requests answered in a second.
-    pub requests_per_s: f64,
-    /// User and system time of the server, divided by the requests that it answered.
-    pub cpu_us_per_request: f64,
-}
-
-/// A directory with one file, `object`.
+/// A directory with one file, `object`, in which servers also keep their own files.
 pub struct Site {
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
 }
 
 impl Site {
@@ -36,6 +36,13 @@ impl Site {
         std::fs::write(directory.join("object"), vec![b'a'; size_bytes]).map_err(failed)?;
         Ok(Self { directory })
     }
+
+    /// Writes a file of a server's own; its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, String> {
+        let path = self.directory.join(name);
+        std::fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        Ok(path)
+    }
 }
 
 /// A server that runs on its core until it is dropped.
@@ -44,77 +51,25 @@ pub struct Peer {
     pub name: &'static str,
     address: SocketAddr,
     process: Child,
+    /// Whether the process that was started has others do the work.
+    forks: bool,
 }
 
 impl Peer {
-    /// The limit: the bare responder. The running program must have a subcommand `bare ADDRESS SIZE_BYTES` that calls
-    /// [`crate::bare::serve`].
-    ///
-    /// # Errors
-    /// A sentence that says why it does not run.
-    pub fn bare(size_bytes: usize) -> Result<Self, String> {
-        let address = free_address()?;
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
-        command.args(["bare", &address.to_string(), &size_bytes.to_string()]);
-        Self::start("bare", address, command)
-    }
-
-    /// nginx at its best: one worker, open files cached, sendfile, no log.
-    ///
-    /// # Errors
-    /// A sentence that says why it does not run.
-    pub fn nginx(site: &Site) -> Result<Self, String> {
-        let address = free_address()?;
-        let root = site.directory.display();
-        let config = format!(
-            "daemon off; master_process off; worker_processes 1; worker_rlimit_nofile 20000;\n\
-             pid {root}/nginx.pid; error_log {root}/nginx.err crit;\n\
-             events {{ worker_connections 16000; }}\n\
-             http {{ access_log off; sendfile on; tcp_nopush off; tcp_nodelay on; keepalive_requests 1000000000;\n\
-             open_file_cache max=100 inactive=1h; open_file_cache_valid 1h; default_type text/plain;\n\
-             server {{ listen {address} backlog=4096; root {root}; }} }}\n"
-        );
-        let path = site.directory.join("nginx.conf");
-        std::fs::write(&path, config).map_err(|error| error.to_string())?;
-        let mut command = Command::new("nginx");
-        command.arg("-c").arg(path);
-        Self::start("nginx", address, command)
-    }
-
-    /// tidegate with one data core and its default protections, except what `config` (TOML) says.
-    ///
-    /// # Errors
-    /// A sentence that says why it does not run.
-    pub fn tidegate(binary: &Path, site: &Site, config: &str) -> Result<Self, String> {
-        let (address, admin) = (free_address()?, free_address()?);
-        let path = site.directory.join("tidegate.toml");
-        std::fs::write(&path, config).map_err(|error| error.to_string())?;
-        let mut command = Command::new(binary);
-        command.args([
-            "run",
-            "--config",
-            &path.display().to_string(),
-            "--workers",
-            "1",
-            "--listen",
-            &address.to_string(),
-            "--admin",
-            &admin.to_string(),
-            "--root",
-        ]);
-        command.arg(&site.directory);
-        Self::start("tidegate", address, command)
-    }
-
-    fn start(name: &'static str, address: SocketAddr, command: Command) -> Result<Self, String> {
-        let mut pinned = pinned(SERVER_CORE, &command);
+    /// Starts `command` on `core` and waits until something listens on `address`.
+    pub(crate) fn start(
+        name: &'static str,
+        core: usize,
+        address: SocketAddr,
+        command: &Command,
+    ) -> Result<Self, String> {
+        let mut pinned = pinned(core, command);
         // A file and not a pipe, which a server that says much would fill and wait for.
         let complaints = tempfile::tempfile().map_err(|error| error.to_string())?;
         let stderr = complaints.try_clone().map_err(|error| error.to_string())?;
         pinned.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-        let process = pinned.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
-        let mut peer = Self { name, address, process };
+        let process = pinned.spawn().map_err(|error| format!("cannot start {name} by taskset: {error}"))?;
+        let mut peer = Self { name, address, process, forks: false };
         let deadline = Instant::now() + START_TIMEOUT;
         while TcpStream::connect(address).is_err() {
             if let Ok(Some(status)) = peer.process.try_wait() {
@@ -123,9 +78,16 @@ impl Peer {
             if Instant::now() > deadline {
                 return Err(format!("{name} does not listen on {address}"));
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(STEP);
         }
         Ok(peer)
+    }
+
+    /// The same server, whose work is done by child processes of the one that was started.
+    #[must_use]
+    pub(crate) fn forking(mut self) -> Self {
+        self.forks = true;
+        self
     }
 
     /// Where it listens.
@@ -139,10 +101,11 @@ impl Peer {
     /// A sentence that says what came instead.
     pub fn verify(&self, size_bytes: usize) -> Result<(), String> {
         let mut stream = TcpStream::connect(self.address).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(|error| error.to_string())?;
         let request = format!("GET /object HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
         stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).map_err(|error| error.to_string())?;
+        stream.read_to_end(&mut answer).map_err(|error| format!("{}: no answer: {error}", self.name))?;
         let head = answer.windows(4).position(|window| window == b"\r\n\r\n").map_or(0, |at| at + 4);
         let body = &answer[head..];
         let right = answer.starts_with(b"HTTP/1.1 200")
@@ -155,59 +118,120 @@ impl Peer {
         }
     }
 
-    /// Load by wrk from the load's core for some seconds; `close` asks for a connection a request.
-    ///
-    /// # Errors
-    /// A sentence that says what went wrong, wrong answers included.
-    pub fn measure(&self, connections: usize, close: bool, seconds: u32) -> Result<Figure, String> {
-        let mut wrk = Command::new("wrk");
-        wrk.args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}")]);
-        if close {
-            wrk.args(["-H", "Connection: close"]);
-        }
-        wrk.arg(format!("http://{}/object", self.address));
-        let before = self.cpu_s()?;
-        let output =
-            pinned(LOAD_CORE, &wrk).output().map_err(|error| format!("cannot start wrk: {error}"))?;
-        let cpu_s = self.cpu_s()? - before;
-        let text = String::from_utf8_lossy(&output.stdout);
-        if text.contains("Non-2xx") {
-            return Err(format!("{}: not all answers were right:\n{text}", self.name));
-        }
-        let number = |line: &str, word: usize| {
-            let line = text.lines().find(|candidate| candidate.contains(line))?;
-            line.split_whitespace().nth(word)?.parse::<f64>().ok()
-        };
-        let requests = number("requests in", 0).filter(|requests| *requests > 0.0);
-        match (requests, number("Requests/sec:", 1)) {
-            (Some(requests), Some(requests_per_s)) => {
-                Ok(Figure { requests_per_s, cpu_us_per_request: cpu_s * 1e6 / requests })
-            }
-            _ => Err(format!("{}: wrk measured nothing:\n{text}", self.name)),
-        }
-    }
-
-    /// Seconds of user and system time that the server has used. taskset replaces itself by the server, so the child's
-    /// id is the server's.
+    /// Seconds of user and system time that the server has used, all of its processes. taskset replaces itself by the
+    /// server, so the child's id is the server's.
     ///
     /// # Errors
     /// When the server has ended.
     pub fn cpu_s(&self) -> Result<f64, String> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))
-            .map_err(|error| format!("{} has ended: {error}", self.name))?;
-        // proc_pid_stat(5): utime and stime are fields 14 and 15; the name, field 2, may hold blanks.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        let ticks =
-            |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
-        Ok((ticks(11) + ticks(12)) / rustix::param::clock_ticks_per_second() as f64)
+        let mut ticks = 0.0;
+        for process in self.processes() {
+            // proc_pid_stat(5): utime and stime are fields 14 and 15.
+            ticks += fields(&self.proc(process, "stat")?)
+                .get(11..13)
+                .map_or(0.0, |times| times.iter().filter_map(|time| time.parse::<f64>().ok()).sum::<f64>());
+        }
+        Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Bytes of anonymous memory that the server's processes have resident: what they allocated, without files, programs
+    /// and memory that is shared with others.
+    ///
+    /// # Errors
+    /// When the server has ended, or the kernel does not say (before Linux 4.5).
+    pub fn anonymous_bytes(&self) -> Result<u64, String> {
+        self.processes()
+            .into_iter()
+            .map(|process| {
+                let status = self.proc(process, "status")?;
+                anonymous_bytes(&status).ok_or_else(|| "the kernel gives no RssAnon".to_owned())
+            })
+            .sum()
+    }
+
+    fn proc(&self, process: u32, file: &str) -> Result<String, String> {
+        std::fs::read_to_string(format!("/proc/{process}/{file}"))
+            .map_err(|error| format!("{} has ended: {error}", self.name))
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        let mut family = vec![self.process.id()];
+        if self.forks {
+            let parents = parents();
+            // Its length grows while children of children are found.
+            let mut next = 0;
+            while let Some(&parent) = family.get(next) {
+                family.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(process, _)| process));
+                next += 1;
+            }
+        }
+        family
+    }
+
+    /// Asks a server with several processes to end them, which a manager that is killed cannot.
+    fn ask_to_stop(&mut self) {
+        let id = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        if let Some(id) = id
+            && kill_process(id, Signal::TERM).is_ok()
+        {
+            let deadline = Instant::now() + STOP_TIMEOUT;
+            while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(STEP);
+            }
+        }
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        if self.forks {
+            self.ask_to_stop();
+        }
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Waits until none of these servers works any more, so that what one clears up is not charged to the next.
+///
+/// # Errors
+/// When a server has ended.
+pub fn settle<'a>(peers: impl Iterator<Item = &'a Peer> + Clone) -> Result<(), String> {
+    let used = || peers.clone().map(Peer::cpu_s).sum::<Result<f64, String>>();
+    let deadline = Instant::now() + SETTLE_TIMEOUT;
+    let mut before = used()?;
+    loop {
+        std::thread::sleep(SETTLE_STEP);
+        let now = used()?;
+        // The kernel counts in ticks of 10 ms.
+        if now - before < 0.009 || Instant::now() > deadline {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// Every process of the machine with its parent.
+fn parents() -> Vec<(u32, u32)> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let parent_of = |entry: std::fs::DirEntry| {
+        let process = entry.file_name().to_str()?.parse().ok()?;
+        // proc_pid_stat(5): field 4 is the parent.
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        Some((process, fields(&stat).get(1)?.parse().ok()?))
+    };
+    entries.flatten().filter_map(parent_of).collect()
+}
+
+/// proc_pid_stat(5): the fields from the third on; the name, the second, may hold blanks.
+pub(crate) fn fields(stat: &str) -> Vec<&str> {
+    stat.rsplit(')').next().unwrap_or("").split_whitespace().collect()
+}
+
+/// proc_pid_status(5): "RssAnon:      1234 kB".
+fn anonymous_bytes(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
 }
 
 /// The same command on one core, which ends when the thread that starts it does.
@@ -244,8 +268,46 @@ fn last_line(mut file: std::fs::File) -> String {
     text.lines().last().unwrap_or("it said nothing").to_owned()
 }
 
-fn free_address() -> Result<SocketAddr, String> {
+pub(crate) fn free_address() -> Result<SocketAddr, String> {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_blanks_and_brackets_does_not_shift_the_fields() {
+        assert_eq!(fields("7 (a) b) S 3 1 1")[..3], ["S", "3", "1"]);
+    }
+
+    #[test]
+    fn anonymous_memory_is_read_in_bytes() {
+        let status = "Name:\ta\nVmRSS:\t    2048 kB\nRssAnon:\t    1024 kB\n";
+        assert_eq!(anonymous_bytes(status), Some(1 << 20));
+        assert_eq!(anonymous_bytes("VmRSS: 1 kB"), None);
+    }
+
+    #[test]
+    fn a_child_is_found_by_its_parent() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let found = parents().contains(&(child.id(), std::process::id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found);
+    }
+
+    #[test]
+    fn a_server_that_ends_at_its_start_is_an_error_with_its_last_words() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no such thing >&2; exit 3"]);
+        let failed = Peer::start("broken", 0, free_address().unwrap(), &command);
+        let message = failed.err().unwrap();
+        assert!(
+            message.contains("broken ended at its start") && message.ends_with("no such thing"),
+            "{message}"
+        );
+    }
 }

@@ -601,3 +601,44 @@ fn request_for_a_part_does_not_fill_the_cache() {
     tidegate.get_with("/", "If-Unmodified-Since: Sat, 01 Jan 2022 00:00:00 GMT\r\n");
     assert_eq!(tidegate.get("/").text(), "the whole");
 }
+
+/// Sends a response that may be stored and does not end; tells when nobody takes it any more.
+fn endless(ended: &Gate) -> Origin {
+    let ended = ended.clone();
+    Origin::start(move |_| {
+        let ended = ended.clone();
+        Reply::script(move |stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n\r\n")?;
+            while stream.write_all(b"tick ").is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            ended.open();
+            Ok(())
+        })
+    })
+}
+
+#[test]
+fn endless_response_its_last_client_leaves_the_upstream_is_left_too() {
+    let ended = Gate::default();
+    let origin = endless(&ended);
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    client.send("GET /ticks HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    client.read_bytes(100);
+    drop(client);
+    ended.pass();
+}
+
+#[test]
+fn endless_response_others_get_one_of_their_own() {
+    let origin = endless(&Gate::default());
+    let tidegate = Tidegate::before(&origin);
+    let mut clients = [tidegate.connect(), tidegate.connect()];
+    for client in &mut clients {
+        client.send("GET /ticks HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        assert_eq!(client.head().0, 200);
+        client.read_bytes(30);
+    }
+    assert_eq!(origin.count(), 2);
+}

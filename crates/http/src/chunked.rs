@@ -221,7 +221,7 @@ impl ChunkedDecoder {
             .iter()
             .map(|field| (field.id, field.name.of(&self.trailer), field.value.of(&self.trailer)))
             .filter(|(id, name, _)| {
-                !forbidden_in_trailers(*id) && !(*id == FieldId::Other && is_deceptive(name))
+                !(forbidden_in_trailers(*id) || *id == FieldId::Other && is_deceptive(name))
             })
             .map(|(_, name, value)| (name, value))
     }

@@ -85,7 +85,7 @@ impl Streamed {
             head: started.head.clone(),
             forward,
             interim: VecDeque::new(),
-            source: Source::Stored(Reader::new(started.tail.clone())),
+            source: Source::Stored(Reader::following(started.tail.clone())),
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,6 +16,8 @@ const SHARDS: usize = 16;
 const NOT_SHARED: usize = 4096;
 /// Counters of invalidations; URLs that share one are invalidated together, as far as what is on its way goes.
 const EPOCHS: usize = 4096;
+/// How long a follower waits for the end of a response that has begun and that it cannot read along.
+const END_WAIT: Duration = Duration::from_secs(1);
 /// How long a URL's requests go to the upstream side by side after an answer was for one of them alone.
 const NOT_SHARED_S: u64 = 60;
 
@@ -67,7 +70,8 @@ type ByKey = HashMap<Box<[u8]>, Arc<Flight>>;
 /// One request in progress.
 #[derive(Default)]
 pub(crate) struct Flight {
-    started: OnceLock<Started>,
+    /// The upstream has answered, with what the followers may read along or not.
+    answered: OnceLock<Option<Started>>,
     outcome: OnceLock<Outcome>,
     changed: Notify,
 }
@@ -153,10 +157,10 @@ impl Leader {
         self.name.get(..self.name.len() - 8).unwrap_or(b"")
     }
 
-    /// Lets the followers read along.
-    pub(crate) fn start(&self, started: Started) {
-        // A leader starts once.
-        let _ = self.flight.started.set(started);
+    /// The upstream has answered: the followers may read along, or wait a moment for the end.
+    pub(crate) fn answered(&self, started: Option<Started>) {
+        // A leader is answered once.
+        let _ = self.flight.answered.set(started);
         self.flight.changed.notify_waiters();
     }
 
@@ -191,10 +195,16 @@ impl Flight {
             if let Some(outcome) = self.outcome.get() {
                 return News::Ended(*outcome);
             }
-            if let Some(started) = self.started.get().filter(|_| reads_along) {
-                return News::Started(started);
+            match self.answered.get() {
+                Some(Some(started)) if reads_along => return News::Started(started),
+                // Nobody knows how long it will go on.
+                Some(_) => {
+                    if tokio::time::timeout(END_WAIT, changed).await.is_err() {
+                        return News::Ended(Outcome::NotShared);
+                    }
+                }
+                None => changed.await,
             }
-            changed.await;
         }
     }
 }

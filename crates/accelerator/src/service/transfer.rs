@@ -6,6 +6,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use tidegate_store::{Follower, InsertError, Object, Progress, Writer};
 use tokio::sync::Notify;
@@ -18,6 +20,12 @@ use crate::upstream::{Response, UpstreamError};
 /// What is taken from the upstream before the client gets its first byte. A response that is whole by then is sent as
 /// a hit is, in one piece.
 const AT_ONCE_BYTES: u64 = 64 * 1024;
+
+/// How long a response is still read for the cache after the last client that wanted it has gone. A server has few
+/// connections, and one that never finishes must not keep them.
+const ORPHANED: Duration = Duration::from_secs(10);
+/// How often it is looked whether anybody is left.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An object that is being written.
 pub(crate) struct Fill {
@@ -69,7 +77,12 @@ impl Fill {
         if is_whole && response.trailers().next().is_none() {
             return Ok(Pumped::Whole(self.commit()));
         }
-        let tail = Tail { follower: self.writer.follow(), changed: Arc::default(), length: self.length };
+        let tail = Tail {
+            follower: self.writer.follow(),
+            changed: Arc::default(),
+            readers: Arc::default(),
+            length: self.length,
+        };
         let rest = Rc::new(RefCell::new(None));
         match unstored {
             Some(piece) => {
@@ -77,21 +90,30 @@ impl Fill {
                 self.give_up();
             }
             None => {
-                if let (Some(leader), Some(started)) = (&self.leader, started(tail.clone())) {
-                    leader.start(started);
+                if let Some(leader) = &self.leader {
+                    leader.answered(started(tail.clone()));
                 }
-                tokio::task::spawn_local(self.run(response, Arc::clone(&tail.changed), Rc::clone(&rest)));
+                tokio::task::spawn_local(self.run(response, tail.clone(), Rc::clone(&rest)));
             }
         }
-        Ok(Pumped::Coming(Reader { tail, at: 0, rest: Some(rest) }))
+        Ok(Pumped::Coming(Reader::new(tail, Some(rest))))
     }
 
     /// Reads `response` to its end.
-    async fn run(mut self, mut response: Response, changed: Arc<Notify>, rest: Rc<RefCell<Option<Rest>>>) {
+    async fn run(mut self, mut response: Response, tail: Tail, rest: Rc<RefCell<Option<Rest>>>) {
+        let mut orphaned: Option<Instant> = None;
         loop {
+            if tail.readers.load(Ordering::Relaxed) > 0 {
+                orphaned = None;
+            } else if orphaned.get_or_insert_with(Instant::now).elapsed() > ORPHANED {
+                tracing::debug!("nobody waits for the response any more, which is not stored");
+                drop(self);
+                break;
+            }
             // After the last byte of a known length the end follows without waiting: a client that has read the whole
             // response finds it in the cache with its next request.
-            match response.chunk().await {
+            let Ok(chunk) = tokio::time::timeout(LOOK_INTERVAL, response.chunk()).await else { continue };
+            match chunk {
                 Ok(Some(piece)) => {
                     if self.write(piece).is_err() {
                         let piece = piece.to_vec();
@@ -99,7 +121,7 @@ impl Fill {
                         self.give_up();
                         break;
                     }
-                    changed.notify_waiters();
+                    tail.changed.notify_waiters();
                 }
                 Ok(None) => {
                     *rest.borrow_mut() = Some(Rest::all_of(response));
@@ -113,7 +135,8 @@ impl Fill {
                 }
             }
         }
-        changed.notify_waiters();
+        // What has become of the writer is visible by now, also to readers on other cores.
+        tail.changed.notify_waiters();
     }
 
     fn write(&mut self, piece: &[u8]) -> Result<(), InsertError> {
@@ -149,6 +172,7 @@ impl Fill {
 pub(crate) struct Tail {
     follower: Follower,
     changed: Arc<Notify>,
+    readers: Arc<AtomicUsize>,
     /// Bytes of the body, if known beforehand.
     length: Option<u64>,
 }
@@ -172,8 +196,13 @@ pub(crate) struct Rest {
 
 impl Reader {
     /// A reader of somebody else's transfer.
-    pub(crate) fn new(tail: Tail) -> Self {
-        Self { tail, at: 0, rest: None }
+    pub(crate) fn following(tail: Tail) -> Self {
+        Self::new(tail, None)
+    }
+
+    fn new(tail: Tail, rest: Option<Rc<RefCell<Option<Rest>>>>) -> Self {
+        tail.readers.fetch_add(1, Ordering::Relaxed);
+        Self { tail, at: 0, rest }
     }
 
     /// Waits until [`Self::take`] has something, or nothing more comes; what the task left over is to be read next.
@@ -204,6 +233,12 @@ impl Reader {
         let piece = self.tail.follower.body_at(self.at);
         self.at += piece.len() as u64;
         (!piece.is_empty()).then_some(piece)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.tail.readers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

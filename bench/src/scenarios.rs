@@ -1,0 +1,239 @@
+//! What is measured, on which servers, in which order.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use tidegate_bench::idle;
+use tidegate_bench::peers::{Peer, Site, install, settle};
+use tidegate_bench::wrk::{Figure, Load};
+
+use crate::Cli;
+
+/// Processor time of the origin for a request, below which the answers cannot have come from it.
+const LEAST_ORIGIN_US: f64 = 0.5;
+
+/// One load, and its goal.
+pub(crate) struct Scenario {
+    pub name: &'static str,
+    pub size_bytes: usize,
+    pub connections: usize,
+    pub kind: Kind,
+    /// The least ratio to nginx's requests per CPU-second; of [`Kind::Idle`], the most bytes for a connection.
+    pub goal: f64,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    /// One object, from a cache or a file.
+    Cached,
+    /// The same with a connection for each request.
+    Close,
+    /// A URL for each request, through to an upstream.
+    Misses,
+    /// Memory of connections on which nothing happens.
+    Idle,
+}
+
+const fn load(name: &'static str, size_bytes: usize, connections: usize, kind: Kind, goal: f64) -> Scenario {
+    Scenario { name, size_bytes, connections, kind, goal }
+}
+
+pub(crate) const SCENARIOS: [Scenario; 9] = [
+    load("612 B, 32 connections", 612, 32, Kind::Cached, 1.6),
+    load("612 B, 512 connections", 612, 512, Kind::Cached, 1.6),
+    load("612 B, 10,000 connections", 612, 10_000, Kind::Cached, 1.6),
+    load("8 KiB, 32 connections", 8 << 10, 32, Kind::Cached, 1.4),
+    load("100 KiB, 32 connections", 100 << 10, 32, Kind::Cached, 1.0),
+    load("612 B, Connection: close", 612, 32, Kind::Close, 1.1),
+    load("612 B misses, 32 connections", 612, 32, Kind::Misses, 1.2),
+    load("612 B misses, 512 connections", 612, 512, Kind::Misses, 1.2),
+    load("memory of 10,000 idle connections", 612, 10_000, Kind::Idle, 2048.0),
+];
+
+/// A server that is compared.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Server {
+    Bare,
+    Nginx,
+    Tidegate,
+    Haproxy,
+    Varnish,
+}
+
+impl Server {
+    const ALL: [Self; 5] = [Self::Bare, Self::Nginx, Self::Tidegate, Self::Haproxy, Self::Varnish];
+
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Bare => "bare epoll",
+            Self::Nginx => "nginx",
+            Self::Tidegate => "tidegate",
+            Self::Haproxy => "haproxy",
+            Self::Varnish => "varnish",
+        }
+    }
+
+    fn start(self, cli: &Cli, parent: &Path, scenario: &Scenario, origin: &Peer) -> Result<Peer, String> {
+        // Each in a directory of its own: one that watches its files must not see another's.
+        let site = Site::create(&parent.join(self.label()), scenario.size_bytes)?;
+        let origin: SocketAddr = origin.address();
+        let misses = scenario.kind == Kind::Misses;
+        let peer = match self {
+            Self::Bare if misses => Err("it is no proxy".to_owned()),
+            Self::Bare => Peer::bare(scenario.size_bytes),
+            Self::Nginx if misses => Peer::nginx_proxy(&site, origin),
+            Self::Nginx => Peer::nginx(&site),
+            Self::Tidegate if misses => Peer::tidegate_proxy(&cli.tidegate, &site, origin),
+            Self::Tidegate => Peer::tidegate(&cli.tidegate, &site, ""),
+            Self::Haproxy => {
+                install("haproxy", "haproxy")?;
+                if misses { Peer::haproxy_proxy(&site, origin) } else { Peer::haproxy(&site, origin) }
+            }
+            Self::Varnish => {
+                install("varnishd", "varnish")?;
+                if misses { Peer::varnish_proxy(&site, origin) } else { Peer::varnish(&site, origin) }
+            }
+        }?;
+        peer.verify(scenario.size_bytes)?;
+        Ok(peer)
+    }
+}
+
+/// A server's figures, one for each round; or why it was left out.
+pub(crate) struct Entry<T> {
+    pub server: Server,
+    pub figures: Result<Vec<T>, String>,
+}
+
+pub(crate) enum Results {
+    Load(Vec<Entry<Figure>>),
+    /// Bytes for a connection.
+    Idle(Vec<Entry<f64>>),
+}
+
+impl Scenario {
+    pub(crate) fn run(&self, cli: &Cli, directory: &Path) -> Result<Results, String> {
+        eprintln!("{}", self.name);
+        match self.kind {
+            Kind::Idle => self.idle(cli, directory).map(Results::Idle),
+            _ => self.load(cli, directory).map(Results::Load),
+        }
+    }
+
+    fn load(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<Figure>>, String> {
+        let origin = self.origin(directory)?;
+        let peers = Server::ALL.map(|server| server.start(cli, directory, self, &origin));
+        // Without the origin behind them, only a cache can answer.
+        let origin = (self.kind == Kind::Misses).then_some(origin);
+        let ready = peers.each_ref().map(|peer| peer.as_ref().map(|_| ()).map_err(Clone::clone));
+        let entries = in_turn(cli.rounds.into(), ready, |index, round| {
+            let Ok(peer) = &peers[index] else { return Err("it does not run".to_owned()) };
+            let unique = origin.is_some().then_some(round);
+            let load = Load {
+                connections: self.connections,
+                close: self.kind == Kind::Close,
+                unique,
+                seconds: self.seconds(cli),
+            };
+            let before = origin.as_ref().map_or(Ok(0.0), Peer::cpu_s)?;
+            let figure = load.run(peer)?;
+            if let Some(origin) = &origin {
+                let requests = figure.requests_per_s * f64::from(self.seconds(cli));
+                if (origin.cpu_s()? - before) * 1e6 < requests * LEAST_ORIGIN_US {
+                    return Err("it did not ask the origin each time".to_owned());
+                }
+            }
+            settle(peers.iter().flatten())?;
+            eprintln!(
+                "  [{}/{}] {:10} {:8.0} requests/s {:6.2} us CPU",
+                round + 1,
+                cli.rounds,
+                Server::ALL[index].label(),
+                figure.requests_per_s,
+                figure.cpu_us_per_request
+            );
+            Ok(figure)
+        });
+        Ok(entries)
+    }
+
+    fn idle(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<f64>>, String> {
+        let origin = self.origin(directory)?;
+        let entries = in_turn(cli.rounds.into(), [const { Ok(()) }; Server::ALL.len()], |index, round| {
+            // A new one each round: allocators keep what a round before has left.
+            let peer = Server::ALL[index].start(cli, directory, self, &origin)?;
+            let bytes = idle::bytes_per_connection(&peer, self.connections, self.size_bytes)?;
+            eprintln!(
+                "  [{}/{}] {:10} {bytes:8.0} bytes for a connection",
+                round + 1,
+                cli.rounds,
+                Server::ALL[index].label()
+            );
+            Ok(bytes)
+        });
+        Ok(entries)
+    }
+
+    /// wrk opens its connections within its time, which takes a second for many.
+    pub(crate) fn seconds(&self, cli: &Cli) -> u32 {
+        if self.connections < 10_000 { cli.seconds } else { cli.seconds.saturating_mul(2) }
+    }
+
+    /// What the caches are filled from, or what misses go through to.
+    fn origin(&self, directory: &Path) -> Result<Peer, String> {
+        if self.kind == Kind::Misses {
+            Peer::origin(self.size_bytes)
+        } else {
+            // It tells caches what they need to know, as the bare responder does not.
+            Peer::nginx(&Site::create(&directory.join("origin"), self.size_bytes)?)
+        }
+    }
+}
+
+/// Measures every server once a round, each of them first in turn. One that fails is left out from there on.
+fn in_turn<T>(
+    rounds: usize,
+    ready: [Result<(), String>; Server::ALL.len()],
+    mut measure: impl FnMut(usize, usize) -> Result<T, String>,
+) -> Vec<Entry<T>> {
+    let mut entries: Vec<Entry<T>> = Server::ALL
+        .into_iter()
+        .zip(ready)
+        .map(|(server, ready)| Entry { server, figures: ready.map(|()| Vec::new()) })
+        .collect();
+    for round in 0..rounds {
+        for index in (0..entries.len()).map(|index| (index + round) % Server::ALL.len()) {
+            let Ok(figures) = &mut entries[index].figures else { continue };
+            match measure(index, round) {
+                Ok(figure) => figures.push(figure),
+                Err(reason) => entries[index].figures = Err(reason),
+            }
+        }
+    }
+    for entry in &entries {
+        if let Err(reason) = &entry.figures {
+            eprintln!("  {} is left out: {reason}", entry.server.label());
+        }
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_server_is_first_in_turn_and_one_that_fails_is_left_out_with_its_reason() {
+        let mut order = Vec::new();
+        let mut ready = [const { Ok(()) }; Server::ALL.len()];
+        ready[4] = Err("not installed".to_owned());
+        let entries = in_turn(2, ready, |index, round| {
+            order.push(index);
+            if index == 3 && round == 1 { Err("it broke".to_owned()) } else { Ok(round) }
+        });
+        assert_eq!(order, [0, 1, 2, 3, 1, 2, 3, 0]);
+        assert_eq!(entries[0].figures, Ok(vec![0, 1]));
+        assert_eq!(entries[3].figures, Err("it broke".to_owned()));
+        assert_eq!(entries[4].figures, Err("not installed".to_owned()));
+    }
+}

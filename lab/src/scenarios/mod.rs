@@ -1,0 +1,78 @@
+//! The scenarios, one file each, and what those of one kind share.
+
+mod parsers;
+mod sweep;
+mod tempesta;
+mod tempesta_fig3;
+mod tempesta_fig4;
+mod tempesta_fig5;
+mod tempesta_fig6;
+
+use crate::{Error, Scenario};
+
+/// Every scenario, in the order of `list` and of the pages.
+pub const ALL: &[&Scenario] =
+    &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
+
+/// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
+///
+/// # Errors
+/// [`Error::Usage`] with the nearest name, if there is no such name.
+pub fn choose(names: &[String]) -> Result<Vec<&'static Scenario>, Error> {
+    let named = |scenario: &Scenario, name: &str| {
+        name == "all" || scenario.name == name || scenario.paper.name == name
+    };
+    for name in names {
+        if !ALL.iter().any(|scenario| named(scenario, name)) {
+            return Err(Error::Usage(unknown(name)));
+        }
+    }
+    let chosen = |scenario: &&&Scenario| names.iter().any(|name| named(scenario, name));
+    Ok(ALL.iter().filter(chosen).copied().collect())
+}
+
+fn unknown(name: &str) -> String {
+    let nearest = ALL
+        .iter()
+        .map(|scenario| (strsim::damerau_levenshtein(scenario.name, name), scenario.name))
+        .min()
+        .filter(|(distance, _)| *distance <= 4);
+    let hint = nearest.map_or(String::new(), |(_, nearest)| format!("; did you mean {nearest}?"));
+    format!("there is no scenario {name}{hint} (tidegate-lab list shows them all)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(chosen: &[&str]) -> Result<Vec<&'static str>, Error> {
+        let chosen: Vec<String> = chosen.iter().map(|name| (*name).to_owned()).collect();
+        Ok(choose(&chosen)?.iter().map(|scenario| scenario.name).collect())
+    }
+
+    #[test]
+    fn names_are_unique_begin_with_their_paper_and_claim_in_one_line() {
+        for scenario in ALL {
+            let same = ALL.iter().filter(|other| other.name == scenario.name).count();
+            assert_eq!(same, 1, "{}", scenario.name);
+            assert!(scenario.name.starts_with(&format!("{}-", scenario.paper.name)), "{}", scenario.name);
+            assert!(!scenario.claim.contains('\n') && !scenario.claim.ends_with('.'), "{}", scenario.claim);
+        }
+    }
+
+    #[test]
+    fn a_scenario_named_twice_is_run_once() {
+        let chosen = names(&["tempesta-fig5", "tempesta", "tempesta-fig5"]).unwrap();
+        assert_eq!(chosen.iter().filter(|name| **name == "tempesta-fig5").count(), 1);
+        assert!(chosen.contains(&"tempesta-fig3"));
+        assert_eq!(names(&["all"]).unwrap().len(), ALL.len());
+    }
+
+    #[test]
+    fn a_name_that_is_nearly_right_is_bad_usage_with_a_suggestion() {
+        let error = names(&["tempesta-fig55"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("did you mean tempesta-fig5?"), "{error}");
+        assert!(!names(&["something-else"]).unwrap_err().to_string().contains("did you mean"));
+    }
+}
