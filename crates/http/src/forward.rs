@@ -325,10 +325,10 @@ fn write_provenance(
         write_field(b"X-Forwarded-Host", normalized.authority, out);
     }
     write_kept(head, FieldId::Forwarded, b"Forwarded: ", context, out);
-    let _ = match client {
-        IpAddr::V4(client) => write!(out, "for={client}"),
-        IpAddr::V6(client) => write!(out, "for=\"[{client}]\""),
-    };
+    if context.trusted_client && !head.fields.has(FieldId::Forwarded) {
+        write_forwarded_of(head, out);
+    }
+    write_node(client, out);
     if !normalized.authority.is_empty() {
         // RFC 7239 §4: a value that is no token, as one with a port, is quoted. No authority holds a quote.
         let quote: &[u8] = if normalized.authority.iter().all(|&byte| is_token(byte)) { b"" } else { b"\"" };
@@ -338,6 +338,34 @@ fn write_provenance(
         out.extend_from_slice(quote);
     }
     let _ = write!(out, ";proto={}\r\n", context.scheme);
+}
+
+/// What a proxy that knows only `X-Forwarded-*` would have said in `Forwarded`, so that the two do not contradict.
+fn write_forwarded_of(head: &RequestHead<'_>, out: &mut Vec<u8>) {
+    let addresses =
+        head.fields.get_all(FieldId::XForwardedFor).flat_map(|value| value.split(|&byte| byte == b','));
+    let mut proto =
+        head.fields.get(FieldId::XForwardedProto).filter(|proto| proto.iter().all(|&byte| is_token(byte)));
+    for address in addresses {
+        let address =
+            std::str::from_utf8(address.trim_ascii()).ok().and_then(|text| text.parse::<IpAddr>().ok());
+        let Some(address) = address else { continue };
+        write_node(address.to_canonical(), out);
+        // It is what the first proxy saw.
+        if let Some(proto) = proto.take().filter(|proto| !proto.is_empty()) {
+            out.extend_from_slice(b";proto=");
+            out.extend_from_slice(proto);
+        }
+        out.extend_from_slice(b", ");
+    }
+}
+
+/// RFC 7239 §6: an IPv6 address is in brackets and quotes.
+fn write_node(address: IpAddr, out: &mut Vec<u8>) {
+    let _ = match address {
+        IpAddr::V4(address) => write!(out, "for={address}"),
+        IpAddr::V6(address) => write!(out, "for=\"[{address}]\""),
+    };
 }
 
 /// Starts a list field with what a trusted client sent in it.

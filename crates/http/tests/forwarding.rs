@@ -101,6 +101,15 @@ fn what_only_a_trusted_proxy_may_say_is_dropped_from_others() {
 }
 
 #[test]
+fn a_trusted_proxy_that_knows_only_x_forwarded_is_not_contradicted() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.7, 2001:db8::1\r\nX-Forwarded-Proto: https\r\n\r\n";
+    let out = forwarded(sent, &ForwardContext { trusted_client: true, ..CONTEXT });
+    let expected = "\r\nForwarded: for=192.0.2.7;proto=https, for=\"[2001:db8::1]\", for=192.0.2.1;host=a;proto=http\r\n";
+    assert!(out.contains(expected), "{out}");
+    assert!(forwarded(sent, &CONTEXT).contains("\r\nForwarded: for=192.0.2.1;host=a;proto=http\r\n"));
+}
+
+#[test]
 fn a_safe_method_is_not_turned_into_another_one() {
     let sent =
         |method: &str| format!("{method} / HTTP/1.1\r\nHost: a\r\nX-HTTP-Method-Override: PATCH\r\n\r\n");

@@ -20,7 +20,7 @@ use crate::data_core::DataCore;
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
-use crate::service::flights::{Join, Leader, News, Outcome};
+use crate::service::flights::{Epoch, Join, Leader, News, Outcome};
 use crate::service::lookup::{Found, Hit, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
@@ -321,7 +321,7 @@ impl Fetch<'_> {
         store: &'s Store,
         url_key: &'s [u8],
         request_time_s: u64,
-        epoch: u64,
+        epoch: Epoch,
     ) -> Storing<'s> {
         Storing { core: self.core, store, url_key, request: self.incoming.head, request_time_s, epoch }
     }
@@ -513,7 +513,7 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
         storing.store.remove(stale.key());
         return None;
     }
-    if storing.core.flights.epoch(storing.url_key) != storing.epoch {
+    if !storing.core.flights.is_current(storing.url_key, storing.epoch) {
         return None;
     }
     let mut stored = stale.head().to_vec();

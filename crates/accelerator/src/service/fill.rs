@@ -12,7 +12,7 @@ use tidegate_store::{InsertError, Object, Store, Writer};
 
 use crate::data_core::DataCore;
 use crate::service::entries::{Entry, ResponseEntry, append_variant, encode_variants};
-use crate::service::flights::{Flights, Leader, Outcome, Started};
+use crate::service::flights::{Epoch, Flights, Leader, Outcome, Started};
 use crate::service::transfer::{Fill, Pumped, Reader, Rest};
 use crate::upstream::{Interim, Response, Upload, UpstreamError};
 
@@ -173,7 +173,7 @@ pub(crate) struct Storing<'a> {
     pub request: &'a RequestHead<'a>,
     pub request_time_s: u64,
     /// [`Flights::epoch`] when the request was sent.
-    pub epoch: u64,
+    pub epoch: Epoch,
 }
 
 /// An object to be written.

@@ -9,12 +9,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::service::entries::url_of;
 use crate::service::transfer::Tail;
 
 const SHARDS: usize = 16;
 /// URLs that are remembered as not shared; of two in one place the later one stays.
 const NOT_SHARED: usize = 4096;
-/// Counters of invalidations; URLs that share one are invalidated together, as far as what is on its way goes.
+/// Places in which invalidations are noted; two in one place during one request stand for any URL of that place.
 const EPOCHS: usize = 4096;
 /// How long a follower waits for the end of a response that has begun and that it cannot read along.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -46,13 +47,23 @@ pub(crate) struct Started {
     pub tail: Tail,
 }
 
+/// A time between two removals of a URL on purpose.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Epoch {
+    invalidations: u64,
+    purges: u32,
+}
+
+/// Bytes by which a flight's name is longer than its key.
+const EPOCH_BYTES: usize = 12;
+
 /// All requests in progress that may end in the cache, over all data cores.
 pub(crate) struct Flights {
     shards: [Mutex<ByKey>; SHARDS],
     /// The upper half of a key's hash and the second, counted from 1970, until which its answers are not shared.
     not_shared: Box<[AtomicU64]>,
-    /// Grows by one with each invalidation of a URL of that hash.
-    epochs: Box<[AtomicU32]>,
+    /// The upper half of the hash of the URL that was invalidated last, and the number of invalidations.
+    epochs: Box<[AtomicU64]>,
     /// Grows by one with each purge.
     purges: AtomicU32,
 }
@@ -60,7 +71,7 @@ pub(crate) struct Flights {
 impl Default for Flights {
     fn default() -> Self {
         let not_shared = std::iter::repeat_with(AtomicU64::default).take(NOT_SHARED).collect();
-        let epochs = std::iter::repeat_with(AtomicU32::default).take(EPOCHS).collect();
+        let epochs = std::iter::repeat_with(AtomicU64::default).take(EPOCHS).collect();
         Self { shards: Default::default(), not_shared, epochs, purges: AtomicU32::default() }
     }
 }
@@ -100,10 +111,11 @@ pub(crate) struct Leader {
 
 impl Flights {
     /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined.
-    pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: u64) -> Join {
-        let mut named = Vec::with_capacity(key.len() + 8);
+    pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: Epoch) -> Join {
+        let mut named = Vec::with_capacity(key.len() + EPOCH_BYTES);
         named.extend_from_slice(key);
-        named.extend_from_slice(&epoch.to_le_bytes());
+        named.extend_from_slice(&epoch.invalidations.to_le_bytes());
+        named.extend_from_slice(&epoch.purges.to_le_bytes());
         match self.shard(&named).entry(named.clone().into()) {
             Entry::Occupied(entry) => Join::Follow(Arc::clone(entry.get())),
             Entry::Vacant(entry) => {
@@ -113,18 +125,36 @@ impl Flights {
         }
     }
 
-    /// A number that changes when what is on its way for a URL must no longer be stored.
-    pub(crate) fn epoch(&self, url_key: &[u8]) -> u64 {
-        let invalidations = self.epochs[xxh3_64(url_key) as usize % EPOCHS].load(Ordering::SeqCst);
-        u64::from(self.purges.load(Ordering::SeqCst)) << 32 | u64::from(invalidations)
+    /// The epoch of a URL, to be asked for before the request is sent.
+    pub(crate) fn epoch(&self, url_key: &[u8]) -> Epoch {
+        Epoch {
+            invalidations: self.epochs[url_hash(url_key) as usize % EPOCHS].load(Ordering::SeqCst),
+            purges: self.purges.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Whether nothing has removed the URL on purpose since `epoch`.
+    pub(crate) fn is_current(&self, url_key: &[u8], epoch: Epoch) -> bool {
+        let now = self.epoch(url_key);
+        let since = (now.invalidations as u32).wrapping_sub(epoch.invalidations as u32);
+        let last_was_another = now.invalidations >> 32 != url_hash(url_key) >> 32;
+        now.purges == epoch.purges && (since == 0 || since == 1 && last_was_another)
     }
 
     /// Begins a new epoch for one URL or for all. To be called before what is stored is removed.
     pub(crate) fn new_epoch(&self, url_key: Option<&[u8]>) {
         match url_key {
-            Some(url_key) => self.epochs[xxh3_64(url_key) as usize % EPOCHS].fetch_add(1, Ordering::SeqCst),
-            None => self.purges.fetch_add(1, Ordering::SeqCst),
-        };
+            Some(url_key) => {
+                let hash = url_hash(url_key);
+                let place = &self.epochs[hash as usize % EPOCHS];
+                let note = |old: u64| Some(hash >> 32 << 32 | u64::from((old as u32).wrapping_add(1)));
+                // The closure always has a value.
+                let _ = place.fetch_update(Ordering::SeqCst, Ordering::SeqCst, note);
+            }
+            None => {
+                self.purges.fetch_add(1, Ordering::SeqCst);
+            }
+        }
     }
 
     /// Whether to wait for another request for `key` would be in vain: its answers are for one request each.
@@ -151,10 +181,15 @@ impl Flights {
     }
 }
 
+/// The hash of a key's URL, whatever follows it.
+fn url_hash(key: &[u8]) -> u64 {
+    xxh3_64(url_of(key))
+}
+
 impl Leader {
     /// What is being fetched.
     pub(crate) fn key(&self) -> &[u8] {
-        self.name.get(..self.name.len() - 8).unwrap_or(b"")
+        self.name.get(..self.name.len() - EPOCH_BYTES).unwrap_or(b"")
     }
 
     /// The upstream has answered: the followers may read along, or wait a moment for the end.
@@ -216,12 +251,17 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn followers_learn_how_the_leader_ended() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(leader) = flights.join(b"k", 0) else { panic!("the first one leads") };
-        let Join::Follow(follower) = flights.join(b"k", 0) else { panic!("the second one follows") };
-        assert!(matches!(flights.join(b"other", 0), Join::Lead(_)));
+        let Join::Lead(leader) = flights.join(b"k", Epoch::default()) else { panic!("the first one leads") };
+        let Join::Follow(follower) = flights.join(b"k", Epoch::default()) else {
+            panic!("the second one follows")
+        };
+        assert!(matches!(flights.join(b"other", Epoch::default()), Join::Lead(_)));
         leader.finish(Outcome::Stored);
         assert!(matches!(follower.news(true).await, News::Ended(Outcome::Stored)));
-        assert!(matches!(flights.join(b"k", 0), Join::Lead(_)), "a new flight starts once one has ended");
+        assert!(
+            matches!(flights.join(b"k", Epoch::default()), Join::Lead(_)),
+            "a new flight starts once one has ended"
+        );
     }
 
     #[test]
@@ -232,7 +272,22 @@ mod tests {
         assert!(matches!(flights.join(b"k", flights.epoch(b"k")), Join::Lead(_)));
         let before = flights.epoch(b"other");
         flights.new_epoch(None);
-        assert_ne!(flights.epoch(b"other"), before);
+        assert!(!flights.is_current(b"other", before));
+    }
+
+    #[test]
+    fn an_invalidation_concerns_its_url_and_none_that_shares_its_place() {
+        let flights = Flights::default();
+        let place = |key: &[u8]| xxh3_64(key) as usize % EPOCHS;
+        let neighbour =
+            (0..).map(|n: u32| n.to_string().into_bytes()).find(|key| place(key) == place(b"k")).unwrap();
+        let (of_k, of_neighbour) = (flights.epoch(b"k"), flights.epoch(&neighbour));
+        flights.new_epoch(Some(&neighbour));
+        assert!(flights.is_current(b"k", of_k));
+        assert!(!flights.is_current(&neighbour, of_neighbour));
+        // Which of the two was the first is no longer known.
+        flights.new_epoch(Some(&neighbour));
+        assert!(!flights.is_current(b"k", of_k));
     }
 
     #[test]
@@ -248,8 +303,10 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn a_leader_that_goes_away_abandons_its_flight() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(leader) = flights.join(b"k", 0) else { panic!("the first one leads") };
-        let Join::Follow(follower) = flights.join(b"k", 0) else { panic!("the second one follows") };
+        let Join::Lead(leader) = flights.join(b"k", Epoch::default()) else { panic!("the first one leads") };
+        let Join::Follow(follower) = flights.join(b"k", Epoch::default()) else {
+            panic!("the second one follows")
+        };
         drop(leader);
         assert!(matches!(follower.news(false).await, News::Ended(Outcome::Abandoned)));
     }

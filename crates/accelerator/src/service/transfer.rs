@@ -13,8 +13,7 @@ use tidegate_store::{Follower, InsertError, Object, Progress, Writer};
 use tokio::sync::Notify;
 
 use crate::data_core::DataCore;
-use crate::service::entries::url_of;
-use crate::service::flights::{Leader, Outcome, Started};
+use crate::service::flights::{Epoch, Leader, Outcome, Started};
 use crate::upstream::{Response, UpstreamError};
 
 /// What is taken from the upstream before the client gets its first byte. A response that is whole by then is sent as
@@ -35,7 +34,7 @@ pub(crate) struct Fill {
     pub leader: Option<Leader>,
     pub core: Rc<DataCore>,
     /// [`Flights::epoch`](crate::service::flights::Flights::epoch) when the request was sent.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// Whether the object may answer those who wait for it.
     pub is_fresh: bool,
 }
@@ -147,7 +146,7 @@ impl Fill {
         let object = self.writer.commit();
         // What was invalidated or purged since the request was sent may be older than that. Looking after the commit
         // leaves no gap: an invalidation that comes later finds the object.
-        if self.core.flights.epoch(url_of(object.key())) != self.epoch
+        if !self.core.flights.is_current(object.key(), self.epoch)
             && let Some(store) = &self.core.store
         {
             store.remove(object.key());

@@ -20,8 +20,7 @@ impl Allowance {
 
     /// The peer has moved `bytes`.
     pub(crate) fn earn(&mut self, bytes: u64) {
-        if self.rate_bytes_per_s > 0 {
-            let earned_ms = bytes.saturating_mul(1000) / self.rate_bytes_per_s;
+        if let Some(earned_ms) = bytes.saturating_mul(1000).checked_div(self.rate_bytes_per_s) {
             self.left_ms = self.left_ms.saturating_add(earned_ms).min(MOST_MS);
         }
     }

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use tidegate_accelerator::settings::{
     AccessLog, Balance, Cache, HealthCheck, Limits, Listener, LogFormat, Route, Settings, Target, Upstream,
 };
-use tidegate_http::HeadLimits;
-use tidegate_http::normalize::Personality;
+use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::{HeadLimits, Progress, RequestParser};
 
 use super::Loaded;
 use super::report::{Finding, Report, nearest};
@@ -186,6 +186,12 @@ fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
         let host = section.text("host");
         let path = section.text("path");
         let (Some(target), Some(host), Some(path)) = (target, host, path) else { continue };
+        if let Some(normal) = normal_path(&path, personality(file)).filter(|normal| *normal != path) {
+            let message =
+                format!("route.path: {path:?} never matches: paths are compared in their normal form");
+            let offset = section.offset_of("path").unwrap_or(section.offset);
+            report.error(offset, message, Some(format!("write {normal:?}")));
+        }
         // The engine takes `/images/*` for `/images/`.
         let which = (host.clone(), path.trim_end_matches('*').to_owned());
         if let Some(line) = lines.get(&which) {
@@ -197,6 +203,17 @@ fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
         routes.push(Route { host, path, target });
     }
     routes
+}
+
+/// The path as a request for it would be compared; `None` if no request can ask for it.
+fn normal_path(path: &str, personality: Personality) -> Option<String> {
+    let (path, star) = path.strip_suffix('*').map_or((path, ""), |path| (path, "*"));
+    let bytes = format!("GET {path} HTTP/1.1\r\nHost: any\r\n\r\n").into_bytes();
+    let mut parser = RequestParser::new(HeadLimits::default());
+    let Ok(Progress::Complete { .. }) = parser.parse(&bytes) else { return None };
+    let mut scratch = Vec::new();
+    let normalized = normalize(&parser.head(&bytes), personality, &mut scratch).ok()?;
+    Some(String::from_utf8_lossy(normalized.path).into_owned() + star)
 }
 
 fn target(

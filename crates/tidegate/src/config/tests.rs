@@ -133,6 +133,10 @@ fn errors_say_where_what_and_what_was_meant() {
             "t.toml:6:8: route.path: expected a path",
         ),
         (
+            with_upstream("[[route]]\nupstream = \"app\"\npath = \"/%7Ea//b*\"\n"),
+            "t.toml:6:8: route.path: \"/%7Ea//b*\" never matches: paths are compared in their normal form; write \"/~a/b*\"",
+        ),
+        (
             with_upstream("[[route]]\nupstream = \"app\"\nhost = \"*x\"\n"),
             "t.toml:6:8: route.host: expected a host name",
         ),
