@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Everything that the kernel programs and user space share. The Rust side is generated from this file.
+ * Times are nanoseconds of CLOCK_MONOTONIC. Addresses are in network byte order, everything else in the host's.
+ * No struct has implicit padding: keys are compared byte by byte. */
+#ifndef TIDEGATE_ABI_H
+#define TIDEGATE_ABI_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+/* Bounds of the maps. */
+#define TG_MAX_SLOTS 16384		/* rule states: two rule sets of 4096 + 256 rules, and room */
+#define TG_MAX_SOURCES 65536		/* (destination, port class, source prefix) entries of one rule set and family */
+#define TG_MAX_DESTINATIONS 4096	/* destination prefixes of one rule set and family */
+#define TG_MAX_PATHS 8192		/* literal paths and path prefixes of one rule set */
+#define TG_MAX_PATTERNS 32		/* request rules of one rule set that need a search */
+#define TG_MAX_BLOCKED 1000000		/* blocked single addresses of each family */
+#define TG_MAX_BLOCKED_PREFIXES 65536	/* blocked prefixes of each family */
+#define TG_MAX_PENALTIES 65536		/* clients whose SYNs are dropped after a reset */
+#define TG_MAX_QUEUES 64		/* addresses with a prioritized listen queue */
+#define TG_MAX_CLASSES 8		/* priority classes of one listen queue; 0 is served first */
+#define TG_PATH_BYTES 120		/* longest literal path that the kernel tells apart */
+#define TG_COOKIE_BYTES 96		/* longest `name=value` that the kernel looks for */
+#define TG_HEAD_BYTES 2048		/* how much of a segment is searched */
+#define TG_LABEL_BYTES 128
+
+/* A token is 10^12 units, so that a rate in thousandths of a token per second is a number of units per nanosecond. */
+#define TG_TOKEN_UNITS 1000000000000ULL
+
+/* Keys of the map `control`; each value is one __u64. */
+enum tg_control {
+	TG_CONTROL_GENERATION,		/* which rule set of each pair is in force: 0 or 1 */
+	TG_CONTROL_OVERLOAD,		/* not 0: rules with TG_RULE_ON_OVERLOAD act */
+	TG_CONTROL_PENALTY_NS,		/* how long a client's SYNs are dropped after a reset; 0: not at all */
+	TG_CONTROL_BLOCK_PREFIXES,	/* not 0: the prefix lists are not empty */
+	TG_CONTROL_HOLD_DEPTH,		/* accept queue depth from which lower classes are held back; 0: never */
+	TG_CONTROL_CLASSES,		/* number of classes; what no rule names is in the last one */
+	TG_CONTROL_NETNS,		/* cookie of the network namespace the programs are attached in */
+	TG_CONTROL_COUNT,
+};
+
+/* Keys of the per-CPU map `counters`. */
+enum tg_counter {
+	TG_COUNT_BLOCKED,		/* packets from a blocked address */
+	TG_COUNT_PENALTY,		/* SYNs of a client that was just reset */
+	TG_COUNT_SYN_PASSED,
+	TG_COUNT_SYN_POLICED,		/* SYNs without a token */
+	TG_COUNT_SYN_HELD,		/* SYNs held back while a higher class waits */
+	TG_COUNT_MALFORMED,		/* TCP fragments too short to tell their ports (RFC 1858) */
+	TG_COUNT_STEERED,		/* connections given to the queue of their class */
+	TG_COUNT_STEER_FAILED,		/* ... or not, because the queue is gone */
+	TG_COUNT_REQUEST_PASSED,	/* requests that a rule let pass */
+	TG_COUNT_REQUEST_DROPPED,
+	TG_COUNT_REQUEST_RESET,
+	TG_COUNT_REQUEST_PARTIAL,	/* requests whose head did not fit the segment: policed by the server, if at all */
+	TG_COUNT_RESET_FAILED,		/* resets that could not be built: the segment was dropped instead */
+	TG_COUNT_COUNT,
+};
+
+/* Flags of a rule. */
+#define TG_RULE_LIMITED 1		/* the token bucket decides */
+#define TG_RULE_ON_OVERLOAD 2		/* only while overload is signalled */
+#define TG_RULE_REFUSE 4		/* every match is a violation */
+#define TG_RULE_RESET 8			/* a violation resets both ends; otherwise the segment is dropped */
+#define TG_RULE_ELSEWHERE 16		/* the kernel only recognizes the request: user space decides */
+
+/* What a rule does. Its counters and tokens are in map `states` under `slot`, and outlive a change of the rest. */
+struct tg_rule {
+	__u32 slot;
+	__u32 flags;
+	__u32 class;			/* 0 is served first */
+	__u32 rank;			/* of the rules that match, the one of lowest rank governs */
+	__u64 rate;			/* units per nanosecond */
+	__u64 capacity;			/* units */
+	__u64 fill_ns;			/* after this time an empty bucket is full */
+};
+
+/* What happened under a rule. */
+struct tg_state {
+	struct bpf_spin_lock lock;
+	__u32 reserved;
+	__u64 tokens;			/* units */
+	__u64 last_ns;
+	__u64 passed;
+	__u64 refused;
+};
+
+/* The text of the rule in a slot: for people, never read by a kernel program. */
+struct tg_label {
+	__u8 text[TG_LABEL_BYTES];
+};
+
+/* Port number to port class. Ports of one class are matched by the same rules. */
+struct tg_ports {
+	__u16 class_of[65536];
+};
+#define TG_PORT_HTTP 0x8000		/* flag beside the class: cleartext HTTP is spoken here */
+#define TG_PORT_CLASS 0x7fff
+
+/* Destination prefix to destination class (__u32); no entry means class 0. */
+struct tg_prefix4 {
+	__u32 length_bits;
+	__u8 address[4];
+};
+struct tg_prefix6 {
+	__u32 length_bits;
+	__u8 address[16];
+};
+
+/* Source prefix within a pair of classes; `length_bits` counts the 32 bits of the classes. */
+struct tg_source4 {
+	__u32 length_bits;
+	__u16 destination_class;
+	__u16 port_class;
+	__u8 address[4];
+};
+struct tg_source6 {
+	__u32 length_bits;
+	__u16 destination_class;
+	__u16 port_class;
+	__u8 address[16];
+};
+#define TG_SOURCE_CLASS_BITS 32
+
+/* Path prefix of a request. */
+struct tg_path {
+	__u32 length_bits;
+	__u8 text[TG_PATH_BYTES];
+};
+
+/* A request rule that needs a search: a suffix, an infix, a cookie. */
+enum tg_path_kind {
+	TG_PATH_ANY,
+	TG_PATH_EXACT,
+	TG_PATH_PREFIX,
+	TG_PATH_SUFFIX,
+	TG_PATH_INFIX,
+};
+struct tg_pattern {
+	struct tg_rule rule;
+	__u32 path_kind;
+	__u32 path_length;
+	__u32 cookie_length;		/* 0: no cookie asked for; otherwise of each text below */
+	__u32 reserved;
+	__u8 path[TG_PATH_BYTES + 8];
+	__u8 cookie_inner[TG_COOKIE_BYTES + 8];	/* " name=value;" */
+	__u8 cookie_last[TG_COOKIE_BYTES + 8];	/* " name=value\r" */
+};
+struct tg_patterns {
+	__u32 count;
+	__u32 cookies;			/* not 0: some pattern asks for a cookie */
+	struct tg_pattern pattern[TG_MAX_PATTERNS];	/* by rank */
+};
+
+/* A blocked address or prefix. */
+struct tg_block {
+	__u64 expires_ns;		/* 0: never */
+	__u64 last_hit_ns;		/* 0: never; starts as the time of insertion */
+	__u64 hits;			/* packets */
+	__u32 length_bits;
+	__u32 reserved;
+};
+
+/* Where a prioritized listen queue is; an address of all zeroes means any. IPv4 is IPv4-mapped. */
+struct tg_endpoint {
+	__u8 address[16];
+	__u16 port;
+	__u16 reserved;
+};
+
+/* A client, IPv4 as IPv4-mapped. */
+struct tg_client {
+	__u8 address[16];
+};
+
+#endif

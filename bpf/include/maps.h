@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* The maps. Each program declares those it uses; the loader makes maps of the same name one map.
+ *
+ * A rule set is one entry of each map of maps. There are two: user space fills the one that is not in force and then
+ * writes TG_CONTROL_GENERATION, so that a packet sees the old set or the new one and never a mixture. */
+#ifndef TIDEGATE_MAPS_H
+#define TIDEGATE_MAPS_H
+
+#include "abi.h"
+#include <bpf/bpf_helpers.h>
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_CONTROL_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} control SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TG_COUNT_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, struct tg_state);
+} states SEC(".maps");
+
+/* Clients that were just reset, until when; the least recently seen makes room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TG_MAX_PENALTIES);
+	__type(key, struct tg_client);
+	__type(value, __u64);
+} penalties SEC(".maps");
+
+struct inner_ports {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tg_ports);
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__array(values, struct inner_ports);
+} ports SEC(".maps");
+
+#define PAIR_OF_TRIES(name, key_type, value_type, bound)		\
+	struct inner_##name {						\
+		__uint(type, BPF_MAP_TYPE_LPM_TRIE);			\
+		__uint(max_entries, bound);				\
+		__uint(map_flags, BPF_F_NO_PREALLOC);			\
+		__type(key, key_type);					\
+		__type(value, value_type);				\
+	};								\
+	struct {							\
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);		\
+		__uint(max_entries, 2);					\
+		__type(key, __u32);					\
+		__array(values, struct inner_##name);			\
+	} name SEC(".maps")
+
+static __always_inline __u64 control_get(__u32 key)
+{
+	__u64 *value = bpf_map_lookup_elem(&control, &key);
+
+	return value ? *value : 0;
+}
+
+static __always_inline __u32 generation(void)
+{
+	return control_get(TG_CONTROL_GENERATION) & 1;
+}
+
+static __always_inline void count(__u32 key)
+{
+	__u64 *value = bpf_map_lookup_elem(&counters, &key);
+
+	if (value)
+		*value += 1;
+}
+
+/* The class and flag of a port in rule set `set`; 0 when there is no rule set. */
+static __always_inline __u16 port_entry(__u32 set, __u16 port)
+{
+	__u32 zero = 0;
+	void *inner = bpf_map_lookup_elem(&ports, &set);
+	struct tg_ports *table;
+
+	if (!inner)
+		return 0;
+	table = bpf_map_lookup_elem(inner, &zero);
+	return table ? table->class_of[port] : 0;
+}
+
+/* Takes one token: <rate, burst> of the paper's section 3.1. Not 0: the connection or request is compliant. */
+static __always_inline int take(const struct tg_rule *rule, __u64 now_ns)
+{
+	__u32 slot = rule->slot;
+	__u64 rate = rule->rate, capacity = rule->capacity, fill_ns = rule->fill_ns, elapsed_ns;
+	struct tg_state *state = bpf_map_lookup_elem(&states, &slot);
+	int compliant = 0;
+
+	if (!state)
+		return 1;
+	if (!(rule->flags & (TG_RULE_LIMITED | TG_RULE_REFUSE)) ||
+	    ((rule->flags & TG_RULE_ON_OVERLOAD) && !control_get(TG_CONTROL_OVERLOAD))) {
+		__sync_fetch_and_add(&state->passed, 1);
+		return 1;
+	}
+	if (rule->flags & TG_RULE_REFUSE) {
+		__sync_fetch_and_add(&state->refused, 1);
+		return 0;
+	}
+	bpf_spin_lock(&state->lock);
+	elapsed_ns = now_ns > state->last_ns ? now_ns - state->last_ns : 0;
+	if (elapsed_ns >= fill_ns)
+		state->tokens = capacity;
+	else
+		state->tokens += elapsed_ns * rate;
+	if (state->tokens > capacity)
+		state->tokens = capacity;
+	/* Another CPU's clock reading may be the later one. */
+	if (elapsed_ns)
+		state->last_ns = now_ns;
+	if (state->tokens >= TG_TOKEN_UNITS) {
+		state->tokens -= TG_TOKEN_UNITS;
+		state->passed += 1;
+		compliant = 1;
+	} else {
+		state->refused += 1;
+	}
+	bpf_spin_unlock(&state->lock);
+	return compliant;
+}
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Bounds-checked parsing of Ethernet, VLAN tags, IPv4, IPv6 and TCP. */
+#ifndef TIDEGATE_PACKET_H
+#define TIDEGATE_PACKET_H
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define VLAN_TAGS_MAX 2
+#define EXTENSION_HEADERS_MAX 6
+#define IP_MORE_FRAGMENTS 0x2000
+#define IP_FRAGMENT_OFFSET 0x1fff
+#define IPV6_FRAGMENT_OFFSET 0xfff8
+
+struct vlan_tag {
+	__be16 tci;
+	__be16 protocol;
+};
+
+struct extension_header {
+	__u8 next;
+	__u8 length;
+};
+
+struct fragment_header {
+	__u8 next;
+	__u8 reserved;
+	__be16 offset;
+	__be32 id;
+};
+
+struct packet {
+	void *end;
+	struct iphdr *v4;	/* one of these two, or neither */
+	struct ipv6hdr *v6;
+	struct tcphdr *tcp;	/* only in a packet or a fragment that shows all of it */
+	int malformed;		/* a TCP fragment that hides its header */
+};
+
+static __always_inline void parse_tcp(struct packet *packet, void *cursor, int fragment)
+{
+	struct tcphdr *tcp = cursor;
+
+	if ((void *)(tcp + 1) <= packet->end)
+		packet->tcp = tcp;
+	else if (fragment)
+		packet->malformed = 1;
+}
+
+static __always_inline void parse_ip4(struct packet *packet, void *cursor)
+{
+	struct iphdr *ip = cursor;
+	__u16 fragment;
+
+	if ((void *)(ip + 1) > packet->end)
+		return;
+	packet->v4 = ip;
+	if (ip->protocol != IPPROTO_TCP || ip->ihl < 5)
+		return;
+	fragment = bpf_ntohs(ip->frag_off);
+	/* RFC 3128: a second fragment at offset 8 would rewrite the flags of the first. */
+	if ((fragment & IP_FRAGMENT_OFFSET) == 1)
+		packet->malformed = 1;
+	if (fragment & IP_FRAGMENT_OFFSET)
+		return;
+	parse_tcp(packet, cursor + ip->ihl * 4, fragment & IP_MORE_FRAGMENTS);
+}
+
+static __always_inline void parse_ip6(struct packet *packet, void *cursor)
+{
+	struct ipv6hdr *ip = cursor;
+	int fragment = 0;
+	__u8 next;
+
+	if ((void *)(ip + 1) > packet->end)
+		return;
+	packet->v6 = ip;
+	next = ip->nexthdr;
+	cursor = ip + 1;
+#pragma unroll
+	for (int i = 0; i < EXTENSION_HEADERS_MAX; i++) {
+		if (next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS) {
+			struct extension_header *header = cursor;
+
+			if ((void *)(header + 1) > packet->end)
+				return;
+			next = header->next;
+			cursor += (header->length + 1) * 8;
+		} else if (next == IPPROTO_FRAGMENT) {
+			struct fragment_header *header = cursor;
+
+			if ((void *)(header + 1) > packet->end)
+				return;
+			if (header->offset & bpf_htons(IPV6_FRAGMENT_OFFSET)) {
+				/* RFC 3128 again, whatever follows. */
+				packet->malformed = bpf_ntohs(header->offset) >> 3 == 1 && header->next == IPPROTO_TCP;
+				return;
+			}
+			fragment = 1;
+			next = header->next;
+			cursor += sizeof(*header);
+		} else {
+			break;
+		}
+	}
+	if (next == IPPROTO_TCP)
+		parse_tcp(packet, cursor, fragment);
+}
+
+static __always_inline void parse(struct packet *packet, void *cursor)
+{
+	struct ethhdr *ethernet = cursor;
+	__be16 protocol;
+
+	if ((void *)(ethernet + 1) > packet->end)
+		return;
+	protocol = ethernet->h_proto;
+	cursor = ethernet + 1;
+#pragma unroll
+	for (int i = 0; i < VLAN_TAGS_MAX; i++) {
+		struct vlan_tag *tag = cursor;
+
+		if (protocol != bpf_htons(ETH_P_8021Q) && protocol != bpf_htons(ETH_P_8021AD))
+			break;
+		if ((void *)(tag + 1) > packet->end)
+			return;
+		protocol = tag->protocol;
+		cursor = tag + 1;
+	}
+	if (protocol == bpf_htons(ETH_P_IP))
+		parse_ip4(packet, cursor);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		parse_ip6(packet, cursor);
+}
+
+#endif

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+/* Before the network stack: block list, then penalty after a reset, hold-back of low classes, SYN policing. */
+#include "classify.h"
+#include "packet.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* Not preallocated: an empty list costs no memory. A hash, because a trie of a million addresses is six times slower
+ * when cold. */
+#define BLOCK_LIST(name, kind, key_type, bound)				\
+	struct {							\
+		__uint(type, kind);					\
+		__uint(max_entries, bound);				\
+		__uint(map_flags, BPF_F_NO_PREALLOC);			\
+		__type(key, key_type);					\
+		__type(value, struct tg_block);				\
+	} name SEC(".maps")
+
+BLOCK_LIST(blocked4, BPF_MAP_TYPE_HASH, __u32, TG_MAX_BLOCKED);
+BLOCK_LIST(blocked6, BPF_MAP_TYPE_HASH, struct tg_client, TG_MAX_BLOCKED);
+BLOCK_LIST(blocked_prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix4, TG_MAX_BLOCKED_PREFIXES);
+BLOCK_LIST(blocked_prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix6, TG_MAX_BLOCKED_PREFIXES);
+
+/* How many expired prefixes are looked past towards a shorter one that is not. */
+#define EXPIRED_PREFIXES_MAX 4
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TG_MAX_QUEUES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct tg_endpoint);
+	__type(value, __u32);
+} queues SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, TG_MAX_QUEUES * TG_MAX_CLASSES);
+	__type(key, __u32);
+	__type(value, __u64);
+} listeners SEC(".maps");
+
+/* Only the fields that are read; the loader finds their offsets in the running kernel. */
+struct sock {
+	__u32 sk_ack_backlog;
+} __attribute__((preserve_access_index));
+
+/* Whether the entry is in force; if so, counts the hit. */
+static __always_inline int in_force(struct tg_block *entry, __u64 now_ns)
+{
+	if (entry->expires_ns && entry->expires_ns <= now_ns)
+		return 0;
+	__sync_fetch_and_add(&entry->hits, 1);
+	entry->last_hit_ns = now_ns;
+	return 1;
+}
+
+static __always_inline int blocked_by_prefix4(const void *address, __u64 now_ns)
+{
+	struct tg_prefix4 key = {.length_bits = 32};
+
+	__builtin_memcpy(key.address, address, 4);
+#pragma unroll
+	for (int i = 0; i < EXPIRED_PREFIXES_MAX; i++) {
+		struct tg_block *entry = bpf_map_lookup_elem(&blocked_prefixes4, &key);
+
+		if (!entry)
+			return 0;
+		if (in_force(entry, now_ns))
+			return 1;
+		if (!entry->length_bits)
+			return 0;
+		key.length_bits = entry->length_bits - 1;
+	}
+	return 0;
+}
+
+static __always_inline int blocked_by_prefix6(const void *address, __u64 now_ns)
+{
+	struct tg_prefix6 key = {.length_bits = 128};
+
+	__builtin_memcpy(key.address, address, 16);
+#pragma unroll
+	for (int i = 0; i < EXPIRED_PREFIXES_MAX; i++) {
+		struct tg_block *entry = bpf_map_lookup_elem(&blocked_prefixes6, &key);
+
+		if (!entry)
+			return 0;
+		if (in_force(entry, now_ns))
+			return 1;
+		if (!entry->length_bits)
+			return 0;
+		key.length_bits = entry->length_bits - 1;
+	}
+	return 0;
+}
+
+static __always_inline int blocked(const struct packet *packet)
+{
+	struct tg_block *entry;
+	int prefixes = control_get(TG_CONTROL_BLOCK_PREFIXES) != 0;
+
+	if (packet->v4) {
+		__u32 key = packet->v4->saddr;
+
+		entry = bpf_map_lookup_elem(&blocked4, &key);
+		if (entry && in_force(entry, bpf_ktime_get_ns()))
+			return 1;
+		return prefixes && blocked_by_prefix4(&packet->v4->saddr, bpf_ktime_get_ns());
+	}
+	if (packet->v6) {
+		struct tg_client key;
+
+		__builtin_memcpy(&key, &packet->v6->saddr, 16);
+		entry = bpf_map_lookup_elem(&blocked6, &key);
+		if (entry && in_force(entry, bpf_ktime_get_ns()))
+			return 1;
+		return prefixes && blocked_by_prefix6(&packet->v6->saddr, bpf_ktime_get_ns());
+	}
+	return 0;
+}
+
+static __always_inline void map_address(__u8 *to, const struct packet *packet, int destination)
+{
+	if (packet->v6) {
+		__builtin_memcpy(to, destination ? &packet->v6->daddr : &packet->v6->saddr, 16);
+		return;
+	}
+	__builtin_memset(to, 0, 10);
+	to[10] = 0xff;
+	to[11] = 0xff;
+	__builtin_memcpy(to + 12, destination ? &packet->v4->daddr : &packet->v4->saddr, 4);
+}
+
+/* The paper's section 4.5.1: after a reset the client's SYNs are dropped for a while. */
+static __always_inline int in_penalty(const struct packet *packet, __u64 now_ns)
+{
+	struct tg_client client;
+	__u64 *until_ns;
+
+	map_address(client.address, packet, 0);
+	until_ns = bpf_map_lookup_elem(&penalties, &client);
+	if (!until_ns)
+		return 0;
+	if (*until_ns > now_ns)
+		return 1;
+	bpf_map_delete_elem(&penalties, &client);
+	return 0;
+}
+
+static __always_inline __u32 depth(struct bpf_sock *socket)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(socket);
+
+	return tcp ? ((struct sock *)tcp)->sk_ack_backlog : 0;
+}
+
+/* Whether a class above `class` waits in the prioritized listen queue with this number. */
+static __always_inline int higher_class_waits(__u32 queue, __u32 class, __u64 limit)
+{
+	for (__u32 i = 0; i < TG_MAX_CLASSES - 1; i++) {
+		__u32 key = queue * TG_MAX_CLASSES + i, waiting;
+		struct bpf_sock *listener;
+
+		if (i >= class)
+			break;
+		listener = bpf_map_lookup_elem(&listeners, &key);
+		if (!listener)
+			continue;
+		waiting = depth(listener);
+		bpf_sk_release(listener);
+		if (waiting >= limit)
+			return 1;
+	}
+	return 0;
+}
+
+/* For a server with one accept queue: how deep is it? */
+static __always_inline int listener_is_deep(struct xdp_md *ctx, const struct packet *packet, __u64 limit)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u32 waiting = 0;
+
+	if (packet->v4) {
+		tuple.ipv4.saddr = packet->v4->saddr;
+		tuple.ipv4.daddr = packet->v4->daddr;
+		tuple.ipv4.sport = packet->tcp->source;
+		tuple.ipv4.dport = packet->tcp->dest;
+		socket = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, &packet->v6->saddr, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, &packet->v6->daddr, 16);
+		tuple.ipv6.sport = packet->tcp->source;
+		tuple.ipv6.dport = packet->tcp->dest;
+		socket = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!socket)
+		return 0;
+	/* Barrier: the compiler must not fold the read into one that the verifier does not know. */
+	asm volatile("" : "+r"(socket));
+	if (socket->state == BPF_TCP_LISTEN)
+		waiting = depth(socket);
+	bpf_sk_release(socket);
+	return waiting >= limit;
+}
+
+/* Hold-back for accept loops that cannot change: a low-class SYN waits, by the client's retransmission, while the high
+ * class waits in the accept queue. */
+static __always_inline int held_back(struct xdp_md *ctx, const struct packet *packet, const struct tg_rule *rule)
+{
+	__u64 limit = control_get(TG_CONTROL_HOLD_DEPTH);
+	struct tg_endpoint endpoint = {};
+	__u32 class, *queue;
+
+	if (!limit)
+		return 0;
+	class = class_of(rule);
+	if (!class)
+		return 0;
+	map_address(endpoint.address, packet, 1);
+	endpoint.port = bpf_ntohs(packet->tcp->dest);
+	queue = bpf_map_lookup_elem(&queues, &endpoint);
+	if (!queue) {
+		__builtin_memset(endpoint.address, 0, sizeof(endpoint.address));
+		queue = bpf_map_lookup_elem(&queues, &endpoint);
+	}
+	return queue ? higher_class_waits(*queue, class, limit) : listener_is_deep(ctx, packet, limit);
+}
+
+SEC("xdp")
+int tidegate_in(struct xdp_md *ctx)
+{
+	struct packet packet = {.end = (void *)(long)ctx->data_end};
+	struct tg_rule *rule;
+	__u64 now_ns;
+	__u32 set;
+
+	parse(&packet, (void *)(long)ctx->data);
+	if (blocked(&packet)) {
+		count(TG_COUNT_BLOCKED);
+		return XDP_DROP;
+	}
+	if (packet.malformed) {
+		count(TG_COUNT_MALFORMED);
+		return XDP_DROP;
+	}
+	if (!packet.tcp || !packet.tcp->syn || packet.tcp->ack)
+		return XDP_PASS;
+	now_ns = bpf_ktime_get_ns();
+	if (in_penalty(&packet, now_ns)) {
+		count(TG_COUNT_PENALTY);
+		return XDP_DROP;
+	}
+	set = generation();
+	if (packet.v4)
+		rule = classify4(set, packet.v4->saddr, packet.v4->daddr, bpf_ntohs(packet.tcp->dest));
+	else if (packet.v6)
+		rule = classify6(set, &packet.v6->saddr, &packet.v6->daddr, bpf_ntohs(packet.tcp->dest));
+	else
+		return XDP_PASS;
+	if (held_back(ctx, &packet, rule)) {
+		count(TG_COUNT_SYN_HELD);
+		return XDP_DROP;
+	}
+	if (rule && !take(rule, now_ns)) {
+		count(TG_COUNT_SYN_POLICED);
+		return XDP_DROP;
+	}
+	count(TG_COUNT_SYN_PASSED);
+	return XDP_PASS;
+}

@@ -1,0 +1,273 @@
+//! The block list in user space: bounded, with expiry and hit counts; and the format of files that feed either list.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use tidegate_core::IpPrefix;
+
+/// What is known of a blocked address or prefix. Times are nanoseconds of one monotonic clock.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BlockEntry {
+    /// When it ends; `None`: never.
+    pub expires_ns: Option<u64>,
+    /// When it last refused somebody; at first, when it was inserted.
+    pub last_hit_ns: u64,
+    /// How many packets (kernel) or connections (user space) it refused.
+    pub hits: u64,
+}
+
+/// Why nothing could be added.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlockListError {
+    /// Prefixes are an operator's and are not evicted.
+    #[error("the block list holds {max} prefixes and is full: remove some, or join them into shorter ones")]
+    PrefixesFull {
+        /// How many it holds.
+        max: usize,
+    },
+}
+
+/// Blocked addresses and prefixes.
+#[derive(Debug)]
+pub struct BlockList {
+    addresses: HashMap<IpAddr, BlockEntry>,
+    prefixes: HashMap<IpPrefix, BlockEntry>,
+    /// How many prefixes there are of each length.
+    lengths: BTreeMap<u8, usize>,
+    max_addresses: usize,
+    max_prefixes: usize,
+    evicted: u64,
+}
+
+impl BlockList {
+    /// An empty list with room for that many; a full list of addresses evicts the least recently hit.
+    pub fn new(max_addresses: usize, max_prefixes: usize) -> Self {
+        Self {
+            addresses: HashMap::new(),
+            prefixes: HashMap::new(),
+            lengths: BTreeMap::new(),
+            max_addresses: max_addresses.max(1),
+            max_prefixes,
+            evicted: 0,
+        }
+    }
+
+    /// Blocks an address or prefix until `expires_ns`; replaces an entry that is there.
+    pub fn add(
+        &mut self,
+        prefix: IpPrefix,
+        expires_ns: Option<u64>,
+        now_ns: u64,
+    ) -> Result<(), BlockListError> {
+        let entry = BlockEntry { expires_ns, last_hit_ns: now_ns, hits: 0 };
+        if is_single(&prefix) {
+            let address = prefix.address().to_canonical();
+            if self.addresses.len() >= self.max_addresses && !self.addresses.contains_key(&address) {
+                self.make_room(now_ns);
+            }
+            self.addresses.insert(address, entry);
+            return Ok(());
+        }
+        if self.prefixes.len() >= self.max_prefixes && !self.prefixes.contains_key(&prefix) {
+            self.sweep(now_ns);
+            if self.prefixes.len() >= self.max_prefixes {
+                return Err(BlockListError::PrefixesFull { max: self.max_prefixes });
+            }
+        }
+        if self.prefixes.insert(prefix, entry).is_none() {
+            *self.lengths.entry(prefix.length_bits()).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Unblocks; whether it was there.
+    pub fn remove(&mut self, prefix: &IpPrefix) -> bool {
+        if is_single(prefix) {
+            return self.addresses.remove(&prefix.address().to_canonical()).is_some();
+        }
+        let was_there = self.prefixes.remove(prefix).is_some();
+        if was_there && let Some(count) = self.lengths.get_mut(&prefix.length_bits()) {
+            *count -= 1;
+            if *count == 0 {
+                self.lengths.remove(&prefix.length_bits());
+            }
+        }
+        was_there
+    }
+
+    /// Whether `address` is blocked now; counts the hit.
+    pub fn hit(&mut self, address: IpAddr, now_ns: u64) -> bool {
+        let address = address.to_canonical();
+        if self.addresses.get_mut(&address).is_some_and(|entry| in_force(entry, now_ns)) {
+            return true;
+        }
+        let prefixes = &mut self.prefixes;
+        self.lengths.keys().rev().any(|&length| {
+            IpPrefix::new(address, length)
+                .ok()
+                .and_then(|prefix| prefixes.get_mut(&prefix))
+                .is_some_and(|entry| in_force(entry, now_ns))
+        })
+    }
+
+    /// Every entry that has not expired.
+    pub fn entries(&self, now_ns: u64) -> impl Iterator<Item = (IpPrefix, BlockEntry)> + '_ {
+        let single = |(address, entry): (&IpAddr, &BlockEntry)| {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            Some((IpPrefix::new(*address, bits).ok()?, *entry))
+        };
+        self.addresses
+            .iter()
+            .filter_map(single)
+            .chain(self.prefixes.iter().map(|(prefix, entry)| (*prefix, *entry)))
+            .filter(move |(_, entry)| entry.expires_ns.is_none_or(|expires| expires > now_ns))
+    }
+
+    /// Removes what has expired and says how many.
+    pub fn sweep(&mut self, now_ns: u64) -> usize {
+        let before = self.len();
+        let live = |entry: &BlockEntry| entry.expires_ns.is_none_or(|expires| expires > now_ns);
+        self.addresses.retain(|_, entry| live(entry));
+        let gone: Vec<IpPrefix> =
+            self.prefixes.iter().filter(|(_, entry)| !live(entry)).map(|(prefix, _)| *prefix).collect();
+        for prefix in gone {
+            self.remove(&prefix);
+        }
+        before - self.len()
+    }
+
+    /// How many entries there are, expired ones included.
+    pub fn len(&self) -> usize {
+        self.addresses.len() + self.prefixes.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many addresses were evicted before their time.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Expired entries go first; then the least recently hit hundredth, so that the search pays for many insertions.
+    fn make_room(&mut self, now_ns: u64) {
+        if self.sweep(now_ns) > 0 && self.addresses.len() < self.max_addresses {
+            return;
+        }
+        let victims = (self.max_addresses / 100).max(1);
+        let mut by_age: Vec<(u64, IpAddr)> =
+            self.addresses.iter().map(|(address, entry)| (entry.last_hit_ns, *address)).collect();
+        if by_age.len() > victims {
+            by_age.select_nth_unstable(victims - 1);
+            by_age.truncate(victims);
+        }
+        for (_, address) in by_age {
+            self.addresses.remove(&address);
+            self.evicted += 1;
+        }
+    }
+}
+
+fn is_single(prefix: &IpPrefix) -> bool {
+    prefix.length_bits() == if prefix.address().is_ipv4() { 32 } else { 128 }
+}
+
+fn in_force(entry: &mut BlockEntry, now_ns: u64) -> bool {
+    if entry.expires_ns.is_some_and(|expires| expires <= now_ns) {
+        return false;
+    }
+    entry.hits += 1;
+    entry.last_hit_ns = now_ns;
+    true
+}
+
+/// What is wrong with a line of a block list file.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("line {line}: `{text}`: {error}; expected ADDRESS or ADDRESS/LENGTH, and # before comments")]
+pub struct ListFileError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What stands there, shortened.
+    pub text: String,
+    /// What is wrong.
+    pub error: tidegate_core::PrefixError,
+}
+
+/// Reads a list of addresses and prefixes, one a line; `#` begins a comment. Nothing is taken from a list with an error.
+pub fn parse_list(text: &str) -> Result<Vec<IpPrefix>, ListFileError> {
+    let mut prefixes = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let item = line.split('#').next().unwrap_or_default().trim();
+        if item.is_empty() {
+            continue;
+        }
+        prefixes.push(item.parse().map_err(|error| ListFileError {
+            line: index + 1,
+            text: item.chars().take(60).collect(),
+            error,
+        })?);
+    }
+    Ok(prefixes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(text: &str) -> IpPrefix {
+        text.parse().unwrap()
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn blocked_address_is_hit_until_it_expires() {
+        let mut list = BlockList::new(10, 10);
+        list.add(prefix("10.0.0.1"), Some(100), 0).unwrap();
+        assert!(list.hit(address("::ffff:10.0.0.1"), 50));
+        assert!(!list.hit(address("10.0.0.2"), 50));
+        assert_eq!(list.entries(50).next().unwrap().1.hits, 1);
+        assert!(!list.hit(address("10.0.0.1"), 100));
+        assert_eq!(list.sweep(100), 1);
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn expired_longer_prefix_does_not_hide_a_shorter_one() {
+        let mut list = BlockList::new(10, 10);
+        list.add(prefix("10.0.0.0/8"), None, 0).unwrap();
+        list.add(prefix("10.1.0.0/16"), Some(10), 0).unwrap();
+        assert!(list.hit(address("10.1.2.3"), 20));
+        assert!(list.remove(&prefix("10.0.0.0/8")));
+        assert!(!list.hit(address("10.1.2.3"), 20));
+    }
+
+    #[test]
+    fn full_list_evicts_the_least_recently_hit() {
+        let mut list = BlockList::new(100, 1);
+        for i in 0..100u8 {
+            list.add(IpPrefix::new([10, 0, 0, i].into(), 32).unwrap(), None, u64::from(i)).unwrap();
+        }
+        assert!(list.hit(address("10.0.0.0"), 1000));
+        list.add(prefix("10.0.1.0"), None, 1001).unwrap();
+        assert_eq!((list.len(), list.evicted()), (100, 1));
+        assert!(list.hit(address("10.0.0.0"), 1002));
+        assert!(!list.hit(address("10.0.0.1"), 1002), "the least recently hit is gone");
+        assert!(list.hit(address("10.0.0.2"), 1002));
+        list.add(prefix("10.0.0.0/8"), None, 0).unwrap();
+        assert_eq!(list.add(prefix("11.0.0.0/8"), None, 0), Err(BlockListError::PrefixesFull { max: 1 }));
+    }
+
+    #[test]
+    fn list_files_are_read_whole_or_refused_with_the_line() {
+        let read = parse_list("# bad\n10.0.0.1\n\n 2001:db8::/32 # them\n").unwrap();
+        assert_eq!(read, [prefix("10.0.0.1"), prefix("2001:db8::/32")]);
+        let error = parse_list("10.0.0.1\nten\n").unwrap_err();
+        assert_eq!((error.line, error.text.as_str()), (2, "ten"));
+    }
+}

@@ -1,0 +1,58 @@
+#![forbid(unsafe_code)]
+//! Rules about connections and requests, and what they decide: the part that the kernel's gate and its user-space
+//! fallback share, so that both give the same verdicts.
+//!
+//! The mechanisms are those of *Kernel Mechanisms for Service Differentiation in Overloaded Web Servers* (sections 3.1,
+//! 3.3 and 3.4). Nothing here reads a clock or sees a socket: time comes in as nanoseconds of one monotonic clock.
+
+mod block;
+mod bucket;
+mod connection;
+mod policer;
+mod request;
+mod table;
+
+pub use block::{BlockEntry, BlockList, BlockListError, ListFileError, parse_list};
+pub use bucket::{LimitError, Profile, TOKEN_UNITS, TokenBucket};
+pub use connection::{ConnectionRule, Destination, DestinationError, PortRange};
+pub use policer::{Decision, Policer, RuleCounts};
+pub use request::{
+    Action, CookiePattern, CookiePatternError, PathPattern, PathPatternError, RequestRule, RequestTable,
+};
+pub use table::{ConnectionTable, FamilyTable, SourceEntry, TableError};
+
+/// When a rule's rate limit acts. The paper's section 3.1 enforces it only while overload is detected.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum When {
+    /// At all times.
+    #[default]
+    Always,
+    /// Only while overload is signalled.
+    Overload,
+}
+
+/// A priority class; 0 is served first. The configuration's `priority = 1` is class 0.
+pub type Class = u8;
+
+/// The greatest number of classes.
+pub const MAX_CLASSES: usize = 8;
+
+/// Everything an operator has written down for the gate.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleSet {
+    /// Rules about who connects, in the order of the configuration.
+    pub connections: Vec<ConnectionRule>,
+    /// Rules about what is asked for, in the order of the configuration.
+    pub requests: Vec<RequestRule>,
+    /// Ports on which cleartext HTTP is spoken: only there are requests recognized in segments.
+    pub http_ports: Vec<PortRange>,
+}
+
+impl RuleSet {
+    /// The number of classes: one more than the lowest class a rule names. What no rule names is in the last one.
+    pub fn classes(&self) -> usize {
+        let named = self.connections.iter().filter_map(|rule| rule.class);
+        let lowest = named.chain(self.requests.iter().filter_map(|rule| rule.class)).max().unwrap_or(0);
+        usize::from(lowest) + 1
+    }
+}

@@ -1,0 +1,257 @@
+//! The rules enforced without a kernel program: at accept, and on requests that no segment shows.
+
+use std::net::IpAddr;
+
+use tidegate_core::Verdict;
+
+use crate::{Action, Class, ConnectionTable, Profile, RequestTable, RuleSet, TableError, TokenBucket, When};
+
+/// What a policer decided.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Decision {
+    /// Whether to go on.
+    pub verdict: Verdict,
+    /// The priority class; 0 is served first.
+    pub class: Class,
+    /// Index of the rule that governs, in the order of the configuration.
+    pub rule: Option<usize>,
+}
+
+/// How often a rule let pass and refused.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct RuleCounts {
+    /// Compliant connections or requests.
+    pub passed: u64,
+    /// Violations.
+    pub refused: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    bucket: Option<TokenBucket>,
+    counts: RuleCounts,
+}
+
+impl State {
+    fn take(&mut self, limit: Option<Profile>, now_ns: u64) -> bool {
+        let compliant = match limit {
+            None => true,
+            Some(profile) => {
+                self.bucket.get_or_insert_with(|| TokenBucket::full(&profile, now_ns)).take(&profile, now_ns)
+            }
+        };
+        self.count(compliant);
+        compliant
+    }
+
+    fn count(&mut self, compliant: bool) {
+        if compliant {
+            self.counts.passed += 1;
+        } else {
+            self.counts.refused += 1;
+        }
+    }
+}
+
+/// Decides on connections and requests by the same rules, tables and buckets as the kernel programs.
+#[derive(Debug)]
+pub struct Policer {
+    connections: ConnectionTable,
+    requests: RequestTable,
+    connection_states: Vec<State>,
+    request_states: Vec<State>,
+    lowest: Class,
+    overloaded: bool,
+}
+
+impl Policer {
+    /// Compiles a rule set.
+    pub fn new(rules: &RuleSet) -> Result<Self, TableError> {
+        let fresh = State { bucket: None, counts: RuleCounts::default() };
+        Ok(Self {
+            connections: ConnectionTable::compile(&rules.connections)?,
+            requests: RequestTable::new(&rules.requests),
+            connection_states: vec![fresh; rules.connections.len()],
+            request_states: vec![fresh; rules.requests.len()],
+            // At most MAX_CLASSES, checked by `compile`.
+            lowest: (rules.classes() - 1) as Class,
+            overloaded: false,
+        })
+    }
+
+    /// Puts other rules in force. A rule that matches what a rule before matched keeps its tokens and counters; on
+    /// error nothing has changed.
+    pub fn replace(&mut self, rules: &RuleSet) -> Result<(), TableError> {
+        let mut next = Self::new(rules)?;
+        next.overloaded = self.overloaded;
+        for (rule, state) in next.connections.rules().iter().zip(&mut next.connection_states) {
+            let before = self
+                .connections
+                .rules()
+                .iter()
+                .position(|old| (old.destination, old.source) == (rule.destination, rule.source));
+            if let Some(index) = before {
+                *state = self.connection_states[index];
+            }
+        }
+        for (rule, state) in next.requests.rules().iter().zip(&mut next.request_states) {
+            let before = self
+                .requests
+                .rules()
+                .iter()
+                .position(|old| (&old.path, &old.cookie) == (&rule.path, &rule.cookie));
+            if let Some(index) = before {
+                *state = self.request_states[index];
+            }
+        }
+        *self = next;
+        Ok(())
+    }
+
+    /// Signals that overload has begun or ended.
+    pub fn set_overload(&mut self, overloaded: bool) {
+        self.overloaded = overloaded;
+    }
+
+    /// Decides on a new connection. At accept the handshake is over, so a violation is dropped by closing.
+    pub fn on_connect(&mut self, source: IpAddr, destination: IpAddr, port: u16, now_ns: u64) -> Decision {
+        let Some(index) = self.connections.lookup(source, destination, port) else {
+            return Decision { verdict: Verdict::Continue, class: self.lowest, rule: None };
+        };
+        let rule = &self.connections.rules()[index];
+        let limit = rule.limit.filter(|_| rule.when == When::Always || self.overloaded);
+        let class = rule.class.unwrap_or(self.lowest);
+        let compliant = self.connection_states[index].take(limit, now_ns);
+        let verdict = if compliant { Verdict::Continue } else { Verdict::Drop };
+        Decision { verdict, class, rule: Some(index) }
+    }
+
+    /// Decides on a request. `path` without its query; `cookie` is the value of the `Cookie` field.
+    pub fn on_request(&mut self, path: &[u8], cookie: Option<&[u8]>, now_ns: u64) -> Decision {
+        let Some(index) = self.requests.lookup(path, cookie) else {
+            return Decision { verdict: Verdict::Continue, class: self.lowest, rule: None };
+        };
+        let rule = &self.requests.rules()[index];
+        let in_force = rule.when == When::Always || self.overloaded;
+        let state = &mut self.request_states[index];
+        let compliant = match (rule.limit, rule.action) {
+            (None, Some(_)) if in_force => {
+                state.count(false);
+                false
+            }
+            (limit, _) => state.take(limit.filter(|_| in_force), now_ns),
+        };
+        let verdict = match rule.violation() {
+            Some(Action::Drop) if !compliant => Verdict::Drop,
+            Some(Action::Reset) if !compliant => Verdict::Reset,
+            Some(Action::Refuse) if !compliant => Verdict::Refuse,
+            _ => Verdict::Continue,
+        };
+        Decision { verdict, class: rule.class.unwrap_or(self.lowest), rule: Some(index) }
+    }
+
+    /// The connection rules' counters, in the order of the configuration.
+    pub fn connection_counts(&self) -> Vec<RuleCounts> {
+        self.connection_states.iter().map(|state| state.counts).collect()
+    }
+
+    /// The request rules' counters, in the order of the configuration.
+    pub fn request_counts(&self) -> Vec<RuleCounts> {
+        self.request_states.iter().map(|state| state.counts).collect()
+    }
+
+    /// The compiled connection rules.
+    pub fn connections(&self) -> &ConnectionTable {
+        &self.connections
+    }
+
+    /// The ordered request rules.
+    pub fn requests(&self) -> &RequestTable {
+        &self.requests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ConnectionRule, CookiePattern, RequestRule};
+
+    fn connection(destination: &str, rate_per_s: f64, burst: u32) -> ConnectionRule {
+        ConnectionRule {
+            destination: destination.parse().unwrap(),
+            source: None,
+            limit: Some(Profile::new(rate_per_s, burst).unwrap()),
+            when: When::Always,
+            class: None,
+        }
+    }
+
+    fn request(path: &str) -> RequestRule {
+        let path = path.parse().unwrap();
+        RequestRule { path, cookie: None, limit: None, when: When::Always, action: None, class: None }
+    }
+
+    fn connect(policer: &mut Policer, now_ns: u64) -> Verdict {
+        policer.on_connect([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 80, now_ns).verdict
+    }
+
+    #[test]
+    fn rule_on_overload_acts_only_while_overload_is_signalled() {
+        let mut rule = connection("*:80", 1.0, 1);
+        rule.when = When::Overload;
+        let mut policer = Policer::new(&RuleSet { connections: vec![rule], ..RuleSet::default() }).unwrap();
+        assert!((0..100).all(|_| connect(&mut policer, 0) == Verdict::Continue));
+        policer.set_overload(true);
+        assert_eq!(connect(&mut policer, 0), Verdict::Continue);
+        assert_eq!(connect(&mut policer, 0), Verdict::Drop);
+        policer.set_overload(false);
+        assert_eq!(connect(&mut policer, 0), Verdict::Continue);
+        assert_eq!(policer.connection_counts(), [RuleCounts { passed: 102, refused: 1 }]);
+    }
+
+    #[test]
+    fn replaced_rules_keep_tokens_and_counters_of_what_they_match() {
+        let set = |burst| RuleSet { connections: vec![connection("*:80", 1.0, burst)], ..RuleSet::default() };
+        let mut policer = Policer::new(&set(3)).unwrap();
+        assert!((0..3).all(|_| connect(&mut policer, 0) == Verdict::Continue));
+        policer.replace(&set(5)).unwrap();
+        assert_eq!(connect(&mut policer, 0), Verdict::Drop, "a reload is no fresh burst");
+        assert_eq!(policer.connection_counts(), [RuleCounts { passed: 3, refused: 1 }]);
+        let wrong = RuleSet {
+            connections: vec![ConnectionRule { class: Some(200), ..connection("*:80", 1.0, 1) }],
+            ..RuleSet::default()
+        };
+        assert!(policer.replace(&wrong).is_err());
+        assert_eq!(policer.connection_counts().len(), 1, "the rules before stay in force");
+    }
+
+    #[test]
+    fn requests_are_dropped_reset_refused_and_classed() {
+        let requests = vec![
+            RequestRule { action: Some(Action::Drop), ..request("*noaccess*") },
+            RequestRule { class: Some(0), ..request("/shop.html") },
+            RequestRule {
+                limit: Some(Profile::new(1.0, 2).unwrap()),
+                class: Some(2),
+                ..request("/cgi-bin/*")
+            },
+            RequestRule {
+                cookie: Some(CookiePattern::new("tier", "none").unwrap()),
+                action: Some(Action::Refuse),
+                ..request("*")
+            },
+        ];
+        let mut policer = Policer::new(&RuleSet { requests, ..RuleSet::default() }).unwrap();
+        let mut ask = |path: &str, cookie: Option<&[u8]>| {
+            let decision = policer.on_request(path.as_bytes(), cookie, 0);
+            (decision.verdict, decision.class)
+        };
+        assert_eq!(ask("/x/noaccess/y", None), (Verdict::Drop, 2));
+        assert_eq!(ask("/shop.html", None), (Verdict::Continue, 0));
+        assert_eq!(ask("/cgi-bin/a", None), (Verdict::Continue, 2));
+        assert_eq!(ask("/cgi-bin/a", None), (Verdict::Continue, 2));
+        assert_eq!(ask("/cgi-bin/a", None), (Verdict::Reset, 2));
+        assert_eq!(ask("/shop.html", Some(b"tier=none")), (Verdict::Refuse, 2));
+        assert_eq!(ask("/other", None), (Verdict::Continue, 2));
+    }
+}
