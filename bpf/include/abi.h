@@ -34,7 +34,6 @@ enum tg_control {
 	TG_CONTROL_PENALTY_NS,		/* how long a client's SYNs are dropped after a reset; 0: not at all */
 	TG_CONTROL_BLOCK_PREFIXES,	/* not 0: the prefix lists are not empty */
 	TG_CONTROL_HOLD_DEPTH,		/* accept queue depth from which lower classes are held back; 0: never */
-	TG_CONTROL_CLASSES,		/* number of classes; what no rule names is in the last one */
 	TG_CONTROL_NETNS,		/* cookie of the network namespace the programs are attached in */
 	TG_CONTROL_COUNT,
 };
@@ -85,14 +84,25 @@ struct tg_state {
 	__u64 refused;
 };
 
-/* The text of the rule in a slot: for people, never read by a kernel program. */
+/* The rule in a slot as text, and how it is enforced: for people, never read by a kernel program. */
+enum tg_label_kind {
+	TG_LABEL_FREE,
+	TG_LABEL_CONNECTION,
+	TG_LABEL_REQUEST,
+};
 struct tg_label {
+	__u32 kind;
+	__u32 mechanism;		/* codes of user space */
+	__u32 why;
+	__u32 order;			/* place in the configuration */
 	__u8 text[TG_LABEL_BYTES];
 };
 
 /* Port number to port class. Ports of one class are matched by the same rules. */
 struct tg_ports {
 	__u16 class_of[65536];
+	__u32 classes;			/* number of priority classes; what no rule names is in the last one */
+	__u32 reserved;
 };
 #define TG_PORT_HTTP 0x8000		/* flag beside the class: cleartext HTTP is spoken here */
 #define TG_PORT_CLASS 0x7fff

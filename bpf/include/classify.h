@@ -56,10 +56,10 @@ static __always_inline struct tg_rule *classify6(__u32 set, const void *source, 
 }
 
 /* The class of a connection that `rule` governs; without a rule, the lowest. */
-static __always_inline __u32 class_of(const struct tg_rule *rule)
+static __always_inline __u32 class_of(__u32 set, const struct tg_rule *rule)
 {
-	__u64 classes = control_get(TG_CONTROL_CLASSES);
-	__u32 last = classes ? classes - 1 : 0, class = rule ? rule->class : last;
+	struct tg_ports *table = port_table(set);
+	__u32 last = table && table->classes ? table->classes - 1 : 0, class = rule ? rule->class : last;
 
 	return class > last ? last : class;
 }

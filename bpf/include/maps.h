@@ -30,6 +30,13 @@ struct {
 	__type(value, struct tg_state);
 } states SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, struct tg_label);
+} labels SEC(".maps");
+
 /* Clients that were just reset, until when; the least recently seen makes room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -38,11 +45,12 @@ struct {
 	__type(value, __u64);
 } penalties SEC(".maps");
 
+/* Inner maps give sizes, not types: clang describes what only a pointer leads to by its name alone. */
 struct inner_ports {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tg_ports);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct tg_ports));
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -56,8 +64,8 @@ struct {
 		__uint(type, BPF_MAP_TYPE_LPM_TRIE);			\
 		__uint(max_entries, bound);				\
 		__uint(map_flags, BPF_F_NO_PREALLOC);			\
-		__type(key, key_type);					\
-		__type(value, value_type);				\
+		__uint(key_size, sizeof(key_type));			\
+		__uint(value_size, sizeof(value_type));			\
 	};								\
 	struct {							\
 		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);		\
@@ -86,16 +94,20 @@ static __always_inline void count(__u32 key)
 		*value += 1;
 }
 
-/* The class and flag of a port in rule set `set`; 0 when there is no rule set. */
-static __always_inline __u16 port_entry(__u32 set, __u16 port)
+/* The ports of rule set `set`; none before the first set is in force. */
+static __always_inline struct tg_ports *port_table(__u32 set)
 {
 	__u32 zero = 0;
 	void *inner = bpf_map_lookup_elem(&ports, &set);
-	struct tg_ports *table;
 
-	if (!inner)
-		return 0;
-	table = bpf_map_lookup_elem(inner, &zero);
+	return inner ? bpf_map_lookup_elem(inner, &zero) : 0;
+}
+
+/* The class and flag of a port. */
+static __always_inline __u16 port_entry(__u32 set, __u16 port)
+{
+	struct tg_ports *table = port_table(set);
+
 	return table ? table->class_of[port] : 0;
 }
 

@@ -2,6 +2,7 @@
 /* Before the network stack: block list, then penalty after a reset, hold-back of low classes, SYN policing. */
 #include "classify.h"
 #include "packet.h"
+#include "queues.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -18,26 +19,11 @@ char LICENSE[] SEC("license") = "GPL";
 
 BLOCK_LIST(blocked4, BPF_MAP_TYPE_HASH, __u32, TG_MAX_BLOCKED);
 BLOCK_LIST(blocked6, BPF_MAP_TYPE_HASH, struct tg_client, TG_MAX_BLOCKED);
-BLOCK_LIST(blocked_prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix4, TG_MAX_BLOCKED_PREFIXES);
-BLOCK_LIST(blocked_prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix6, TG_MAX_BLOCKED_PREFIXES);
+BLOCK_LIST(blocked_nets4, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix4, TG_MAX_BLOCKED_PREFIXES);
+BLOCK_LIST(blocked_nets6, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix6, TG_MAX_BLOCKED_PREFIXES);
 
 /* How many expired prefixes are looked past towards a shorter one that is not. */
 #define EXPIRED_PREFIXES_MAX 4
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, TG_MAX_QUEUES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct tg_endpoint);
-	__type(value, __u32);
-} queues SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SOCKMAP);
-	__uint(max_entries, TG_MAX_QUEUES * TG_MAX_CLASSES);
-	__type(key, __u32);
-	__type(value, __u64);
-} listeners SEC(".maps");
 
 /* Only the fields that are read; the loader finds their offsets in the running kernel. */
 struct sock {
@@ -61,7 +47,7 @@ static __always_inline int blocked_by_prefix4(const void *address, __u64 now_ns)
 	__builtin_memcpy(key.address, address, 4);
 #pragma unroll
 	for (int i = 0; i < EXPIRED_PREFIXES_MAX; i++) {
-		struct tg_block *entry = bpf_map_lookup_elem(&blocked_prefixes4, &key);
+		struct tg_block *entry = bpf_map_lookup_elem(&blocked_nets4, &key);
 
 		if (!entry)
 			return 0;
@@ -81,7 +67,7 @@ static __always_inline int blocked_by_prefix6(const void *address, __u64 now_ns)
 	__builtin_memcpy(key.address, address, 16);
 #pragma unroll
 	for (int i = 0; i < EXPIRED_PREFIXES_MAX; i++) {
-		struct tg_block *entry = bpf_map_lookup_elem(&blocked_prefixes6, &key);
+		struct tg_block *entry = bpf_map_lookup_elem(&blocked_nets6, &key);
 
 		if (!entry)
 			return 0;
@@ -128,7 +114,8 @@ static __always_inline void map_address(__u8 *to, const struct packet *packet, i
 	__builtin_memset(to, 0, 10);
 	to[10] = 0xff;
 	to[11] = 0xff;
-	__builtin_memcpy(to + 12, destination ? &packet->v4->daddr : &packet->v4->saddr, 4);
+	if (packet->v4)
+		__builtin_memcpy(to + 12, destination ? &packet->v4->daddr : &packet->v4->saddr, 4);
 }
 
 /* The paper's section 4.5.1: after a reset the client's SYNs are dropped for a while. */
@@ -187,12 +174,14 @@ static __always_inline int listener_is_deep(struct xdp_md *ctx, const struct pac
 		tuple.ipv4.sport = packet->tcp->source;
 		tuple.ipv4.dport = packet->tcp->dest;
 		socket = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-	} else {
+	} else if (packet->v6) {
 		__builtin_memcpy(tuple.ipv6.saddr, &packet->v6->saddr, 16);
 		__builtin_memcpy(tuple.ipv6.daddr, &packet->v6->daddr, 16);
 		tuple.ipv6.sport = packet->tcp->source;
 		tuple.ipv6.dport = packet->tcp->dest;
 		socket = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		return 0;
 	}
 	if (!socket)
 		return 0;
@@ -206,7 +195,8 @@ static __always_inline int listener_is_deep(struct xdp_md *ctx, const struct pac
 
 /* Hold-back for accept loops that cannot change: a low-class SYN waits, by the client's retransmission, while the high
  * class waits in the accept queue. */
-static __always_inline int held_back(struct xdp_md *ctx, const struct packet *packet, const struct tg_rule *rule)
+static __always_inline int held_back(struct xdp_md *ctx, const struct packet *packet, __u32 set,
+					const struct tg_rule *rule)
 {
 	__u64 limit = control_get(TG_CONTROL_HOLD_DEPTH);
 	struct tg_endpoint endpoint = {};
@@ -214,7 +204,7 @@ static __always_inline int held_back(struct xdp_md *ctx, const struct packet *pa
 
 	if (!limit)
 		return 0;
-	class = class_of(rule);
+	class = class_of(set, rule);
 	if (!class)
 		return 0;
 	map_address(endpoint.address, packet, 1);
@@ -258,7 +248,7 @@ int tidegate_in(struct xdp_md *ctx)
 		rule = classify6(set, &packet.v6->saddr, &packet.v6->daddr, bpf_ntohs(packet.tcp->dest));
 	else
 		return XDP_PASS;
-	if (held_back(ctx, &packet, rule)) {
+	if (held_back(ctx, &packet, set, rule)) {
 		count(TG_COUNT_SYN_HELD);
 		return XDP_DROP;
 	}

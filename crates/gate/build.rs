@@ -12,7 +12,9 @@ struct AsBytes;
 
 impl bindgen::callbacks::ParseCallbacks for AsBytes {
     fn add_derives(&self, _: &bindgen::callbacks::DeriveInfo<'_>) -> Vec<String> {
-        ["FromBytes", "IntoBytes", "Immutable", "KnownLayout"].map(|name| format!("zerocopy::{name}")).to_vec()
+        ["FromBytes", "IntoBytes", "Immutable", "KnownLayout"]
+            .map(|name| format!("zerocopy::{name}"))
+            .to_vec()
     }
 }
 

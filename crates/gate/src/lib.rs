@@ -1,1 +1,22 @@
-//! x
+//! Overload control in front of a host's servers, in the kernel where that is possible: block list, SYN policing,
+//! prioritized listen queues, URL and cookie control, after *Kernel Mechanisms for Service Differentiation in
+//! Overloaded Web Servers* (section 3), on an unpatched kernel. Where programs cannot load, the same rules act in user
+//! space; [`Gate::show`] says which mechanism enforces which rule and why.
+//!
+//! A gate belongs to the process that attached it: its programs and maps vanish with it. Another process finds them by
+//! [`Running::find`].
+
+mod abi;
+mod block;
+mod error;
+mod gate;
+mod kernel;
+mod maps;
+mod report;
+mod rules;
+mod system;
+
+pub use block::{BlockStats, Blocked, Blocks};
+pub use error::GateError;
+pub use gate::{Gate, Options, Trial};
+pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};

@@ -142,6 +142,11 @@ impl BlockList {
         self.addresses.len() + self.prefixes.len()
     }
 
+    /// How many of them are prefixes.
+    pub fn prefixes(&self) -> usize {
+        self.prefixes.len()
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -126,6 +126,13 @@ impl Policer {
         Decision { verdict, class, rule: Some(index) }
     }
 
+    /// The class of a connection that a kernel program has already policed.
+    pub fn classify(&self, source: IpAddr, destination: IpAddr, port: u16) -> Decision {
+        let rule = self.connections.lookup(source, destination, port);
+        let class = rule.and_then(|index| self.connections.rules()[index].class).unwrap_or(self.lowest);
+        Decision { verdict: Verdict::Continue, class, rule }
+    }
+
     /// Decides on a request. `path` without its query; `cookie` is the value of the `Cookie` field.
     pub fn on_request(&mut self, path: &[u8], cookie: Option<&[u8]>, now_ns: u64) -> Decision {
         let Some(index) = self.requests.lookup(path, cookie) else {

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+/* URL and cookie control for cleartext HTTP (the paper's sections 3.3 and 4.5), where a segment reaches the stack and
+ * before the server wakes. Every segment that begins with a method is a request, so that each request of a persistent
+ * connection is policed. What a segment does not show is left to the server. */
+#include "maps.h"
+#include "packet.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define TC_ACT_OK 0
+#define TC_ACT_SHOT 2
+
+PAIR_OF_TRIES(paths, struct tg_path, struct tg_rule, TG_MAX_PATHS);
+
+struct inner_patterns {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct tg_patterns));
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__array(values, struct inner_patterns);
+} patterns SEC(".maps");
+
+/* Since Linux 6.17. Without them patterns are left to the server. */
+extern int bpf_strnstr(const char *text, const char *searched, __u64 length) __ksym __weak;
+extern int bpf_strcspn(const char *text, const char *reject) __ksym __weak;
+
+/* What is known of the segment at hand; too large for the stack. The bytes after `text` end it whatever it holds. */
+struct request {
+	struct tg_path path;
+	__u32 length;			/* bytes of text */
+	__u32 path_length;
+	__u32 cookie;			/* where the cookie field's value begins, with the blank before it; 0: none */
+	__u32 cookie_length;
+	__u8 text[TG_HEAD_BYTES + 8];	/* from the path on */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct request);
+} scratch SEC(".maps");
+
+struct endpoints {
+	__u32 v6;
+	__u32 tcp;			/* offset of the TCP header */
+	__u32 payload;			/* offset and length of what it carries */
+	__u32 length;
+	__u8 source[16];		/* IPv4 as IPv4-mapped */
+	__u8 destination[16];
+	struct tcphdr header;
+};
+
+/* Reads the headers; 0 if the segment cannot carry a request. */
+static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints *ends)
+{
+	__u32 end;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr ip;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP || ip.ihl < 5 ||
+		    ip.frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
+			return 0;
+		ends->v6 = 0;
+		ends->tcp = ETH_HLEN + ip.ihl * 4;
+		end = ETH_HLEN + bpf_ntohs(ip.tot_len);
+		__builtin_memset(ends->source, 0, 10);
+		ends->source[10] = ends->source[11] = 0xff;
+		__builtin_memcpy(ends->source + 12, &ip.saddr, 4);
+		__builtin_memcpy(ends->destination + 12, &ip.daddr, 4);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr ip;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
+			return 0;
+		ends->v6 = 1;
+		ends->tcp = ETH_HLEN + sizeof(ip);
+		end = ends->tcp + bpf_ntohs(ip.payload_len);
+		__builtin_memcpy(ends->source, &ip.saddr, 16);
+		__builtin_memcpy(ends->destination, &ip.daddr, 16);
+	} else {
+		return 0;
+	}
+	if (bpf_skb_load_bytes(skb, ends->tcp, &ends->header, sizeof(ends->header)))
+		return 0;
+	if (ends->header.syn || ends->header.rst || ends->header.doff < 5)
+		return 0;
+	ends->payload = ends->tcp + ends->header.doff * 4;
+	/* Receive offload may have merged segments into one that no IP header can describe. */
+	if (end > skb->len || end < ends->payload)
+		end = skb->len;
+	if (end <= ends->payload)
+		return 0;
+	ends->length = end - ends->payload;
+	return 1;
+}
+
+/* The length of the method and the blank after it; 0: the segment does not begin a request. */
+static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
+{
+	__u8 m[8];
+
+	if (bpf_skb_load_bytes(skb, payload, m, sizeof(m)))
+		return 0;
+#define IS(text, length) (!__builtin_memcmp(m, text, length))
+	if (IS("GET ", 4) || IS("PUT ", 4))
+		return 4;
+	if (IS("POST ", 5) || IS("HEAD ", 5))
+		return 5;
+	if (IS("PATCH ", 6))
+		return 6;
+	if (IS("DELETE ", 7))
+		return 7;
+	if (IS("OPTIONS ", 8))
+		return 8;
+#undef IS
+	return 0;
+}
+
+/* Copies the request from its path on. */
+static __always_inline int read_request(struct __sk_buff *skb, const struct endpoints *ends, struct request *request)
+{
+	__u32 method = method_length(skb, ends->payload), length, shown;
+
+	if (!method || ends->length <= method)
+		return 0;
+	length = ends->length - method;
+	if (length > TG_HEAD_BYTES)
+		length = TG_HEAD_BYTES;
+	shown = length > TG_PATH_BYTES ? TG_PATH_BYTES : length;
+	/* The compiler knows the bounds; the verifier has to be told again. */
+	asm volatile("" : "+r"(length));
+	if (length < 1 || length > TG_HEAD_BYTES)
+		return 0;
+	if (bpf_skb_load_bytes(skb, ends->payload + method, request->text, length))
+		return 0;
+	request->text[length] = 0;
+	request->length = length;
+	asm volatile("" : "+r"(shown));
+	if (shown < 1 || shown > TG_PATH_BYTES)
+		return 0;
+	__builtin_memcpy(request->path.text, request->text, TG_PATH_BYTES);
+	request->path.length_bits = shown * 8;
+	return 1;
+}
+
+/* An index that the verifier believes. */
+static __always_inline __u32 within(__u32 index)
+{
+	asm volatile("" : "+r"(index));
+	return index & (TG_HEAD_BYTES - 1);
+}
+
+/* Finds the cookie field. Not 0: the head goes on beyond what the segment shows, so nobody knows. */
+static __always_inline int find_cookie(struct request *request)
+{
+	const char *text = (const char *)request->text;
+	int field = bpf_strnstr(text, "\r\nCookie:", request->length), end;
+
+	if (field < 0)
+		field = bpf_strnstr(text, "\r\ncookie:", request->length);
+	request->cookie = 0;
+	request->cookie_length = 0;
+	end = bpf_strnstr(text, "\r\n\r\n", field < 0 ? request->length : (__u32)field + 2);
+	if (field < 0)
+		return end < 0;
+	/* What follows the head is not a field. */
+	if (end >= 0)
+		return 0;
+	field = within(field + sizeof("\r\nCookie:") - 1);
+	end = bpf_strnstr(text + field, "\r\n", request->length);
+	if (end < 0)
+		return 1;
+	request->cookie = field;
+	request->cookie_length = end + 1;
+	return 0;
+}
+
+struct search {
+	struct request *request;
+	struct tg_patterns *patterns;
+	struct tg_rule *found;
+	__u32 best;
+};
+
+static __always_inline int path_matches(const struct request *request, const struct tg_pattern *pattern)
+{
+	const char *text = (const char *)request->text, *searched = (const char *)pattern->path;
+	__u32 length = pattern->path_length;
+
+	if (pattern->path_kind == TG_PATH_ANY)
+		return 1;
+	if (request->path_length < length)
+		return 0;
+	switch (pattern->path_kind) {
+	case TG_PATH_EXACT:
+		return request->path_length == length && bpf_strnstr(text, searched, length) == 0;
+	case TG_PATH_PREFIX:
+		return bpf_strnstr(text, searched, length) == 0;
+	case TG_PATH_SUFFIX:
+		return bpf_strnstr(text + within(request->path_length - length), searched, length) == 0;
+	case TG_PATH_INFIX:
+		return bpf_strnstr(text, searched, request->path_length) >= 0;
+	}
+	return 0;
+}
+
+static long try_pattern(__u32 index, struct search *search)
+{
+	struct request *request = search->request;
+	struct tg_pattern *pattern;
+
+	if (index >= TG_MAX_PATTERNS || index >= search->patterns->count)
+		return 1;
+	pattern = &search->patterns->pattern[index];
+	if (pattern->rule.rank > search->best)
+		return 1;
+	if (pattern->cookie_length) {
+		const char *cookie = (const char *)request->text + within(request->cookie);
+
+		if (!request->cookie ||
+		    (bpf_strnstr(cookie, (const char *)pattern->cookie_inner, request->cookie_length) < 0 &&
+		     bpf_strnstr(cookie, (const char *)pattern->cookie_last, request->cookie_length) < 0))
+			return 0;
+	}
+	if (!path_matches(request, pattern))
+		return 0;
+	search->found = &pattern->rule;
+	search->best = pattern->rule.rank;
+	return 1;
+}
+
+/* The rule that governs a request, if any. */
+static __always_inline struct tg_rule *governing(__u32 set, struct request *request)
+{
+	void *trie = bpf_map_lookup_elem(&paths, &set), *inner;
+	struct tg_rule *rule = trie ? bpf_map_lookup_elem(trie, &request->path) : 0;
+	struct tg_patterns *list;
+	__u32 zero = 0;
+	int length;
+
+	inner = bpf_map_lookup_elem(&patterns, &set);
+	list = inner ? bpf_map_lookup_elem(inner, &zero) : 0;
+	if (!list || !list->count || !bpf_ksym_exists(bpf_strnstr) || !bpf_ksym_exists(bpf_strcspn))
+		return rule;
+	length = bpf_strcspn((const char *)request->text, " ?\r");
+	request->path_length = within(length < 0 ? 0 : length);
+	if (list->cookies && find_cookie(request)) {
+		count(TG_COUNT_REQUEST_PARTIAL);
+		return 0;
+	}
+	struct search search = {request, list, 0, rule ? rule->rank : ~0U};
+
+	bpf_loop(TG_MAX_PATTERNS, try_pattern, &search, 0);
+	return search.found ? search.found : rule;
+}
+
+/* Ones' complement sum of `words` 16-bit words. */
+static __always_inline __u32 sum(const void *data, int words)
+{
+	const __u16 *word = data;
+	__u32 total = 0;
+
+#pragma unroll
+	for (int i = 0; i < words; i++)
+		total += word[i];
+	return total;
+}
+
+static __always_inline __u16 fold(__u32 total)
+{
+	total = (total & 0xffff) + (total >> 16);
+	total = (total & 0xffff) + (total >> 16);
+	return ~total;
+}
+
+struct reset4 {
+	struct iphdr ip;
+	struct tcphdr tcp;
+} __attribute__((packed, aligned(4)));
+
+struct reset6 {
+	struct ipv6hdr ip;
+	struct tcphdr tcp;
+} __attribute__((packed, aligned(4)));
+
+struct direction {
+	const __u8 *source;
+	const __u8 *destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__be32 seq;
+	__be32 ack_seq;
+	__u32 ack;
+};
+
+static __always_inline void fill_tcp(struct tcphdr *tcp, const struct direction *to, __u32 addresses)
+{
+	__builtin_memset(tcp, 0, sizeof(*tcp));
+	tcp->source = to->source_port;
+	tcp->dest = to->destination_port;
+	tcp->seq = to->seq;
+	tcp->ack_seq = to->ack_seq;
+	tcp->doff = 5;
+	tcp->rst = 1;
+	tcp->ack = to->ack;
+	tcp->check = fold(addresses + bpf_htons(IPPROTO_TCP) + bpf_htons(sizeof(*tcp)) + sum(tcp, 10));
+}
+
+static __always_inline int store_reset(struct __sk_buff *skb, int v6, const struct direction *to)
+{
+	if (v6) {
+		struct reset6 reset = {};
+
+		reset.ip.version = 6;
+		reset.ip.payload_len = bpf_htons(sizeof(reset.tcp));
+		reset.ip.nexthdr = IPPROTO_TCP;
+		reset.ip.hop_limit = 64;
+		__builtin_memcpy(&reset.ip.saddr, to->source, 16);
+		__builtin_memcpy(&reset.ip.daddr, to->destination, 16);
+		fill_tcp(&reset.tcp, to, sum(&reset.ip.saddr, 16));
+		return bpf_skb_store_bytes(skb, ETH_HLEN, &reset, sizeof(reset), BPF_F_INVALIDATE_HASH);
+	}
+	struct reset4 reset = {};
+
+	reset.ip.version = 4;
+	reset.ip.ihl = 5;
+	reset.ip.tot_len = bpf_htons(sizeof(reset));
+	reset.ip.frag_off = bpf_htons(0x4000);
+	reset.ip.ttl = 64;
+	reset.ip.protocol = IPPROTO_TCP;
+	__builtin_memcpy(&reset.ip.saddr, to->source + 12, 4);
+	__builtin_memcpy(&reset.ip.daddr, to->destination + 12, 4);
+	reset.ip.check = fold(sum(&reset.ip, 10));
+	fill_tcp(&reset.tcp, to, sum(&reset.ip.saddr, 4));
+	return bpf_skb_store_bytes(skb, ETH_HLEN, &reset, sizeof(reset), BPF_F_INVALIDATE_HASH);
+}
+
+static __always_inline int store_ethernet(struct __sk_buff *skb, const struct ethhdr *header, int swapped)
+{
+	struct ethhdr copy = *header;
+
+	if (swapped) {
+		__builtin_memcpy(copy.h_dest, header->h_source, ETH_ALEN);
+		__builtin_memcpy(copy.h_source, header->h_dest, ETH_ALEN);
+	}
+	return bpf_skb_store_bytes(skb, 0, &copy, sizeof(copy), 0);
+}
+
+/* Resets the client by a clone of the segment and the local end by what is left of it, so that no process wakes and
+ * the server's buffers are flushed (the paper's section 3.3). */
+static __always_inline int reset_both(struct __sk_buff *skb, const struct endpoints *ends)
+{
+	__u32 size = ETH_HLEN + (ends->v6 ? sizeof(struct reset6) : sizeof(struct reset4));
+	struct direction to_client = {
+		.source = ends->destination,
+		.destination = ends->source,
+		.source_port = ends->header.dest,
+		.destination_port = ends->header.source,
+		.seq = ends->header.ack_seq,
+		.ack_seq = bpf_htonl(bpf_ntohl(ends->header.seq) + ends->length),
+		.ack = 1,
+	};
+	/* In the window, as if from the client (RFC 5961 §3.2 asks for exactly the next sequence number). */
+	struct direction to_server = {
+		.source = ends->source,
+		.destination = ends->destination,
+		.source_port = ends->header.source,
+		.destination_port = ends->header.dest,
+		.seq = ends->header.seq,
+	};
+	struct ethhdr ethernet;
+
+	if (bpf_skb_load_bytes(skb, 0, &ethernet, sizeof(ethernet)) || bpf_skb_change_tail(skb, size, 0) ||
+	    store_ethernet(skb, &ethernet, 1) || store_reset(skb, ends->v6, &to_client))
+		return -1;
+	/* The local end is reset even if the client cannot be told. */
+	if (bpf_clone_redirect(skb, skb->ifindex, 0))
+		count(TG_COUNT_RESET_FAILED);
+	return store_ethernet(skb, &ethernet, 0) || store_reset(skb, ends->v6, &to_server);
+}
+
+static __always_inline void penalize(const struct endpoints *ends, __u64 now_ns)
+{
+	__u64 until_ns = control_get(TG_CONTROL_PENALTY_NS);
+	struct tg_client client;
+
+	if (!until_ns)
+		return;
+	until_ns += now_ns;
+	__builtin_memcpy(client.address, ends->source, 16);
+	bpf_map_update_elem(&penalties, &client, &until_ns, BPF_ANY);
+}
+
+SEC("tcx/ingress")
+int tidegate_url(struct __sk_buff *skb)
+{
+	struct endpoints ends = {};
+	struct request *request;
+	struct tg_rule *rule;
+	__u32 zero = 0, set = generation(), flags;
+	__u64 now_ns;
+
+	if (!read_headers(skb, &ends) || !(port_entry(set, bpf_ntohs(ends.header.dest)) & TG_PORT_HTTP))
+		return TC_ACT_OK;
+	request = bpf_map_lookup_elem(&scratch, &zero);
+	if (!request || !read_request(skb, &ends, request))
+		return TC_ACT_OK;
+	rule = governing(set, request);
+	if (!rule || rule->flags & TG_RULE_ELSEWHERE)
+		return TC_ACT_OK;
+	now_ns = bpf_ktime_get_ns();
+	flags = rule->flags;
+	if (take(rule, now_ns)) {
+		count(TG_COUNT_REQUEST_PASSED);
+		return TC_ACT_OK;
+	}
+	if (!(flags & TG_RULE_RESET)) {
+		count(TG_COUNT_REQUEST_DROPPED);
+		return TC_ACT_SHOT;
+	}
+	penalize(&ends, now_ns);
+	if (reset_both(skb, &ends)) {
+		count(TG_COUNT_RESET_FAILED);
+		return TC_ACT_SHOT;
+	}
+	count(TG_COUNT_REQUEST_RESET);
+	return TC_ACT_OK;
+}

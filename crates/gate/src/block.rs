@@ -1,0 +1,354 @@
+//! The block list: in the kernel's maps where programs are loaded, in user space otherwise.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
+use tidegate_core::IpPrefix;
+use tidegate_policy::BlockList;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::abi;
+use crate::maps::{Maps, write_many};
+use crate::rules::{prefix4, prefix6};
+use crate::{GateError, system};
+
+/// A blocked address or prefix.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Blocked {
+    /// What is blocked.
+    pub prefix: IpPrefix,
+    /// How long still; `None`: for ever.
+    pub remaining: Option<Duration>,
+    /// How long ago it last hit; if never, how long ago it was added.
+    pub since_hit: Duration,
+    /// Packets (kernel) or connections (user space) refused.
+    pub hits: u64,
+}
+
+/// How full the block list is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct BlockStats {
+    /// Single addresses.
+    pub addresses: usize,
+    /// Prefixes.
+    pub prefixes: usize,
+}
+
+/// The block list of a gate.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    backend: Backend<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Backend<'a> {
+    Kernel(&'a Maps),
+    User(&'a Mutex<BlockList>),
+}
+
+const NETS: [&str; 2] = ["blocked_nets4", "blocked_nets6"];
+
+impl<'a> Blocks<'a> {
+    /// The most single addresses of each family; beyond, the least recently hit are evicted.
+    pub const MAX_ADDRESSES: u32 = abi::TG_MAX_BLOCKED;
+    /// The most prefixes of each family; beyond, adding fails.
+    pub const MAX_PREFIXES: u32 = abi::TG_MAX_BLOCKED_PREFIXES;
+
+    pub(crate) fn kernel(maps: &'a Maps) -> Self {
+        Self { backend: Backend::Kernel(maps) }
+    }
+
+    pub(crate) fn user(list: &'a Mutex<BlockList>) -> Self {
+        Self { backend: Backend::User(list) }
+    }
+
+    /// Blocks an address or prefix for a time, or for ever; replaces an entry that is there.
+    pub fn add(&self, prefix: IpPrefix, lifetime: Option<Duration>) -> Result<(), GateError> {
+        self.add_many(&[prefix], lifetime)
+    }
+
+    /// Blocks many at once.
+    pub fn add_many(&self, prefixes: &[IpPrefix], lifetime: Option<Duration>) -> Result<(), GateError> {
+        let now_ns = system::now_ns();
+        let expires_ns = lifetime.map(|time| now_ns.saturating_add(time.as_nanos() as u64));
+        let maps = match self.backend {
+            Backend::Kernel(maps) => maps,
+            Backend::User(list) => {
+                let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                let full = |_| nets_full();
+                return prefixes
+                    .iter()
+                    .try_for_each(|prefix| list.add(*prefix, expires_ns, now_ns).map_err(full));
+            }
+        };
+        let mut sorted = Sorted::default();
+        for prefix in prefixes {
+            let entry = abi::tg_block {
+                expires_ns: expires_ns.unwrap_or(0),
+                last_hit_ns: now_ns,
+                hits: 0,
+                length_bits: prefix.length_bits().into(),
+                reserved: 0,
+            };
+            match (prefix.address(), prefix.length_bits()) {
+                (IpAddr::V4(v4), 32) => sorted.single4.push((v4.octets(), entry)),
+                (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
+                    Some(v4) => {
+                        sorted.single4.push((v4.octets(), abi::tg_block { length_bits: 32, ..entry }))
+                    }
+                    None => sorted.single6.push((v6.octets(), entry)),
+                },
+                (IpAddr::V4(_), _) => sorted.nets4.push((prefix4(prefix), entry)),
+                (IpAddr::V6(_), _) => sorted.nets6.push((prefix6(prefix), entry)),
+            }
+        }
+        add_nets(maps, NETS[0], &sorted.nets4)?;
+        add_nets(maps, NETS[1], &sorted.nets6)?;
+        add_singles(maps, "blocked4", &sorted.single4, now_ns)?;
+        add_singles(maps, "blocked6", &sorted.single6, now_ns)
+    }
+
+    /// Adds every address and prefix of a text, one a line; with an error in it, none.
+    pub fn add_list(&self, text: &str, lifetime: Option<Duration>) -> Result<usize, GateError> {
+        let prefixes = tidegate_policy::parse_list(text)?;
+        self.add_many(&prefixes, lifetime)?;
+        Ok(prefixes.len())
+    }
+
+    /// Unblocks; whether it was blocked.
+    pub fn remove(&self, prefix: &IpPrefix) -> Result<bool, GateError> {
+        let maps = match self.backend {
+            Backend::Kernel(maps) => maps,
+            Backend::User(list) => {
+                return Ok(list.lock().unwrap_or_else(PoisonError::into_inner).remove(prefix));
+            }
+        };
+        match (prefix.address(), prefix.length_bits()) {
+            (IpAddr::V4(v4), 32) => maps.remove("blocked4", &v4.octets()),
+            (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
+                Some(v4) => maps.remove("blocked4", &v4.octets()),
+                None => maps.remove("blocked6", &v6.octets()),
+            },
+            (IpAddr::V4(_), _) => maps.remove(NETS[0], &prefix4(prefix)),
+            (IpAddr::V6(_), _) => maps.remove(NETS[1], &prefix6(prefix)),
+        }
+    }
+
+    /// Everything that is blocked now, in no order.
+    pub fn list(&self) -> Result<Vec<Blocked>, GateError> {
+        let now_ns = system::now_ns();
+        match self.backend {
+            Backend::User(list) => {
+                let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                let blocked = |(prefix, entry): (IpPrefix, tidegate_policy::BlockEntry)| Blocked {
+                    prefix,
+                    remaining: entry.expires_ns.map(|end| Duration::from_nanos(end.saturating_sub(now_ns))),
+                    since_hit: Duration::from_nanos(now_ns.saturating_sub(entry.last_hit_ns)),
+                    hits: entry.hits,
+                };
+                Ok(list.entries(now_ns).map(blocked).collect())
+            }
+            Backend::Kernel(maps) => {
+                let mut found = Vec::new();
+                for name in ["blocked4", "blocked6", NETS[0], NETS[1]] {
+                    each(maps, name, |key, entry| {
+                        if entry.expires_ns == 0 || entry.expires_ns > now_ns {
+                            found.extend(describe(key, entry, now_ns));
+                        }
+                    })?;
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// Removes what has expired, and says how many. Expired entries block nobody before that; they take room.
+    pub fn sweep(&self) -> Result<usize, GateError> {
+        let now_ns = system::now_ns();
+        let maps = match self.backend {
+            Backend::Kernel(maps) => maps,
+            Backend::User(list) => {
+                return Ok(list.lock().unwrap_or_else(PoisonError::into_inner).sweep(now_ns));
+            }
+        };
+        let mut removed = 0;
+        for name in ["blocked4", "blocked6", NETS[0], NETS[1]] {
+            removed += remove_expired(maps, name, now_ns)?;
+        }
+        let empty = |name| Ok::<bool, GateError>(maps.get(name)?.keys().next().is_none());
+        if empty(NETS[0])? && empty(NETS[1])? {
+            maps.set_control(abi::TG_CONTROL_BLOCK_PREFIXES, 0)?;
+            // Another process may have added one meanwhile.
+            if !(empty(NETS[0])? && empty(NETS[1])?) {
+                maps.set_control(abi::TG_CONTROL_BLOCK_PREFIXES, 1)?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// How full the list is, expired entries included.
+    pub fn stats(&self) -> Result<BlockStats, GateError> {
+        match self.backend {
+            Backend::User(list) => {
+                let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                let prefixes = list.prefixes();
+                Ok(BlockStats { addresses: list.len() - prefixes, prefixes })
+            }
+            Backend::Kernel(maps) => {
+                let count = |name| Ok::<usize, GateError>(maps.get(name)?.keys().count());
+                Ok(BlockStats {
+                    addresses: count("blocked4")? + count("blocked6")?,
+                    prefixes: count(NETS[0])? + count(NETS[1])?,
+                })
+            }
+        }
+    }
+}
+
+/// Entries by map.
+#[derive(Default)]
+struct Sorted {
+    single4: Vec<([u8; 4], abi::tg_block)>,
+    single6: Vec<([u8; 16], abi::tg_block)>,
+    nets4: Vec<(abi::tg_prefix4, abi::tg_block)>,
+    nets6: Vec<(abi::tg_prefix6, abi::tg_block)>,
+}
+
+fn nets_full() -> GateError {
+    GateError::Full {
+        what: "list of blocked prefixes",
+        max: abi::TG_MAX_BLOCKED_PREFIXES,
+        remedy: "remove some, or join them into shorter ones",
+    }
+}
+
+/// Prefixes are an operator's and are not evicted.
+fn add_nets<K: IntoBytes + Immutable>(
+    maps: &Maps,
+    name: &'static str,
+    entries: &[(K, abi::tg_block)],
+) -> Result<(), GateError> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    match write_many(maps.get(name)?, entries) {
+        Err(GateError::Kernel { .. }) => {
+            // Full, perhaps of what has expired.
+            remove_expired(maps, name, system::now_ns())?;
+            write_many(maps.get(name)?, entries).map_err(|_| nets_full())?;
+        }
+        other => other?,
+    }
+    maps.set_control(abi::TG_CONTROL_BLOCK_PREFIXES, 1)
+}
+
+fn add_singles<K: IntoBytes + Immutable>(
+    maps: &Maps,
+    name: &'static str,
+    entries: &[(K, abi::tg_block)],
+    now_ns: u64,
+) -> Result<(), GateError> {
+    const BATCH: usize = 4096;
+    let map = maps.get(name)?;
+    for batch in entries.chunks(BATCH) {
+        // A batch that did not fit was taken in part; the rest goes one by one.
+        match write_many(map, batch) {
+            Err(GateError::Kernel { source, .. }) if source.kind() == ErrorKind::TooBig => {}
+            other => {
+                other?;
+                continue;
+            }
+        }
+        for (key, entry) in batch {
+            let write = || map.update(key.as_bytes(), entry.as_bytes(), MapFlags::ANY);
+            match write() {
+                Err(error) if error.kind() == ErrorKind::TooBig => {
+                    make_room(maps, name, now_ns)?;
+                    write().map_err(GateError::kernel("blocking an address"))?;
+                }
+                other => other.map_err(GateError::kernel("blocking an address"))?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Calls `visit` with each entry.
+fn each(
+    maps: &Maps,
+    name: &'static str,
+    mut visit: impl FnMut(&[u8], &abi::tg_block),
+) -> Result<(), GateError> {
+    const BATCH: u32 = 16_384;
+    let map: &MapHandle = maps.get(name)?;
+    let entries = map
+        .lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)
+        .map_err(GateError::kernel("reading the block list"))?;
+    for (key, value) in entries {
+        if let Ok(entry) = abi::tg_block::read_from_bytes(&value) {
+            visit(&key, &entry);
+        }
+    }
+    Ok(())
+}
+
+fn remove_expired(maps: &Maps, name: &'static str, now_ns: u64) -> Result<usize, GateError> {
+    let mut gone = Vec::new();
+    each(maps, name, |key, entry| {
+        if entry.expires_ns != 0 && entry.expires_ns <= now_ns {
+            gone.push(key.to_vec());
+        }
+    })?;
+    delete(maps, name, gone)
+}
+
+/// Expired entries go first; then the least recently hit hundredth, so that one search pays for many insertions.
+fn make_room(maps: &Maps, name: &'static str, now_ns: u64) -> Result<(), GateError> {
+    if remove_expired(maps, name, now_ns)? > 0 {
+        return Ok(());
+    }
+    let mut by_age: Vec<(u64, Vec<u8>)> = Vec::new();
+    each(maps, name, |key, entry| by_age.push((entry.last_hit_ns, key.to_vec())))?;
+    let victims = (by_age.len() / 100).max(1);
+    if by_age.len() > victims {
+        by_age.select_nth_unstable(victims - 1);
+        by_age.truncate(victims);
+    }
+    delete(maps, name, by_age.into_iter().map(|(_, key)| key).collect())?;
+    Ok(())
+}
+
+/// Deletes entries, some of which another process may have deleted before.
+fn delete(maps: &Maps, name: &'static str, keys: Vec<Vec<u8>>) -> Result<usize, GateError> {
+    let map = maps.get(name)?;
+    let mut deleted = 0;
+    for key in keys {
+        match map.delete(&key) {
+            Ok(()) => deleted += 1,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(GateError::kernel("removing from the block list")(error)),
+        }
+    }
+    Ok(deleted)
+}
+
+fn describe(key: &[u8], entry: &abi::tg_block, now_ns: u64) -> Option<Blocked> {
+    // A trie's key begins with its length.
+    let address = match key.len() {
+        4 | 16 => key,
+        _ => key.get(4..)?,
+    };
+    let address = match address.len() {
+        4 => IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(address).ok()?)),
+        _ => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(address).ok()?)),
+    };
+    Some(Blocked {
+        prefix: IpPrefix::new(address, u8::try_from(entry.length_bits).ok()?).ok()?,
+        remaining: (entry.expires_ns != 0)
+            .then(|| Duration::from_nanos(entry.expires_ns.saturating_sub(now_ns))),
+        since_hit: Duration::from_nanos(now_ns.saturating_sub(entry.last_hit_ns)),
+        hits: entry.hits,
+    })
+}

@@ -1,0 +1,102 @@
+//! What can go wrong, whose fault it is, and the remedy.
+
+use std::io;
+
+use tidegate_policy::{ListFileError, TableError};
+
+/// Why the gate could not do what was asked. Whatever was in force before stays in force.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GateError {
+    /// There is no such network interface in this network namespace.
+    #[error("there is no network interface `{name}` here: `ip link` lists them")]
+    NoInterface {
+        /// The name asked for.
+        name: String,
+    },
+    /// Loading programs is not allowed.
+    #[error("loading kernel programs needs CAP_BPF and CAP_NET_ADMIN: run as root")]
+    NotPermitted,
+    /// Some other program is at the interface's first hook.
+    #[error(
+        "interface `{name}` already runs an XDP program: detach it first (`ip link set dev {name} xdp off`)"
+    )]
+    InUse {
+        /// The interface.
+        name: String,
+    },
+    /// The connection rules do not compile.
+    #[error(transparent)]
+    Rules(#[from] TableError),
+    /// Too many request rules.
+    #[error("{count} request rules; at most {max} fit: join paths by prefixes")]
+    TooManyRequests {
+        /// How many there are.
+        count: usize,
+        /// How many fit.
+        max: usize,
+    },
+    /// The kernel refused a program or an operation on a map.
+    #[error("{doing}: {source}{detail}")]
+    Kernel {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: libbpf_rs::Error,
+        /// What the loader said besides, if anything.
+        detail: String,
+    },
+    /// A system call failed.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The programs attached are of another version.
+    #[error("the gate that runs on this host is of another version: stop it and attach again ({missing})")]
+    OtherVersion {
+        /// What this version expects and the other lacks.
+        missing: &'static str,
+    },
+    /// Nothing is attached.
+    #[error("no gate is attached{}: `tidegate gate attach` attaches one", interface.as_ref().map(|name| format!(" to `{name}`")).unwrap_or_default())]
+    NotAttached {
+        /// The interface asked for; `None`: any.
+        interface: Option<String>,
+    },
+    /// A bounded map is full.
+    #[error("the {what} holds {max} entries and is full: {remedy}")]
+    Full {
+        /// Which map.
+        what: &'static str,
+        /// Its bound.
+        max: u32,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A block list file has an error; nothing of it was taken.
+    #[error(transparent)]
+    List(#[from] ListFileError),
+    /// More classes than a listen queue can have.
+    #[error("{classes} classes; a listen queue has from 1 to {max}")]
+    Classes {
+        /// How many were asked for.
+        classes: usize,
+        /// How many are possible.
+        max: usize,
+    },
+}
+
+impl GateError {
+    /// For `map_err` on calls into libbpf.
+    pub(crate) fn kernel(doing: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Self {
+        move |source| Self::Kernel { doing, source, detail: String::new() }
+    }
+
+    /// For `map_err` on system calls.
+    pub(crate) fn io<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Io { doing, source: source.into() }
+    }
+}

@@ -1,0 +1,311 @@
+//! A gate: kernel programs where they can be had, the same rules in user space where not.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::Verdict;
+use tidegate_policy::{BlockList, Decision, Policer, RuleSet};
+
+use crate::abi;
+use crate::block::Blocks;
+use crate::kernel::{Attached, Programs};
+use crate::report::{self, Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
+use crate::rules::{Abilities, Slots};
+use crate::{GateError, system};
+
+/// How a gate behaves besides its rules.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Options {
+    /// How long a client's SYNs are dropped after its connection was reset (the paper's section 4.5.1); zero: not at
+    /// all. The default is Linux's first retransmission of a SYN.
+    pub reset_penalty: Duration,
+    /// Accept queue depth from which SYNs of lower classes are held back; `None`: never.
+    pub hold_depth: Option<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { reset_penalty: Duration::from_secs(1), hold_depth: None }
+    }
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Trial {
+    /// Whether the program let it pass.
+    pub passed: bool,
+    /// Mean time of one run.
+    pub mean: Duration,
+}
+
+const XDP_PASS: u32 = 2;
+const TC_ACT_OK: u32 = 0;
+
+/// Overload control in front of this host's servers. Detaches when dropped, and when the process ends in any way.
+#[derive(Debug)]
+pub struct Gate {
+    engine: Engine,
+    unavailable: Vec<Unavailable>,
+}
+
+#[derive(Debug)]
+enum Engine {
+    Kernel(Box<Kernel>),
+    User(Box<User>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) programs: Programs,
+    attached: Vec<Attached>,
+    rules: Mutex<InForce>,
+}
+
+/// Changed together.
+#[derive(Debug)]
+struct InForce {
+    slots: Slots,
+    /// Only asked for classes: the kernel has policed.
+    policer: Policer,
+}
+
+#[derive(Debug)]
+struct User {
+    policer: Mutex<Policer>,
+    blocked: Mutex<BlockList>,
+    overloaded: Mutex<bool>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is made whole by one assignment, so that a panic elsewhere leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gate {
+    /// Loads the kernel programs, puts `rules` in force and attaches to an interface of the calling thread's network
+    /// namespace. An error leaves nothing attached.
+    pub fn attach(interface: &str, rules: &RuleSet, options: &Options) -> Result<Self, GateError> {
+        let mut gate = Self::load(rules, options)?;
+        gate.attach_also(interface)?;
+        Ok(gate)
+    }
+
+    /// Attaches if that is possible, and enforces the same rules in user space otherwise; [`Gate::show`] says why.
+    pub fn attach_or_fall_back(
+        interface: &str,
+        rules: &RuleSet,
+        options: &Options,
+    ) -> Result<Self, GateError> {
+        match Self::attach(interface, rules, options) {
+            Err(GateError::NotPermitted) => Self::user_space(rules, GateError::NotPermitted.to_string()),
+            Err(error @ (GateError::Kernel { .. } | GateError::Io { .. } | GateError::InUse { .. })) => {
+                Self::user_space(rules, error.to_string())
+            }
+            other => other,
+        }
+    }
+
+    /// Loads the kernel programs and puts `rules` in force without attaching to an interface yet.
+    pub fn load(rules: &RuleSet, options: &Options) -> Result<Self, GateError> {
+        // Before anything is loaded: an error in a rule is found without privileges too.
+        let policer = Policer::new(rules)?;
+        let programs = Programs::load()?;
+        let mut unavailable = Vec::new();
+        let mut note = |what, object: Result<_, &GateError>| {
+            if let Err(error) = object {
+                unavailable.push(Unavailable { what, why: error.to_string() });
+            }
+        };
+        note("prioritized listen queues by steering", programs.steer());
+        note("request rules on segments", programs.request());
+        let maps = &programs.maps;
+        maps.set_control(abi::TG_CONTROL_NETNS, system::namespace_cookie()?)?;
+        maps.set_control(abi::TG_CONTROL_PENALTY_NS, options.reset_penalty.as_nanos() as u64)?;
+        maps.set_control(abi::TG_CONTROL_HOLD_DEPTH, options.hold_depth.map_or(0, u64::from))?;
+        let kernel = Kernel {
+            programs,
+            attached: Vec::new(),
+            rules: Mutex::new(InForce { slots: Slots::default(), policer }),
+        };
+        let gate = Self { engine: Engine::Kernel(Box::new(kernel)), unavailable };
+        gate.replace_rules(rules)?;
+        Ok(gate)
+    }
+
+    /// A gate without kernel programs; `why` is for [`Gate::show`].
+    pub fn user_space(rules: &RuleSet, why: impl Into<String>) -> Result<Self, GateError> {
+        let user = User {
+            policer: Mutex::new(Policer::new(rules)?),
+            blocked: Mutex::new(BlockList::new(
+                abi::TG_MAX_BLOCKED as usize,
+                abi::TG_MAX_BLOCKED_PREFIXES as usize,
+            )),
+            overloaded: Mutex::new(false),
+        };
+        let unavailable = vec![Unavailable { what: "kernel programs", why: why.into() }];
+        Ok(Self { engine: Engine::User(Box::new(user)), unavailable })
+    }
+
+    /// Attaches to one more interface, under the same rules, buckets and block list.
+    pub fn attach_also(&mut self, interface: &str) -> Result<(), GateError> {
+        let Engine::Kernel(kernel) = &mut self.engine else { return Ok(()) };
+        let attached = kernel.programs.attach(interface)?;
+        if let Err(why) = &attached.request {
+            let what = "request rules on segments";
+            self.unavailable.push(Unavailable { what, why: format!("{interface}: {why}") });
+        }
+        kernel.attached.push(attached);
+        Ok(())
+    }
+
+    /// Puts other rules in force at once, for every packet the old ones or the new ones. A rule that matches what one
+    /// before matched keeps its tokens and counters. On error the rules before stay in force.
+    pub fn replace_rules(&self, rules: &RuleSet) -> Result<(), GateError> {
+        match &self.engine {
+            Engine::User(user) => Ok(lock(&user.policer).replace(rules)?),
+            Engine::Kernel(kernel) => {
+                let mut in_force = lock(&kernel.rules);
+                let policer = Policer::new(rules)?;
+                let abilities = Abilities {
+                    segments: kernel.programs.request().is_ok(),
+                    string_search: system::kernel_has("bpf_strnstr") && system::kernel_has("bpf_strcspn"),
+                };
+                in_force.slots.install(&kernel.programs.maps, rules, abilities)?;
+                in_force.policer = policer;
+                Ok(())
+            }
+        }
+    }
+
+    /// Signals that overload has begun or ended, for the rules that act only then.
+    pub fn set_overload(&self, overloaded: bool) -> Result<(), GateError> {
+        match &self.engine {
+            Engine::Kernel(kernel) => {
+                kernel.programs.maps.set_control(abi::TG_CONTROL_OVERLOAD, u64::from(overloaded))
+            }
+            Engine::User(user) => {
+                lock(&user.policer).set_overload(overloaded);
+                *lock(&user.overloaded) = overloaded;
+                Ok(())
+            }
+        }
+    }
+
+    /// Sets from which accept queue depth SYNs of lower classes are held back; `None`: never.
+    pub fn set_hold_depth(&self, depth: Option<u32>) -> Result<(), GateError> {
+        match &self.engine {
+            Engine::Kernel(kernel) => {
+                kernel.programs.maps.set_control(abi::TG_CONTROL_HOLD_DEPTH, depth.map_or(0, u64::from))
+            }
+            Engine::User(_) => Ok(()),
+        }
+    }
+
+    /// The block list.
+    pub fn blocks(&self) -> Blocks<'_> {
+        match &self.engine {
+            Engine::Kernel(kernel) => Blocks::kernel(&kernel.programs.maps),
+            Engine::User(user) => Blocks::user(&user.blocked),
+        }
+    }
+
+    /// Decides on an accepted connection. Where the kernel has policed its SYN this only tells its class.
+    pub fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> Decision {
+        let (source, destination, port): (IpAddr, IpAddr, u16) = (peer.ip(), local.ip(), local.port());
+        let now_ns = system::now_ns();
+        match &self.engine {
+            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify(source, destination, port),
+            Engine::User(user) if lock(&user.blocked).hit(source, now_ns) => {
+                Decision { verdict: Verdict::Drop, class: 0, rule: None }
+            }
+            Engine::User(user) => lock(&user.policer).on_connect(source, destination, port, now_ns),
+        }
+    }
+
+    /// Whether kernel programs are loaded.
+    pub fn is_in_kernel(&self) -> bool {
+        matches!(self.engine, Engine::Kernel(_))
+    }
+
+    /// Whether every interface still runs the programs: `tidegate gate detach` may have taken them away.
+    pub fn is_attached(&self) -> bool {
+        let Engine::Kernel(kernel) = &self.engine else { return false };
+        let still = |attached: &Attached| match attached.ingress.info().map(|link| link.info) {
+            Ok(libbpf_rs::query::LinkTypeInfo::Xdp(xdp)) => xdp.ifindex != 0,
+            _ => false,
+        };
+        !kernel.attached.is_empty() && kernel.attached.iter().all(still)
+    }
+
+    /// Which mechanism enforces which rule and why, with counters.
+    pub fn show(&self) -> Result<Report, GateError> {
+        match &self.engine {
+            Engine::Kernel(kernel) => {
+                let maps = &kernel.programs.maps;
+                Ok(Report {
+                    interfaces: kernel.attached.iter().map(|attached| attached.interface.clone()).collect(),
+                    rules: report::rules(maps)?,
+                    unavailable: self.unavailable.clone(),
+                    totals: report::totals(maps)?,
+                    blocked: self.blocks().stats()?,
+                    overloaded: maps.control(abi::TG_CONTROL_OVERLOAD)? != 0,
+                })
+            }
+            Engine::User(user) => Ok(Report {
+                interfaces: Vec::new(),
+                rules: user_rules(&lock(&user.policer)),
+                unavailable: self.unavailable.clone(),
+                totals: Vec::new(),
+                blocked: self.blocks().stats()?,
+                overloaded: *lock(&user.overloaded),
+            }),
+        }
+    }
+
+    /// Runs the kernel program on a frame without any network (BPF_PROG_TEST_RUN), for tests and measurements.
+    /// Counters and tokens change as if the frame had arrived.
+    pub fn try_frame(&self, mechanism: Mechanism, frame: &[u8], repeat: u32) -> Result<Trial, GateError> {
+        let Engine::Kernel(kernel) = &self.engine else {
+            return Err(GateError::NotAttached { interface: None });
+        };
+        let (action, mean) = kernel.programs.run(mechanism, frame, repeat)?;
+        let passed = match mechanism {
+            Mechanism::Xdp => action == XDP_PASS,
+            _ => action == TC_ACT_OK,
+        };
+        Ok(Trial { passed, mean })
+    }
+
+    pub(crate) fn kernel(&self) -> Option<&Kernel> {
+        match &self.engine {
+            Engine::Kernel(kernel) => Some(kernel),
+            Engine::User(_) => None,
+        }
+    }
+
+    /// Detaches; dropping the gate does the same.
+    pub fn detach(self) {}
+}
+
+fn user_rules(policer: &Policer) -> Vec<RuleReport> {
+    let connections = policer.connections().rules().iter().zip(policer.connection_counts());
+    let connections = connections.map(|(rule, counts)| RuleReport {
+        kind: RuleKind::Connection,
+        rule: rule.to_string(),
+        mechanism: Mechanism::Accept,
+        why: Why::NoKernelPrograms,
+        passed: counts.passed,
+        refused: counts.refused,
+    });
+    let requests = policer.requests().rules().iter().zip(policer.request_counts());
+    let requests = requests.map(|(rule, counts)| RuleReport {
+        kind: RuleKind::Request,
+        rule: rule.to_string(),
+        mechanism: Mechanism::Server,
+        why: Why::NoKernelPrograms,
+        passed: counts.passed,
+        refused: counts.refused,
+    });
+    connections.chain(requests).collect()
+}

@@ -1,0 +1,224 @@
+//! Loading the kernel programs, sharing their maps, and attaching them.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use libbpf_rs::{
+    AsRawLibbpf, ErrorKind, Link, MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramInput,
+    XdpFlags, libbpf_sys,
+};
+
+use crate::GateError;
+use crate::maps::Maps;
+use crate::report::Mechanism;
+use crate::system;
+
+/// An object file must lie at an address that its headers can be read from.
+#[repr(align(16))]
+struct Aligned<B: ?Sized>(B);
+
+static INGRESS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/ingress.bpf.o")));
+static STEER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o")));
+static REQUEST: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/request.bpf.o")));
+
+/// Names of the programs; the first in each list is attached to interfaces.
+pub(crate) const INGRESS_PROGRAM: &str = "tidegate_in";
+pub(crate) const STEER_PROGRAM: &str = "tidegate_steer";
+pub(crate) const REQUEST_PROGRAM: &str = "tidegate_url";
+
+/// The programs that are loaded, and why the others are not.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(crate) maps: Maps,
+    ingress: Object,
+    steer: Result<Object, GateError>,
+    request: Result<Object, GateError>,
+}
+
+impl Programs {
+    /// Loads what this kernel takes. Only without the first program there is no gate at all.
+    pub(crate) fn load() -> Result<Self, GateError> {
+        let mut shared = HashMap::new();
+        let ingress = load("tidegate_ingress", &INGRESS.0, &mut shared)?;
+        let steer = load("tidegate_steer", &STEER.0, &mut shared);
+        let request = load("tidegate_request", &REQUEST.0, &mut shared);
+        let programs = Self { maps: Maps::new(shared), ingress, steer, request };
+        programs.bind_labels()?;
+        Ok(programs)
+    }
+
+    pub(crate) fn ingress(&self) -> &Object {
+        &self.ingress
+    }
+
+    pub(crate) fn steer(&self) -> Result<&Object, &GateError> {
+        self.steer.as_ref()
+    }
+
+    pub(crate) fn request(&self) -> Result<&Object, &GateError> {
+        self.request.as_ref()
+    }
+
+    /// Attaches to an interface; the links detach when they are dropped, and so when the process ends.
+    pub(crate) fn attach(&self, interface: &str) -> Result<Attached, GateError> {
+        let index = system::interface_index(interface)?;
+        let attachable = program(&self.ingress, INGRESS_PROGRAM)?;
+        let descriptor = attachable.as_fd();
+        let in_use = |source: libbpf_rs::Error| {
+            let other = libbpf_rs::Xdp::new(descriptor).query_id(index, XdpFlags::NONE);
+            if other.is_ok_and(|program| program != 0) {
+                return GateError::InUse { name: interface.into() };
+            }
+            GateError::kernel("attaching to the interface")(source)
+        };
+        let ingress = attachable.attach_xdp(index).map_err(in_use)?;
+        let request = match &self.request {
+            Err(error) => Err(error.to_string()),
+            Ok(object) => attach_tcx(object, index).map_err(|error| error.to_string()),
+        };
+        Ok(Attached { interface: interface.to_owned(), ingress, request })
+    }
+
+    /// Attaches the steering of new connections to the calling thread's network namespace.
+    pub(crate) fn attach_steering(&self) -> Result<Link, String> {
+        let object = self.steer.as_ref().map_err(ToString::to_string)?;
+        let namespace =
+            File::open("/proc/thread-self/ns/net").map_err(|error| format!("network namespace: {error}"))?;
+        let program = program(object, STEER_PROGRAM).map_err(|error| error.to_string())?;
+        program.attach_netns(namespace.as_raw_fd()).map_err(|error| error.to_string())
+    }
+
+    /// Runs a program on a frame, `repeat` times; gives its verdict and the mean time.
+    pub(crate) fn run(
+        &self,
+        mechanism: Mechanism,
+        frame: &[u8],
+        repeat: u32,
+    ) -> Result<(u32, Duration), GateError> {
+        let program = match (mechanism, &self.request) {
+            (Mechanism::Xdp, _) => program(&self.ingress, INGRESS_PROGRAM)?,
+            (Mechanism::Tc, Ok(object)) => program(object, REQUEST_PROGRAM)?,
+            _ => return Err(GateError::OtherVersion { missing: REQUEST_PROGRAM }),
+        };
+        let input = ProgramInput { data_in: Some(frame), repeat, ..Default::default() };
+        let output = program.test_run(input).map_err(GateError::kernel("running a program on a frame"))?;
+        Ok((output.return_value, output.duration))
+    }
+
+    /// No program reads the labels, so the kernel has to be told that they belong to one: [`crate::Running`] finds
+    /// the maps by the program.
+    fn bind_labels(&self) -> Result<(), GateError> {
+        let program = program(&self.ingress, INGRESS_PROGRAM)?;
+        let labels = self.maps.get("labels")?;
+        // SAFETY: both descriptors are open for the duration of the call; no options are passed.
+        let status = unsafe {
+            libbpf_sys::bpf_prog_bind_map(
+                program.as_fd().as_raw_fd(),
+                labels.as_fd().as_raw_fd(),
+                ptr::null(),
+            )
+        };
+        system::check(status, "binding a map")
+    }
+}
+
+/// Links to one interface.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) interface: String,
+    pub(crate) ingress: Link,
+    pub(crate) request: Result<Link, String>,
+}
+
+pub(crate) fn program<'o>(
+    object: &'o Object,
+    name: &'static str,
+) -> Result<libbpf_rs::ProgramMut<'o>, GateError> {
+    object.progs_mut().find(|program| program.name() == name).ok_or(GateError::OtherVersion { missing: name })
+}
+
+/// TCX links are since Linux 6.6; the classic way would stay attached after a crash.
+fn attach_tcx(object: &Object, index: i32) -> Result<Link, GateError> {
+    let program = program(object, REQUEST_PROGRAM)?;
+    // SAFETY: the program is loaded and outlives the call; no options are passed.
+    let link = unsafe {
+        libbpf_sys::bpf_program__attach_tcx(program.as_libbpf_object().as_ptr(), index, ptr::null())
+    };
+    match NonNull::new(link) {
+        // SAFETY: the link was just made and nothing else owns it.
+        Some(link) => Ok(unsafe { Link::from_ptr(link) }),
+        None => Err(GateError::io("attaching to TC (Linux 6.6)")(std::io::Error::last_os_error())),
+    }
+}
+
+fn load(
+    name: &'static str,
+    object: &[u8],
+    shared: &mut HashMap<String, MapHandle>,
+) -> Result<Object, GateError> {
+    let captured = Captured::begin();
+    let explain = |source: libbpf_rs::Error| match source.kind() {
+        ErrorKind::PermissionDenied if !system::may_load_programs() => GateError::NotPermitted,
+        _ => GateError::Kernel { doing: name, source, detail: captured.text() },
+    };
+    let mut builder = ObjectBuilder::default();
+    let mut open = builder.name(name).and_then(|builder| builder.open_memory(object)).map_err(explain)?;
+    for mut map in open.maps_mut() {
+        if let Some(known) = map.name().to_str().and_then(|name| shared.get(name)) {
+            map.reuse_fd(known.as_fd()).map_err(GateError::kernel("sharing a map"))?;
+        }
+    }
+    let loaded = open.load().map_err(explain)?;
+    for map in loaded.maps() {
+        let name = map.name().to_string_lossy().into_owned();
+        // Constants of a program are its own.
+        if !name.contains('.') {
+            let handle = MapHandle::try_from(&map).map_err(GateError::kernel("opening a map"))?;
+            shared.entry(name).or_insert(handle);
+        }
+    }
+    Ok(loaded)
+}
+
+thread_local! {
+    static SAID: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Keeps what libbpf would print to standard error, so that it becomes part of the error.
+struct Captured;
+
+impl Captured {
+    /// The last lines of the verifier's log say what it refused.
+    const LINES: usize = 12;
+
+    fn begin() -> Self {
+        libbpf_rs::set_print(Some((PrintLevel::Warn, |_, line| {
+            SAID.with_borrow_mut(|said| {
+                if let Some(said) = said {
+                    said.push(line);
+                }
+            });
+        })));
+        SAID.set(Some(Vec::new()));
+        Self
+    }
+
+    fn text(&self) -> String {
+        SAID.with_borrow(|said| {
+            let text = said.as_deref().unwrap_or_default().concat();
+            let lines: Vec<&str> = text.lines().collect();
+            let first = lines.len().saturating_sub(Self::LINES);
+            lines[first..].iter().map(|line| format!("\n  {line}")).collect()
+        })
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        SAID.set(None);
+    }
+}

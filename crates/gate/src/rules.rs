@@ -1,0 +1,441 @@
+//! Putting a rule set into the maps: compiled beside the one in force, then switched to with one write.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+use std::os::fd::{AsFd, AsRawFd};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use tidegate_core::IpPrefix;
+use tidegate_policy::{
+    Action, ConnectionTable, FamilyTable, PathPattern, Profile, RequestRule, RequestTable, RuleSet, When,
+};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+use crate::abi;
+use crate::maps::{Maps, create_inner, write_many};
+use crate::report::{Mechanism, Why};
+use crate::{GateError, system};
+
+/// What of request rules the kernel can enforce here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Abilities {
+    pub(crate) segments: bool,
+    pub(crate) string_search: bool,
+}
+
+/// Which slot of `states` each rule of the set in force has, by what it matches.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    in_force: HashMap<String, u32>,
+}
+
+struct Placed {
+    slot: u32,
+    fresh: bool,
+}
+
+/// One new rule's entry in `states` and `labels`.
+struct Described {
+    placed: Placed,
+    limit: Option<Profile>,
+    label: abi::tg_label,
+}
+
+impl Slots {
+    /// Compiles `rules` and puts them in force; on error the rules before stay.
+    pub(crate) fn install(
+        &mut self,
+        maps: &Maps,
+        rules: &RuleSet,
+        abilities: Abilities,
+    ) -> Result<(), GateError> {
+        let table = ConnectionTable::compile(&rules.connections)?;
+        if rules.requests.len() > RequestTable::MAX_RULES {
+            let count = rules.requests.len();
+            return Err(GateError::TooManyRequests { count, max: RequestTable::MAX_RULES });
+        }
+        let requests = RequestTable::new(&rules.requests);
+        let mut next = Next {
+            before: &self.in_force,
+            taken: self.in_force.values().copied().collect(),
+            lowest_free: 0,
+            slots: HashMap::new(),
+        };
+        let target = 1 - (maps.control(abi::TG_CONTROL_GENERATION)? & 1) as u32;
+        let mut described = Vec::new();
+
+        let connection_rules = next.connection_rules(&table, rules, &mut described);
+        put_ports(maps, target, &table, rules)?;
+        put_family(maps, target, &V4, table.v4(), &connection_rules)?;
+        put_family(maps, target, &V6, table.v6(), &connection_rules)?;
+        let compiled = next.request_rules(&requests, rules, abilities, &mut described)?;
+        if abilities.segments {
+            put_requests(maps, target, &compiled)?;
+        }
+        let now_ns = system::now_ns();
+        for Described { placed, limit, label } in &described {
+            if placed.fresh {
+                let mut state = abi::tg_state::new_zeroed();
+                state.tokens = limit.map_or(0, |limit| limit.capacity_units());
+                state.last_ns = now_ns;
+                maps.write("states", &placed.slot, &state)?;
+            }
+            maps.write("labels", &placed.slot, label)?;
+        }
+        maps.set_control(abi::TG_CONTROL_GENERATION, u64::from(target))?;
+        let slots = next.slots;
+        let kept: HashSet<u32> = slots.values().copied().collect();
+        for slot in self.in_force.values().filter(|slot| !kept.contains(slot)) {
+            maps.write("labels", slot, &abi::tg_label::new_zeroed())?;
+        }
+        self.in_force = slots;
+        Ok(())
+    }
+}
+
+/// The rule set in the making.
+struct Next<'a> {
+    before: &'a HashMap<String, u32>,
+    /// Slots of the set in force, and of this one.
+    taken: HashSet<u32>,
+    /// No slot below is free.
+    lowest_free: u32,
+    slots: HashMap<String, u32>,
+}
+
+/// Request rules, compiled.
+struct Requests {
+    paths: Vec<(abi::tg_path, abi::tg_rule)>,
+    patterns: Box<abi::tg_patterns>,
+}
+
+impl Next<'_> {
+    /// A rule that matches what one before matched keeps its tokens and counters.
+    fn place(&mut self, matches: String) -> Placed {
+        // The same rule twice: only the first ever governs.
+        let key = (0..).map(|n| format!("{n} {matches}")).find(|key| !self.slots.contains_key(key));
+        let key = key.unwrap_or(matches);
+        let kept = self.before.get(&key).copied();
+        let slot = kept.unwrap_or_else(|| {
+            // There is room for two sets of the greatest size.
+            while self.taken.contains(&self.lowest_free) {
+                self.lowest_free += 1;
+            }
+            self.lowest_free
+        });
+        self.taken.insert(slot);
+        self.slots.insert(key, slot);
+        Placed { slot, fresh: kept.is_none() }
+    }
+
+    fn connection_rules(
+        &mut self,
+        table: &ConnectionTable,
+        rules: &RuleSet,
+        described: &mut Vec<Described>,
+    ) -> Vec<abi::tg_rule> {
+        let lowest = rules.classes() as u32 - 1;
+        let compile = |(order, rule): (usize, &tidegate_policy::ConnectionRule)| {
+            let placed = self.place(format!("connection {:?} {:?}", rule.destination, rule.source));
+            let mut compiled = kernel_rule(placed.slot, rule.limit, rule.when);
+            compiled.class = rule.class.map_or(lowest, u32::from);
+            let label = label(abi::TG_LABEL_CONNECTION, order, rule, Mechanism::Xdp, Why::Earliest);
+            described.push(Described { placed, limit: rule.limit, label });
+            compiled
+        };
+        table.rules().iter().enumerate().map(compile).collect()
+    }
+
+    fn request_rules(
+        &mut self,
+        table: &RequestTable,
+        rules: &RuleSet,
+        abilities: Abilities,
+        described: &mut Vec<Described>,
+    ) -> Result<Requests, GateError> {
+        let mut compiled = Requests { paths: Vec::new(), patterns: zeroed()? };
+        let mut seen = HashSet::new();
+        let mut blind = false;
+        for (rank, &index) in table.by_rank().iter().enumerate() {
+            let rule = &table.rules()[index];
+            let placed = self.place(format!("request {:?} {:?}", rule.path, rule.cookie));
+            let mut why = reason(rule, rules, abilities, compiled.patterns.count);
+            if why == Why::Earliest && blind {
+                why = Why::AfterServerRule;
+            }
+            let mut entry = kernel_rule(placed.slot, rule.limit, rule.when);
+            entry.rank = rank as u32;
+            entry.class = rule.class.map_or(rules.classes() as u32 - 1, u32::from);
+            if rule.action.is_some() && rule.limit.is_none() {
+                entry.flags |= abi::TG_RULE_REFUSE;
+            }
+            if rule.violation() == Some(Action::Reset) {
+                entry.flags |= abi::TG_RULE_RESET;
+            }
+            if why != Why::Earliest {
+                entry.flags |= abi::TG_RULE_ELSEWHERE;
+            }
+            if !compiled.add(rule, entry, why, &mut seen) {
+                blind = true;
+            }
+            let mechanism = if why == Why::Earliest { Mechanism::Tc } else { Mechanism::Server };
+            let label = label(abi::TG_LABEL_REQUEST, index, rule, mechanism, why);
+            described.push(Described { placed, limit: rule.limit, label });
+        }
+        Ok(compiled)
+    }
+}
+
+impl Requests {
+    /// Adds a rule in the order of rank; `false` if the kernel cannot even recognize what it is about, so that every
+    /// rule after it has to be left to the server too.
+    fn add(
+        &mut self,
+        rule: &RequestRule,
+        entry: abi::tg_rule,
+        why: Why,
+        seen: &mut HashSet<(u32, Vec<u8>)>,
+    ) -> bool {
+        let literal = rule.path.literal().as_bytes();
+        if rule.cookie.is_none()
+            && let PathPattern::Any | PathPattern::Exact(_) | PathPattern::Prefix(_) = rule.path
+        {
+            // Too long: whatever begins like it is left to the server.
+            let ends: &[&[u8]] = match rule.path {
+                PathPattern::Exact(_) if literal.len() < abi::TG_PATH_BYTES as usize => &[b" ", b"?"],
+                _ => &[b""],
+            };
+            for end in ends {
+                let mut text = [literal, *end].concat();
+                text.truncate(abi::TG_PATH_BYTES as usize);
+                let key = path_key(&text);
+                if seen.insert((key.length_bits, text)) {
+                    self.paths.push((key, entry));
+                }
+            }
+            return true;
+        }
+        if let Why::TooLong | Why::TooManyPatterns | Why::NoStringSearch = why {
+            return false;
+        }
+        let place = self.patterns.count as usize;
+        let Some(pattern) = self.patterns.pattern.get_mut(place) else { return false };
+        pattern.rule = entry;
+        (pattern.path_kind, pattern.path_length) = (path_kind(&rule.path), literal.len() as u32);
+        pattern.path[..literal.len()].copy_from_slice(literal);
+        if let Some(cookie) = &rule.cookie {
+            let (inner, last) = (format!(" {cookie};"), format!(" {cookie}\r"));
+            pattern.cookie_length = inner.len() as u32;
+            pattern.cookie_inner[..inner.len()].copy_from_slice(inner.as_bytes());
+            pattern.cookie_last[..last.len()].copy_from_slice(last.as_bytes());
+            self.patterns.cookies = 1;
+        }
+        self.patterns.count += 1;
+        true
+    }
+}
+
+/// Why a request rule is enforced at TC or not.
+fn reason(rule: &RequestRule, rules: &RuleSet, abilities: Abilities, patterns: u32) -> Why {
+    let search = rule.cookie.is_some() || matches!(rule.path, PathPattern::Suffix(_) | PathPattern::Infix(_));
+    let path_bytes = abi::TG_PATH_BYTES as usize - usize::from(matches!(rule.path, PathPattern::Exact(_)));
+    let cookie_bytes = rule.cookie.as_ref().map_or(0, |cookie| cookie.to_string().len());
+    if !abilities.segments {
+        Why::NoTc
+    } else if rules.http_ports.is_empty() {
+        Why::NoHttpPort
+    } else if rule.path.literal().len() > path_bytes || cookie_bytes > abi::TG_COOKIE_BYTES as usize {
+        Why::TooLong
+    } else if search && !abilities.string_search {
+        Why::NoStringSearch
+    } else if search && patterns >= abi::TG_MAX_PATTERNS {
+        Why::TooManyPatterns
+    } else {
+        match rule.violation() {
+            None => Why::PriorityOnly,
+            Some(Action::Refuse) => Why::OnlyServerAnswers,
+            Some(_) => Why::Earliest,
+        }
+    }
+}
+
+fn path_kind(path: &PathPattern) -> u32 {
+    match path {
+        PathPattern::Any => abi::TG_PATH_ANY,
+        PathPattern::Exact(_) => abi::TG_PATH_EXACT,
+        PathPattern::Prefix(_) => abi::TG_PATH_PREFIX,
+        PathPattern::Suffix(_) => abi::TG_PATH_SUFFIX,
+        PathPattern::Infix(_) => abi::TG_PATH_INFIX,
+    }
+}
+
+fn path_key(text: &[u8]) -> abi::tg_path {
+    let mut key = abi::tg_path::new_zeroed();
+    key.length_bits = text.len() as u32 * 8;
+    key.text[..text.len()].copy_from_slice(text);
+    key
+}
+
+fn kernel_rule(slot: u32, limit: Option<Profile>, when: When) -> abi::tg_rule {
+    let mut rule = abi::tg_rule::new_zeroed();
+    rule.slot = slot;
+    if let Some(limit) = limit {
+        rule.flags |= abi::TG_RULE_LIMITED;
+        rule.rate = limit.units_per_ns();
+        rule.capacity = limit.capacity_units();
+        rule.fill_ns = limit.fill_ns();
+    }
+    if when == When::Overload {
+        rule.flags |= abi::TG_RULE_ON_OVERLOAD;
+    }
+    rule
+}
+
+fn label(kind: u32, order: usize, rule: &impl Display, mechanism: Mechanism, why: Why) -> abi::tg_label {
+    let mut label = abi::tg_label::new_zeroed();
+    (label.kind, label.order) = (kind, order as u32);
+    (label.mechanism, label.why) = (mechanism as u32, why as u32);
+    let text = rule.to_string();
+    let length =
+        (0..=label.text.len().min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    label.text[..length].copy_from_slice(&text.as_bytes()[..length]);
+    label
+}
+
+/// Names and key types of one address family.
+struct Family<D, S> {
+    destinations: &'static str,
+    sources: &'static str,
+    destination: fn(&IpPrefix) -> D,
+    source: fn(u16, u16, &IpPrefix) -> S,
+}
+
+pub(crate) fn prefix4(prefix: &IpPrefix) -> abi::tg_prefix4 {
+    abi::tg_prefix4 { length_bits: prefix.length_bits().into(), address: octets(prefix) }
+}
+
+pub(crate) fn prefix6(prefix: &IpPrefix) -> abi::tg_prefix6 {
+    abi::tg_prefix6 { length_bits: prefix.length_bits().into(), address: octets(prefix) }
+}
+
+const V4: Family<abi::tg_prefix4, abi::tg_source4> = Family {
+    destinations: "destinations4",
+    sources: "sources4",
+    destination: prefix4,
+    source: |destination_class, port_class, prefix| abi::tg_source4 {
+        length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
+        destination_class,
+        port_class,
+        address: octets(prefix),
+    },
+};
+
+const V6: Family<abi::tg_prefix6, abi::tg_source6> = Family {
+    destinations: "destinations6",
+    sources: "sources6",
+    destination: prefix6,
+    source: |destination_class, port_class, prefix| abi::tg_source6 {
+        length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
+        destination_class,
+        port_class,
+        address: octets(prefix),
+    },
+};
+
+/// The address in network byte order; of the other family, zeroes.
+fn octets<const N: usize>(prefix: &IpPrefix) -> [u8; N] {
+    let mut bytes = [0; N];
+    match prefix.address() {
+        std::net::IpAddr::V4(v4) if N == 4 => bytes.copy_from_slice(&v4.octets()),
+        std::net::IpAddr::V6(v6) if N == 16 => bytes.copy_from_slice(&v6.octets()),
+        _ => {}
+    }
+    bytes
+}
+
+/// Too large for the stack.
+fn zeroed<T: FromZeros>() -> Result<Box<T>, GateError> {
+    let no_memory = |_| std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+    T::new_box_zeroed().map_err(no_memory).map_err(GateError::io("compiling rules"))
+}
+
+fn put_ports(maps: &Maps, target: u32, table: &ConnectionTable, rules: &RuleSet) -> Result<(), GateError> {
+    let mut ports: Box<abi::tg_ports> = zeroed()?;
+    ports.class_of.copy_from_slice(table.port_classes());
+    for port in rules.http_ports.iter().flat_map(|range| range.first()..=range.last()) {
+        ports.class_of[usize::from(port)] |= abi::TG_PORT_HTTP as u16;
+    }
+    ports.classes = rules.classes() as u32;
+    put_array(maps, "ports", target, &*ports)
+}
+
+/// Fills one entry of a map of maps with an array of one value.
+fn put_array<V: IntoBytes + Immutable>(
+    maps: &Maps,
+    name: &'static str,
+    target: u32,
+    value: &V,
+) -> Result<(), GateError> {
+    let inner = create_inner(MapType::Array, name, size_of::<u32>(), size_of::<V>(), 1)?;
+    inner
+        .update(0u32.as_bytes(), value.as_bytes(), MapFlags::ANY)
+        .map_err(GateError::kernel("writing a map"))?;
+    point(maps, name, target, &inner)
+}
+
+/// Fills one entry of a map of maps with a trie; without entries it stays empty and costs no look-up.
+fn put_trie<K, V>(
+    maps: &Maps,
+    name: &'static str,
+    target: u32,
+    entries: &[(K, V)],
+    bound: u32,
+) -> Result<(), GateError>
+where
+    K: IntoBytes + Immutable,
+    V: IntoBytes + Immutable,
+{
+    if entries.is_empty() {
+        maps.remove(name, &target)?;
+        return Ok(());
+    }
+    let inner = create_inner(MapType::LpmTrie, name, size_of::<K>(), size_of::<V>(), bound)?;
+    write_many(&inner, entries)?;
+    point(maps, name, target, &inner)
+}
+
+/// The kernel waits for packets that still use the map that was there.
+fn point(maps: &Maps, name: &'static str, target: u32, inner: &MapHandle) -> Result<(), GateError> {
+    maps.write(name, &target, &inner.as_fd().as_raw_fd())
+}
+
+fn put_family<D, S>(
+    maps: &Maps,
+    target: u32,
+    family: &Family<D, S>,
+    table: &FamilyTable,
+    rules: &[abi::tg_rule],
+) -> Result<(), GateError>
+where
+    D: IntoBytes + Immutable,
+    S: IntoBytes + Immutable,
+{
+    let destinations: Vec<(D, u32)> = table
+        .destinations()
+        .map(|(prefix, class)| ((family.destination)(&prefix), u32::from(class)))
+        .collect();
+    put_trie(maps, family.destinations, target, &destinations, abi::TG_MAX_DESTINATIONS)?;
+    let sources: Vec<(S, abi::tg_rule)> = table
+        .sources()
+        .map(|entry| {
+            let key = (family.source)(entry.destination_class, entry.port_class, &entry.source);
+            (key, rules[entry.rule])
+        })
+        .collect();
+    put_trie(maps, family.sources, target, &sources, abi::TG_MAX_SOURCES)
+}
+
+fn put_requests(maps: &Maps, target: u32, requests: &Requests) -> Result<(), GateError> {
+    put_trie(maps, "paths", target, &requests.paths, abi::TG_MAX_PATHS)?;
+    put_array(maps, "patterns", target, &*requests.patterns)
+}

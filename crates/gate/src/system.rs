@@ -1,0 +1,100 @@
+//! The few system calls that no crate wraps.
+
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use libbpf_rs::libbpf_sys;
+
+use crate::GateError;
+
+/// The clock that the kernel programs read, in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or(0));
+    // Over 500 years after boot this would not fit.
+    (seconds.as_nanos() as u64).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// The index of an interface of the calling thread's network namespace.
+pub(crate) fn interface_index(name: &str) -> Result<i32, GateError> {
+    let missing = || GateError::NoInterface { name: name.to_owned() };
+    let text = CString::new(name).map_err(|_| missing())?;
+    // SAFETY: `text` is a terminated string that outlives the call.
+    let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+    if index == 0 { Err(missing()) } else { i32::try_from(index).map_err(|_| missing()) }
+}
+
+/// The name of an interface of the calling thread's network namespace.
+pub(crate) fn interface_name(index: u32) -> Option<String> {
+    let mut name = [0u8; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has the size that the call asks for.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return None;
+    }
+    let end = name.iter().position(|byte| *byte == 0)?;
+    String::from_utf8(name[..end].to_vec()).ok()
+}
+
+/// A number that no other network namespace has, as long as the host runs.
+pub(crate) fn namespace_cookie() -> Result<u64, GateError> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)
+        .map_err(GateError::io("opening a socket"))?;
+    let mut cookie = MaybeUninit::<u64>::uninit();
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: `cookie` has room for the `length` bytes that the option has.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            cookie.as_mut_ptr().cast(),
+            &mut length,
+        )
+    };
+    if status != 0 {
+        return Err(GateError::io("asking for the network namespace")(io::Error::last_os_error()));
+    }
+    // SAFETY: the call succeeded and wrote all of it.
+    Ok(unsafe { cookie.assume_init() })
+}
+
+/// Whether this process has what loading programs needs; only to choose between error texts.
+pub(crate) fn may_load_programs() -> bool {
+    let Ok(sets) = rustix::thread::capabilities(None) else { return false };
+    use rustix::thread::CapabilitySet;
+    sets.effective.contains(CapabilitySet::SYS_ADMIN)
+        || sets.effective.contains(CapabilitySet::BPF.union(CapabilitySet::NET_ADMIN))
+}
+
+/// Opens a link by its number.
+pub(crate) fn open_link(id: u32) -> Result<OwnedFd, GateError> {
+    // SAFETY: takes a number and gives a descriptor or an error.
+    let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(id) };
+    check(fd.min(0), "opening a link")?;
+    // SAFETY: the call gave a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Detaches a link, whoever holds it.
+pub(crate) fn detach_link(link: &OwnedFd) -> Result<(), GateError> {
+    // SAFETY: the descriptor is open for the duration of the call.
+    check(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }, "detaching")
+}
+
+/// libbpf's calls give a negated error number.
+pub(crate) fn check(status: i32, doing: &'static str) -> Result<(), GateError> {
+    if status < 0 {
+        return Err(GateError::io(doing)(io::Error::from_raw_os_error(-status)));
+    }
+    Ok(())
+}
+
+/// Whether the kernel has a function that programs may call. Names are visible to everybody, addresses are not needed.
+pub(crate) fn kernel_has(function: &str) -> bool {
+    let Ok(symbols) = std::fs::read_to_string("/proc/kallsyms") else { return false };
+    symbols.lines().any(|line| line.split_ascii_whitespace().nth(2) == Some(function))
+}

@@ -1,0 +1,127 @@
+//! The block list: what is blocked, for how long, and what makes room.
+
+mod support;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use support::{ACK, Namespace, explained, frame, is_root};
+use tidegate_core::IpPrefix;
+use tidegate_gate::{Blocks, Gate, GateError, Mechanism, Options};
+use tidegate_policy::RuleSet;
+
+const TO: &str = "10.0.0.1";
+
+fn load() -> Gate {
+    explained(Gate::load(&RuleSet::default(), &Options::default()))
+}
+
+fn prefix(text: &str) -> IpPrefix {
+    text.parse().unwrap()
+}
+
+fn passes(gate: &Gate, source: &str) -> bool {
+    let to = if source.contains(':') { "2001:db8::1" } else { TO };
+    explained(gate.try_frame(Mechanism::Xdp, &frame(source, to, 80, ACK, b"x"), 1)).passed
+}
+
+#[test]
+fn blocked_addresses_and_prefixes_are_dropped_and_counted() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let blocks = gate.blocks();
+    let listed = "10.9.0.1  # one\n192.0.2.0/24\n2001:db8:9::/48\n2001:db8::5\n::ffff:10.9.0.7\n";
+    assert_eq!(explained(blocks.add_list(listed, None)), 5);
+    for source in ["10.9.0.1", "192.0.2.77", "2001:db8:9::1", "2001:db8::5", "10.9.0.7"] {
+        assert!(!passes(&gate, source), "{source}");
+        assert!(!passes(&gate, source), "{source}");
+    }
+    for source in ["10.9.0.2", "192.0.3.1", "2001:db8:a::1", "2001:db8::6"] {
+        assert!(passes(&gate, source), "{source}");
+    }
+    let list = explained(blocks.list());
+    assert_eq!(list.len(), 5);
+    assert!(list.iter().all(|entry| entry.hits == 2 && entry.remaining.is_none()), "{list:?}");
+    for entry in list {
+        assert!(explained(blocks.remove(&entry.prefix)), "{entry:?}");
+        assert!(!explained(blocks.remove(&entry.prefix)));
+    }
+    assert!(["10.9.0.1", "192.0.2.77", "2001:db8:9::1"].into_iter().all(|source| passes(&gate, source)));
+    // Nothing of a list with an error is taken.
+    assert!(matches!(blocks.add_list("10.9.0.1\nten\n", None), Err(GateError::List(_))));
+    assert!(passes(&gate, "10.9.0.1"));
+}
+
+#[test]
+fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let blocks = gate.blocks();
+    let at_once = Some(Duration::ZERO);
+    for gone in ["10.9.0.1", "10.9.8.0/24", "10.9.8.128/25", "2001:db8:9:8::/64", "10.8.0.0/16"] {
+        explained(blocks.add(prefix(gone), at_once));
+    }
+    explained(blocks.add(prefix("10.9.0.0/16"), Some(Duration::from_secs(600))));
+    explained(blocks.add(prefix("2001:db8:9::/48"), None));
+    assert!(!passes(&gate, "10.9.8.200"));
+    assert!(!passes(&gate, "2001:db8:9:8::1"));
+    assert!(passes(&gate, "10.8.0.1"));
+    assert_eq!(explained(blocks.list()).len(), 2);
+    assert_eq!(explained(blocks.sweep()), 5);
+    assert!(!passes(&gate, "10.9.0.1"), "the prefix still holds");
+    assert!(explained(blocks.remove(&prefix("10.9.0.0/16"))));
+    assert!(passes(&gate, "10.9.0.1"));
+}
+
+#[test]
+fn million_addresses_fit_and_the_least_recently_hit_make_room() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let blocks = gate.blocks();
+    let address = |i: u32| IpPrefix::new(Ipv4Addr::from(0x0b00_0000 + i).into(), 32).unwrap();
+    let name = |i: u32| Ipv4Addr::from(0x0b00_0000 + i).to_string();
+    let many: Vec<IpPrefix> = (0..Blocks::MAX_ADDRESSES).map(address).collect();
+    explained(blocks.add_many(&many, None));
+    assert_eq!(explained(blocks.stats()).addresses, Blocks::MAX_ADDRESSES as usize);
+    // Those that hit stay, wherever they are.
+    let hit = [0, 1, 4095, 500_000, Blocks::MAX_ADDRESSES - 1];
+    assert!(hit.iter().all(|&i| !passes(&gate, &name(i))));
+    assert!(passes(&gate, "12.0.0.1"));
+    explained(blocks.add(prefix("12.0.0.1"), None));
+    assert!(!passes(&gate, "12.0.0.1"));
+    assert!(hit.iter().all(|&i| !passes(&gate, &name(i))));
+    let left = explained(blocks.stats()).addresses;
+    assert_eq!(left, Blocks::MAX_ADDRESSES as usize / 100 * 99 + 1, "a hundredth made room");
+    // The other family has its own bound.
+    explained(blocks.add(prefix("2001:db8::9"), None));
+    assert!(!passes(&gate, "2001:db8::9"));
+}
+
+#[test]
+fn user_space_list_gives_the_same_answers() {
+    // Needs no privilege: this is what is left without one.
+    let gate = Gate::user_space(&RuleSet::default(), "test").unwrap();
+    let blocks = gate.blocks();
+    assert_eq!(blocks.add_list("10.9.0.1\n192.0.2.0/24\n", None).unwrap(), 2);
+    blocks.add(prefix("10.9.0.9"), Some(Duration::ZERO)).unwrap();
+    let refused = |source: &str| {
+        let verdict = gate.on_connect(format!("{source}:1").parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+        verdict.verdict != tidegate_core::Verdict::Continue
+    };
+    assert!(refused("10.9.0.1") && refused("192.0.2.9"));
+    assert!(!refused("10.9.0.2") && !refused("10.9.0.9"));
+    assert_eq!(blocks.stats().unwrap().prefixes, 1);
+    assert_eq!(blocks.list().unwrap().len(), 2);
+    assert!(blocks.remove(&prefix("192.0.2.0/24")).unwrap());
+    assert!(!refused("192.0.2.9"));
+    assert_eq!(blocks.sweep().unwrap(), 1);
+}

@@ -1,0 +1,159 @@
+//! Network namespaces without names: they vanish with the test, however it ends.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::thread;
+
+use tidegate_gate::{Gate, GateError, Options};
+use tidegate_policy::{ConnectionRule, Profile, RuleSet, When};
+
+/// Whether this test can run here; says so if not.
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: kernel programs and network namespaces need root");
+    }
+    root
+}
+
+/// A network namespace.
+pub struct Namespace(File);
+
+impl Namespace {
+    /// Moves the calling thread into a new namespace with loopback up.
+    pub fn enter_new() -> Self {
+        // SAFETY: affects only the calling thread, which shares no namespace-dependent state.
+        let status = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(status, 0, "unshare: {}", std::io::Error::last_os_error());
+        ip("link set lo up");
+        Self(File::open("/proc/thread-self/ns/net").unwrap())
+    }
+
+    /// Makes a namespace without entering it.
+    pub fn new() -> Self {
+        thread::spawn(Self::enter_new).join().unwrap()
+    }
+
+    /// Runs `body` on a thread within.
+    pub fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        let fd = self.0.as_raw_fd();
+        thread::scope(|scope| {
+            let within = scope.spawn(move || {
+                // SAFETY: affects only this new thread; the descriptor is open.
+                let status = unsafe { libc::setns(fd, libc::CLONE_NEWNET) };
+                assert_eq!(status, 0, "setns: {}", std::io::Error::last_os_error());
+                body()
+            });
+            within.join().unwrap()
+        })
+    }
+
+    /// A path by which `ip` finds it.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+}
+
+/// Runs `ip` in the calling thread's namespace.
+pub fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A server's namespace, which the calling thread is in, and a client's, joined by a pair of interfaces.
+pub struct Pair {
+    pub server: Namespace,
+    pub client: Namespace,
+}
+
+pub const SERVER4: &str = "10.77.0.1";
+pub const SERVER6: &str = "fd77::1";
+/// The client has 10.77.0.2 to 10.77.0.9 and fd77::2 to fd77::9.
+pub const CLIENT4: &str = "10.77.0.2";
+
+impl Pair {
+    pub fn new() -> Self {
+        let server = Namespace::enter_new();
+        let client = Namespace::new();
+        ip(&format!("link add gate0 type veth peer name gate1 netns {}", client.path()));
+        ip(&format!("addr add {SERVER4}/24 dev gate0"));
+        ip(&format!("addr add {SERVER6}/64 dev gate0 nodad"));
+        ip("link set gate0 up");
+        client.run(|| {
+            for host in 2..10 {
+                ip(&format!("addr add 10.77.0.{host}/24 dev gate1"));
+                ip(&format!("addr add fd77::{host}/64 dev gate1 nodad"));
+            }
+            ip("link set gate1 up");
+        });
+        Self { server, client }
+    }
+
+    pub fn gate(&self, rules: &RuleSet) -> Gate {
+        self.gate_with(rules, &Options::default())
+    }
+
+    pub fn gate_with(&self, rules: &RuleSet, options: &Options) -> Gate {
+        explained(Gate::attach("gate0", rules, options))
+    }
+}
+
+/// The value, or a panic with the whole text of the error.
+pub fn explained<T>(result: Result<T, GateError>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A connection rule; `rate` 0 for no limit.
+pub fn connection(destination: &str, source: &str, rate: f64, burst: u32) -> ConnectionRule {
+    ConnectionRule {
+        destination: destination.parse().unwrap(),
+        source: (source != "*").then(|| source.parse().unwrap()),
+        limit: (rate > 0.0).then(|| Profile::new(rate, burst).unwrap()),
+        when: When::Always,
+        class: None,
+    }
+}
+
+pub fn connections(rules: Vec<ConnectionRule>) -> RuleSet {
+    RuleSet { connections: rules, ..RuleSet::default() }
+}
+
+/// TCP flags.
+pub const SYN: u8 = 0x02;
+pub const ACK: u8 = 0x10;
+
+/// An Ethernet frame with a TCP segment from port 40000.
+pub fn frame(source: &str, destination: &str, port: u16, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let (source, destination): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
+    let mut tcp = [0u8; 20];
+    tcp[..2].copy_from_slice(&40_000u16.to_be_bytes());
+    tcp[2..4].copy_from_slice(&port.to_be_bytes());
+    tcp[4..8].copy_from_slice(&1000u32.to_be_bytes());
+    tcp[12] = 5 << 4;
+    tcp[13] = flags;
+    let length = (tcp.len() + payload.len()) as u16;
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            frame.extend([0x08, 0x00, 0x45, 0]);
+            frame.extend((20 + length).to_be_bytes());
+            frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+            frame.extend(source.octets());
+            frame.extend(destination.octets());
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend(length.to_be_bytes());
+            frame.extend([6, 64]);
+            frame.extend(source.octets());
+            frame.extend(destination.octets());
+        }
+        _ => panic!("two families"),
+    }
+    frame.extend(tcp);
+    frame.extend(payload);
+    frame
+}

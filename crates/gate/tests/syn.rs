@@ -1,0 +1,269 @@
+//! SYN policing: who connects, and what becomes of the SYN.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use support::{
+    ACK, Namespace, Pair, SERVER4, SERVER6, SYN, connection, connections, explained, frame, is_root,
+};
+use tidegate_core::Verdict;
+use tidegate_gate::{Gate, GateError, Mechanism, Options};
+use tidegate_policy::{ConnectionRule, Policer, RuleSet, When};
+
+fn load(rules: &RuleSet) -> Gate {
+    explained(Gate::load(rules, &Options::default()))
+}
+
+fn passes(gate: &Gate, frame: &[u8]) -> bool {
+    explained(gate.try_frame(Mechanism::Xdp, frame, 1)).passed
+}
+
+/// Rates so slow that no token comes back while a test runs.
+const SLOW: f64 = 0.001;
+
+#[test]
+fn syns_beyond_the_burst_are_dropped_and_counted_per_rule() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let gate = load(&connections(vec![
+        connection("*:80", "*", SLOW, 5),
+        connection("*:80", "10.1.1.0/24", SLOW, 2),
+        connection("*:80", "2001:db8::/32", SLOW, 3),
+    ]));
+    let sent = |source: &str, destination: &str| {
+        (0..10).filter(|_| passes(&gate, &frame(source, destination, 80, SYN, b""))).count()
+    };
+    assert_eq!(sent("10.1.1.9", "10.0.0.1"), 2);
+    assert_eq!(sent("10.1.2.9", "10.0.0.1"), 5);
+    assert_eq!(sent("2001:db8::9", "2001:db8::1"), 3);
+    // Nothing else is touched: other ports, other segments.
+    assert!((0..20).all(|_| passes(&gate, &frame("10.1.1.9", "10.0.0.1", 81, SYN, b""))));
+    assert!((0..20).all(|_| passes(&gate, &frame("10.1.1.9", "10.0.0.1", 80, ACK, b"x"))));
+    assert!((0..20).all(|_| passes(&gate, &frame("10.1.1.9", "10.0.0.1", 80, SYN | ACK, b""))));
+    let report = explained(gate.show());
+    let counts: Vec<_> = report.rules.iter().map(|rule| (rule.passed, rule.refused)).collect();
+    assert_eq!(counts, [(5, 5), (2, 8), (3, 7)]);
+    assert!(report.rules.iter().all(|rule| rule.mechanism == Mechanism::Xdp));
+}
+
+#[test]
+fn kernel_and_user_space_give_the_same_verdicts() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let rules = connections(vec![
+        connection("*:80", "*", SLOW, 7),
+        connection("*:80", "10.1.1.1", SLOW, 3),
+        connection("12.1.1.1:80", "*", SLOW, 2),
+        connection("12.1.0.0/16:8000-8099", "*", SLOW, 4),
+        connection("*:8050-9000", "10.0.0.0/8", SLOW, 1),
+        connection("[2001:db8::/32]:*", "*", SLOW, 5),
+        connection("*:*", "2001:db8:1::/48", 0.0, 0),
+        connection("*:22", "0.0.0.0/0", SLOW, 1),
+    ]);
+    let gate = load(&rules);
+    let mut policer = Policer::new(&rules).unwrap();
+    let (mut asked, mut dropped) = (0, 0);
+    for round in 0..6 {
+        for source in ["10.1.1.1", "10.1.1.2", "9.9.9.9", "2001:db8::7", "2001:db8:1::7", "fd00::1"] {
+            for destination in ["12.1.1.1", "12.1.1.2", "13.0.0.1", "2001:db8::1", "fd00::2"] {
+                let (from, to): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
+                if from.is_ipv4() != to.is_ipv4() {
+                    continue;
+                }
+                for port in [22, 80, 81, 8000, 8049, 8050, 8099, 8100, 9000, 9001] {
+                    let kernel = passes(&gate, &frame(source, destination, port, SYN, b""));
+                    let user = policer.on_connect(from, to, port, 0).verdict == Verdict::Continue;
+                    assert_eq!(kernel, user, "round {round}: {source} to {destination}:{port}");
+                    asked += 1;
+                    dropped += u32::from(!kernel);
+                }
+            }
+        }
+    }
+    // The table would prove nothing if everything passed.
+    assert!(dropped > asked / 4 && dropped < asked, "{dropped} of {asked}");
+    let kernel: Vec<_> = explained(gate.show()).rules.iter().map(|r| (r.passed, r.refused)).collect();
+    let user: Vec<_> = policer.connection_counts().iter().map(|c| (c.passed, c.refused)).collect();
+    assert_eq!(kernel, user);
+}
+
+#[test]
+fn rule_on_overload_acts_only_while_overload_is_signalled() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let rule = ConnectionRule { when: When::Overload, ..connection("*:80", "*", SLOW, 2) };
+    let gate = load(&connections(vec![rule]));
+    let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    let passed = || (0..10).filter(|_| passes(&gate, &syn)).count();
+    assert_eq!(passed(), 10);
+    explained(gate.set_overload(true));
+    assert_eq!(passed(), 2);
+    assert!(explained(gate.show()).overloaded);
+    explained(gate.set_overload(false));
+    assert_eq!(passed(), 10);
+}
+
+#[test]
+fn replaced_rules_keep_their_tokens_and_wrong_rules_change_nothing() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let gate = load(&connections(vec![connection("*:80", "*", SLOW, 3)]));
+    let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    assert_eq!((0..9).filter(|_| passes(&gate, &syn)).count(), 3);
+    // A reload is no fresh burst; another rule beside it has one.
+    explained(gate.replace_rules(&connections(vec![
+        connection("*:443", "*", SLOW, 4),
+        connection("*:80", "*", SLOW, 100),
+    ])));
+    assert_eq!((0..9).filter(|_| passes(&gate, &syn)).count(), 0);
+    let other = frame("10.1.1.9", "10.0.0.1", 443, SYN, b"");
+    assert_eq!((0..9).filter(|_| passes(&gate, &other)).count(), 4);
+    let report = explained(gate.show());
+    assert_eq!(report.rules[1].refused, 15, "{report}");
+    let wrong = connections(vec![connection("10.0.0.1:80", "::/0", SLOW, 1)]);
+    assert!(matches!(gate.replace_rules(&wrong), Err(GateError::Rules(_))));
+    assert!(!passes(&gate, &other));
+    explained(gate.replace_rules(&RuleSet::default()));
+    assert!(passes(&gate, &syn) && passes(&gate, &other));
+    assert!(explained(gate.show()).rules.is_empty());
+}
+
+#[test]
+fn packets_under_replacement_see_one_set_or_the_other() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    // Both sets refuse the address, but number the classes of ports and destinations differently: looked up in one
+    // map of the one and one of the other, the rule would not be found and the SYN would pass.
+    let rule = connection("10.0.0.1:80", "10.1.1.9", SLOW, 1);
+    let few = connections(vec![rule.clone()]);
+    let many = connections(vec![
+        connection("*:1-79", "*", SLOW, 1),
+        connection("9.0.0.0/8:22", "*", SLOW, 1),
+        connection("10.0.0.0/8:22", "*", SLOW, 1),
+        rule,
+    ]);
+    let gate = load(&few);
+    let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    assert!(passes(&gate, &syn));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let packets = scope.spawn(|| {
+            let mut seen = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                assert!(!passes(&gate, &syn), "after {seen} packets");
+                seen += 1;
+            }
+            seen
+        });
+        for _ in 0..20 {
+            explained(gate.replace_rules(&many));
+            explained(gate.replace_rules(&few));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(packets.join().unwrap() > 0);
+    });
+}
+
+#[test]
+fn vlan_tags_and_extension_headers_do_not_hide_a_syn() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let refusing = || {
+        let gate = load(&connections(vec![connection("*:80", "*", SLOW, 1)]));
+        assert!(passes(&gate, &frame("10.1.1.9", "10.0.0.1", 80, SYN, b"")));
+        gate
+    };
+    let gate = refusing();
+    let mut tagged = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    tagged.splice(12..12, [0x88, 0xa8, 0, 1, 0x81, 0, 0, 2]);
+    assert!(!passes(&gate, &tagged));
+    // Hop-by-hop options, then destination options, then TCP.
+    let mut extended = frame("2001:db8::9", "2001:db8::1", 80, SYN, b"");
+    extended[20] = 0;
+    extended.splice(54..54, [60, 0, 1, 4, 0, 0, 0, 0, 6, 0, 1, 4, 0, 0, 0, 0]);
+    let length = (extended.len() - 54) as u16;
+    extended[18..20].copy_from_slice(&length.to_be_bytes());
+    assert!(!passes(&gate, &extended));
+    // IPv4 options.
+    let mut options = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    options[14] = 0x46;
+    options.splice(34..34, [1, 1, 1, 1]);
+    assert!(!passes(&gate, &options));
+    // A first fragment that shows no ports, and the second that would rewrite them (RFC 1858).
+    let mut first = frame("10.1.1.9", "10.0.0.1", 81, SYN, b"");
+    first[20] = 0x20;
+    first.truncate(34 + 8);
+    assert!(!passes(&gate, &first));
+    let mut second = frame("10.1.1.9", "10.0.0.1", 81, SYN, b"");
+    second[20..22].copy_from_slice(&[0, 1]);
+    assert!(!passes(&gate, &second));
+    // Cut anywhere, nothing is refused that shows no SYN, and nothing fails.
+    let whole = frame("2001:db8::9", "2001:db8::1", 81, SYN, b"");
+    assert!((14..whole.len()).all(|end| passes(&gate, &whole[..end])));
+}
+
+#[test]
+fn client_beyond_its_burst_gets_no_answer_and_others_are_served() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let listener = TcpListener::bind("[::]:80").unwrap();
+    let gate = pair.gate(&connections(vec![
+        connection("*:80", "10.77.0.2", SLOW, 3),
+        connection("*:80", "fd77::/64", SLOW, 2),
+    ]));
+    let connects = |from: &str, to: &str| -> usize {
+        let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+        pair.client.run(move || (0..5).filter(|_| connect(from, to).is_some()).count())
+    };
+    assert_eq!(connects("10.77.0.2:0", &format!("{SERVER4}:80")), 3);
+    assert_eq!(connects("10.77.0.3:0", &format!("{SERVER4}:80")), 5);
+    assert_eq!(connects("[fd77::2]:0", &format!("[{SERVER6}]:80")), 2);
+    let report = explained(gate.show());
+    assert_eq!(report.interfaces, ["gate0"]);
+    // Retransmissions count too.
+    assert!(report.rules.iter().all(|rule| rule.refused >= 2), "{report}");
+    gate.detach();
+    assert_eq!(connects("10.77.0.2:0", &format!("{SERVER4}:80")), 5, "nothing stays attached");
+    drop(listener);
+}
+
+fn connect(from: SocketAddr, to: SocketAddr) -> Option<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect_timeout(&to.into(), Duration::from_millis(150)).ok()?;
+    Some(socket.into())
+}
+
+#[test]
+fn missing_interface_and_second_gate_are_named() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let error = Gate::attach("nowhere0", &RuleSet::default(), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("no network interface `nowhere0`"), "{error}");
+    let _gate = pair.gate(&RuleSet::default());
+    let error = Gate::attach("gate0", &RuleSet::default(), &Options::default()).unwrap_err();
+    assert!(matches!(error, GateError::InUse { .. }), "{error}");
+    let fallback = Gate::attach_or_fall_back("gate0", &RuleSet::default(), &Options::default()).unwrap();
+    assert!(!fallback.is_in_kernel());
+    assert!(explained(fallback.show()).unavailable[0].why.contains("already runs an XDP program"));
+}
