@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags};
 use tidegate_core::IpPrefix;
 use tidegate_policy::BlockList;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -281,17 +281,11 @@ fn each(
     name: &'static str,
     mut visit: impl FnMut(&[u8], &abi::tg_block),
 ) -> Result<(), GateError> {
-    const BATCH: u32 = 16_384;
-    let map: &MapHandle = maps.get(name)?;
-    let entries = map
-        .lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)
-        .map_err(GateError::kernel("reading the block list"))?;
-    for (key, value) in entries {
-        if let Ok(entry) = abi::tg_block::read_from_bytes(&value) {
-            visit(&key, &entry);
+    system::each_entry(maps.get(name)?, |key, value| {
+        if let Ok(entry) = abi::tg_block::read_from_bytes(value) {
+            visit(key, &entry);
         }
-    }
-    Ok(())
+    })
 }
 
 fn remove_expired(maps: &Maps, name: &'static str, now_ns: u64) -> Result<usize, GateError> {

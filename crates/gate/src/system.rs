@@ -3,10 +3,10 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use libbpf_rs::libbpf_sys;
+use libbpf_rs::{MapCore, MapHandle, libbpf_sys};
 
 use crate::GateError;
 
@@ -97,4 +97,50 @@ pub(crate) fn check(status: i32, doing: &'static str) -> Result<(), GateError> {
 pub(crate) fn kernel_has(function: &str) -> bool {
     let Ok(symbols) = std::fs::read_to_string("/proc/kallsyms") else { return false };
     symbols.lines().any(|line| line.split_ascii_whitespace().nth(2) == Some(function))
+}
+
+/// Calls `visit` with each key and value of a hash or a trie, in batches. (libbpf-rs takes a batch that the kernel ended
+/// at the border of a hash bucket for the last one.)
+pub(crate) fn each_entry(map: &MapHandle, mut visit: impl FnMut(&[u8], &[u8])) -> Result<(), GateError> {
+    const BATCH: u32 = 16_384;
+    let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);
+    let mut keys = vec![0u8; key_bytes * BATCH as usize];
+    let mut values = vec![0u8; value_bytes * BATCH as usize];
+    // A place in the map: a number for a hash, a key for a trie.
+    let (mut place, mut next) = (vec![0u8; key_bytes.max(8)], vec![0u8; key_bytes.max(8)]);
+    let options = libbpf_sys::bpf_map_batch_opts {
+        sz: size_of::<libbpf_sys::bpf_map_batch_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let mut begun = false;
+    loop {
+        let mut count = BATCH;
+        let from = if begun { place.as_mut_ptr() } else { std::ptr::null_mut() };
+        // SAFETY: keys and values have room for `count` entries of the map's sizes, the places for a key; the
+        // descriptor is open.
+        let status = unsafe {
+            libbpf_sys::bpf_map_lookup_batch(
+                map.as_fd().as_raw_fd(),
+                from.cast(),
+                next.as_mut_ptr().cast(),
+                keys.as_mut_ptr().cast(),
+                values.as_mut_ptr().cast(),
+                &mut count,
+                &options,
+            )
+        };
+        let last = status == -libc::ENOENT;
+        match status {
+            _ if status == -libc::EINTR => continue,
+            _ if last => {}
+            _ => check(status, "reading a map")?,
+        }
+        let entries = keys.chunks_exact(key_bytes).zip(values.chunks_exact(value_bytes));
+        entries.take(count as usize).for_each(|(key, value)| visit(key, value));
+        if last {
+            return Ok(());
+        }
+        std::mem::swap(&mut place, &mut next);
+        begun = true;
+    }
 }
