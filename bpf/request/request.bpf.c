@@ -103,22 +103,25 @@ static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints 
 /* The length of the method and the blank after it; 0: the segment does not begin a request. */
 static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
 {
-	__u8 m[8];
+	__u64 word;
 
-	if (bpf_skb_load_bytes(skb, payload, m, sizeof(m)))
+	if (bpf_skb_load_bytes(skb, payload, &word, sizeof(word)))
 		return 0;
-#define IS(text, length) (!__builtin_memcmp(m, text, length))
-	if (IS("GET ", 4) || IS("PUT ", 4))
+	word = bpf_be64_to_cpu(word);
+	if (word >> 32 == 0x47455420ULL) /* GET */
 		return 4;
-	if (IS("POST ", 5) || IS("HEAD ", 5))
+	if (word >> 32 == 0x50555420ULL) /* PUT */
+		return 4;
+	if (word >> 24 == 0x504f535420ULL) /* POST */
 		return 5;
-	if (IS("PATCH ", 6))
+	if (word >> 24 == 0x4845414420ULL) /* HEAD */
+		return 5;
+	if (word >> 16 == 0x504154434820ULL) /* PATCH */
 		return 6;
-	if (IS("DELETE ", 7))
+	if (word >> 8 == 0x44454c45544520ULL) /* DELETE */
 		return 7;
-	if (IS("OPTIONS ", 8))
+	if (word == 0x4f5054494f4e5320ULL) /* OPTIONS */
 		return 8;
-#undef IS
 	return 0;
 }
 

@@ -60,6 +60,14 @@ pub enum GateError {
         /// What this version expects and the other lacks.
         missing: &'static str,
     },
+    /// This host cannot do it.
+    #[error("{what} is not available: {why}")]
+    Unavailable {
+        /// What was asked for.
+        what: &'static str,
+        /// Why it cannot be had.
+        why: String,
+    },
     /// Nothing is attached.
     #[error("no gate is attached{}: `tidegate gate attach` attaches one", interface.as_ref().map(|name| format!(" to `{name}`")).unwrap_or_default())]
     NotAttached {

@@ -102,7 +102,12 @@ impl Programs {
         let program = match (mechanism, &self.request) {
             (Mechanism::Xdp, _) => program(&self.ingress, INGRESS_PROGRAM)?,
             (Mechanism::Tc, Ok(object)) => program(object, REQUEST_PROGRAM)?,
-            _ => return Err(GateError::OtherVersion { missing: REQUEST_PROGRAM }),
+            (Mechanism::Tc, Err(why)) => {
+                return Err(GateError::Unavailable { what: "the program for segments", why: why.to_string() });
+            }
+            (Mechanism::Accept | Mechanism::Server, _) => {
+                return Err(GateError::Unavailable { what: "a program", why: "this is user space".into() });
+            }
         };
         let input = ProgramInput { data_in: Some(frame), repeat, ..Default::default() };
         let output = program.test_run(input).map_err(GateError::kernel("running a program on a frame"))?;

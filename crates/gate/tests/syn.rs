@@ -169,7 +169,7 @@ fn packets_under_replacement_see_one_set_or_the_other() {
             }
             seen
         });
-        for _ in 0..20 {
+        for _ in 0..8 {
             explained(gate.replace_rules(&many));
             explained(gate.replace_rules(&few));
         }

@@ -1,0 +1,286 @@
+//! URL and cookie control: what is asked for, and what becomes of the request and its connection.
+
+mod support;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use support::{ACK, Namespace, Pair, SERVER4, SERVER6, explained, frame, is_root};
+use tidegate_core::Verdict;
+use tidegate_gate::{Gate, Mechanism, Options, Why};
+use tidegate_policy::{Action, CookiePattern, Policer, PortRange, Profile, RequestRule, RuleSet, When};
+
+/// Rates so slow that no token comes back while a test runs.
+const SLOW: f64 = 0.001;
+
+fn rule(path: &str, action: Option<Action>) -> RequestRule {
+    let path = path.parse().unwrap();
+    RequestRule { path, cookie: None, limit: None, when: When::Always, action, class: None }
+}
+
+fn limited(path: &str, burst: u32, action: Action) -> RequestRule {
+    RequestRule { limit: Some(Profile::new(SLOW, burst).unwrap()), ..rule(path, Some(action)) }
+}
+
+fn with_cookie(name: &str, value: &str, rule: RequestRule) -> RequestRule {
+    RequestRule { cookie: Some(CookiePattern::new(name, value).unwrap()), ..rule }
+}
+
+fn set(requests: Vec<RequestRule>) -> RuleSet {
+    RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() }
+}
+
+fn head(method: &str, target: &str, cookie: Option<&str>) -> String {
+    let cookie = cookie.map(|value| format!("Cookie: {value}\r\n")).unwrap_or_default();
+    format!("{method} {target} HTTP/1.1\r\nHost: a\r\n{cookie}User-Agent: x\r\n\r\n")
+}
+
+#[test]
+fn kernel_and_user_space_give_the_same_verdicts() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let rules = set(vec![
+        rule("*noaccess*", Some(Action::Drop)),
+        rule("/shop.html", None),
+        limited("/index.html", 2, Action::Drop),
+        limited("/cgi-bin/*", 3, Action::Drop),
+        limited("/cgi-bin/slow/*", 1, Action::Drop),
+        rule("/cgi-bin/slow/never", None),
+        limited("*.php", 2, Action::Drop),
+        rule("/refused/*", Some(Action::Refuse)),
+        with_cookie("tier", "gold", rule("/cgi-bin/*", None)),
+        with_cookie("tier", "bad", rule("*", Some(Action::Drop))),
+        with_cookie("bot", "1", limited("*.html", 1, Action::Drop)),
+        limited("*", 9, Action::Drop),
+    ]);
+    let gate = explained(Gate::load(&rules, &Options::default()));
+    let mut policer = Policer::new(&rules).unwrap();
+    let (mut asked, mut dropped) = (0, 0);
+    for round in 0..3 {
+        for path in [
+            "/",
+            "/shop.html",
+            "/shop.html2",
+            "/index.html",
+            "/cgi-bin/",
+            "/cgi-bin/a",
+            "/cgi-bi",
+            "/cgi-bin/slow/a",
+            "/cgi-bin/slow/never",
+            "/cgi-bin/slow/never2",
+            "/a.php",
+            "/a.php5",
+            "/refused/a",
+            "/a/noaccess/b.php",
+            "/x/noacces",
+        ] {
+            for query in ["", "?a=b", "?x=/noaccess/", "?f=a.php"] {
+                for cookie in [
+                    None,
+                    Some("tier=gold"),
+                    Some("a=b; tier=gold"),
+                    Some("tier=golden; x=tier=gold"),
+                    Some("tier=bad; z=1"),
+                    Some("bot=1"),
+                    Some("xbot=1"),
+                ] {
+                    for method in ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"] {
+                        let text = head(method, &format!("{path}{query}"), cookie);
+                        let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+                        let kernel = explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed;
+                        let user = policer.on_request(path.as_bytes(), cookie.map(str::as_bytes), 0).verdict;
+                        assert_eq!(kernel, user != Verdict::Drop, "round {round}: {text}");
+                        asked += 1;
+                        dropped += u32::from(!kernel);
+                    }
+                }
+            }
+        }
+    }
+    assert!(dropped > asked / 4 && dropped < asked, "{dropped} of {asked}");
+    let report = explained(gate.show());
+    for (row, counts) in report.rules.iter().zip(policer.request_counts()) {
+        if row.mechanism == Mechanism::Tc {
+            assert_eq!((row.passed, row.refused), (counts.passed, counts.refused), "{}", row.rule);
+        }
+    }
+    let why: Vec<Why> = report.rules.iter().map(|row| row.why).collect();
+    assert_eq!(why[1], Why::PriorityOnly);
+    assert_eq!(why[7], Why::OnlyServerAnswers);
+    assert_eq!(why.iter().filter(|why| **why == Why::Earliest).count(), 8);
+}
+
+#[test]
+fn what_a_segment_does_not_show_is_left_to_the_server() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let long = format!("/{}", "x".repeat(300));
+    let gate = explained(Gate::load(
+        &set(vec![
+            rule(&long, Some(Action::Drop)),
+            rule(&format!("/{}*", "x".repeat(50)), Some(Action::Drop)),
+            with_cookie("tier", "bad", rule("*", Some(Action::Drop))),
+        ]),
+        &Options::default(),
+    ));
+    let passes = |port: u16, text: &str| {
+        let segment = frame("10.0.0.9", "10.0.0.1", port, ACK, text.as_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    // The long path is not told apart from its beginning; a shorter one is.
+    assert!(passes(80, &head("GET", &long, None)));
+    assert!(!passes(80, &head("GET", &long[..100], None)));
+    assert!(!passes(80, &head("GET", "/", Some("tier=bad"))));
+    assert!(passes(443, &head("GET", "/", Some("tier=bad"))), "not a port with cleartext HTTP");
+    // A head that goes on in the next segment may yet have the cookie.
+    assert!(passes(80, "GET / HTTP/1.1\r\nHost: a\r\n"));
+    // A cookie in a body is none.
+    assert!(passes(80, "POST / HTTP/1.1\r\nHost: a\r\n\r\n\r\nCookie: tier=bad\r\n\r\n"));
+    // Whatever else a segment begins with, and wherever it is cut.
+    let whole = head("GET", "/", Some("tier=bad"));
+    for end in 0..whole.len() - 4 {
+        passes(80, &whole[..end]);
+        passes(80, &whole[end..]);
+    }
+    assert!(
+        explained(gate.show()).totals.iter().any(|t| t.name == "gate_requests_partial_total" && t.value > 0)
+    );
+}
+
+/// Listens like a server that sets TCP_DEFER_ACCEPT: it is woken by data.
+fn deferring(address: &str) -> TcpListener {
+    let listener = TcpListener::bind(address).unwrap();
+    let seconds: libc::c_int = 30;
+    // SAFETY: the option takes an int; the descriptor is open.
+    let status = unsafe {
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_DEFER_ACCEPT,
+            (&raw const seconds).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(status, 0);
+    listener
+}
+
+fn connect(from: &str, to: &str) -> Option<TcpStream> {
+    let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+    let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect_timeout(&to.into(), Duration::from_millis(150)).ok()?;
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    Some(socket.into())
+}
+
+fn is_reset(stream: &mut TcpStream) -> bool {
+    matches!(stream.read(&mut [0; 64]), Err(error) if error.kind() == ErrorKind::ConnectionReset)
+}
+
+#[test]
+fn violation_resets_the_client_and_never_wakes_the_server() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let listener = deferring("[::]:80");
+    listener.set_nonblocking(true).unwrap();
+    let options = Options { reset_penalty: Duration::ZERO, ..Options::default() };
+    let gate = pair.gate_with(&set(vec![rule("*noaccess*", Some(Action::Reset))]), &options);
+    for (from, to) in [("10.77.0.2:0", format!("{SERVER4}:80")), ("[fd77::2]:0", format!("[{SERVER6}]:80"))] {
+        for path in ["/noaccess/", &format!("/noaccess/{}", "y".repeat(1200)), "/x?noaccess", "/ok"] {
+            let reset = pair.client.run(|| {
+                let mut stream = connect(from, &to).unwrap();
+                stream.write_all(head("GET", path, None).as_bytes()).unwrap();
+                if !path.starts_with("/noaccess") {
+                    return None;
+                }
+                Some(is_reset(&mut stream))
+            });
+            assert_eq!(reset, path.starts_with("/noaccess").then_some(true), "{from} {path}");
+        }
+    }
+    // Of eight connections only those that complied are to be accepted, and nothing else was.
+    let accepted = std::iter::from_fn(|| listener.accept().ok()).count();
+    assert_eq!(accepted, 4);
+    let report = explained(gate.show());
+    assert_eq!(report.rules[0].refused, 4, "{report}");
+    let total = |name: &str| report.totals.iter().find(|t| t.name == name).unwrap().value;
+    assert_eq!((total("gate_requests_reset_total"), total("gate_resets_failed_total")), (4, 0));
+}
+
+#[test]
+fn every_request_of_a_persistent_connection_is_policed() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let listener = TcpListener::bind("[::]:80").unwrap();
+    let options = Options { reset_penalty: Duration::ZERO, ..Options::default() };
+    let _gate = pair.gate_with(&set(vec![limited("/cgi-bin/*", 3, Action::Reset)]), &options);
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let mut served = 0;
+            let mut buffer = [0; 4096];
+            loop {
+                match stream.read(&mut buffer) {
+                    Ok(0) => panic!("closed without a reset"),
+                    Ok(_) => {
+                        served += 1;
+                        stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+                    }
+                    Err(error) => return (served, error.kind()),
+                }
+            }
+        });
+        let answered = pair.client.run(|| {
+            let mut stream = connect("10.77.0.2:0", &format!("{SERVER4}:80")).unwrap();
+            let mut answered = 0;
+            for path in ["/a", "/cgi-bin/1", "/b", "/cgi-bin/2", "/cgi-bin/3", "/c", "/cgi-bin/4"] {
+                stream.write_all(head("GET", path, None).as_bytes()).unwrap();
+                match stream.read(&mut [0; 64]) {
+                    Ok(length) if length > 0 => answered += 1,
+                    other => {
+                        assert!(matches!(other, Err(error) if error.kind() == ErrorKind::ConnectionReset));
+                        return answered;
+                    }
+                }
+            }
+            answered
+        });
+        assert_eq!(answered, 6);
+        assert_eq!(server.join().unwrap(), (6, ErrorKind::ConnectionReset));
+    });
+}
+
+#[test]
+fn client_that_was_reset_is_silenced_for_the_time_configured() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let _listener = TcpListener::bind("[::]:80").unwrap();
+    let options = Options { reset_penalty: Duration::from_millis(700), ..Options::default() };
+    let gate = pair.gate_with(&set(vec![rule("/bad", Some(Action::Reset))]), &options);
+    let to = format!("{SERVER4}:80");
+    pair.client.run(|| {
+        let mut stream = connect("10.77.0.2:0", &to).unwrap();
+        stream.write_all(head("GET", "/bad", None).as_bytes()).unwrap();
+        assert!(is_reset(&mut stream));
+        assert!(connect("10.77.0.2:0", &to).is_none(), "its SYNs are dropped");
+        assert!(connect("10.77.0.3:0", &to).is_some(), "another's are not");
+        // Until the time is over; the bound only ends a test that would fail.
+        assert!((0..100).any(|_| connect("10.77.0.2:0", &to).is_some()));
+    });
+    let report = explained(gate.show());
+    assert!(report.totals.iter().any(|t| t.name == "gate_penalty_syns_total" && t.value >= 1));
+}
