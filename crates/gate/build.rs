@@ -29,7 +29,7 @@ fn main() {
         .header(bpf.join("include/abi.h").display().to_string())
         .allowlist_item("(tg|TG)_.*")
         .prepend_enum_name(false)
-        .derive_debug(false)
+        .derive_debug(true)
         .parse_callbacks(Box::new(AsBytes))
         .generate()
         .unwrap_or_else(|error| fail(&format!("bpf/include/abi.h: {error}")));

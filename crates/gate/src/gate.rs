@@ -1,15 +1,17 @@
 //! A gate: kernel programs where they can be had, the same rules in user space where not.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use libbpf_rs::Link;
 use tidegate_core::Verdict;
 use tidegate_policy::{BlockList, Decision, Policer, RuleSet};
 
 use crate::abi;
 use crate::block::Blocks;
 use crate::kernel::{Attached, Programs};
+use crate::maps::Maps;
 use crate::report::{self, Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
 use crate::rules::{Abilities, Slots};
 use crate::{GateError, system};
@@ -56,9 +58,10 @@ enum Engine {
 }
 
 #[derive(Debug)]
-pub(crate) struct Kernel {
-    pub(crate) programs: Programs,
+struct Kernel {
+    programs: Programs,
     attached: Vec<Attached>,
+    queues: Mutex<Option<Arc<Queues>>>,
     rules: Mutex<InForce>,
 }
 
@@ -75,6 +78,34 @@ struct User {
     policer: Mutex<Policer>,
     blocked: Mutex<BlockList>,
     overloaded: Mutex<bool>,
+}
+
+/// The prioritized listen queues of a gate; the last of them, or the gate, keeps the steering attached.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    maps: Maps,
+    _link: Link,
+    used: Mutex<[bool; abi::TG_MAX_QUEUES as usize]>,
+}
+
+impl Queues {
+    pub(crate) fn maps(&self) -> &Maps {
+        &self.maps
+    }
+
+    /// A number for one more queue, if there is one left.
+    pub(crate) fn reserve(&self) -> Option<u32> {
+        let mut used = lock(&self.used);
+        let free = used.iter().position(|used| !used)?;
+        used[free] = true;
+        u32::try_from(free).ok()
+    }
+
+    pub(crate) fn release(&self, number: u32) {
+        if let Some(used) = lock(&self.used).get_mut(number as usize) {
+            *used = false;
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -126,6 +157,7 @@ impl Gate {
         let kernel = Kernel {
             programs,
             attached: Vec::new(),
+            queues: Mutex::new(None),
             rules: Mutex::new(InForce { slots: Slots::default(), policer }),
         };
         let gate = Self { engine: Engine::Kernel(Box::new(kernel)), unavailable };
@@ -277,11 +309,20 @@ impl Gate {
         Ok(Trial { passed, mean })
     }
 
-    pub(crate) fn kernel(&self) -> Option<&Kernel> {
-        match &self.engine {
-            Engine::Kernel(kernel) => Some(kernel),
-            Engine::User(_) => None,
+    /// Steering of new connections, attached when first asked for; or why it cannot be had.
+    pub(crate) fn queues(&self) -> Result<Arc<Queues>, String> {
+        let Engine::Kernel(kernel) = &self.engine else {
+            return Err(Why::NoKernelPrograms.to_string());
+        };
+        let mut queues = lock(&kernel.queues);
+        if let Some(queues) = &*queues {
+            return Ok(Arc::clone(queues));
         }
+        let link = kernel.programs.attach_steering()?;
+        let maps = kernel.programs.maps.only(&["queues", "listeners"]).map_err(|error| error.to_string())?;
+        let made =
+            Arc::new(Queues { maps, _link: link, used: Mutex::new([false; abi::TG_MAX_QUEUES as usize]) });
+        Ok(Arc::clone(queues.insert(made)))
     }
 
     /// Detaches; dropping the gate does the same.

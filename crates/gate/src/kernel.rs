@@ -25,7 +25,7 @@ static INGRESS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"
 static STEER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o")));
 static REQUEST: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/request.bpf.o")));
 
-/// Names of the programs; the first in each list is attached to interfaces.
+/// Names of the programs.
 pub(crate) const INGRESS_PROGRAM: &str = "tidegate_in";
 pub(crate) const STEER_PROGRAM: &str = "tidegate_steer";
 pub(crate) const REQUEST_PROGRAM: &str = "tidegate_url";
@@ -49,10 +49,6 @@ impl Programs {
         let programs = Self { maps: Maps::new(shared), ingress, steer, request };
         programs.bind_labels()?;
         Ok(programs)
-    }
-
-    pub(crate) fn ingress(&self) -> &Object {
-        &self.ingress
     }
 
     pub(crate) fn steer(&self) -> Result<&Object, &GateError> {
@@ -103,7 +99,10 @@ impl Programs {
             (Mechanism::Xdp, _) => program(&self.ingress, INGRESS_PROGRAM)?,
             (Mechanism::Tc, Ok(object)) => program(object, REQUEST_PROGRAM)?,
             (Mechanism::Tc, Err(why)) => {
-                return Err(GateError::Unavailable { what: "the program for segments", why: why.to_string() });
+                return Err(GateError::Unavailable {
+                    what: "the program for segments",
+                    why: why.to_string(),
+                });
             }
             (Mechanism::Accept | Mechanism::Server, _) => {
                 return Err(GateError::Unavailable { what: "a program", why: "this is user space".into() });

@@ -12,11 +12,15 @@ mod error;
 mod gate;
 mod kernel;
 mod maps;
+mod queue;
 mod report;
 mod rules;
+mod running;
 mod system;
 
 pub use block::{BlockStats, Blocked, Blocks};
 pub use error::GateError;
 pub use gate::{Gate, Options, Trial};
+pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
+pub use running::Running;

@@ -19,17 +19,18 @@ impl Maps {
         Self { by_name }
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.by_name.contains_key(name)
+    /// Handles of some of them.
+    pub(crate) fn only(&self, names: &[&'static str]) -> Result<Self, GateError> {
+        let mut by_name = HashMap::new();
+        for name in names {
+            let map = MapHandle::try_from(self.get(name)?).map_err(GateError::kernel("opening a map"))?;
+            by_name.insert((*name).to_owned(), map);
+        }
+        Ok(Self { by_name })
     }
 
     pub(crate) fn get(&self, name: &'static str) -> Result<&MapHandle, GateError> {
         self.by_name.get(name).ok_or(GateError::OtherVersion { missing: name })
-    }
-
-    /// Handles of every map, to be shared with the next program.
-    pub(crate) fn all(&mut self) -> &mut HashMap<String, MapHandle> {
-        &mut self.by_name
     }
 
     pub(crate) fn read<V: FromBytes>(

@@ -2,10 +2,11 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::fs::File;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use tidegate_gate::{Gate, GateError, Options};
 use tidegate_policy::{ConnectionRule, Profile, RuleSet, When};
@@ -29,6 +30,8 @@ impl Namespace {
         let status = unsafe { libc::unshare(libc::CLONE_NEWNET) };
         assert_eq!(status, 0, "unshare: {}", std::io::Error::last_os_error());
         ip("link set lo up");
+        // Duplicate address detection would keep addresses tentative for a second.
+        std::fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0").unwrap();
         Self(File::open("/proc/thread-self/ns/net").unwrap())
     }
 
@@ -156,4 +159,24 @@ pub fn frame(source: &str, destination: &str, port: u16, flags: u8, payload: &[u
     frame.extend(tcp);
     frame.extend(payload);
     frame
+}
+
+fn connect_within(from: &str, to: SocketAddr, limit: Duration) -> std::io::Result<TcpStream> {
+    let from: SocketAddr = from.parse().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
+    socket.bind(&from.into())?;
+    socket.connect_timeout(&to.into(), limit)?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    Ok(socket.into())
+}
+
+/// Connects from an address of the client; it must succeed, perhaps after a retransmission.
+pub fn connect(from: &str, to: SocketAddr) -> TcpStream {
+    connect_within(from, to, Duration::from_secs(10))
+        .unwrap_or_else(|error| panic!("{from} to {to}: {error}"))
+}
+
+/// Whether a SYN, sent once, is answered. Silence can only be seen by waiting: less than the retransmission takes.
+pub fn is_answered(from: &str, to: SocketAddr) -> bool {
+    connect_within(from, to, Duration::from_millis(400)).is_ok()
 }

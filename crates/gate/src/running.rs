@@ -1,0 +1,125 @@
+//! A gate that another process holds, found by its programs: no file, socket or pinned object is needed, and so none
+//! can be left behind.
+
+use std::collections::HashMap;
+
+use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
+use libbpf_rs::{MapCore, MapHandle};
+
+use crate::abi;
+use crate::block::Blocks;
+use crate::kernel::{INGRESS_PROGRAM, REQUEST_PROGRAM, STEER_PROGRAM};
+use crate::maps::Maps;
+use crate::report::{self, Report, Unavailable};
+use crate::{GateError, system};
+
+/// A gate attached in the calling thread's network namespace.
+#[derive(Debug)]
+pub struct Running {
+    maps: Maps,
+    interfaces: Vec<String>,
+    links: Vec<u32>,
+    segments: bool,
+}
+
+impl Running {
+    /// Finds the gate attached to `interface`, or to any.
+    pub fn find(interface: Option<&str>) -> Result<Self, GateError> {
+        if !system::may_load_programs() {
+            return Err(GateError::NotPermitted);
+        }
+        let wanted = interface.map(system::interface_index).transpose()?;
+        let cookie = system::namespace_cookie()?;
+        let programs = our_programs();
+        let links: Vec<_> =
+            LinkInfoIter::default().filter(|link| programs.contains_key(&link.prog_id)).collect();
+        for link in &links {
+            let LinkTypeInfo::Xdp(xdp) = &link.info else { continue };
+            if wanted.is_some_and(|index| xdp.ifindex != index as u32) {
+                continue;
+            }
+            let maps = open_maps(&programs[&link.prog_id])?;
+            // The same number may be another interface in another namespace.
+            if maps.control(abi::TG_CONTROL_NETNS)? == cookie {
+                let control = map_id(&maps)?;
+                return Ok(Self::of(maps, control, &programs, &links));
+            }
+        }
+        Err(GateError::NotAttached { interface: interface.map(str::to_owned) })
+    }
+
+    fn of(
+        maps: Maps,
+        control: u32,
+        programs: &HashMap<u32, ProgramInfo>,
+        links: &[libbpf_rs::query::LinkInfo],
+    ) -> Self {
+        let mut running = Self { maps, interfaces: Vec::new(), links: Vec::new(), segments: false };
+        for link in links.iter().filter(|link| programs[&link.prog_id].map_ids.contains(&control)) {
+            running.links.push(link.id);
+            match &link.info {
+                LinkTypeInfo::Xdp(xdp) => running.interfaces.extend(system::interface_name(xdp.ifindex)),
+                LinkTypeInfo::Tcx(_) => running.segments = true,
+                _ => {}
+            }
+        }
+        running
+    }
+
+    /// Its block list.
+    pub fn blocks(&self) -> Blocks<'_> {
+        Blocks::kernel(&self.maps)
+    }
+
+    /// What it enforces, and how.
+    pub fn show(&self) -> Result<Report, GateError> {
+        let mut unavailable = Vec::new();
+        if !self.segments {
+            let why = "the process that attached the gate says why in its log".to_owned();
+            unavailable.push(Unavailable { what: "request rules on segments", why });
+        }
+        Ok(Report {
+            interfaces: self.interfaces.clone(),
+            rules: report::rules(&self.maps)?,
+            unavailable,
+            totals: report::totals(&self.maps)?,
+            blocked: self.blocks().stats()?,
+            overloaded: self.maps.control(abi::TG_CONTROL_OVERLOAD)? != 0,
+        })
+    }
+
+    /// Signals that overload has begun or ended, for the rules that act only then.
+    pub fn set_overload(&self, overloaded: bool) -> Result<(), GateError> {
+        self.maps.set_control(abi::TG_CONTROL_OVERLOAD, u64::from(overloaded))
+    }
+
+    /// Detaches it from every interface. The process that holds it sees that by [`crate::Gate::is_attached`].
+    pub fn detach(self) -> Result<(), GateError> {
+        self.links.iter().try_for_each(|link| system::detach_link(&system::open_link(*link)?))
+    }
+}
+
+fn our_programs() -> HashMap<u32, ProgramInfo> {
+    let names = [INGRESS_PROGRAM, REQUEST_PROGRAM, STEER_PROGRAM];
+    // The kernel keeps fifteen bytes of a name.
+    let ours = |program: &ProgramInfo| {
+        let name = program.name.to_string_lossy();
+        names.iter().any(|known| *name == known[..known.len().min(15)])
+    };
+    let options = ProgInfoQueryOptions::default().include_map_ids(true);
+    ProgInfoIter::with_query_opts(options).filter(ours).map(|program| (program.id, program)).collect()
+}
+
+fn open_maps(program: &ProgramInfo) -> Result<Maps, GateError> {
+    let mut by_name = HashMap::new();
+    for id in &program.map_ids {
+        let map = MapHandle::from_map_id(*id).map_err(GateError::kernel("opening a map"))?;
+        by_name.insert(map.name().to_string_lossy().into_owned(), map);
+    }
+    Ok(Maps::new(by_name))
+}
+
+fn map_id(maps: &Maps) -> Result<u32, GateError> {
+    let info = maps.get("control")?.info().map_err(GateError::kernel("reading about a map"))?;
+    Ok(info.info.id)
+}

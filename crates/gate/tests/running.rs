@@ -1,0 +1,65 @@
+//! What another process sees of a gate, and that nothing is left of it.
+
+mod support;
+
+use support::{Namespace, Pair, SERVER4, connection, connections, explained, is_root};
+use tidegate_gate::{Gate, GateError, ListenQueue, Options, Running};
+use tidegate_policy::{Action, PortRange, RequestRule, RuleSet, When};
+
+#[test]
+fn gate_is_found_shown_fed_and_detached_by_another_process() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let mut rules =
+        connections(vec![connection("*:80", "10.1.0.0/16", 5.0, 2), connection("*:443", "*", 9.5, 3)]);
+    rules.http_ports = vec![PortRange::one(80)];
+    rules.requests = vec![RequestRule {
+        path: "*.php".parse().unwrap(),
+        cookie: None,
+        limit: None,
+        when: When::Always,
+        action: Some(Action::Reset),
+        class: None,
+    }];
+    let gate = pair.gate(&rules);
+    let (queue, _) = explained(ListenQueue::bind(&gate, format!("{SERVER4}:0").parse().unwrap(), 2, 8));
+    let running = explained(Running::find(Some("gate0")));
+    let (theirs, ours) = (explained(running.show()), explained(gate.show()));
+    assert_eq!(theirs.rules, ours.rules);
+    assert_eq!(theirs.interfaces, ["gate0"]);
+    let text = theirs.to_string();
+    for line in ["*:80 from 10.1.0.0/16 rate=5 burst=2", "*:443 from * rate=9.5 burst=3", "*.php reset"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert!(theirs.unavailable.is_empty(), "{text}");
+    explained(running.blocks().add("10.2.3.4".parse().unwrap(), None));
+    assert_eq!(explained(gate.blocks().list())[0].prefix.to_string(), "10.2.3.4/32");
+    explained(running.set_overload(true));
+    assert!(explained(gate.show()).overloaded);
+    // The same interface number in another namespace is another interface.
+    let elsewhere = Namespace::new().run(|| Running::find(None));
+    assert!(matches!(elsewhere, Err(GateError::NotAttached { interface: None })));
+    assert!(gate.is_attached());
+    explained(running.detach());
+    assert!(!gate.is_attached());
+    let error = Running::find(Some("gate0")).unwrap_err();
+    assert!(error.to_string().contains("no gate is attached to `gate0`"), "{error}");
+    drop(queue);
+}
+
+#[test]
+fn nothing_is_attached_after_the_gate_is_gone() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let gate = pair.gate(&RuleSet::default());
+    explained(Running::find(None));
+    drop(gate);
+    assert!(matches!(Running::find(None), Err(GateError::NotAttached { .. })));
+    // And another takes its place.
+    let gate = explained(Gate::attach("gate0", &RuleSet::default(), &Options::default()));
+    assert!(gate.is_attached());
+}
