@@ -138,7 +138,7 @@ pub struct ListenQueue {
 #[derive(Debug)]
 enum Mode {
     Steered { _registration: Registration },
-    Ordered(Mutex<Ordered>),
+    Ordered(Box<Mutex<Ordered>>),
 }
 
 /// An entry of the map `queues`, for as long as it lives.
@@ -195,7 +195,7 @@ impl ListenQueue {
         let ordered =
             Ordered { waiting: Default::default(), bound: backlog.max(1) as usize, refused: 0, shed: 0 };
         let listeners = ClassListeners::bind(address, 1, backlog)?;
-        Ok((Self { listeners, mode: Mode::Ordered(Mutex::new(ordered)) }, Some(why)))
+        Ok((Self { listeners, mode: Mode::Ordered(Box::new(Mutex::new(ordered))) }, Some(why)))
     }
 
     /// The listening sockets: to wait on, or to pass to a server.

@@ -1,4 +1,5 @@
 //! URL and cookie control: what is asked for, and what becomes of the request and its connection.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! What another process sees of a gate, and that nothing is left of it.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 mod support;
 

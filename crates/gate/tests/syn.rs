@@ -1,4 +1,5 @@
 //! SYN policing: who connects, and what becomes of the SYN.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 mod support;
 

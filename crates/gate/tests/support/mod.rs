@@ -1,5 +1,6 @@
 //! Network namespaces without names: they vanish with the test, however it ends.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, TcpStream};
