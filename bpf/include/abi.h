@@ -16,6 +16,8 @@
 #define TG_MAX_PATTERNS 32		/* request rules of one rule set that need a search */
 #define TG_MAX_BLOCKED 1000000		/* blocked single addresses of each family */
 #define TG_MAX_BLOCKED_PREFIXES 65536	/* blocked prefixes of each family */
+#define TG_MAX_REASONS 16384		/* why an address or prefix is blocked, where somebody said it */
+#define TG_MAX_CREDITS 65536		/* (connection, rule) pairs whose requests were policed on their segments */
 #define TG_MAX_PENALTIES 65536		/* clients whose SYNs are dropped after a reset */
 #define TG_MAX_QUEUES 64		/* addresses with a prioritized listen queue */
 #define TG_MAX_CLASSES 8		/* priority classes of one listen queue; 0 is served first */
@@ -23,6 +25,7 @@
 #define TG_COOKIE_BYTES 96		/* longest `name=value` that the kernel looks for */
 #define TG_HEAD_BYTES 2048		/* how much of a segment is searched */
 #define TG_LABEL_BYTES 128
+#define TG_REASON_BYTES 64
 
 /* A token is 10^12 units, so that a rate in thousandths of a token per second is a number of units per nanosecond. */
 #define TG_TOKEN_UNITS 1000000000000ULL
@@ -35,6 +38,8 @@ enum tg_control {
 	TG_CONTROL_BLOCK_PREFIXES,	/* not 0: the prefix lists are not empty */
 	TG_CONTROL_HOLD_DEPTH,		/* accept queue depth from which lower classes are held back; 0: never */
 	TG_CONTROL_NETNS,		/* cookie of the network namespace the programs are attached in */
+	TG_CONTROL_BLOCK_CHANGED_NS,	/* when user space last changed the block list */
+	TG_CONTROL_CREDITS,		/* not 0: a server asks which requests were policed on their segments */
 	TG_CONTROL_COUNT,
 };
 
@@ -52,6 +57,7 @@ enum tg_counter {
 	TG_COUNT_REQUEST_DROPPED,
 	TG_COUNT_REQUEST_RESET,
 	TG_COUNT_REQUEST_PARTIAL,	/* requests whose head did not fit the segment: policed by the server, if at all */
+	TG_COUNT_REQUEST_SERVER,	/* requests that the server refused by a rule */
 	TG_COUNT_RESET_FAILED,		/* resets that could not be built: the segment was dropped instead */
 	TG_COUNT_COUNT,
 };
@@ -106,6 +112,7 @@ struct tg_ports {
 };
 #define TG_PORT_HTTP 0x8000		/* flag beside the class: cleartext HTTP is spoken here */
 #define TG_PORT_CLASS 0x7fff
+#define TG_PORT_OUTSIDE 0x7fff	/* class of ports that no rule is about, not even one for every port */
 
 /* Destination prefix to destination class (__u32); no entry means class 0. */
 struct tg_prefix4 {
@@ -169,6 +176,29 @@ struct tg_block {
 	__u64 hits;			/* packets */
 	__u32 length_bits;
 	__u32 reserved;
+};
+
+/* What is blocked, and what was said about it: for people, never read by a kernel program. IPv4 is IPv4-mapped. */
+struct tg_target {
+	__u8 address[16];
+	__u32 length_bits;
+};
+struct tg_reason {
+	__u8 text[TG_REASON_BYTES];
+};
+
+/* Requests of one connection that a rule has let pass on their segments, counted for the server that parses them. */
+struct tg_credit {
+	__u8 client[16];		/* IPv4 as IPv4-mapped */
+	__u16 client_port;
+	__u16 server_port;
+	__u32 slot;
+};
+
+/* What a server asks about a request that it has parsed. */
+struct tg_question {
+	struct tg_rule rule;
+	struct tg_credit credit;
 };
 
 /* Where a prioritized listen queue is; an address of all zeroes means any. IPv4 is IPv4-mapped. */

@@ -10,14 +10,14 @@ PAIR_OF_TRIES(destinations6, struct tg_prefix6, __u32, TG_MAX_DESTINATIONS);
 PAIR_OF_TRIES(sources4, struct tg_source4, struct tg_rule, TG_MAX_SOURCES);
 PAIR_OF_TRIES(sources6, struct tg_source6, struct tg_rule, TG_MAX_SOURCES);
 
-static __always_inline struct tg_rule *classify4(__u32 set, __u32 source, __u32 destination, __u16 port)
+static __always_inline struct tg_rule *classify4(__u32 set, __u32 source, __u32 destination, __u16 port_class)
 {
 	struct tg_source4 key = {.length_bits = TG_SOURCE_CLASS_BITS + 32};
 	void *tries = bpf_map_lookup_elem(&sources4, &set), *prefixes;
 
 	if (!tries)
 		return 0;
-	key.port_class = port_entry(set, port) & TG_PORT_CLASS;
+	key.port_class = port_class;
 	/* A set without destinations has no trie for them. */
 	prefixes = bpf_map_lookup_elem(&destinations4, &set);
 	if (prefixes) {
@@ -33,14 +33,15 @@ static __always_inline struct tg_rule *classify4(__u32 set, __u32 source, __u32 
 	return bpf_map_lookup_elem(tries, &key);
 }
 
-static __always_inline struct tg_rule *classify6(__u32 set, const void *source, const void *destination, __u16 port)
+static __always_inline struct tg_rule *classify6(__u32 set, const void *source, const void *destination,
+						__u16 port_class)
 {
 	struct tg_source6 key = {.length_bits = TG_SOURCE_CLASS_BITS + 128};
 	void *tries = bpf_map_lookup_elem(&sources6, &set), *prefixes;
 
 	if (!tries)
 		return 0;
-	key.port_class = port_entry(set, port) & TG_PORT_CLASS;
+	key.port_class = port_class;
 	prefixes = bpf_map_lookup_elem(&destinations6, &set);
 	if (prefixes) {
 		struct tg_prefix6 prefix = {.length_bits = 128};

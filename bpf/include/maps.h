@@ -45,6 +45,14 @@ struct {
 	__type(value, __u64);
 } penalties SEC(".maps");
 
+/* Why something is blocked; the least recently written makes room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TG_MAX_REASONS);
+	__type(key, struct tg_target);
+	__type(value, struct tg_reason);
+} reasons SEC(".maps");
+
 /* Inner maps give sizes, not types: clang describes what only a pointer leads to by its name alone. */
 struct inner_ports {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -223,6 +223,7 @@ int tidegate_in(struct xdp_md *ctx)
 	struct packet packet = {.end = (void *)(long)ctx->data_end};
 	struct tg_rule *rule;
 	__u64 now_ns;
+	__u16 port_class;
 	__u32 set;
 
 	parse(&packet, (void *)(long)ctx->data);
@@ -242,10 +243,13 @@ int tidegate_in(struct xdp_md *ctx)
 		return XDP_DROP;
 	}
 	set = generation();
+	port_class = port_entry(set, bpf_ntohs(packet.tcp->dest)) & TG_PORT_CLASS;
+	if (port_class == TG_PORT_OUTSIDE)
+		return XDP_PASS;
 	if (packet.v4)
-		rule = classify4(set, packet.v4->saddr, packet.v4->daddr, bpf_ntohs(packet.tcp->dest));
+		rule = classify4(set, packet.v4->saddr, packet.v4->daddr, port_class);
 	else if (packet.v6)
-		rule = classify6(set, &packet.v6->saddr, &packet.v6->daddr, bpf_ntohs(packet.tcp->dest));
+		rule = classify6(set, &packet.v6->saddr, &packet.v6->daddr, port_class);
 	else
 		return XDP_PASS;
 	if (held_back(ctx, &packet, set, rule)) {

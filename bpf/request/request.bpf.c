@@ -2,7 +2,7 @@
 /* URL and cookie control for cleartext HTTP (the paper's sections 3.3 and 4.5), where a segment reaches the stack and
  * before the server wakes. Every segment that begins with a method is a request, so that each request of a persistent
  * connection is policed. What a segment does not show is left to the server. */
-#include "maps.h"
+#include "credits.h"
 #include "packet.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -388,6 +388,23 @@ static __always_inline int reset_both(struct __sk_buff *skb, const struct endpoi
 	return store_ethernet(skb, &ethernet, 0) || store_reset(skb, ends->v6, &to_server);
 }
 
+static __always_inline void credit(const struct endpoints *ends, __u32 slot)
+{
+	struct tg_credit key = {
+		.client_port = bpf_ntohs(ends->header.source),
+		.server_port = bpf_ntohs(ends->header.dest),
+		.slot = slot,
+	};
+	__u64 *known, one = 1;
+
+	__builtin_memcpy(key.client, ends->source, 16);
+	known = bpf_map_lookup_elem(&credits, &key);
+	if (known)
+		__sync_fetch_and_add(known, 1);
+	else
+		bpf_map_update_elem(&credits, &key, &one, BPF_ANY);
+}
+
 static __always_inline void penalize(const struct endpoints *ends, __u64 now_ns)
 {
 	__u64 until_ns = control_get(TG_CONTROL_PENALTY_NS);
@@ -406,7 +423,7 @@ int tidegate_url(struct __sk_buff *skb)
 	struct endpoints ends = {};
 	struct request *request;
 	struct tg_rule *rule;
-	__u32 zero = 0, set = generation(), flags;
+	__u32 zero = 0, set = generation(), flags, slot;
 	__u64 now_ns;
 
 	if (!read_headers(skb, &ends) || !(port_entry(set, bpf_ntohs(ends.header.dest)) & TG_PORT_HTTP))
@@ -419,8 +436,11 @@ int tidegate_url(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	now_ns = bpf_ktime_get_ns();
 	flags = rule->flags;
+	slot = rule->slot;
 	if (take(rule, now_ns)) {
 		count(TG_COUNT_REQUEST_PASSED);
+		if (flags & TG_RULE_LIMITED && control_get(TG_CONTROL_CREDITS))
+			credit(&ends, slot);
 		return TC_ACT_OK;
 	}
 	if (!(flags & TG_RULE_RESET)) {

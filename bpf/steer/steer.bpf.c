@@ -28,6 +28,7 @@ int tidegate_steer(struct bpf_sk_lookup *ctx)
 	struct tg_endpoint endpoint = {.port = ctx->local_port};
 	__u32 set = generation(), source[4], destination[4], key, *queue;
 	struct bpf_sock *listener;
+	__u16 port_class;
 	struct tg_rule *rule;
 	long error;
 
@@ -50,14 +51,15 @@ int tidegate_steer(struct bpf_sk_lookup *ctx)
 	queue = queue_of(&endpoint);
 	if (!queue)
 		return SK_PASS;
+	port_class = port_entry(set, ctx->local_port) & TG_PORT_CLASS;
 	if (ctx->family == AF_INET) {
-		rule = classify4(set, ctx->remote_ip4, destination[0], ctx->local_port);
+		rule = classify4(set, ctx->remote_ip4, destination[0], port_class);
 	} else {
 		source[0] = ctx->remote_ip6[0];
 		source[1] = ctx->remote_ip6[1];
 		source[2] = ctx->remote_ip6[2];
 		source[3] = ctx->remote_ip6[3];
-		rule = classify6(set, source, destination, ctx->local_port);
+		rule = classify6(set, source, destination, port_class);
 	}
 	key = *queue * TG_MAX_CLASSES + class_of(set, rule);
 	listener = bpf_map_lookup_elem(&listeners, &key);

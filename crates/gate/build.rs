@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-const PROGRAMS: [&str; 3] = ["ingress", "steer", "request"];
+const PROGRAMS: [&str; 4] = ["ingress", "steer", "request", "share"];
 
 /// Map keys and values are turned into bytes and back; the derives refuse a type with padding.
 #[derive(Debug)]

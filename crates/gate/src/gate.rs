@@ -7,6 +7,7 @@ use std::time::Duration;
 use libbpf_rs::Link;
 use tidegate_core::Verdict;
 use tidegate_policy::{BlockList, Decision, Policer, RuleSet};
+use zerocopy::FromZeros;
 
 use crate::abi;
 use crate::block::Blocks;
@@ -24,11 +25,27 @@ pub struct Options {
     pub reset_penalty: Duration,
     /// Accept queue depth from which SYNs of lower classes are held back; `None`: never.
     pub hold_depth: Option<u32>,
+    /// Whether a server in this process asks [`Gate::on_request`]: then the kernel programs note which requests they
+    /// have policed, so that none is policed twice and none escapes.
+    pub for_server: bool,
+}
+
+/// A request as a server has parsed it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'r> {
+    /// The client.
+    pub peer: SocketAddr,
+    /// The port it connected to.
+    pub port: u16,
+    /// The path in its normal form, without the query.
+    pub path: &'r [u8],
+    /// The value of its `Cookie` field.
+    pub cookie: Option<&'r [u8]>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { reset_penalty: Duration::from_secs(1), hold_depth: None }
+        Self { reset_penalty: Duration::from_secs(1), hold_depth: None, for_server: false }
     }
 }
 
@@ -154,6 +171,7 @@ impl Gate {
         maps.set_control(abi::TG_CONTROL_NETNS, system::namespace_cookie()?)?;
         maps.set_control(abi::TG_CONTROL_PENALTY_NS, options.reset_penalty.as_nanos() as u64)?;
         maps.set_control(abi::TG_CONTROL_HOLD_DEPTH, options.hold_depth.map_or(0, u64::from))?;
+        maps.set_control(abi::TG_CONTROL_CREDITS, u64::from(options.for_server))?;
         let kernel = Kernel {
             programs,
             attached: Vec::new(),
@@ -255,6 +273,45 @@ impl Gate {
         }
     }
 
+    /// Decides on a request that a server has parsed: by the same rules in the same order, with the same tokens and
+    /// counters as on segments. A request that was policed on its segment is not policed again.
+    pub fn on_request(&self, asked: &Asked<'_>) -> Decision {
+        let kernel = match &self.engine {
+            Engine::Kernel(kernel) => kernel,
+            Engine::User(user) => {
+                return lock(&user.policer).on_request(asked.path, asked.cookie, system::now_ns());
+            }
+        };
+        let in_force = lock(&kernel.rules);
+        let mut decision = in_force.policer.classify_request(asked.path, asked.cookie);
+        let Some((index, entry)) =
+            decision.rule.and_then(|index| Some((index, *in_force.slots.request(index)?)))
+        else {
+            return decision;
+        };
+        let mut question = abi::tg_question { rule: entry, ..abi::tg_question::new_zeroed() };
+        if entry.flags & abi::TG_RULE_ELSEWHERE == 0 {
+            question.credit = abi::tg_credit {
+                client: mapped(asked.peer.ip()),
+                client_port: asked.peer.port(),
+                server_port: asked.port,
+                slot: entry.slot,
+            };
+        }
+        // The kernel refusing to run a program it has loaded is no fault of the client's.
+        let compliant = kernel.programs.ask(&question).unwrap_or(true);
+        decision.verdict = in_force.policer.requests().rules()[index].verdict(compliant);
+        decision
+    }
+
+    /// Whether there is anything to ask [`Gate::on_request`] about.
+    pub fn has_request_rules(&self) -> bool {
+        match &self.engine {
+            Engine::Kernel(kernel) => !lock(&kernel.rules).policer.requests().rules().is_empty(),
+            Engine::User(user) => !lock(&user.policer).requests().rules().is_empty(),
+        }
+    }
+
     /// Whether kernel programs are loaded.
     pub fn is_in_kernel(&self) -> bool {
         matches!(self.engine, Engine::Kernel(_))
@@ -327,6 +384,14 @@ impl Gate {
 
     /// Detaches; dropping the gate does the same.
     pub fn detach(self) {}
+}
+
+/// An address as the kernel programs compare it.
+pub(crate) fn mapped(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 fn user_rules(policer: &Policer) -> Vec<RuleReport> {

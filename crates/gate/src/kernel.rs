@@ -12,7 +12,10 @@ use libbpf_rs::{
     XdpFlags, libbpf_sys,
 };
 
+use zerocopy::IntoBytes;
+
 use crate::GateError;
+use crate::abi;
 use crate::maps::Maps;
 use crate::report::Mechanism;
 use crate::system;
@@ -24,11 +27,13 @@ struct Aligned<B: ?Sized>(B);
 static INGRESS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/ingress.bpf.o")));
 static STEER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o")));
 static REQUEST: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/request.bpf.o")));
+static SHARE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/share.bpf.o")));
 
 /// Names of the programs.
 pub(crate) const INGRESS_PROGRAM: &str = "tidegate_in";
 pub(crate) const STEER_PROGRAM: &str = "tidegate_steer";
 pub(crate) const REQUEST_PROGRAM: &str = "tidegate_url";
+const SHARE_PROGRAM: &str = "tidegate_take";
 
 /// The programs that are loaded, and why the others are not.
 #[derive(Debug)]
@@ -37,6 +42,7 @@ pub(crate) struct Programs {
     ingress: Object,
     steer: Result<Object, GateError>,
     request: Result<Object, GateError>,
+    share: Object,
 }
 
 impl Programs {
@@ -46,8 +52,10 @@ impl Programs {
         let ingress = load("tidegate_ingress", &INGRESS.0, &mut shared)?;
         let steer = load("tidegate_steer", &STEER.0, &mut shared);
         let request = load("tidegate_request", &REQUEST.0, &mut shared);
-        let programs = Self { maps: Maps::new(shared), ingress, steer, request };
-        programs.bind_labels()?;
+        let share = load("tidegate_share", &SHARE.0, &mut shared)?;
+        let programs = Self { maps: Maps::new(shared), ingress, steer, request, share };
+        programs.bind("labels")?;
+        programs.bind("reasons")?;
         Ok(programs)
     }
 
@@ -113,18 +121,22 @@ impl Programs {
         Ok((output.return_value, output.duration))
     }
 
-    /// No program reads the labels, so the kernel has to be told that they belong to one: [`crate::Running`] finds
-    /// the maps by the program.
-    fn bind_labels(&self) -> Result<(), GateError> {
+    /// Whether a request that a server has parsed is compliant: policed on its segment before, or policed now.
+    pub(crate) fn ask(&self, question: &abi::tg_question) -> Result<bool, GateError> {
+        let program = program(&self.share, SHARE_PROGRAM)?;
+        let input = ProgramInput { data_in: Some(question.as_bytes()), ..Default::default() };
+        let output = program.test_run(input).map_err(GateError::kernel("policing a request"))?;
+        Ok(output.return_value != 0)
+    }
+
+    /// No program reads these maps, so the kernel has to be told that they belong to one: [`crate::Running`] finds the
+    /// maps by the program.
+    fn bind(&self, map: &'static str) -> Result<(), GateError> {
         let program = program(&self.ingress, INGRESS_PROGRAM)?;
-        let labels = self.maps.get("labels")?;
+        let map = self.maps.get(map)?;
         // SAFETY: both descriptors are open for the duration of the call; no options are passed.
         let status = unsafe {
-            libbpf_sys::bpf_prog_bind_map(
-                program.as_fd().as_raw_fd(),
-                labels.as_fd().as_raw_fd(),
-                ptr::null(),
-            )
+            libbpf_sys::bpf_prog_bind_map(program.as_fd().as_raw_fd(), map.as_fd().as_raw_fd(), ptr::null())
         };
         system::check(status, "binding a map")
     }

@@ -20,7 +20,7 @@ mod system;
 
 pub use block::{BlockStats, Blocked, Blocks};
 pub use error::GateError;
-pub use gate::{Gate, Options, Trial};
+pub use gate::{Asked, Gate, Options, Trial};
 pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
 pub use running::Running;

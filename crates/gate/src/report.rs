@@ -151,7 +151,7 @@ impl fmt::Display for Report {
     }
 }
 
-const TOTALS: [(abi::tg_counter, &str, &str); 13] = [
+const TOTALS: [(abi::tg_counter, &str, &str); 14] = [
     (abi::TG_COUNT_BLOCKED, "gate_blocked_packets_total", "Packets from blocked addresses."),
     (abi::TG_COUNT_PENALTY, "gate_penalty_syns_total", "SYNs dropped because their client was just reset."),
     (abi::TG_COUNT_SYN_PASSED, "gate_syns_passed_total", "SYNs that were let pass."),
@@ -167,6 +167,11 @@ const TOTALS: [(abi::tg_counter, &str, &str); 13] = [
         abi::TG_COUNT_REQUEST_PARTIAL,
         "gate_requests_partial_total",
         "Requests whose head no segment showed whole.",
+    ),
+    (
+        abi::TG_COUNT_REQUEST_SERVER,
+        "gate_requests_refused_by_server_total",
+        "Requests that the server refused by a rule.",
     ),
     (abi::TG_COUNT_RESET_FAILED, "gate_resets_failed_total", "Resets that did not reach the client."),
 ];

@@ -27,6 +27,8 @@ pub(crate) struct Abilities {
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     in_force: HashMap<String, u32>,
+    /// The request rules as the kernel programs have them, in the order of the configuration.
+    requests: Vec<abi::tg_rule>,
 }
 
 struct Placed {
@@ -68,7 +70,7 @@ impl Slots {
         put_ports(maps, target, &table, rules)?;
         put_family(maps, target, &V4, table.v4(), &connection_rules)?;
         put_family(maps, target, &V6, table.v6(), &connection_rules)?;
-        let compiled = next.request_rules(&requests, rules, abilities, &mut described)?;
+        let (compiled, entries) = next.request_rules(&requests, rules, abilities, &mut described)?;
         if abilities.segments {
             put_requests(maps, target, &compiled)?;
         }
@@ -89,7 +91,13 @@ impl Slots {
             maps.write("labels", slot, &abi::tg_label::new_zeroed())?;
         }
         self.in_force = slots;
+        self.requests = entries;
         Ok(())
+    }
+
+    /// A request rule by its place in the configuration.
+    pub(crate) fn request(&self, index: usize) -> Option<&abi::tg_rule> {
+        self.requests.get(index)
     }
 }
 
@@ -152,7 +160,8 @@ impl Next<'_> {
         rules: &RuleSet,
         abilities: Abilities,
         described: &mut Vec<Described>,
-    ) -> Result<Requests, GateError> {
+    ) -> Result<(Requests, Vec<abi::tg_rule>), GateError> {
+        let mut entries = vec![abi::tg_rule::new_zeroed(); table.rules().len()];
         let mut compiled = Requests { paths: Vec::new(), patterns: zeroed()? };
         let mut seen = HashSet::new();
         let mut blind = false;
@@ -175,6 +184,7 @@ impl Next<'_> {
             if why != Why::Earliest {
                 entry.flags |= abi::TG_RULE_ELSEWHERE;
             }
+            entries[index] = entry;
             if !compiled.add(rule, entry, why, &mut seen) {
                 blind = true;
             }
@@ -182,7 +192,7 @@ impl Next<'_> {
             let label = label(abi::TG_LABEL_REQUEST, index, rule, mechanism, why);
             described.push(Described { placed, limit: rule.limit, label });
         }
-        Ok(compiled)
+        Ok((compiled, entries))
     }
 }
 
@@ -364,6 +374,10 @@ fn put_ports(maps: &Maps, target: u32, table: &ConnectionTable, rules: &RuleSet)
     ports.class_of.copy_from_slice(table.port_classes());
     for port in rules.http_ports.iter().flat_map(|range| range.first()..=range.last()) {
         ports.class_of[usize::from(port)] |= abi::TG_PORT_HTTP as u16;
+    }
+    for port in (0..=u16::MAX).filter(|port| !rules.covers(*port)) {
+        let class = &mut ports.class_of[usize::from(port)];
+        *class = (*class & abi::TG_PORT_HTTP as u16) | abi::TG_PORT_OUTSIDE as u16;
     }
     ports.classes = rules.classes() as u32;
     put_array(maps, "ports", target, &*ports)

@@ -13,6 +13,10 @@ use support::{
 use tidegate_gate::{ClassListeners, Gate, GateError, ListenQueue, Mechanism, Options};
 use tidegate_policy::{ConnectionRule, RuleSet};
 
+/// The last octet of a client's address, by its class.
+const HIGH: u8 = 2;
+const MIDDLE: u8 = 3;
+const LOW: u8 = 4;
 const WAIT: Option<Duration> = Some(Duration::from_secs(5));
 
 /// 10.77.0.2 and fd77::2 are served first, .3 second; all others have no rule and come last.
@@ -128,18 +132,19 @@ fn low_class_is_held_back_while_the_high_one_waits() {
     let gate = pair.gate_with(&three_classes(), &Options { hold_depth: Some(2), ..Options::default() });
     let queue = bind(&gate, &format!("{SERVER4}:0"));
     let to = queue.listeners().local_addr().unwrap();
-    let low = || pair.client.run(|| is_answered("10.77.0.4:0", to));
-    let middle = || pair.client.run(|| is_answered("10.77.0.3:0", to));
-    let high = || pair.client.run(|| is_answered("10.77.0.2:0", to));
-    assert!(low() && high() && low(), "one does not make a queue");
-    assert!(high());
-    assert!(!low() && !middle() && high(), "while two of the high class wait");
+    let answered = |host: u8| pair.client.run(|| is_answered(&format!("10.77.0.{host}:0"), to));
+    let connected = |host: u8| drop(pair.client.run(|| connect(&format!("10.77.0.{host}:0"), to)));
+    // One does not make a queue.
+    [LOW, HIGH, LOW, HIGH].into_iter().for_each(connected);
+    assert!(!answered(LOW) && !answered(MIDDLE), "while two of the high class wait");
+    connected(HIGH);
     for _ in 0..3 {
         assert_eq!(queue.try_accept(&gate).unwrap().unwrap().class, 0);
     }
-    assert!(middle() && middle() && !low(), "the middle class holds back the low one too");
+    [MIDDLE, MIDDLE].into_iter().for_each(connected);
+    assert!(!answered(LOW), "the middle class holds back the low one too");
     explained(gate.set_hold_depth(None));
-    assert!(low());
+    connected(LOW);
 }
 
 #[test]
@@ -156,14 +161,17 @@ fn low_class_is_held_back_from_a_server_with_one_accept_queue() {
         // Any server: it knows nothing of the gate.
         let server = TcpListener::bind(&listen).unwrap();
         let to = server.local_addr().unwrap();
-        let connects = |from: &str| pair.client.run(|| is_answered(from, to));
-        assert!(connects(high) && connects(low));
-        assert!(!connects(low), "two wait");
-        assert!(connects(high));
+        let answered = |from: &str| pair.client.run(|| is_answered(from, to));
+        let connected = |from: &str| drop(pair.client.run(|| connect(from, to)));
+        connected(high);
+        connected(low);
+        assert!(!answered(low), "two wait");
+        connected(high);
         for _ in 0..3 {
             server.accept().unwrap();
         }
-        assert!(connects(low), "nobody waits");
+        // Nobody waits.
+        connected(low);
     }
     let held = explained(gate.show()).totals.iter().find(|t| t.name == "gate_syns_held_total").unwrap().value;
     assert!(held >= 2, "{held}");

@@ -8,9 +8,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use support::{ACK, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, is_root};
+use support::{
+    ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, is_root,
+};
 use tidegate_core::Verdict;
-use tidegate_gate::{Gate, Mechanism, Options, Why};
+use tidegate_gate::{Asked, Gate, Mechanism, Options, Why};
 use tidegate_policy::{Action, CookiePattern, Policer, PortRange, Profile, RequestRule, RuleSet, When};
 
 /// Rates so slow that no token comes back while a test runs.
@@ -275,4 +277,46 @@ fn client_that_was_reset_is_silenced_for_the_time_configured() {
     });
     let report = explained(gate.show());
     assert!(report.totals.iter().any(|t| t.name == "gate_penalty_syns_total" && t.value >= 1));
+}
+
+#[test]
+fn server_polices_what_no_segment_showed_and_nothing_twice() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    let rules = set(vec![
+        limited("/cgi-bin/*", 3, Action::Drop),
+        limited("/refused/*", 1, Action::Refuse),
+        rule("/never/*", Some(Action::Drop)),
+    ]);
+    let options = Options { for_server: true, ..Options::default() };
+    let gate = explained(Gate::load(&rules, &options));
+    let ask = |port: u16, path: &str| {
+        let peer = SocketAddr::new("10.0.0.9".parse().unwrap(), port);
+        gate.on_request(&Asked { peer, port: 80, path: path.as_bytes(), cookie: None }).verdict
+    };
+    // What the segment shows takes a token; the server that parses it takes none.
+    let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+    assert!(explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed);
+    assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
+    let counts = |row: usize| {
+        let report = explained(gate.show());
+        (report.rules[row].passed, report.rules[row].refused)
+    };
+    assert_eq!(counts(0), (1, 0));
+    // Hidden from the segment (in pieces, encoded, pipelined): the server takes the tokens, of the same bucket.
+    assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
+    assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
+    assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Drop);
+    assert!(!explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed);
+    assert_eq!(counts(0), (3, 2));
+    // A credit is one connection's and one rule's.
+    assert_eq!(ask(CLIENT_PORT + 1, "/refused/a"), Verdict::Continue);
+    assert_eq!(ask(CLIENT_PORT + 1, "/refused/a"), Verdict::Refuse);
+    assert_eq!(ask(CLIENT_PORT, "/never/a"), Verdict::Drop);
+    assert_eq!(ask(CLIENT_PORT, "/other"), Verdict::Continue);
+    let server = explained(gate.show()).totals;
+    let server = server.iter().find(|t| t.name == "gate_requests_refused_by_server_total").unwrap();
+    assert_eq!(server.value, 3);
 }

@@ -46,9 +46,17 @@ pub struct RuleSet {
     pub requests: Vec<RequestRule>,
     /// Ports on which cleartext HTTP is spoken: only there are requests recognized in segments.
     pub http_ports: Vec<PortRange>,
+    /// Ports that connection rules are about at all, a rule for every port included; empty: every port. A server that
+    /// polices its own listeners must not police the rest of the host.
+    pub only_ports: Vec<PortRange>,
 }
 
 impl RuleSet {
+    /// Whether connection rules are about this port.
+    pub fn covers(&self, port: u16) -> bool {
+        self.only_ports.is_empty() || self.only_ports.iter().any(|range| range.contains(port))
+    }
+
     /// The number of classes: one more than the lowest class a rule names. What no rule names is in the last one.
     pub fn classes(&self) -> usize {
         let named = self.connections.iter().filter_map(|rule| rule.class);

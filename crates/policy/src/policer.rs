@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use tidegate_core::Verdict;
 
-use crate::{Action, Class, ConnectionTable, Profile, RequestTable, RuleSet, TableError, TokenBucket, When};
+use crate::{
+    Class, ConnectionTable, PortRange, Profile, RequestTable, RuleSet, TableError, TokenBucket, When,
+};
 
 /// What a policer decided.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -61,6 +63,7 @@ pub struct Policer {
     connection_states: Vec<State>,
     request_states: Vec<State>,
     lowest: Class,
+    only_ports: Vec<PortRange>,
     overloaded: bool,
 }
 
@@ -75,6 +78,7 @@ impl Policer {
             request_states: vec![fresh; rules.requests.len()],
             // At most MAX_CLASSES, checked by `compile`.
             lowest: (rules.classes() - 1) as Class,
+            only_ports: rules.only_ports.clone(),
             overloaded: false,
         })
     }
@@ -115,7 +119,7 @@ impl Policer {
 
     /// Decides on a new connection. At accept the handshake is over, so a violation is dropped by closing.
     pub fn on_connect(&mut self, source: IpAddr, destination: IpAddr, port: u16, now_ns: u64) -> Decision {
-        let Some(index) = self.connections.lookup(source, destination, port) else {
+        let Some(index) = self.governing(source, destination, port) else {
             return Decision { verdict: Verdict::Continue, class: self.lowest, rule: None };
         };
         let rule = &self.connections.rules()[index];
@@ -128,9 +132,14 @@ impl Policer {
 
     /// The class of a connection that a kernel program has already policed.
     pub fn classify(&self, source: IpAddr, destination: IpAddr, port: u16) -> Decision {
-        let rule = self.connections.lookup(source, destination, port);
+        let rule = self.governing(source, destination, port);
         let class = rule.and_then(|index| self.connections.rules()[index].class).unwrap_or(self.lowest);
         Decision { verdict: Verdict::Continue, class, rule }
+    }
+
+    fn governing(&self, source: IpAddr, destination: IpAddr, port: u16) -> Option<usize> {
+        let covered = self.only_ports.is_empty() || self.only_ports.iter().any(|range| range.contains(port));
+        if covered { self.connections.lookup(source, destination, port) } else { None }
     }
 
     /// Decides on a request. `path` without its query; `cookie` is the value of the `Cookie` field.
@@ -148,13 +157,18 @@ impl Policer {
             }
             (limit, _) => state.take(limit.filter(|_| in_force), now_ns),
         };
-        let verdict = match rule.violation() {
-            Some(Action::Drop) if !compliant => Verdict::Drop,
-            Some(Action::Reset) if !compliant => Verdict::Reset,
-            Some(Action::Refuse) if !compliant => Verdict::Refuse,
-            _ => Verdict::Continue,
-        };
-        Decision { verdict, class: rule.class.unwrap_or(self.lowest), rule: Some(index) }
+        Decision {
+            verdict: rule.verdict(compliant),
+            class: rule.class.unwrap_or(self.lowest),
+            rule: Some(index),
+        }
+    }
+
+    /// Which rule governs a request, for whoever polices it elsewhere.
+    pub fn classify_request(&self, path: &[u8], cookie: Option<&[u8]>) -> Decision {
+        let rule = self.requests.lookup(path, cookie);
+        let class = rule.and_then(|index| self.requests.rules()[index].class).unwrap_or(self.lowest);
+        Decision { verdict: Verdict::Continue, class, rule }
     }
 
     /// The connection rules' counters, in the order of the configuration.
@@ -181,7 +195,7 @@ impl Policer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ConnectionRule, CookiePattern, RequestRule};
+    use crate::{Action, ConnectionRule, CookiePattern, RequestRule};
 
     fn connection(destination: &str, rate_per_s: f64, burst: u32) -> ConnectionRule {
         ConnectionRule {

@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
+use tidegate_core::Verdict;
+
 use crate::{Class, Profile, When};
 
 /// Which paths a rule is about. Literal bytes; a query is not part of the path.
@@ -202,6 +204,16 @@ impl RequestRule {
     /// What happens on violation; `None`: nothing is a violation.
     pub fn violation(&self) -> Option<Action> {
         self.action.or(self.limit.map(|_| Action::Reset))
+    }
+
+    /// What becomes of a request under this rule.
+    pub fn verdict(&self, compliant: bool) -> Verdict {
+        match self.violation() {
+            Some(Action::Drop) if !compliant => Verdict::Drop,
+            Some(Action::Reset) if !compliant => Verdict::Reset,
+            Some(Action::Refuse) if !compliant => Verdict::Refuse,
+            _ => Verdict::Continue,
+        }
     }
 
     fn order(&self) -> (bool, Reverse<usize>, u8) {

@@ -129,11 +129,14 @@ pub fn connections(rules: Vec<ConnectionRule>) -> RuleSet {
 pub const SYN: u8 = 0x02;
 pub const ACK: u8 = 0x10;
 
-/// An Ethernet frame with a TCP segment from port 40000.
+/// The port that frames come from.
+pub const CLIENT_PORT: u16 = 40_000;
+
+/// An Ethernet frame with a TCP segment.
 pub fn frame(source: &str, destination: &str, port: u16, flags: u8, payload: &[u8]) -> Vec<u8> {
     let (source, destination): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
     let mut tcp = [0u8; 20];
-    tcp[..2].copy_from_slice(&40_000u16.to_be_bytes());
+    tcp[..2].copy_from_slice(&CLIENT_PORT.to_be_bytes());
     tcp[2..4].copy_from_slice(&port.to_be_bytes());
     tcp[4..8].copy_from_slice(&1000u32.to_be_bytes());
     tcp[12] = 5 << 4;
@@ -179,5 +182,5 @@ pub fn connect(from: &str, to: SocketAddr) -> TcpStream {
 
 /// Whether a SYN, sent once, is answered. Silence can only be seen by waiting: less than the retransmission takes.
 pub fn is_answered(from: &str, to: SocketAddr) -> bool {
-    connect_within(from, to, Duration::from_millis(400)).is_ok()
+    connect_within(from, to, Duration::from_millis(800)).is_ok()
 }
