@@ -1,5 +1,6 @@
 //! The block list: in the kernel's maps where programs are loaded, in user space otherwise.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -7,15 +8,16 @@ use std::time::Duration;
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
 use tidegate_core::IpPrefix;
 use tidegate_policy::BlockList;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::abi;
+use crate::gate::mapped;
 use crate::maps::{Maps, write_many};
 use crate::rules::{prefix4, prefix6};
 use crate::{GateError, system};
 
 /// A blocked address or prefix.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Blocked {
     /// What is blocked.
     pub prefix: IpPrefix,
@@ -25,6 +27,8 @@ pub struct Blocked {
     pub since_hit: Duration,
     /// Packets (kernel) or connections (user space) refused.
     pub hits: u64,
+    /// Why, where somebody said it.
+    pub reason: Option<String>,
 }
 
 /// How full the block list is.
@@ -107,7 +111,33 @@ impl<'a> Blocks<'a> {
         add_nets(maps, NETS[0], &sorted.nets4)?;
         add_nets(maps, NETS[1], &sorted.nets6)?;
         add_singles(maps, "blocked4", &sorted.single4, now_ns)?;
-        add_singles(maps, "blocked6", &sorted.single6, now_ns)
+        add_singles(maps, "blocked6", &sorted.single6, now_ns)?;
+        maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, now_ns)
+    }
+
+    /// Says why something is blocked. Of very many reasons, and of long ones, a part is lost; the blocks are not.
+    pub fn set_reason(&self, prefix: IpPrefix, reason: &str) -> Result<(), GateError> {
+        match self.backend {
+            Backend::Kernel(maps) => {
+                let mut value = abi::tg_reason::new_zeroed();
+                let room = value.text.len().min(reason.len());
+                let length = (0..=room).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+                value.text[..length].copy_from_slice(&reason.as_bytes()[..length]);
+                maps.write("reasons", &target(&prefix), &value)
+            }
+            Backend::User(list) => {
+                list.lock().unwrap_or_else(PoisonError::into_inner).set_reason(prefix, reason);
+                Ok(())
+            }
+        }
+    }
+
+    /// When something was last added or removed, by whichever process; on no clock but the same between calls.
+    pub(crate) fn changed_ns(&self) -> Result<u64, GateError> {
+        match self.backend {
+            Backend::Kernel(maps) => maps.control(abi::TG_CONTROL_BLOCK_CHANGED_NS),
+            Backend::User(list) => Ok(list.lock().unwrap_or_else(PoisonError::into_inner).changed_ns()),
+        }
     }
 
     /// Adds every address and prefix of a text, one a line; with an error in it, none.
@@ -122,9 +152,12 @@ impl<'a> Blocks<'a> {
         let maps = match self.backend {
             Backend::Kernel(maps) => maps,
             Backend::User(list) => {
-                return Ok(list.lock().unwrap_or_else(PoisonError::into_inner).remove(prefix));
+                let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                return Ok(list.remove(prefix, system::now_ns()));
             }
         };
+        maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, system::now_ns())?;
+        maps.remove("reasons", &target(prefix))?;
         match (prefix.address(), prefix.length_bits()) {
             (IpAddr::V4(v4), 32) => maps.remove("blocked4", &v4.octets()),
             (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
@@ -147,6 +180,7 @@ impl<'a> Blocks<'a> {
                     remaining: entry.expires_ns.map(|end| Duration::from_nanos(end.saturating_sub(now_ns))),
                     since_hit: Duration::from_nanos(now_ns.saturating_sub(entry.last_hit_ns)),
                     hits: entry.hits,
+                    reason: list.reason(&prefix).map(str::to_owned),
                 };
                 Ok(list.entries(now_ns).map(blocked).collect())
             }
@@ -159,6 +193,7 @@ impl<'a> Blocks<'a> {
                         }
                     })?;
                 }
+                add_reasons(maps, &mut found)?;
                 Ok(found)
             }
         }
@@ -344,5 +379,28 @@ fn describe(key: &[u8], entry: &abi::tg_block, now_ns: u64) -> Option<Blocked> {
             .then(|| Duration::from_nanos(entry.expires_ns.saturating_sub(now_ns))),
         since_hit: Duration::from_nanos(now_ns.saturating_sub(entry.last_hit_ns)),
         hits: entry.hits,
+        reason: None,
     })
+}
+
+fn target(prefix: &IpPrefix) -> abi::tg_target {
+    abi::tg_target { address: mapped(prefix.address()), length_bits: prefix.length_bits().into() }
+}
+
+/// There are few reasons and perhaps a million blocks.
+fn add_reasons(maps: &Maps, blocked: &mut [Blocked]) -> Result<(), GateError> {
+    let mut reasons = HashMap::new();
+    let map = maps.get("reasons")?;
+    for key in map.keys() {
+        if let Some(value) = map.lookup(&key, MapFlags::ANY).map_err(GateError::kernel("reading a map"))? {
+            let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+            reasons.insert(key, String::from_utf8_lossy(&value[..end]).into_owned());
+        }
+    }
+    if !reasons.is_empty() {
+        for entry in blocked {
+            entry.reason = reasons.get(target(&entry.prefix).as_bytes()).cloned();
+        }
+    }
+    Ok(())
 }

@@ -23,8 +23,14 @@ pub struct Running {
 }
 
 impl Running {
-    /// Finds the gate attached to `interface`, or to any.
+    /// Finds the gate attached to `interface`, or one that is attached to any.
     pub fn find(interface: Option<&str>) -> Result<Self, GateError> {
+        let missing = || GateError::NotAttached { interface: interface.map(str::to_owned) };
+        Self::all(interface)?.into_iter().next().ok_or_else(missing)
+    }
+
+    /// Finds every gate attached to `interface`, or to any: each is another process's.
+    pub fn all(interface: Option<&str>) -> Result<Vec<Self>, GateError> {
         if !system::may_load_programs() {
             return Err(GateError::NotPermitted);
         }
@@ -33,6 +39,7 @@ impl Running {
         let programs = our_programs();
         let links: Vec<_> =
             LinkInfoIter::default().filter(|link| programs.contains_key(&link.prog_id)).collect();
+        let mut found: Vec<(u32, Self)> = Vec::new();
         for link in &links {
             let LinkTypeInfo::Xdp(xdp) = &link.info else { continue };
             if wanted.is_some_and(|index| xdp.ifindex != index as u32) {
@@ -42,10 +49,12 @@ impl Running {
             // The same number may be another interface in another namespace.
             if maps.control(abi::TG_CONTROL_NETNS)? == cookie {
                 let control = map_id(&maps)?;
-                return Ok(Self::of(maps, control, &programs, &links));
+                if !found.iter().any(|(known, _)| *known == control) {
+                    found.push((control, Self::of(maps, control, &programs, &links)));
+                }
             }
         }
-        Err(GateError::NotAttached { interface: interface.map(str::to_owned) })
+        Ok(found.into_iter().map(|(_, running)| running).collect())
     }
 
     fn of(
@@ -64,6 +73,11 @@ impl Running {
             }
         }
         running
+    }
+
+    /// The interfaces it is attached to.
+    pub fn interfaces(&self) -> &[String] {
+        &self.interfaces
     }
 
     /// Its block list.

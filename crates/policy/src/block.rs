@@ -16,6 +16,10 @@ pub struct BlockEntry {
     pub hits: u64,
 }
 
+/// How many reasons are kept, and how long each may be.
+const MAX_REASONS: usize = 16_384;
+const MAX_REASON_CHARS: usize = 64;
+
 /// Why nothing could be added.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -37,7 +41,10 @@ pub struct BlockList {
     lengths: BTreeMap<u8, usize>,
     max_addresses: usize,
     max_prefixes: usize,
+    /// Why, where somebody said it.
+    reasons: HashMap<IpPrefix, Box<str>>,
     evicted: u64,
+    changed_ns: u64,
 }
 
 impl BlockList {
@@ -49,7 +56,9 @@ impl BlockList {
             lengths: BTreeMap::new(),
             max_addresses: max_addresses.max(1),
             max_prefixes,
+            reasons: HashMap::new(),
             evicted: 0,
+            changed_ns: 0,
         }
     }
 
@@ -61,6 +70,8 @@ impl BlockList {
         now_ns: u64,
     ) -> Result<(), BlockListError> {
         let entry = BlockEntry { expires_ns, last_hit_ns: now_ns, hits: 0 };
+        self.changed_ns = now_ns;
+        self.reasons.remove(&prefix);
         if is_single(&prefix) {
             let address = prefix.address().to_canonical();
             if self.addresses.len() >= self.max_addresses && !self.addresses.contains_key(&address) {
@@ -81,8 +92,34 @@ impl BlockList {
         Ok(())
     }
 
+    /// Keeps why something is blocked. Of very many reasons some are lost; the blocks are not.
+    pub fn set_reason(&mut self, prefix: IpPrefix, reason: &str) {
+        if self.reasons.len() >= MAX_REASONS
+            && let Some(other) = self.reasons.keys().next().copied()
+        {
+            self.reasons.remove(&other);
+        }
+        self.reasons.insert(prefix, reason.chars().take(MAX_REASON_CHARS).collect());
+    }
+
+    /// Why something is blocked, where somebody said it.
+    pub fn reason(&self, prefix: &IpPrefix) -> Option<&str> {
+        self.reasons.get(prefix).map(AsRef::as_ref)
+    }
+
+    /// When something was last added or removed.
+    pub fn changed_ns(&self) -> u64 {
+        self.changed_ns
+    }
+
     /// Unblocks; whether it was there.
-    pub fn remove(&mut self, prefix: &IpPrefix) -> bool {
+    pub fn remove(&mut self, prefix: &IpPrefix, now_ns: u64) -> bool {
+        self.changed_ns = now_ns;
+        self.reasons.remove(prefix);
+        self.forget(prefix)
+    }
+
+    fn forget(&mut self, prefix: &IpPrefix) -> bool {
         if is_single(prefix) {
             return self.addresses.remove(&prefix.address().to_canonical()).is_some();
         }
@@ -132,7 +169,7 @@ impl BlockList {
         let gone: Vec<IpPrefix> =
             self.prefixes.iter().filter(|(_, entry)| !live(entry)).map(|(prefix, _)| *prefix).collect();
         for prefix in gone {
-            self.remove(&prefix);
+            self.forget(&prefix);
         }
         before - self.len()
     }
@@ -218,6 +255,44 @@ pub fn parse_list(text: &str) -> Result<Vec<IpPrefix>, ListFileError> {
     Ok(prefixes)
 }
 
+/// A block as a file keeps it over a restart: `ADDRESS/LENGTH UNTIL REASON`, where UNTIL is seconds since 1970 or `-`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SavedBlock {
+    /// What is blocked.
+    pub prefix: IpPrefix,
+    /// When that ends, in seconds since 1970; `None`: never.
+    pub until_unix_s: Option<u64>,
+    /// Why, where somebody said it.
+    pub reason: Option<String>,
+}
+
+impl std::fmt::Display for SavedBlock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ", self.prefix)?;
+        match self.until_unix_s {
+            None => f.write_str("-")?,
+            Some(until) => write!(f, "{until}")?,
+        }
+        match &self.reason {
+            None => Ok(()),
+            // One line each, whatever the reason holds.
+            Some(reason) => write!(f, " {}", reason.replace(char::is_control, " ")),
+        }
+    }
+}
+
+impl std::str::FromStr for SavedBlock {
+    type Err = tidegate_core::PrefixError;
+
+    fn from_str(line: &str) -> Result<Self, Self::Err> {
+        let mut words = line.splitn(3, ' ');
+        let prefix = words.next().unwrap_or_default().parse()?;
+        let until_unix_s = words.next().and_then(|word| word.parse().ok());
+        let reason = words.next().map(str::to_owned).filter(|reason| !reason.is_empty());
+        Ok(Self { prefix, until_unix_s, reason })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,7 +323,7 @@ mod tests {
         list.add(prefix("10.0.0.0/8"), None, 0).unwrap();
         list.add(prefix("10.1.0.0/16"), Some(10), 0).unwrap();
         assert!(list.hit(address("10.1.2.3"), 20));
-        assert!(list.remove(&prefix("10.0.0.0/8")));
+        assert!(list.remove(&prefix("10.0.0.0/8"), 20));
         assert!(!list.hit(address("10.1.2.3"), 20));
     }
 
@@ -266,6 +341,31 @@ mod tests {
         assert!(list.hit(address("10.0.0.2"), 1002));
         list.add(prefix("10.0.0.0/8"), None, 0).unwrap();
         assert_eq!(list.add(prefix("11.0.0.0/8"), None, 0), Err(BlockListError::PrefixesFull { max: 1 }));
+    }
+
+    #[test]
+    fn saved_blocks_read_and_print_the_same() {
+        for line in ["10.0.0.1/32 -", "10.0.0.0/8 1700000000 too many logins", "2001:db8::/32 - why"] {
+            assert_eq!(line.parse::<SavedBlock>().unwrap().to_string(), line);
+        }
+        let odd = SavedBlock { prefix: prefix("10.0.0.1"), until_unix_s: None, reason: Some("a\nb".into()) };
+        assert_eq!(odd.to_string(), "10.0.0.1/32 - a b");
+        assert!("x 1 y".parse::<SavedBlock>().is_err());
+    }
+
+    #[test]
+    fn reasons_are_kept_with_their_blocks_and_bounded() {
+        let mut list = BlockList::new(100_000, 10);
+        for i in 0..=MAX_REASONS as u32 {
+            let one = IpPrefix::new(IpAddr::V4(i.into()), 32).unwrap();
+            list.add(one, None, 1).unwrap();
+            list.set_reason(one, &"x".repeat(100));
+        }
+        assert_eq!(list.reasons.len(), MAX_REASONS);
+        let last = IpPrefix::new(IpAddr::V4((MAX_REASONS as u32).into()), 32).unwrap();
+        assert_eq!(list.reason(&last).map(str::len), Some(MAX_REASON_CHARS));
+        assert!(list.remove(&last, 2));
+        assert_eq!((list.reason(&last), list.changed_ns()), (None, 2));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod policer;
 mod request;
 mod table;
 
-pub use block::{BlockEntry, BlockList, BlockListError, ListFileError, parse_list};
+pub use block::{BlockEntry, BlockList, BlockListError, ListFileError, SavedBlock, parse_list};
 pub use bucket::{LimitError, Profile, TOKEN_UNITS, TokenBucket};
 pub use connection::{ConnectionRule, Destination, DestinationError, PortRange};
 pub use policer::{Decision, Policer, RuleCounts};
