@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener as StdListener};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidegate_http::RequestParser;
 use tidegate_store::Store;
@@ -29,10 +29,6 @@ use crate::upstream::Pools;
 const READ_BYTES: usize = 64 * 1024;
 /// How often expired deadlines are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a lack of descriptors is logged; it is counted every time.
-const WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// Pause after a failed accept, so that a lack of descriptors does not become a busy loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where the engine is in its life.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -44,7 +40,8 @@ pub(crate) enum Phase {
 /// What a core is started with.
 pub(crate) struct Start {
     pub index: usize,
-    pub listeners: Vec<StdListener>,
+    /// The sockets of each address: one, or one per priority class.
+    pub listeners: Vec<Vec<StdListener>>,
     pub plan: watch::Receiver<Arc<Plan>>,
     pub phase: watch::Receiver<Phase>,
     pub metrics: Arc<CoreMetrics>,
@@ -112,14 +109,14 @@ impl DataCore {
     async fn serve(
         self: &Rc<Self>,
         index: usize,
-        listeners: Vec<StdListener>,
+        listeners: Vec<Vec<StdListener>>,
         plan: watch::Receiver<Arc<Plan>>,
         mut phase: watch::Receiver<Phase>,
     ) {
         let mut tasks = Vec::new();
-        for listener in listeners {
-            match TcpListener::from_std(listener) {
-                Ok(listener) => tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(listener))),
+        for address in listeners {
+            match address.into_iter().map(TcpListener::from_std).collect() {
+                Ok(sockets) => tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(sockets))),
                 Err(error) => tracing::error!(%error, "a listening socket could not be watched"),
             }
         }
@@ -154,28 +151,7 @@ impl DataCore {
         }
     }
 
-    async fn accept(self: Rc<Self>, listener: TcpListener) {
-        let mut warned = None;
-        loop {
-            match listener.accept().await {
-                Ok((stream, peer)) => self.admit(stream, peer),
-                Err(error) => {
-                    self.metrics.accept_errors_total.add(1);
-                    if is_out_of_descriptors(&error) {
-                        let shed = self.deadlines.shed();
-                        self.metrics.connections_shed_total.add(shed as u64);
-                        if warned.is_none_or(|warned: Instant| warned.elapsed() >= WARN_INTERVAL) {
-                            warned = Some(Instant::now());
-                            tracing::warn!(%error, shed, "cannot accept: connections without a request are ended to make room");
-                        }
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
+    pub(crate) fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
         self.metrics.connections_accepted_total.add(1);
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -290,6 +266,6 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 2)
 }
 
-fn is_out_of_descriptors(error: &io::Error) -> bool {
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

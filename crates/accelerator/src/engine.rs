@@ -1,7 +1,7 @@
 //! Starts and stops the data cores: a thread, a single-threaded runtime and listening sockets for each.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,6 +59,9 @@ pub enum StartError {
     NeedsRestart(&'static str),
 }
 
+/// The sockets of one address, and the address.
+type Bound = (Vec<TcpListener>, SocketAddr);
+
 /// A handle of a running engine.
 #[derive(Clone)]
 pub struct Engine {
@@ -84,8 +87,14 @@ struct Shared {
 impl Engine {
     /// Binds every listener, opens the cache and starts a thread per data core; returns when all of them listen.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
+        Self::start_on(settings, Vec::new())
+    }
+
+    /// As [`Self::start`], but on sockets that listen already: one entry for each of the first listeners of the
+    /// settings, with a socket per priority class, the highest first. All data cores accept from them.
+    pub fn start_on(settings: Settings, held: Vec<Vec<TcpListener>>) -> Result<Self, StartError> {
         let workers = settings.workers.max(1);
-        let sockets = bind_all(&settings, workers)?;
+        let sockets = bind_all(&settings, workers, &held)?;
         let addresses = sockets[0].iter().map(|(_, address)| *address).collect();
         let (store, report) = open_store(&settings.cache)?;
         let log = match &settings.access_log {
@@ -119,14 +128,14 @@ impl Engine {
         Ok(engine)
     }
 
-    fn spawn_cores(&self, sockets: Vec<Vec<(Socket, SocketAddr)>>) -> Result<(), StartError> {
+    fn spawn_cores(&self, sockets: Vec<Vec<Bound>>) -> Result<(), StartError> {
         let shared = &self.shared;
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
         for (index, listeners) in sockets.into_iter().enumerate() {
             let start = crate::data_core::Start {
                 index,
-                listeners: listeners.into_iter().map(|(socket, _)| socket.into()).collect(),
+                listeners: listeners.into_iter().map(|(sockets, _)| sockets).collect(),
                 plan: shared.plan.subscribe(),
                 phase: shared.phase.subscribe(),
                 metrics: Arc::clone(&shared.metrics[index]),
@@ -277,10 +286,23 @@ fn open_store(cache: &Cache) -> Result<(Option<Arc<Store>>, Option<OpenReport>),
 }
 
 /// One set of listening sockets per core; the kernel spreads connections over the sets (SO_REUSEPORT).
-fn bind_all(settings: &Settings, workers: usize) -> Result<Vec<Vec<(Socket, SocketAddr)>>, StartError> {
-    let mut sets: Vec<Vec<(Socket, SocketAddr)>> = (0..workers).map(|_| Vec::new()).collect();
-    for listener in &settings.listeners {
+/// Sockets of other hands are every core's.
+fn bind_all(
+    settings: &Settings,
+    workers: usize,
+    held: &[Vec<TcpListener>],
+) -> Result<Vec<Vec<Bound>>, StartError> {
+    let mut sets: Vec<Vec<Bound>> = (0..workers).map(|_| Vec::new()).collect();
+    for (index, listener) in settings.listeners.iter().enumerate() {
         let failed = |source| StartError::Listen { address: listener.address, source };
+        if let Some(first) = held.get(index).and_then(|sockets| sockets.first()) {
+            let address = first.local_addr().map_err(failed)?;
+            for set in &mut sets {
+                let sockets: io::Result<_> = held[index].iter().map(TcpListener::try_clone).collect();
+                set.push((sockets.map_err(failed)?, address));
+            }
+            continue;
+        }
         // Another server's SO_REUSEPORT socket would let ours bind beside it, and each would get a share of the
         // clients: an exclusive bind first finds that out.
         drop(bind(listener.address, false).map_err(failed)?);
@@ -289,7 +311,7 @@ fn bind_all(settings: &Settings, workers: usize) -> Result<Vec<Vec<(Socket, Sock
             let socket = bind(address, true).map_err(failed)?;
             socket.listen(LISTEN_BACKLOG).map_err(failed)?;
             address = socket.local_addr().ok().and_then(|address| address.as_socket()).unwrap_or(address);
-            set.push((socket, address));
+            set.push((vec![socket.into()], address));
         }
     }
     Ok(sets)

@@ -5,6 +5,7 @@
 //! through the session.
 
 mod access_log;
+mod admission;
 mod clock;
 mod data_core;
 mod engine;
@@ -15,6 +16,7 @@ pub mod settings;
 mod static_files;
 mod upstream;
 
+pub use admission::{Admission, Asked};
 pub use engine::{Engine, StartError};
 pub use service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 pub use service::plan::PlanError;

@@ -2,11 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::IpPrefix;
 use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
+
+use crate::admission::Admission;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
@@ -31,6 +34,10 @@ pub struct Settings {
     pub pseudonym: String,
     /// Where requests are logged, if anywhere.
     pub access_log: Option<AccessLog>,
+    /// Who decides on connections; `None` admits all.
+    pub connections: Option<Arc<dyn Admission>>,
+    /// Who decides on requests; `None` costs nothing.
+    pub requests: Option<Arc<dyn Admission>>,
 }
 
 /// One listening address.

@@ -8,6 +8,7 @@ use tidegate_core::IpPrefix;
 use tidegate_http::normalize::Personality;
 use tidegate_store::Store;
 
+use crate::admission::Admission;
 use crate::service::files::{Root, RootPlace};
 use crate::settings::{Limits, Route, Settings, Target};
 use crate::upstream::Groups;
@@ -51,6 +52,8 @@ pub(crate) struct Plan {
     pub trusted_proxies: Vec<IpPrefix>,
     pub personality: Personality,
     pub pseudonym: String,
+    pub connections: Option<Arc<dyn Admission>>,
+    pub requests: Option<Arc<dyn Admission>>,
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
@@ -104,6 +107,8 @@ impl Plan {
             trusted_proxies: settings.trusted_proxies.clone(),
             personality: settings.personality,
             pseudonym: settings.pseudonym.clone(),
+            connections: settings.connections.clone(),
+            requests: settings.requests.clone(),
             groups: Arc::new(Groups::new(&settings.upstreams)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,
@@ -207,6 +212,8 @@ mod tests {
             personality: Personality::Strict,
             pseudonym: "test".into(),
             access_log: None,
+            connections: None,
+            requests: None,
         };
         Plan::new(&settings, None).unwrap()
     }

@@ -19,12 +19,14 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use tidegate_core::Verdict;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::access_log::Record;
+use crate::admission::{Admission, Asked};
 use crate::data_core::{DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
@@ -90,9 +92,16 @@ struct Bytes {
 
 /// What became of one request.
 enum Handled {
-    Answered { keep_alive: bool },
-    Unsent { unsent: Unsent, keep_alive: bool },
+    Answered {
+        keep_alive: bool,
+    },
+    Unsent {
+        unsent: Unsent,
+        keep_alive: bool,
+    },
     NeedsExchange,
+    /// A rule says no.
+    Refused(Verdict),
 }
 
 impl Connection<'_> {
@@ -217,6 +226,7 @@ impl Connection<'_> {
             Ok(Handled::Unsent { unsent, keep_alive }) => {
                 Some(Step::Flush { unsent, rest: rest(), keep_alive })
             }
+            Ok(Handled::Refused(verdict)) => self.turn_away(verdict, &parser.head(input)),
             Ok(Handled::NeedsExchange) => {
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
@@ -234,6 +244,12 @@ impl Connection<'_> {
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
+        if let Some(rules) = &plan.requests {
+            let verdict = self.police(&**rules, head, normalized.path);
+            if verdict != Verdict::Continue {
+                return Ok(Handled::Refused(verdict));
+            }
+        }
         if head.framing != BodyFraming::None
             || head.upgrade
             || !matches!(head.method, Method::Get | Method::Head)
@@ -257,6 +273,48 @@ impl Connection<'_> {
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
         })
+    }
+
+    fn police(&self, rules: &dyn Admission, head: &RequestHead<'_>, path: &[u8]) -> Verdict {
+        let Ok(local) = self.stream.local_addr() else { return Verdict::Drop };
+        let cookie = head.fields.get(tidegate_http::FieldId::Cookie);
+        rules.on_request(&Asked { peer: self.peer, local, path, cookie })
+    }
+
+    /// Does to a request what a rule says; `None` when the connection goes on.
+    fn turn_away(&mut self, verdict: Verdict, head: &RequestHead<'_>) -> Option<Step> {
+        self.core.metrics.requests_policed_total.add(1);
+        match verdict {
+            Verdict::Refuse | Verdict::Delay | Verdict::Continue => {}
+            Verdict::Reset => {
+                // With nothing to linger for, closing resets both ends (the paper's section 3.3).
+                let _ = socket2::SockRef::from(&self.stream).set_linger(Some(std::time::Duration::ZERO));
+                return Some(Step::Close);
+            }
+            _ => return Some(Step::Close),
+        }
+        // What follows a body that nobody reads cannot be told from it.
+        let keep_alive = head.keep_alive && head.framing == BodyFraming::None && !self.core.is_draining();
+        let mut out = Vec::with_capacity(256);
+        let is_head = head.method == Method::Head;
+        respond::write_error_for(
+            head.version,
+            is_head,
+            503,
+            &self.core.clock.date(),
+            keep_alive,
+            b"",
+            &mut out,
+        );
+        let body = if is_head { 0 } else { respond::error_body_length(503) };
+        // A client that does not take its answers is not owed this one.
+        let sent = self.stream.try_write(&out).is_ok_and(|length| length == out.len());
+        self.account(head, 503, Bytes { head: out.len() as u64 - body, body }, "none");
+        if sent && keep_alive {
+            self.await_next();
+            return None;
+        }
+        Some(Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false })
     }
 
     /// Counts and logs an answered request.

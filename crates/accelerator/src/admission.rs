@@ -1,0 +1,149 @@
+//! Who is let in, and who is served first: the one place where rules about connections and requests act.
+//!
+//! The rules themselves are another crate's. Where none exists, nothing here runs: a connection is admitted as it is
+//! accepted, and a request costs one look at an empty `Option`.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tidegate_core::Verdict;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::data_core::{DataCore, is_out_of_descriptors};
+
+/// How often a lack of descriptors is logged; it is counted every time.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, so that a lack of descriptors does not become a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Priority classes that are told apart; lower ones wait in the last.
+const CLASSES: usize = 8;
+/// Accepted connections that wait for their turn, per data core and address: as many as wait in the kernel.
+const MAX_WAITING: usize = 4096;
+/// Connections that are started before others are looked for.
+const STARTED_AT_ONCE: usize = 16;
+
+/// Decides on connections and requests. Never blocks, and answers at once.
+pub trait Admission: fmt::Debug + Send + Sync {
+    /// Whether there is anything to decide on connections just now.
+    fn acts_on_connections(&self) -> bool;
+
+    /// Decides on an accepted connection; with the verdict its priority class, of which 0 is served first.
+    fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> (Verdict, u8);
+
+    /// Decides on a request whose head is complete and in its normal form.
+    fn on_request(&self, request: &Asked<'_>) -> Verdict;
+}
+
+/// What a request asks for, as far as rules look at it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'r> {
+    /// The other end of the connection.
+    pub peer: SocketAddr,
+    /// This end.
+    pub local: SocketAddr,
+    /// The normalized path, without the query.
+    pub path: &'r [u8],
+    /// The value of `Cookie`.
+    pub cookie: Option<&'r [u8]>,
+}
+
+/// Accepted connections by class.
+#[derive(Default)]
+struct Waiting {
+    classes: [VecDeque<(TcpStream, SocketAddr)>; CLASSES],
+    count: usize,
+}
+
+impl Waiting {
+    /// Adds one; gives back the one that has to go where too many wait: the youngest of the lowest class.
+    fn push(&mut self, class: u8, connection: (TcpStream, SocketAddr)) -> Option<(TcpStream, SocketAddr)> {
+        self.classes[usize::from(class).min(CLASSES - 1)].push_back(connection);
+        self.count += 1;
+        if self.count <= MAX_WAITING {
+            return None;
+        }
+        self.count -= 1;
+        self.classes.iter_mut().rev().find_map(VecDeque::pop_back)
+    }
+
+    /// Takes the one that is served next: the oldest of the highest class.
+    fn pop(&mut self) -> Option<(TcpStream, SocketAddr)> {
+        let next = self.classes.iter_mut().find_map(VecDeque::pop_front)?;
+        self.count -= 1;
+        Some(next)
+    }
+}
+
+impl DataCore {
+    /// Accepts on the sockets of one address, strictly from the first that has a connection: one socket per priority
+    /// class where the kernel sorts connections, and otherwise one for all, sorted here.
+    pub(crate) async fn accept(self: Rc<Self>, listeners: Vec<TcpListener>) {
+        let mut waiting = Waiting::default();
+        let mut warned = None;
+        loop {
+            let accepted = std::future::poll_fn(|context| match poll_accept(&listeners, context) {
+                Poll::Pending if waiting.count > 0 => Poll::Ready(None),
+                other => other.map(Some),
+            });
+            match accepted.await {
+                Some(Ok((stream, peer))) => self.sort(stream, peer, &mut waiting),
+                // Nobody else waits in the kernel, so that nobody of a higher class can be among them.
+                None => {
+                    for (stream, peer) in std::iter::from_fn(|| waiting.pop()).take(STARTED_AT_ONCE) {
+                        self.admit(stream, peer);
+                    }
+                    tokio::task::yield_now().await;
+                }
+                Some(Err(error)) => {
+                    self.metrics.accept_errors_total.add(1);
+                    if is_out_of_descriptors(&error) {
+                        let shed = self.deadlines.shed();
+                        self.metrics.connections_shed_total.add(shed as u64);
+                        if warned.is_none_or(|warned: Instant| warned.elapsed() >= WARN_INTERVAL) {
+                            warned = Some(Instant::now());
+                            tracing::warn!(%error, shed, "cannot accept: connections without a request are ended to make room");
+                        }
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Asks what becomes of a connection, if anybody has something to say about it.
+    fn sort(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, waiting: &mut Waiting) {
+        let admission: Option<Arc<dyn Admission>> = self
+            .with_plan(|plan| plan.connections.clone())
+            .filter(|admission| admission.acts_on_connections());
+        let (Some(admission), Ok(local)) = (admission, stream.local_addr()) else {
+            return self.admit(stream, peer);
+        };
+        let (verdict, class) = admission.on_connect(peer, local);
+        if verdict != Verdict::Continue {
+            self.metrics.connections_accepted_total.add(1);
+            self.metrics.connections_policed_total.add(1);
+        } else if let Some((shed, _)) = waiting.push(class, (stream, peer)) {
+            self.metrics.connections_accepted_total.add(1);
+            self.metrics.connections_crowded_out_total.add(1);
+            drop(shed);
+        }
+    }
+}
+
+fn poll_accept(
+    listeners: &[TcpListener],
+    context: &mut Context<'_>,
+) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
+    for listener in listeners {
+        if let Poll::Ready(accepted) = listener.poll_accept(context) {
+            return Poll::Ready(accepted);
+        }
+    }
+    Poll::Pending
+}

@@ -1,0 +1,277 @@
+//! What a gate needs done from time to time: expired blocks removed, the block list kept over a restart, lists in files
+//! read again when they change.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tidegate_core::IpPrefix;
+use tidegate_policy::{ListFileError, SavedBlock, parse_list};
+
+use crate::{Blocks, Gate, GateError};
+
+/// How often [`Keeper::tick`] wants to be called.
+const TICK: Duration = Duration::from_secs(1);
+/// Expired entries block nobody; this only bounds the room they take.
+const SWEEP_TICKS: u64 = 10;
+/// Beyond this a file is no block list.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Where blocks come from besides commands.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct BlockSources {
+    /// A directory in which the list survives a restart.
+    pub directory: Option<PathBuf>,
+    /// Lists of addresses and prefixes, one a line; they are blocked as long as they stand there.
+    pub files: Vec<PathBuf>,
+}
+
+/// What one [`Keeper::start`] or [`Keeper::tick`] did that is worth a line in the log.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeeperNote {
+    /// A list was read.
+    #[error("{}: {added} blocked, {removed} no longer", path.display())]
+    Read {
+        /// The list.
+        path: PathBuf,
+        /// Entries that were not blocked by it before.
+        added: usize,
+        /// Entries that are not in it any more.
+        removed: usize,
+    },
+    /// Blocks of the process before are in force again.
+    #[error("{}: {count} blocks are in force again{}", path.display(), if *damaged == 0 { String::new() } else { format!(", {damaged} lines were not readable") })]
+    Restored {
+        /// The file they were kept in.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// Lines that are no blocks.
+        damaged: usize,
+    },
+    /// A list has an error; what it blocked before stays blocked.
+    #[error("{}: {source}; what it blocked before stays blocked", path.display())]
+    List {
+        /// The list.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ListFileError,
+    },
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The kernel refused.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+}
+
+/// Looks after the block list of a gate.
+#[derive(Debug)]
+pub struct Keeper {
+    saved: Option<Saved>,
+    lists: Vec<List>,
+    ticks: u64,
+}
+
+#[derive(Debug)]
+struct Saved {
+    path: PathBuf,
+    changed_ns: u64,
+}
+
+#[derive(Debug)]
+struct List {
+    path: PathBuf,
+    /// Time of change and length when it was last read.
+    version: Option<(SystemTime, u64)>,
+    blocked: HashSet<IpPrefix>,
+}
+
+impl Keeper {
+    /// How often [`Keeper::tick`] wants to be called.
+    pub const INTERVAL: Duration = TICK;
+
+    /// Puts the blocks of the process before, and those of the lists, in force.
+    pub fn start(gate: &Gate, sources: &BlockSources) -> (Self, Vec<KeeperNote>) {
+        let mut notes = Vec::new();
+        let saved = sources.directory.as_ref().map(|directory| {
+            let path = directory.join("blocked");
+            notes.extend(restore(&gate.blocks(), directory, &path));
+            Saved { path, changed_ns: gate.blocks().changed_ns().unwrap_or(0) }
+        });
+        let list = |path: &PathBuf| List { path: path.clone(), version: None, blocked: HashSet::new() };
+        let mut keeper = Self { saved, lists: sources.files.iter().map(list).collect(), ticks: 0 };
+        notes.extend(keeper.read_lists(&gate.blocks()));
+        (keeper, notes)
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, gate: &Gate) -> Vec<KeeperNote> {
+        let blocks = gate.blocks();
+        let mut notes = self.read_lists(&blocks);
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(SWEEP_TICKS) {
+            notes.extend(blocks.sweep().err().map(KeeperNote::Gate));
+        }
+        notes.extend(self.save(&blocks));
+        notes
+    }
+
+    /// Takes over other sources, as a reload brings them.
+    pub fn replace_sources(&mut self, gate: &Gate, sources: &BlockSources) -> Vec<KeeperNote> {
+        let blocks = gate.blocks();
+        let mut notes = Vec::new();
+        let (kept, gone): (Vec<List>, Vec<List>) =
+            std::mem::take(&mut self.lists).into_iter().partition(|list| sources.files.contains(&list.path));
+        self.lists = kept;
+        for prefix in gone.iter().flat_map(|list| &list.blocked) {
+            if !self.lists.iter().any(|list| list.blocked.contains(prefix))
+                && let Err(error) = blocks.remove(prefix)
+            {
+                notes.push(error.into());
+            }
+        }
+        for path in &sources.files {
+            if !self.lists.iter().any(|list| list.path == *path) {
+                self.lists.push(List { path: path.clone(), version: None, blocked: HashSet::new() });
+            }
+        }
+        notes.extend(self.read_lists(&blocks));
+        notes
+    }
+
+    fn read_lists(&mut self, blocks: &Blocks<'_>) -> Vec<KeeperNote> {
+        self.lists
+            .iter_mut()
+            .filter_map(|list| list.read_if_changed(blocks).transpose())
+            .map(either)
+            .collect()
+    }
+
+    /// Writes the list if it has changed. What a list in a file blocks is not written: the file is there.
+    fn save(&mut self, blocks: &Blocks<'_>) -> Option<KeeperNote> {
+        let saved = self.saved.as_mut()?;
+        let changed_ns = match blocks.changed_ns() {
+            Ok(changed_ns) => changed_ns,
+            Err(error) => return Some(error.into()),
+        };
+        if changed_ns == saved.changed_ns {
+            return None;
+        }
+        // A failed write is said once, and tried again at the next change.
+        saved.changed_ns = changed_ns;
+        let lists = &self.lists;
+        let from_list = |prefix: &IpPrefix| lists.iter().any(|list| list.blocked.contains(prefix));
+        write(&saved.path, blocks, from_list).err()
+    }
+}
+
+fn either(result: Result<KeeperNote, KeeperNote>) -> KeeperNote {
+    result.unwrap_or_else(|error| error)
+}
+
+impl List {
+    fn read_if_changed(&mut self, blocks: &Blocks<'_>) -> Result<Option<KeeperNote>, KeeperNote> {
+        let failed = |source| KeeperNote::File { path: self.path.clone(), source };
+        let version = fs::metadata(&self.path).and_then(|data| Ok((data.modified()?, data.len())));
+        let version = match version {
+            Ok(version) => version,
+            // Said once: a list that comes later is read then.
+            Err(_) if self.version.is_some_and(|(_, length)| length == u64::MAX) => return Ok(None),
+            Err(source) => {
+                self.version = Some((UNIX_EPOCH, u64::MAX));
+                return Err(failed(source));
+            }
+        };
+        if self.version == Some(version) {
+            return Ok(None);
+        }
+        self.version = Some(version);
+        if version.1 > MAX_FILE_BYTES {
+            return Err(failed(io::ErrorKind::FileTooLarge.into()));
+        }
+        let text = fs::read_to_string(&self.path).map_err(failed)?;
+        let prefixes =
+            parse_list(&text).map_err(|source| KeeperNote::List { path: self.path.clone(), source })?;
+        let next: HashSet<IpPrefix> = prefixes.into_iter().collect();
+        let fresh: Vec<IpPrefix> = next.difference(&self.blocked).copied().collect();
+        let gone: Vec<IpPrefix> = self.blocked.difference(&next).copied().collect();
+        blocks.add_many(&fresh, None)?;
+        for prefix in &gone {
+            blocks.remove(prefix)?;
+        }
+        self.blocked = next;
+        Ok(Some(KeeperNote::Read { path: self.path.clone(), added: fresh.len(), removed: gone.len() }))
+    }
+}
+
+fn unix_now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Written beside and renamed, so that a crash leaves the old list or the new one.
+fn write(path: &Path, blocks: &Blocks<'_>, from_list: impl Fn(&IpPrefix) -> bool) -> Result<(), KeeperNote> {
+    let blocked = blocks.list()?;
+    let now_s = unix_now_s();
+    let beside = path.with_extension("new");
+    let store = || {
+        let mut file = BufWriter::new(fs::File::create(&beside)?);
+        for entry in blocked.into_iter().filter(|entry| !from_list(&entry.prefix)) {
+            let until_unix_s = entry.remaining.map(|remaining| now_s + remaining.as_secs().max(1));
+            writeln!(file, "{}", SavedBlock { prefix: entry.prefix, until_unix_s, reason: entry.reason })?;
+        }
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    store().map_err(|source| KeeperNote::File { path: path.to_owned(), source })
+}
+
+fn restore(blocks: &Blocks<'_>, directory: &Path, path: &Path) -> Result<KeeperNote, KeeperNote> {
+    let failed = |source| KeeperNote::File { path: path.to_owned(), source };
+    fs::create_dir_all(directory).map_err(failed)?;
+    let file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(KeeperNote::Restored { path: path.to_owned(), count: 0, damaged: 0 });
+        }
+        other => other.map_err(failed)?,
+    };
+    let now_s = unix_now_s();
+    let (mut count, mut damaged) = (0, 0);
+    // Blocks that end together are added together.
+    let mut by_end: BTreeMap<Option<u64>, Vec<IpPrefix>> = BTreeMap::new();
+    let mut reasons = Vec::new();
+    for line in BufReader::new(io::Read::take(file, MAX_FILE_BYTES)).lines() {
+        let Ok(block) = line.map_err(failed)?.parse::<SavedBlock>() else {
+            damaged += 1;
+            continue;
+        };
+        if block.until_unix_s.is_some_and(|until| until <= now_s) {
+            continue;
+        }
+        count += 1;
+        by_end.entry(block.until_unix_s).or_default().push(block.prefix);
+        reasons.extend(block.reason.map(|reason| (block.prefix, reason)));
+    }
+    for (end, prefixes) in by_end {
+        blocks.add_many(&prefixes, end.map(|until| Duration::from_secs(until - now_s)))?;
+    }
+    for (prefix, reason) in reasons {
+        blocks.set_reason(prefix, &reason)?;
+    }
+    Ok(KeeperNote::Restored { path: path.to_owned(), count, damaged })
+}
+
+impl KeeperNote {
+    /// Whether something went wrong.
+    pub fn is_fault(&self) -> bool {
+        !matches!(self, Self::Read { .. } | Self::Restored { .. })
+    }
+}
