@@ -169,6 +169,32 @@ impl<'a> Blocks<'a> {
         }
     }
 
+    /// Whether an address is blocked now, without counting it as a hit.
+    pub fn blocks(&self, address: IpAddr) -> Result<bool, GateError> {
+        let now_ns = system::now_ns();
+        let maps = match self.backend {
+            Backend::Kernel(maps) => maps,
+            Backend::User(list) => {
+                return Ok(list.lock().unwrap_or_else(PoisonError::into_inner).contains(address, now_ns));
+            }
+        };
+        let in_force =
+            |entry: Option<abi::tg_block>| entry.is_some_and(|e| e.expires_ns == 0 || e.expires_ns > now_ns);
+        let address = address.to_canonical();
+        let full = IpPrefix::new(address, if address.is_ipv4() { 32 } else { 128 });
+        let Ok(full) = full else { return Ok(false) };
+        Ok(match address {
+            IpAddr::V4(v4) => {
+                in_force(maps.read("blocked4", &v4.octets())?)
+                    || in_force(maps.read(NETS[0], &prefix4(&full))?)
+            }
+            IpAddr::V6(v6) => {
+                in_force(maps.read("blocked6", &v6.octets())?)
+                    || in_force(maps.read(NETS[1], &prefix6(&full))?)
+            }
+        })
+    }
+
     /// Everything that is blocked now, in no order.
     pub fn list(&self) -> Result<Vec<Blocked>, GateError> {
         let now_ns = system::now_ns();

@@ -1,5 +1,6 @@
 //! A gate: kernel programs where they can be had, the same rules in user space where not.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -66,6 +67,7 @@ const TC_ACT_OK: u32 = 0;
 pub struct Gate {
     engine: Engine,
     unavailable: Vec<Unavailable>,
+    reset_penalty: Duration,
 }
 
 #[derive(Debug)]
@@ -94,7 +96,32 @@ struct InForce {
 struct User {
     policer: Mutex<Policer>,
     blocked: Mutex<BlockList>,
+    penalties: Mutex<Penalties>,
     overloaded: Mutex<bool>,
+}
+
+/// Clients that were just reset, until when.
+#[derive(Debug, Default)]
+struct Penalties {
+    until_ns: HashMap<IpAddr, u64>,
+}
+
+impl Penalties {
+    /// Where there are very many, the ones before are forgiven.
+    fn add(&mut self, client: IpAddr, until_ns: u64) {
+        if self.until_ns.len() >= abi::TG_MAX_PENALTIES as usize {
+            self.until_ns.clear();
+        }
+        self.until_ns.insert(client, until_ns);
+    }
+
+    fn holds(&mut self, client: IpAddr, now_ns: u64) -> bool {
+        let holds = self.until_ns.get(&client).map(|until_ns| *until_ns > now_ns);
+        if holds == Some(false) {
+            self.until_ns.remove(&client);
+        }
+        holds.unwrap_or(false)
+    }
 }
 
 /// The prioritized listen queues of a gate; the last of them, or the gate, keeps the steering attached.
@@ -139,17 +166,24 @@ impl Gate {
         Ok(gate)
     }
 
-    /// Attaches if that is possible, and enforces the same rules in user space otherwise; [`Gate::show`] says why.
+    /// Attaches to all of the interfaces if that is possible, and enforces the same rules in user space otherwise;
+    /// [`Gate::show`] says why.
     pub fn attach_or_fall_back(
-        interface: &str,
+        interfaces: &[String],
         rules: &RuleSet,
         options: &Options,
     ) -> Result<Self, GateError> {
-        match Self::attach(interface, rules, options) {
-            Err(GateError::NotPermitted) => Self::user_space(rules, GateError::NotPermitted.to_string()),
-            Err(error @ (GateError::Kernel { .. } | GateError::Io { .. } | GateError::InUse { .. })) => {
-                Self::user_space(rules, error.to_string())
-            }
+        let attach = || {
+            let mut gate = Self::load(rules, options)?;
+            interfaces.iter().try_for_each(|interface| gate.attach_also(interface)).map(|()| gate)
+        };
+        match attach() {
+            Err(
+                error @ (GateError::NotPermitted
+                | GateError::Kernel { .. }
+                | GateError::Io { .. }
+                | GateError::InUse { .. }),
+            ) => Self::user_space(rules, options, error.to_string()),
             other => other,
         }
     }
@@ -178,23 +212,28 @@ impl Gate {
             queues: Mutex::new(None),
             rules: Mutex::new(InForce { slots: Slots::default(), policer }),
         };
-        let gate = Self { engine: Engine::Kernel(Box::new(kernel)), unavailable };
+        let gate = Self {
+            engine: Engine::Kernel(Box::new(kernel)),
+            unavailable,
+            reset_penalty: options.reset_penalty,
+        };
         gate.replace_rules(rules)?;
         Ok(gate)
     }
 
     /// A gate without kernel programs; `why` is for [`Gate::show`].
-    pub fn user_space(rules: &RuleSet, why: impl Into<String>) -> Result<Self, GateError> {
+    pub fn user_space(rules: &RuleSet, options: &Options, why: impl Into<String>) -> Result<Self, GateError> {
         let user = User {
             policer: Mutex::new(Policer::new(rules)?),
             blocked: Mutex::new(BlockList::new(
                 abi::TG_MAX_BLOCKED as usize,
                 abi::TG_MAX_BLOCKED_PREFIXES as usize,
             )),
+            penalties: Mutex::default(),
             overloaded: Mutex::new(false),
         };
         let unavailable = vec![Unavailable { what: "kernel programs", why: why.into() }];
-        Ok(Self { engine: Engine::User(Box::new(user)), unavailable })
+        Ok(Self { engine: Engine::User(Box::new(user)), unavailable, reset_penalty: options.reset_penalty })
     }
 
     /// Attaches to one more interface, under the same rules, buckets and block list.
@@ -264,11 +303,19 @@ impl Gate {
     pub fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> Decision {
         let (source, destination, port): (IpAddr, IpAddr, u16) = (peer.ip(), local.ip(), local.port());
         let now_ns = system::now_ns();
+        let refused = Decision { verdict: Verdict::Drop, class: 0, rule: None };
         match &self.engine {
-            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify(source, destination, port),
-            Engine::User(user) if lock(&user.blocked).hit(source, now_ns) => {
-                Decision { verdict: Verdict::Drop, class: 0, rule: None }
+            // What a host sends to itself passes no interface but loopback.
+            Engine::Kernel(kernel) if kernel.misses_loopback() && is_from_here(source, destination) => {
+                if self.blocks().blocks(source).unwrap_or(false) {
+                    refused
+                } else {
+                    kernel.on_connect(peer, local)
+                }
             }
+            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify(source, destination, port),
+            Engine::User(user) if lock(&user.blocked).hit(source, now_ns) => refused,
+            Engine::User(user) if lock(&user.penalties).holds(source, now_ns) => refused,
             Engine::User(user) => lock(&user.policer).on_connect(source, destination, port, now_ns),
         }
     }
@@ -276,32 +323,36 @@ impl Gate {
     /// Decides on a request that a server has parsed: by the same rules in the same order, with the same tokens and
     /// counters as on segments. A request that was policed on its segment is not policed again.
     pub fn on_request(&self, asked: &Asked<'_>) -> Decision {
-        let kernel = match &self.engine {
-            Engine::Kernel(kernel) => kernel,
+        let decision = match &self.engine {
+            Engine::Kernel(kernel) => kernel.on_request(asked),
             Engine::User(user) => {
-                return lock(&user.policer).on_request(asked.path, asked.cookie, system::now_ns());
+                let now_ns = system::now_ns();
+                lock(&user.policer).on_request(asked.path, asked.cookie, now_ns)
             }
         };
-        let in_force = lock(&kernel.rules);
-        let mut decision = in_force.policer.classify_request(asked.path, asked.cookie);
-        let Some((index, entry)) =
-            decision.rule.and_then(|index| Some((index, *in_force.slots.request(index)?)))
-        else {
-            return decision;
-        };
-        let mut question = abi::tg_question { rule: entry, ..abi::tg_question::new_zeroed() };
-        if entry.flags & abi::TG_RULE_ELSEWHERE == 0 {
-            question.credit = abi::tg_credit {
-                client: mapped(asked.peer.ip()),
-                client_port: asked.peer.port(),
-                server_port: asked.port,
-                slot: entry.slot,
-            };
+        if decision.verdict == Verdict::Reset {
+            self.penalize(asked.peer.ip());
         }
-        // The kernel refusing to run a program it has loaded is no fault of the client's.
-        let compliant = kernel.programs.ask(&question).unwrap_or(true);
-        decision.verdict = in_force.policer.requests().rules()[index].verdict(compliant);
         decision
+    }
+
+    /// The paper's section 4.5.1: who was reset does not get in again for a while.
+    fn penalize(&self, client: IpAddr) {
+        if self.reset_penalty.is_zero() {
+            return;
+        }
+        let until_ns = system::now_ns().saturating_add(self.reset_penalty.as_nanos() as u64);
+        match &self.engine {
+            Engine::Kernel(kernel) => {
+                // A client that gets in again too soon is policed again.
+                let _ = kernel.programs.maps.write(
+                    "penalties",
+                    &abi::tg_client { address: mapped(client) },
+                    &until_ns,
+                );
+            }
+            Engine::User(user) => lock(&user.penalties).add(client, until_ns),
+        }
     }
 
     /// Whether there is anything to ask [`Gate::on_request`] about.
@@ -309,6 +360,18 @@ impl Gate {
         match &self.engine {
             Engine::Kernel(kernel) => !lock(&kernel.rules).policer.requests().rules().is_empty(),
             Engine::User(user) => !lock(&user.policer).requests().rules().is_empty(),
+        }
+    }
+
+    /// Whether [`Gate::on_connect`] has anything to say just now besides that all go on in one class.
+    pub fn has_connection_rules(&self) -> bool {
+        match &self.engine {
+            Engine::Kernel(_) => true,
+            Engine::User(user) => {
+                !lock(&user.blocked).is_empty()
+                    || !lock(&user.penalties).until_ns.is_empty()
+                    || !lock(&user.policer).connections().rules().is_empty()
+            }
         }
     }
 
@@ -386,11 +449,60 @@ impl Gate {
     pub fn detach(self) {}
 }
 
+/// Whether a connection comes from this host.
+fn is_from_here(source: IpAddr, destination: IpAddr) -> bool {
+    let source = source.to_canonical();
+    source.is_loopback() || source == destination.to_canonical()
+}
+
 /// An address as the kernel programs compare it.
 pub(crate) fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+impl Kernel {
+    fn misses_loopback(&self) -> bool {
+        !self.attached.iter().any(|attached| attached.interface == "lo")
+    }
+
+    /// Polices a connection whose SYN passed no interface with a program.
+    fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> Decision {
+        let in_force = lock(&self.rules);
+        let mut decision = in_force.policer.classify(peer.ip(), local.ip(), local.port());
+        if let Some(entry) = decision.rule.and_then(|index| in_force.slots.connection(index)) {
+            let question = abi::tg_question { rule: *entry, ..abi::tg_question::new_zeroed() };
+            // The kernel refusing to run a program it has loaded is no fault of the client's.
+            if !self.programs.ask(&question).unwrap_or(true) {
+                decision.verdict = Verdict::Drop;
+            }
+        }
+        decision
+    }
+
+    fn on_request(&self, asked: &Asked<'_>) -> Decision {
+        let in_force = lock(&self.rules);
+        let mut decision = in_force.policer.classify_request(asked.path, asked.cookie);
+        let Some((index, entry)) =
+            decision.rule.and_then(|index| Some((index, *in_force.slots.request(index)?)))
+        else {
+            return decision;
+        };
+        let mut question = abi::tg_question { rule: entry, ..abi::tg_question::new_zeroed() };
+        if entry.flags & abi::TG_RULE_ELSEWHERE == 0 {
+            question.credit = abi::tg_credit {
+                client: mapped(asked.peer.ip()),
+                client_port: asked.peer.port(),
+                server_port: asked.port,
+                slot: entry.slot,
+            };
+        }
+        // The kernel refusing to run a program it has loaded is no fault of the client's.
+        let compliant = self.programs.ask(&question).unwrap_or(true);
+        decision.verdict = in_force.policer.requests().rules()[index].verdict(compliant);
+        decision
     }
 }
 

@@ -26,3 +26,4 @@ pub use keeper::{BlockSources, Keeper, KeeperNote};
 pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
 pub use running::Running;
+pub use system::interfaces_of;

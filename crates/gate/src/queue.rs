@@ -267,6 +267,8 @@ fn listen(address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
         socket.set_only_v6(false)?;
     }
     socket.set_nonblocking(true)?;
+    // Accepted sockets inherit this, which saves a system call for each.
+    socket.set_tcp_nodelay(true)?;
     socket.bind(&address.into())?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())

@@ -29,6 +29,8 @@ pub(crate) struct Slots {
     in_force: HashMap<String, u32>,
     /// The request rules as the kernel programs have them, in the order of the configuration.
     requests: Vec<abi::tg_rule>,
+    /// The connection rules, likewise.
+    connections: Vec<abi::tg_rule>,
 }
 
 struct Placed {
@@ -92,7 +94,13 @@ impl Slots {
         }
         self.in_force = slots;
         self.requests = entries;
+        self.connections = connection_rules;
         Ok(())
+    }
+
+    /// A connection rule by its place in the configuration.
+    pub(crate) fn connection(&self, index: usize) -> Option<&abi::tg_rule> {
+        self.connections.get(index)
     }
 
     /// A request rule by its place in the configuration.

@@ -39,6 +39,61 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
     String::from_utf8(name[..end].to_vec()).ok()
 }
 
+/// Interfaces through which connections to these addresses come, loopback aside: a host's own connections are policed
+/// when they are accepted.
+pub fn interfaces_of(addresses: &[std::net::SocketAddr]) -> io::Result<Vec<String>> {
+    let wildcard = addresses.iter().any(|address| address.ip().is_unspecified());
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the call writes a pointer to a list, freed below.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut names: Vec<String> = Vec::new();
+    let mut next = first;
+    while !next.is_null() {
+        // SAFETY: the list's entries are valid until it is freed.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
+        if !up || entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0 || entry.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: an address that is there has a family, and the size that its family says.
+        let address = unsafe { address_of(entry.ifa_addr) };
+        let Some(address) = address else { continue };
+        if wildcard || addresses.iter().any(|wanted| wanted.ip().to_canonical() == address) {
+            // SAFETY: a name is a terminated string.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    // SAFETY: the list that the call gave, once.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(names)
+}
+
+/// # Safety
+///
+/// `address` points to a socket address of the size that its family says.
+unsafe fn address_of(address: *const libc::sockaddr) -> Option<std::net::IpAddr> {
+    // SAFETY: every socket address begins with its family.
+    match i32::from(unsafe { (*address).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is one of these; they may lie anywhere.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(std::net::Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes()).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is one of these; they may lie anywhere.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
 /// A number that no other network namespace has, as long as the host runs.
 pub(crate) fn namespace_cookie() -> Result<u64, GateError> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)

@@ -110,7 +110,7 @@ fn million_addresses_fit_and_the_least_recently_hit_make_room() {
 #[test]
 fn user_space_list_gives_the_same_answers() {
     // Needs no privilege: this is what is left without one.
-    let gate = Gate::user_space(&RuleSet::default(), "test").unwrap();
+    let gate = Gate::user_space(&RuleSet::default(), &Options::default(), "test").unwrap();
     let blocks = gate.blocks();
     assert_eq!(blocks.add_list("10.9.0.1\n192.0.2.0/24\n", None).unwrap(), 2);
     blocks.add(prefix("10.9.0.9"), Some(Duration::ZERO)).unwrap();

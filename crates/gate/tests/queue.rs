@@ -185,7 +185,7 @@ fn without_kernel_programs_connections_are_policed_and_ordered_after_accept() {
     let pair = Pair::new();
     let mut rules = three_classes();
     rules.connections.push(connection("*:*", "10.77.0.9", 0.001, 1));
-    let gate = Gate::user_space(&rules, "test").unwrap();
+    let gate = Gate::user_space(&rules, &Options::default(), "test").unwrap();
     gate.blocks().add("10.77.0.8".parse().unwrap(), None).unwrap();
     let (queue, why) = ListenQueue::bind(&gate, format!("{SERVER4}:0").parse().unwrap(), 3, 6).unwrap();
     assert_eq!(why.as_deref(), Some("no kernel program is loaded"));

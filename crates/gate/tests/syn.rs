@@ -257,7 +257,8 @@ fn missing_interface_and_second_gate_are_named() {
     let _gate = pair.gate(&RuleSet::default());
     let error = Gate::attach("gate0", &RuleSet::default(), &Options::default()).unwrap_err();
     assert!(matches!(error, GateError::InUse { .. }), "{error}");
-    let fallback = Gate::attach_or_fall_back("gate0", &RuleSet::default(), &Options::default()).unwrap();
+    let fallback =
+        Gate::attach_or_fall_back(&["gate0".to_owned()], &RuleSet::default(), &Options::default()).unwrap();
     assert!(!fallback.is_in_kernel());
     assert!(explained(fallback.show()).unavailable[0].why.contains("already runs an XDP program"));
 }

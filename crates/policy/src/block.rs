@@ -148,6 +148,17 @@ impl BlockList {
         })
     }
 
+    /// Whether `address` is blocked now, without counting it as a hit.
+    pub fn contains(&self, address: IpAddr, now_ns: u64) -> bool {
+        let address = address.to_canonical();
+        let live = |entry: &BlockEntry| entry.expires_ns.is_none_or(|expires| expires > now_ns);
+        self.addresses.get(&address).is_some_and(live)
+            || self.lengths.keys().any(|&length| {
+                let prefix = IpPrefix::new(address, length).ok();
+                prefix.and_then(|prefix| self.prefixes.get(&prefix)).is_some_and(live)
+            })
+    }
+
     /// Every entry that has not expired.
     pub fn entries(&self, now_ns: u64) -> impl Iterator<Item = (IpPrefix, BlockEntry)> + '_ {
         let single = |(address, entry): (&IpAddr, &BlockEntry)| {
