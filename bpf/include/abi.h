@@ -39,6 +39,7 @@ enum tg_control {
 	TG_CONTROL_HOLD_DEPTH,		/* accept queue depth from which lower classes are held back; 0: never */
 	TG_CONTROL_NETNS,		/* cookie of the network namespace the programs are attached in */
 	TG_CONTROL_BLOCK_CHANGED_NS,	/* when user space last changed the block list */
+	TG_CONTROL_BLOCK_FOR_NS,	/* life of a block that does not say its own; for user space */
 	TG_CONTROL_CREDITS,		/* not 0: a server asks which requests were policed on their segments */
 	TG_CONTROL_COUNT,
 };

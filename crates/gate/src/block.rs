@@ -132,6 +132,27 @@ impl<'a> Blocks<'a> {
         }
     }
 
+    /// Sets the life of blocks that do not say their own, for commands of other processes; zero: for ever.
+    pub fn set_lifetime(&self, lifetime: Duration) -> Result<(), GateError> {
+        match self.backend {
+            Backend::Kernel(maps) => {
+                maps.set_control(abi::TG_CONTROL_BLOCK_FOR_NS, lifetime.as_nanos() as u64)
+            }
+            Backend::User(_) => Ok(()),
+        }
+    }
+
+    /// The life of blocks that do not say their own.
+    pub fn lifetime(&self) -> Result<Option<Duration>, GateError> {
+        match self.backend {
+            Backend::Kernel(maps) => {
+                let lifetime = Duration::from_nanos(maps.control(abi::TG_CONTROL_BLOCK_FOR_NS)?);
+                Ok((!lifetime.is_zero()).then_some(lifetime))
+            }
+            Backend::User(_) => Ok(None),
+        }
+    }
+
     /// When something was last added or removed, by whichever process; on no clock but the same between calls.
     pub(crate) fn changed_ns(&self) -> Result<u64, GateError> {
         match self.backend {

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
@@ -17,14 +17,22 @@ use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_accelerator::Engine;
+use tidegate_core::IpPrefix;
 use tidegate_core::metrics::{Kind, Sample};
-
+use tidegate_gate::{GateError, RuleReport};
 use tokio::sync::Semaphore;
 
+use crate::gate::{Gatekeeper, view};
 use crate::run::Reloader;
 
 /// Entries that one answer may list.
 const MAX_ENTRIES: usize = 10_000;
+/// Blocks that one answer may list.
+const MAX_BLOCKS: usize = 100_000;
+/// Rules with metrics of their own; `/api/gate` has all.
+const MAX_RULE_METRICS: usize = 1000;
+/// A list of blocks is sent in parts.
+const MAX_BODY_BYTES: usize = 2 << 20;
 
 /// Clients served at once; others wait.
 const CONNECTIONS: usize = 64;
@@ -39,10 +47,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 struct Admin {
     engine: Engine,
     reloader: Arc<Reloader>,
+    gatekeeper: Arc<Gatekeeper>,
 }
 
 /// Serves `listener` until the process ends.
-pub(crate) fn spawn(listener: TcpListener, engine: Engine, reloader: Arc<Reloader>) -> io::Result<()> {
+pub(crate) fn spawn(
+    listener: TcpListener,
+    engine: Engine,
+    reloader: Arc<Reloader>,
+    gatekeeper: Arc<Gatekeeper>,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let router = Router::new()
@@ -54,8 +68,12 @@ pub(crate) fn spawn(listener: TcpListener, engine: Engine, reloader: Arc<Reloade
         .route("/api/cache/save", post(save))
         .route("/api/reload", post(reload))
         .route("/api/drain", post(drain))
+        .route("/api/gate", get(gate))
+        .route("/api/block", get(block_list).post(block_add))
+        .route("/api/block/remove", post(block_remove))
         .layer(middleware::from_fn(guard))
-        .with_state(Admin { engine, reloader });
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(Admin { engine, reloader, gatekeeper });
     std::thread::Builder::new().name("admin".into()).spawn(move || {
         runtime.block_on(async move {
             match tokio::net::TcpListener::from_std(listener) {
@@ -159,6 +177,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     }
     write_upstreams(&admin.engine, &mut text);
     write_store(&admin.engine, &mut text);
+    write_gate(&admin.gatekeeper, &mut text);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -194,6 +213,42 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
     family("in_progress", "gauge", "Requests in progress at the server.", &|server| server.in_progress);
     family("requests_total", "counter", "Requests sent to the server.", &|server| server.requests);
     family("failures_total", "counter", "Requests that the server failed.", &|server| server.failures);
+}
+
+fn write_gate(gatekeeper: &Gatekeeper, text: &mut String) {
+    let Ok(report) = gatekeeper.gate().show() else { return };
+    for (name, help, value) in [
+        ("gate_blocked_addresses", "Addresses on the block list.", report.blocked.addresses),
+        ("gate_blocked_prefixes", "Prefixes on the block list.", report.blocked.prefixes),
+        ("gate_interfaces", "Network interfaces with kernel programs.", report.interfaces.len()),
+    ] {
+        write_metric(&Sample { name, help, kind: Kind::Gauge, value: value as u64 }, text);
+    }
+    for sample in &report.totals {
+        write_metric(sample, text);
+    }
+    for (name, help, of) in [
+        (
+            "passed",
+            "Connections or requests that a rule let pass.",
+            (|rule| rule.passed) as fn(&RuleReport) -> u64,
+        ),
+        ("refused", "Connections or requests that a rule refused.", |rule| rule.refused),
+    ] {
+        let _ = writeln!(
+            text,
+            "# HELP tidegate_gate_rule_{name}_total {help}\n# TYPE tidegate_gate_rule_{name}_total counter"
+        );
+        for rule in report.rules.iter().take(MAX_RULE_METRICS) {
+            let label = rule.rule.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(
+                text,
+                "tidegate_gate_rule_{name}_total{{rule=\"{label}\",mechanism=\"{}\"}} {}",
+                rule.mechanism,
+                of(rule)
+            );
+        }
+    }
 }
 
 fn write_store(engine: &Engine, text: &mut String) {
@@ -256,12 +311,92 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_s": engine.uptime().as_secs(),
         "listeners": listeners,
-        "enforcement": { "mechanism": "user space", "reason": "this version has no kernel programs" },
+        "enforcement": enforcement(&admin.gatekeeper),
         "hit_ratio": hit_ratio,
         "cache": cache,
         "upstreams": upstreams,
         "counters": counters,
     }))
+}
+
+/// What enforces which rule.
+fn enforcement(gatekeeper: &Gatekeeper) -> Value {
+    match gatekeeper.gate().show() {
+        Ok(report) => {
+            let mut shown = view::report("tidegate run", &report);
+            shown["classes"] = json!(gatekeeper.classes());
+            shown
+        }
+        Err(error) => {
+            json!({ "holder": "tidegate run", "mechanism": "unknown", "reason": error.to_string() })
+        }
+    }
+}
+
+async fn gate(State(admin): State<Admin>) -> Json<Value> {
+    Json(enforcement(&admin.gatekeeper))
+}
+
+async fn block_list(State(admin): State<Admin>, Query(query): Query<ListQuery>) -> Response {
+    let limit = query.limit.unwrap_or(1000).min(MAX_BLOCKS);
+    match admin.gatekeeper.gate().blocks().list() {
+        Ok(blocks) => {
+            Json(Value::Array(blocks.iter().take(limit).map(view::block).collect())).into_response()
+        }
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+#[derive(Deserialize)]
+struct Block {
+    prefixes: Vec<String>,
+    /// Absent: as configured; 0: for ever.
+    for_ms: Option<u64>,
+    reason: Option<String>,
+}
+
+async fn block_add(State(admin): State<Admin>, Json(block): Json<Block>) -> Response {
+    let prefixes: Result<Vec<IpPrefix>, String> = block
+        .prefixes
+        .iter()
+        .map(|text| text.parse().map_err(|error| format!("{text:?}: {error}")))
+        .collect();
+    let prefixes = match prefixes {
+        Ok(prefixes) => prefixes,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
+    };
+    let lifetime = block.for_ms.map_or_else(|| admin.gatekeeper.settings().block_for, Duration::from_millis);
+    let gate = admin.gatekeeper.gate();
+    let blocks = gate.blocks();
+    let add = || {
+        blocks.add_many(&prefixes, Some(lifetime).filter(|time| !time.is_zero()))?;
+        let reason = block.reason.as_deref().unwrap_or_default();
+        if reason.is_empty() {
+            return Ok(());
+        }
+        prefixes.iter().try_for_each(|prefix| blocks.set_reason(*prefix, reason))
+    };
+    match add() {
+        Ok(()) => done(format!("{} addresses and prefixes are blocked", prefixes.len())),
+        Err(error @ GateError::Full { .. }) => refuse(StatusCode::INSUFFICIENT_STORAGE, &error.to_string()),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+#[derive(Deserialize)]
+struct Unblock {
+    prefix: String,
+}
+
+async fn block_remove(State(admin): State<Admin>, Json(unblock): Json<Unblock>) -> Response {
+    let prefix: IpPrefix = match unblock.prefix.parse() {
+        Ok(prefix) => prefix,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("{:?}: {error}", unblock.prefix)),
+    };
+    match admin.gatekeeper.gate().blocks().remove(&prefix) {
+        Ok(removed) => Json(json!({ "removed": removed })).into_response(),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
 }
 
 #[derive(Deserialize)]

@@ -1,11 +1,15 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
+use tidegate_core::IpPrefix;
+use tidegate_policy::PortRange;
 
-use crate::{client, config, run};
+use crate::gate::commands::{self, Add, Attach};
+use crate::{client, config, run, units};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -79,6 +83,20 @@ enum Command {
         #[command(subcommand)]
         command: CacheCommand,
     },
+    /// Keep addresses and prefixes out.
+    #[command(
+        after_help = "Example:\n  tidegate block add 192.0.2.0/24 --for 1h --reason 'password guessing'"
+    )]
+    Block {
+        #[command(subcommand)]
+        command: BlockCommand,
+    },
+    /// Overload control in the kernel, in front of any server of this host; needs CAP_BPF and CAP_NET_ADMIN.
+    #[command(after_help = "Example:\n  tidegate gate attach eth0 --config /etc/tidegate/gate.toml")]
+    Gate {
+        #[command(subcommand)]
+        command: GateCommand,
+    },
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -118,6 +136,94 @@ enum CacheCommand {
     /// Write the cache to its file now.
     #[command(after_help = "Example:\n  tidegate cache save")]
     Save(ClientArgs),
+}
+
+#[derive(Subcommand)]
+enum BlockCommand {
+    /// Block addresses and prefixes.
+    #[command(
+        after_help = "Examples:\n  tidegate block add 192.0.2.7\n  tidegate block add 2001:db8::/32 --for forever --reason 'not ours'\n  tidegate block add --file /etc/tidegate/drop.list"
+    )]
+    Add {
+        /// Addresses, or prefixes such as 192.0.2.0/24.
+        #[arg(value_name = "ADDR[/N]", required_unless_present = "file")]
+        prefixes: Vec<IpPrefix>,
+        /// A list of addresses and prefixes, one a line.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// For how long: 90s, 10m, 1h, 2d or forever; as `block.for` says by default.
+        #[arg(long = "for", value_name = "TIME", value_parser = lifetime)]
+        lifetime: Option<Duration>,
+        /// Why: a text that `block list` shows.
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// List what is blocked.
+    #[command(after_help = "Example:\n  tidegate block list --json")]
+    List {
+        /// At most so many.
+        #[arg(long, default_value_t = 1000)]
+        limit: usize,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// Let addresses and prefixes in again.
+    #[command(after_help = "Example:\n  tidegate block remove 192.0.2.0/24")]
+    Remove {
+        /// As they were blocked.
+        #[arg(value_name = "ADDR[/N]", required = true)]
+        prefixes: Vec<IpPrefix>,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+#[derive(Subcommand)]
+enum GateCommand {
+    /// Attach to network interfaces, and hold the rules in force until a signal or `gate detach`.
+    #[command(
+        after_help = "Examples:\n  tidegate gate attach eth0 --config /etc/tidegate/gate.toml\n  tidegate gate attach eth0 --http 80 --http 8000-8099\n\nSIGHUP reads the rules again; SIGTERM, SIGINT and the end of the process in any way detach."
+    )]
+    Attach {
+        /// Network interfaces.
+        #[arg(value_name = "IFACE", required = true)]
+        interfaces: Vec<String>,
+        /// A configuration file: its [[connection]], [[request]], [block] and [gate] hold.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Ports on which cleartext HTTP is spoken; those of the file's listeners, or 80, by default.
+        #[arg(long, value_name = "PORTS")]
+        http: Vec<PortRange>,
+        /// Accept queue depth from which new connections of lower classes are held back.
+        #[arg(long, value_name = "N")]
+        hold_depth: Option<u32>,
+    },
+    /// Detach, whichever process holds the programs.
+    #[command(after_help = "Example:\n  tidegate gate detach eth0")]
+    Detach {
+        /// One network interface; all by default.
+        #[arg(value_name = "IFACE")]
+        interface: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show which mechanism enforces which rule, why not a better one, and what was passed and refused.
+    #[command(after_help = "Example:\n  tidegate gate show --json")]
+    Show(ClientArgs),
+}
+
+/// A duration, or `forever`.
+fn lifetime(text: &str) -> Result<Duration, String> {
+    match text {
+        "forever" => Ok(Duration::ZERO),
+        _ => match units::duration(text) {
+            Ok(Duration::ZERO) => Err("expected a time above zero, or forever".into()),
+            other => other,
+        },
+    }
 }
 
 /// What `tidegate run` takes.
@@ -175,6 +281,17 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             }
             CacheCommand::Save(args) => client::post(args.admin, "/api/cache/save", args.json),
         },
+        Command::Block { command } => block(&command),
+        Command::Gate { command } => match command {
+            GateCommand::Attach { interfaces, config, http, hold_depth } => {
+                run::start_log(cli.log);
+                let attach =
+                    Attach { interfaces: &interfaces, config: config.as_deref(), http: &http, hold_depth };
+                commands::attach(&attach)
+            }
+            GateCommand::Detach { interface, json } => commands::detach(interface.as_deref(), json),
+            GateCommand::Show(args) => commands::show(args.admin, args.json),
+        },
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();
@@ -182,6 +299,19 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             print(&String::from_utf8_lossy(&script))
         }
         Command::Man { out } => man(&out),
+    }
+}
+
+fn block(command: &BlockCommand) -> Result<(), Failure> {
+    match command {
+        BlockCommand::Add { prefixes, file, lifetime, reason, client } => {
+            let add = Add { prefixes, file: file.as_ref(), lifetime: *lifetime, reason: reason.as_deref() };
+            commands::block_add(client.admin, &add, client.json)
+        }
+        BlockCommand::List { limit, client } => commands::block_list(client.admin, *limit, client.json),
+        BlockCommand::Remove { prefixes, client } => {
+            commands::block_remove(client.admin, prefixes, client.json)
+        }
     }
 }
 

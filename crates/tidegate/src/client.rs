@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::{Failure, print};
+use crate::gate::view;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -22,7 +23,7 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     for listener in array(&status["listeners"]) {
         let _ = writeln!(out, "listening on {}", text(listener));
     }
-    let _ = writeln!(out, "enforced in user space: {}", text(&status["enforcement"]["reason"]));
+    view::text(&status["enforcement"], &mut out);
     let cache = &status["cache"];
     if cache.is_object() {
         let _ = writeln!(
@@ -90,28 +91,58 @@ pub(crate) fn post(admin: SocketAddr, path: &str, json: bool) -> Result<(), Fail
     print(&format!("{}\n", text(&answer["message"])))
 }
 
-fn ask(admin: SocketAddr, method: &str, path: &str) -> Result<Value, Failure> {
+/// Why a running tidegate gave no answer.
+pub(crate) enum AskError {
+    /// There is none.
+    Absent(Failure),
+    /// It says no.
+    Refused(Failure),
+}
+
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Self {
+        let (AskError::Absent(failure) | AskError::Refused(failure)) = error;
+        failure
+    }
+}
+
+pub(crate) fn ask(admin: SocketAddr, method: &str, path: &str) -> Result<Value, Failure> {
+    Ok(try_ask(admin, method, path, None)?)
+}
+
+/// Posts JSON.
+pub(crate) fn send(admin: SocketAddr, path: &str, body: &Value) -> Result<Value, AskError> {
+    try_ask(admin, "POST", path, Some(body))
+}
+
+fn try_ask(admin: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(TIMEOUT))
         .build()
         .into();
     let url = format!("http://{admin}{path}");
-    let sent = if method == "POST" { agent.post(&url).send_empty() } else { agent.get(&url).call() };
+    let sent = match (method, body) {
+        ("POST", Some(body)) => agent.post(&url).content_type("application/json").send(body.to_string()),
+        ("POST", None) => agent.post(&url).send_empty(),
+        _ => agent.get(&url).call(),
+    };
     let mut response = sent.map_err(|error| {
-        Failure::runtime(format!(
+        AskError::Absent(Failure::runtime(format!(
             "error: no tidegate answers at {admin}: {error}; start one, or say where it is with --admin"
-        ))
+        )))
     })?;
     let status = response.status();
     let body = response.body_mut().read_to_string().unwrap_or_default();
     let value: Value = serde_json::from_str(&body).map_err(|_| {
-        Failure::runtime(format!("error: {admin} is not a tidegate's admin server ({status})"))
+        AskError::Absent(Failure::runtime(format!(
+            "error: {admin} is not a tidegate's admin server ({status})"
+        )))
     })?;
     if status.is_success() {
         Ok(value)
     } else {
-        Err(Failure::runtime(format!("error: {}", text(&value["error"]))))
+        Err(AskError::Refused(Failure::runtime(format!("error: {}", text(&value["error"])))))
     }
 }
 
@@ -129,11 +160,11 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-fn array(value: &Value) -> &[Value] {
+pub(crate) fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -141,11 +172,11 @@ fn text(value: &Value) -> String {
     }
 }
 
-fn print_json(value: &Value) -> Result<(), Failure> {
+pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-fn write_table(titles: &[&str], rows: &[Vec<String>], out: &mut String) {
+pub(crate) fn write_table(titles: &[&str], rows: &[Vec<String>], out: &mut String) {
     if rows.is_empty() {
         return;
     }

@@ -1,16 +1,18 @@
 //! `tidegate run`: from settings to a running engine, and what signals do to it.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate_accelerator::settings::{Listener, Route, Settings, Target, Upstream};
 use tidegate_accelerator::{Engine, StartError};
+use tidegate_gate::GateError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Finding, Loaded};
+use crate::gate::Gatekeeper;
 use crate::units::{ListenAddress, ServerError};
 use crate::{admin, config, units};
 
@@ -32,14 +34,30 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         probe_upstreams(&loaded)?;
     }
     let admin_listener = listen_for_admin(&loaded.admin)?;
-    let engine = Engine::start(loaded.settings.clone())
+    let listen: Vec<SocketAddr> = loaded.listen.iter().map(|listen| listen.address).collect();
+    let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
+    let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen).map_err(gate_failed)?;
+    let mut settings = loaded.settings.clone();
+    gatekeeper.guard(&mut settings, &loaded.gate.rules);
+    let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
-    announce(&engine, &loaded.settings, &admin_listener);
-    let reloader = Arc::new(Reloader { args: args.clone(), started: loaded, engine: engine.clone() });
-    admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader))
+    let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
+    gatekeeper.set_ports(ports).map_err(gate_failed)?;
+    let upkeep = gatekeeper
+        .look_after()
+        .map_err(|error| Failure::runtime(format!("error: cannot look after the gate: {error}")))?;
+    announce(&engine, &loaded.settings, &admin_listener, &gatekeeper);
+    let reloader = Arc::new(Reloader {
+        args: args.clone(),
+        started: loaded,
+        engine: engine.clone(),
+        gatekeeper: Arc::clone(&gatekeeper),
+    });
+    admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader), gatekeeper)
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
     signals.obey(engine.clone(), reloader).map_err(no_signals)?;
     engine.wait();
+    drop(upkeep);
     tracing::info!("stopped");
     Ok(())
 }
@@ -50,6 +68,7 @@ pub(crate) struct Reloader {
     /// What the process was started with.
     started: Loaded,
     engine: Engine,
+    gatekeeper: Arc<Gatekeeper>,
 }
 
 impl Reloader {
@@ -72,13 +91,25 @@ impl Reloader {
             ("[cache]", old.settings.cache != new.settings.cache),
             ("[log]", old.settings.access_log != new.settings.access_log),
             ("workers", old.settings.workers != new.settings.workers),
+            ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
+            ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
+            ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
+            ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
         ];
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect();
         if !changed.is_empty() {
             return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
         }
-        self.engine.reload(loaded.settings).map_err(|error| error.to_string())?;
+        let before = self.gatekeeper.settings();
+        self.gatekeeper.reload(&loaded.gate).map_err(|error| error.to_string())?;
+        let mut settings = loaded.settings;
+        self.gatekeeper.guard(&mut settings, &loaded.gate.rules);
+        if let Err(error) = self.engine.reload(settings) {
+            // All or nothing.
+            self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
+            return Err(error.to_string());
+        }
         Ok(loaded.warnings)
     }
 }
@@ -124,7 +155,7 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
     format!("cannot listen on {written}: {source}{hint}")
 }
 
-fn start_log(form: LogForm) {
+pub(crate) fn start_log(form: LogForm) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
@@ -246,7 +277,7 @@ fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
     Ok(())
 }
 
-fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener) {
+fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener, gatekeeper: &Gatekeeper) {
     for address in engine.listen_addresses() {
         tracing::info!("listening on http://{address}");
     }
@@ -280,10 +311,20 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener)
     if let Ok(address) = admin.local_addr() {
         tracing::info!("admin on http://{address}");
     }
-    tracing::info!(
-        "rules and limits are enforced in user space: this version has no kernel programs; data cores: {}",
-        settings.workers
-    );
+    if let Ok(report) = gatekeeper.gate().show() {
+        let shown = crate::gate::view::report("tidegate run", &report);
+        let text = |key: &str| shown[key].as_str().unwrap_or_default().to_owned();
+        tracing::info!(
+            rules = report.rules.len(),
+            "rules are enforced in {}: {}",
+            text("mechanism"),
+            text("reason")
+        );
+        for item in report.unavailable.iter().filter(|_| !report.interfaces.is_empty()) {
+            tracing::warn!("not available: {}: {}", item.what, item.why);
+        }
+    }
+    tracing::info!("data cores: {}", settings.workers);
 }
 
 /// The signals that mean something. Registered before anything listens, so that whoever sees the port open can send one.

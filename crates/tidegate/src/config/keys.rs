@@ -92,7 +92,8 @@ pub(super) static FILE: Section = Section {
         key("log", Kind::Table(&LOG), Absent("as below"), "The access log."),
         key("connection", Kind::Tables(&CONNECTION), Absent("none"), "Rules for connections."),
         key("request", Kind::Tables(&REQUEST), Absent("none"), "Rules for requests."),
-        key("block", Kind::Table(&BLOCK), Absent("as below"), "Dynamic block rules."),
+        key("block", Kind::Table(&BLOCK), Absent("as below"), "Who is kept out."),
+        key("gate", Kind::Table(&GATE), Absent("as below"), "Where rules are enforced."),
         key("stress", Kind::Table(&STRESS), Absent("as below"), "What counts as overload."),
     ],
 };
@@ -340,65 +341,129 @@ static LOG: Section = Section {
     ],
 };
 
-const RULE_RATE: Kind = Kind::Integer { min: 0, max: 1_000_000_000 };
-const PRIORITY: Kind = Kind::Integer { min: 1, max: 16 };
+const RULE_RATE: Kind = Kind::Number { max: tidegate_policy::Profile::MAX_RATE_PER_S };
+const BURST: Kind = Kind::Integer { min: 1, max: tidegate_policy::Profile::MAX_BURST as u64 };
+const PRIORITY: Kind = Kind::Integer { min: 1, max: tidegate_policy::MAX_CLASSES as u64 };
+const WHEN: Kind = Kind::Choice(&["always", "overload"]);
 
 static CONNECTION: Section = Section {
     name: "connection",
-    doc: "A network-level rule: who connects.",
-    enforced: false,
+    doc: "A network-level rule: who connects. Of the rules that match a connection the one with the longest source \
+          prefix governs; among those the one with the longest destination prefix, then the one with the fewest ports, \
+          then the first. What violates it is dropped without an answer. `tidegate gate show` says where it acts.",
+    enforced: true,
     keys: &[
-        key("destination", Kind::Destination, Is("*"), "ADDRESS:PORT; `*` stands for every address or port."),
+        key(
+            "destination",
+            Kind::Destination,
+            Is("*"),
+            "ADDRESS:PORT; `*` stands for every address or port, and both may be ranges: 10.0.0.0/8:8000-8099.",
+        ),
         key("source", Kind::Prefix, Absent("every client"), "The clients it is for: an address or a prefix."),
         key("rate", RULE_RATE, Is("0"), "New connections per second; 0 is unlimited."),
-        key(
-            "burst",
-            Kind::Integer { min: 1, max: 1_000_000_000 },
-            Absent("one second's worth"),
-            "Connections beyond the rate that may come at once.",
-        ),
+        key("burst", BURST, Absent("one second's worth"), "Connections that may come at once."),
         key("priority", PRIORITY, Absent("the lowest"), "1 is served first."),
+        key("when", WHEN, Is("always"), "Whether the rate holds always or only while there is overload."),
     ],
 };
 
 static REQUEST: Section = Section {
     name: "request",
-    doc: "A rule for requests: what is asked for. At least one of `path`, `cookie` and `source` says which requests \
-          it is for.",
-    enforced: false,
+    doc: "A rule for requests: what is asked for. At least one of `path` and `cookie` says which requests it is for. Of \
+          the rules that match a request the first governs: those with a cookie before those without, then the longest \
+          literal path, then exact before `prefix*`, `*suffix` and `*infix*`. `tidegate gate show` says where it acts.",
+    enforced: true,
     keys: &[
-        key("path", Kind::Pattern, Absent("every path"), "A path in which `*` stands for anything."),
+        key(
+            "path",
+            Kind::Pattern,
+            Absent("every path"),
+            "A path without its query; `*` at its beginning or end stands for anything.",
+        ),
         key(
             "cookie",
             Kind::Words,
             Absent("any cookie"),
-            "Cookies that must be there: `{ tier = \"gold\" }`.",
+            "A cookie that must be there: `{ tier = \"gold\" }`.",
         ),
-        key("source", Kind::Prefix, Absent("every client"), "The clients it is for: an address or a prefix."),
         key("rate", RULE_RATE, Is("0"), "Requests per second; 0 is unlimited."),
-        key(
-            "burst",
-            Kind::Integer { min: 1, max: 1_000_000_000 },
-            Absent("one second's worth"),
-            "Requests beyond the rate that may come at once.",
-        ),
+        key("burst", BURST, Absent("one second's worth"), "Requests that may come at once."),
         key("priority", PRIORITY, Absent("the lowest"), "1 is served first."),
         key(
             "action",
             Kind::Choice(&["drop", "reset", "refuse"]),
-            Absent("the request goes on"),
-            "What is done to the requests: ignored, reset, or answered with 503 and Retry-After.",
+            Absent("what exceeds `rate` is reset"),
+            "What is done to requests that exceed `rate`, or without one to all: ignored, reset, or answered with 503 \
+             and Retry-After.",
         ),
+        key("when", WHEN, Is("always"), "Whether the rule acts always or only while there is overload."),
     ],
 };
 
 static BLOCK: Section = Section {
     name: "block",
-    doc: "Dynamic block rules.",
-    enforced: false,
+    doc: "Addresses and prefixes that are kept out, packet by packet where kernel programs are attached. \
+          `tidegate block` adds, lists and removes them.",
+    enforced: true,
     keys: &[
-        key("for", Kind::Duration { min_ms: SECOND, max_ms: 366 * DAY }, Is("10m"), "The life of a rule."),
-        key("path", Kind::Path, Absent("rules end with the process"), "The rules then survive restarts."),
+        key(
+            "for",
+            Kind::Duration { min_ms: SECOND, max_ms: 366 * DAY },
+            Is("10m"),
+            "The life of a dynamic rule.",
+        ),
+        key(
+            "path",
+            Kind::Path,
+            Absent("rules end with the process"),
+            "A directory in which dynamic rules survive restarts. A change needs a restart.",
+        ),
+        key(
+            "files",
+            Kind::List { of: &Kind::Path, min: 0 },
+            Absent("none"),
+            "Lists of addresses and prefixes, one a line; read again when they change.",
+        ),
+    ],
+};
+
+static GATE: Section = Section {
+    name: "gate",
+    doc: "Where rules are enforced. Kernel programs on network interfaces refuse before the server wakes; they need \
+          CAP_BPF and CAP_NET_ADMIN. Where they cannot be had, the same rules act in user space, and \
+          `tidegate gate show` says why. A change needs a restart.",
+    enforced: true,
+    keys: &[
+        key(
+            "mechanism",
+            Kind::Choice(&["auto", "user-space"]),
+            Is("auto"),
+            "`auto` uses kernel programs where they can be had.",
+        ),
+        key(
+            "interfaces",
+            Kind::List { of: &Kind::Name, min: 1 },
+            Absent("those with the listeners' addresses, loopback aside"),
+            "Network interfaces to attach to.",
+        ),
+        key(
+            "http_ports",
+            Kind::List { of: &Kind::Ports, min: 1 },
+            Absent("the listeners'; for `gate attach` without listeners 80"),
+            "Ports on which cleartext HTTP is spoken: there requests are policed before they reach the server.",
+        ),
+        key(
+            "reset_penalty",
+            Kind::Duration { min_ms: 0, max_ms: HOUR },
+            Is("1s"),
+            "How long a client that was reset cannot connect again.",
+        ),
+        key(
+            "hold_depth",
+            Kind::Integer { min: 0, max: 65_535 },
+            Is("0"),
+            "Accept queue depth from which new connections of lower classes are held back; 0 is never.",
+        ),
     ],
 };
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tidegate_core::IpPrefix;
+use tidegate_policy::{Destination, PortRange};
 use toml::de::DeValue;
 
 use super::keys::Section;
@@ -20,6 +21,10 @@ pub(super) enum Kind {
     },
     /// A number above 0 and at most 1.
     Share,
+    /// A number from 0 on, whole or not.
+    Number {
+        max: u32,
+    },
     Duration {
         min_ms: u64,
         max_ms: u64,
@@ -44,6 +49,8 @@ pub(super) enum Kind {
     Prefix,
     /// `*:80`, `10.0.0.1:80`, `[::1]:80`, `10.0.0.1` or `*`.
     Destination,
+    /// `80` or `8000-8099`.
+    Ports,
     Host,
     UrlPath,
     /// A path of a URL with `*`.
@@ -74,6 +81,9 @@ pub(super) enum Value {
     Listen(ListenAddress),
     Server(Vec<SocketAddr>),
     Prefix(IpPrefix),
+    Number(f64),
+    /// Names and texts, in the order of the names.
+    Words(Vec<(String, String)>),
     /// Checked, and read by nothing yet.
     Unused,
 }
@@ -86,6 +96,7 @@ impl Kind {
             Self::Flag
                 | Self::Integer { .. }
                 | Self::Share
+                | Self::Number { .. }
                 | Self::Words
                 | Self::List { .. }
                 | Self::Table(_)
@@ -107,9 +118,26 @@ impl Kind {
                 _ => Err(wrong()),
             },
             (Self::Share, DeValue::Integer(integer)) if integer.as_str() == "1" => Ok(Value::Unused),
-            (Self::Words, DeValue::Table(table)) => {
-                let all_texts = table.iter().all(|(_, value)| matches!(value.get_ref(), DeValue::String(_)));
-                if all_texts && !table.is_empty() { Ok(Value::Unused) } else { Err(wrong()) }
+            (Self::Number { max }, DeValue::Float(_) | DeValue::Integer(_)) => {
+                let number = match value {
+                    DeValue::Float(float) => float.as_str().parse().map_err(|_| wrong())?,
+                    _ => describe(value).parse::<f64>().map_err(|_| wrong())?,
+                };
+                if (0.0..=f64::from(max)).contains(&number) {
+                    Ok(Value::Number(number))
+                } else {
+                    Err(wrong())
+                }
+            }
+            (Self::Words, DeValue::Table(table)) if !table.is_empty() => {
+                let text = |value: &DeValue<'_>| match value {
+                    DeValue::String(text) => Ok(text.to_string()),
+                    _ => Err(wrong()),
+                };
+                let words = table
+                    .iter()
+                    .map(|(name, value)| Ok((name.get_ref().to_string(), text(value.get_ref())?)));
+                words.collect::<Result<_, String>>().map(Value::Words)
             }
             (kind, DeValue::String(text)) if kind.is_text() => kind.read_text(text),
             _ => Err(wrong()),
@@ -160,7 +188,8 @@ impl Kind {
                 Ok(prefix) => Ok(Value::Prefix(prefix)),
                 Err(error) => Err(format!("{}: {error}", wrong())),
             },
-            Self::Destination => check(is_destination(text)),
+            Self::Destination => check(destination(text).is_some()),
+            Self::Ports => check(text.parse::<PortRange>().is_ok()),
             Self::Host => check(is_host(text)).map(|_| Value::Text(text.to_ascii_lowercase())),
             Self::UrlPath => check(is_url_path(text)),
             Self::Pattern => {
@@ -168,7 +197,9 @@ impl Kind {
             }
             Self::Path if text.is_empty() || text.contains('\0') => Err(wrong()),
             Self::Path => Ok(Value::Path(text.into())),
-            Self::Flag | Self::Integer { .. } | Self::Share | Self::Words => Err(wrong()),
+            Self::Flag | Self::Integer { .. } | Self::Share | Self::Number { .. } | Self::Words => {
+                Err(wrong())
+            }
             Self::List { .. } | Self::Table(_) | Self::Tables(_) => Err(wrong()),
         }
     }
@@ -177,6 +208,7 @@ impl Kind {
     pub fn expected(self) -> String {
         let examples = match self {
             Self::Share => ", such as 0.9",
+            Self::Ports => " such as \"80\" or \"8000-8099\"",
             Self::Duration { .. } => ", such as \"10s\", \"500ms\" or \"10m\"",
             Self::Size { .. } => ", such as \"64KiB\" or \"256MiB\"",
             Self::Rate { .. } => ", such as \"500B/s\" or \"64KiB/s\"",
@@ -194,6 +226,7 @@ impl Kind {
             Self::Flag => "true or false".into(),
             Self::Integer { min, max } => format!("an integer from {min} to {max}"),
             Self::Share => "a number above 0 and at most 1".into(),
+            Self::Number { max } => format!("a number from 0 to {max}"),
             Self::Duration { min_ms, max_ms } => {
                 let (min, max) = (show_duration(min_ms), show_duration(max_ms));
                 format!("a duration from {min} to {max}")
@@ -217,6 +250,7 @@ impl Kind {
             Self::Server => "HOST:PORT or http://HOST:PORT".into(),
             Self::Prefix => "an address or a prefix".into(),
             Self::Destination => "ADDRESS:PORT".into(),
+            Self::Ports => "a port or a range of ports".into(),
             Self::Host => "a host name, \"*.suffix\" or \"*\"".into(),
             Self::UrlPath => "a path that begins with \"/\"".into(),
             Self::Pattern => "a path that begins with \"/\" or \"*\"".into(),
@@ -259,23 +293,16 @@ fn is_url_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte))
 }
 
-fn is_destination(text: &str) -> bool {
-    let is_port = |port: &str| port == "*" || port.parse::<u16>().is_ok_and(|port| port > 0);
-    if text == "*" || text.parse::<IpPrefix>().is_ok() {
-        return true;
-    }
-    match text.rsplit_once(':') {
-        Some(("*", port)) => is_port(port),
-        Some((address, port)) => {
-            let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-            is_port(port)
-                && match bare {
-                    Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-                    None => address.parse::<std::net::Ipv4Addr>().is_ok(),
-                }
-        }
-        None => false,
-    }
+/// `*:80`, `10.0.0.0/8:8000-8099`, `[2001:db8::1]:443`, or an address, a prefix or `*` for every port.
+pub(super) fn destination(text: &str) -> Option<Destination> {
+    let address = match text {
+        "*" => None,
+        _ => match text.parse::<IpPrefix>() {
+            Ok(prefix) => Some(prefix),
+            Err(_) => return text.parse().ok(),
+        },
+    };
+    Some(Destination { address, ports: PortRange::ANY })
 }
 
 fn show_duration(ms: u64) -> String {

@@ -9,6 +9,7 @@ mod kind;
 #[cfg(test)]
 mod reference;
 mod report;
+mod rules;
 mod schema;
 mod settings;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use tidegate_accelerator::settings::Settings;
 use toml::de::DeTable;
 
 pub(crate) use report::{Finding, lines};
+pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
 
 use crate::units::ListenAddress;
@@ -39,6 +41,8 @@ pub(crate) struct Loaded {
     pub admin: ListenAddress,
     /// The groups without which the start fails: used by a route, and not `require = false`.
     pub required: Vec<String>,
+    /// Rules, and how they are enforced.
+    pub gate: Gate,
     /// What the file asks for and does not get.
     pub warnings: Vec<Finding>,
 }

@@ -65,6 +65,7 @@ fn kind(kind: Kind) -> Value {
     match kind {
         Kind::Flag => json!({ "type": "boolean" }),
         Kind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+        Kind::Number { max } => json!({ "type": "number", "minimum": 0, "maximum": max }),
         Kind::Share => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
         Kind::Duration { .. } => json!({ "type": "string", "pattern": "^[0-9]+ *(ms|s|m|h|d)$" }),
         Kind::Size { .. } => json!({ "type": "string", "pattern": "^[0-9]+ *([kKmMgG][iI]?)?[bB]$" }),
@@ -75,6 +76,7 @@ fn kind(kind: Kind) -> Value {
         Kind::Listen => json!({ "type": "string", "pattern": "^[^ ]*:[0-9]+$" }),
         Kind::UrlPath => json!({ "type": "string", "pattern": "^/[^ ?#]*$" }),
         Kind::Pattern => json!({ "type": "string", "pattern": "^[/*][^ ?#]*$" }),
+        Kind::Ports => json!({ "type": "string", "pattern": "^([0-9]+(-[0-9]+)?|\\*)$" }),
         Kind::Server | Kind::Prefix | Kind::Destination | Kind::Host | Kind::Path => {
             json!({ "type": "string", "minLength": 1 })
         }

@@ -8,9 +8,9 @@ use tidegate_accelerator::settings::{
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{HeadLimits, Progress, RequestParser};
 
-use super::Loaded;
 use super::report::{Finding, Report, nearest};
 use super::walk::Values;
+use super::{Loaded, rules};
 use crate::units::ListenAddress;
 
 /// Builds the settings. They are fit for use only if the report holds no error afterwards.
@@ -30,16 +30,12 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         personality: personality(file),
         pseudonym: file.text("pseudonym").unwrap_or_default(),
         access_log: file.table("log").and_then(|values| access_log(values, report)),
+        connections: None,
+        requests: None,
     };
-    for request in file.tables("request") {
-        let says_which = ["path", "cookie", "source"].iter().any(|key| request.has(key));
-        if !says_which {
-            let message = "request: expected at least one of path, cookie and source".into();
-            report.missing(request.offset, message, None);
-        }
-    }
+    let gate = rules::build(file, report);
     let admin = admin(file, report);
-    Loaded { settings, listen, admin, required, warnings: Vec::new() }
+    Loaded { settings, listen, admin, required, gate, warnings: Vec::new() }
 }
 
 /// What the file leaves to the command line.

@@ -219,6 +219,9 @@ impl Values {
         text: String = Value::Text;
         path: PathBuf = Value::Path;
         listen: ListenAddress = Value::Listen;
+        number: f64 = Value::Number;
+        prefix: IpPrefix = Value::Prefix;
+        words: Vec<(String, String)> = Value::Words;
     }
 
     /// Where the value of `name` stands, if the file has it.
@@ -257,6 +260,23 @@ impl Values {
             _ => None,
         });
         prefixes.into_iter().map(|at| at.value).collect()
+    }
+
+    /// The texts of a list, each with its place.
+    pub fn texts(&self, name: &str) -> Vec<At<String>> {
+        self.list(name, |value| match value {
+            Value::Text(text) => Some(text.clone()),
+            _ => None,
+        })
+    }
+
+    /// The paths of a list.
+    pub fn paths(&self, name: &str) -> Vec<PathBuf> {
+        let paths = self.list(name, |value| match value {
+            Value::Path(path) => Some(path.clone()),
+            _ => None,
+        });
+        paths.into_iter().map(|at| at.value).collect()
     }
 
     fn list<T>(&self, name: &str, pick: impl Fn(&Value) -> Option<T>) -> Vec<At<T>> {

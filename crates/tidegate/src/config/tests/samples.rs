@@ -14,8 +14,12 @@ fn sample(path: &str, kind: Kind) -> String {
         ("route.root", _) => "\"/\"".into(),
         ("log.format", _) => "\"json\"".into(),
         ("cache.memory", _) => "\"1048576B\"".into(),
+        ("gate.interfaces", _) => "[\"eth0\"]".into(),
+        ("gate.http_ports", _) => "[\"80\", \"8000-8099\"]".into(),
+        ("block.files", _) => "[\"/other\"]".into(),
         (_, Kind::Flag) => "false".into(),
         (_, Kind::Integer { min, max }) => 7.clamp(min, max).to_string(),
+        (_, Kind::Number { .. }) => "7.5".into(),
         (_, Kind::Share) => "0.5".into(),
         (_, Kind::Duration { .. }) => "\"1234s\"".into(),
         (_, Kind::Size { .. }) => "\"1234B\"".into(),
@@ -51,7 +55,9 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
         "route" => ("", "upstream = \"app\"\n"),
         "log" => ("", "access = \"-\"\n"),
-        "request" => ("", "source = \"10.1.1.1\"\n"),
+        "connection" if key.name == "burst" => ("", "rate = 5\n"),
+        "request" if key.name == "burst" => ("", "cookie = { other = \"x\" }\nrate = 5\n"),
+        "request" => ("", "cookie = { other = \"x\" }\n"),
         _ => ("", ""),
     };
     let header = if section.name.is_empty() { String::new() } else { format!("{}\n", section.title()) };
@@ -78,7 +84,7 @@ fn every_enforced_key_reaches_the_settings() {
         let (without, with) = without_and_with(section, key, &sample(&path, key.kind));
         let [without, settings] = [&without, &with].map(|text| {
             let loaded = accepted(text);
-            format!("{:?}", (loaded.settings, loaded.listen, loaded.admin, loaded.required))
+            format!("{:?}", (loaded.settings, loaded.listen, loaded.admin, loaded.required, loaded.gate))
         });
         // The protocol has one value, which is the default.
         assert_eq!(settings == without, path == "listen.protocol", "{path}: {with}");

@@ -1,0 +1,152 @@
+//! From checked values to rules and how they are enforced.
+
+use std::time::Duration;
+
+use tidegate_gate::{BlockSources, Options};
+use tidegate_policy::{
+    Action, Class, ConnectionRule, CookiePattern, Destination, Policer, PortRange, Profile, RequestRule,
+    RequestTable, RuleSet, When,
+};
+
+use super::kind::destination;
+use super::report::Report;
+use super::walk::Values;
+
+/// Rules, and how they are enforced.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Gate {
+    /// Without ports: those are the listeners'.
+    pub rules: RuleSet,
+    /// Whether kernel programs are wanted where they can be had.
+    pub kernel: bool,
+    /// Where to attach them; `None`: to what the listeners' addresses are on.
+    pub interfaces: Option<Vec<String>>,
+    /// Where cleartext HTTP is spoken; `None`: on the listeners' ports.
+    pub http_ports: Option<Vec<PortRange>>,
+    pub options: Options,
+    pub blocks: BlockSources,
+    /// The life of a dynamic rule that does not say its own.
+    pub block_for: Duration,
+    /// Whether the file asks for anything that has to be enforced.
+    pub is_configured: bool,
+}
+
+/// Builds rules. They are fit for use only if the report holds no error afterwards.
+pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Gate {
+    let connections: Vec<ConnectionRule> =
+        file.tables("connection").iter().filter_map(|section| connection(section, report)).collect();
+    let requests: Vec<RequestRule> =
+        file.tables("request").iter().filter_map(|section| request(section, report)).collect();
+    let rules = RuleSet { connections, requests, ..RuleSet::default() };
+    if let (Err(error), Some(first)) = (Policer::new(&rules), file.tables("connection").first()) {
+        report.error(first.offset, format!("connection: {error}"), None);
+    }
+    if rules.requests.len() > RequestTable::MAX_RULES {
+        let offset = file.tables("request").first().map_or(0, |section| section.offset);
+        let message = format!("request: expected at most {} tables", RequestTable::MAX_RULES);
+        report.error(offset, message, Some("join paths by prefixes".into()));
+    }
+    let mut gate = Gate { rules, ..Gate::default() };
+    if let Some(section) = file.table("block") {
+        gate.blocks = BlockSources { directory: section.path("path"), files: section.paths("files") };
+        gate.block_for = section.duration("for").unwrap_or_default();
+    }
+    if let Some(section) = file.table("gate") {
+        gate.kernel = section.text("mechanism").as_deref() != Some("user-space");
+        let names: Vec<String> = section.texts("interfaces").into_iter().map(|at| at.value).collect();
+        gate.interfaces = section.has("interfaces").then_some(names);
+        let ports = section.texts("http_ports").into_iter().filter_map(|at| at.value.parse().ok()).collect();
+        gate.http_ports = section.has("http_ports").then_some(ports);
+        gate.options.reset_penalty = section.duration("reset_penalty").unwrap_or_default();
+        let depth = section.integer("hold_depth").and_then(|depth| u32::try_from(depth).ok());
+        gate.options.hold_depth = depth.filter(|depth| *depth > 0);
+    }
+    gate.is_configured = ["connection", "request", "block", "gate"].iter().any(|name| file.has(name));
+    gate
+}
+
+fn class(section: &Values) -> Option<Class> {
+    section.integer("priority").and_then(|priority| Class::try_from(priority - 1).ok())
+}
+
+fn when(section: &Values) -> When {
+    if section.text("when").as_deref() == Some("overload") { When::Overload } else { When::Always }
+}
+
+/// `None` is unlimited.
+fn limit(section: &Values, name: &str, report: &mut Report<'_>) -> Option<Profile> {
+    let rate = section.number("rate").filter(|rate| *rate > 0.0);
+    let burst = section.integer("burst").and_then(|burst| u32::try_from(burst).ok());
+    let Some(rate) = rate else {
+        if let Some(offset) = section.offset_of("burst") {
+            report.warn(offset, format!("{name}.burst has no effect without {name}.rate"));
+        }
+        return None;
+    };
+    // One second's worth.
+    let burst = burst.unwrap_or((rate.ceil() as u32).max(1));
+    match Profile::new(rate, burst) {
+        Ok(profile) => Some(profile),
+        Err(error) => {
+            let offset = section.offset_of("rate").unwrap_or(section.offset);
+            report.error(offset, format!("{name}.rate: {error}"), None);
+            None
+        }
+    }
+}
+
+fn connection(section: &Values, report: &mut Report<'_>) -> Option<ConnectionRule> {
+    let destination: Destination = destination(&section.text("destination")?)?;
+    Some(ConnectionRule {
+        destination,
+        source: section.prefix("source"),
+        limit: limit(section, "connection", report),
+        when: when(section),
+        class: class(section),
+    })
+}
+
+fn request(section: &Values, report: &mut Report<'_>) -> Option<RequestRule> {
+    if !["path", "cookie"].iter().any(|key| section.has(key)) {
+        report.missing(section.offset, "request: expected at least one of path and cookie".into(), None);
+        return None;
+    }
+    let text = section.text("path").unwrap_or_else(|| "*".into());
+    let path = match text.parse() {
+        Ok(path) => path,
+        Err(error) => {
+            let offset = section.offset_of("path").unwrap_or(section.offset);
+            report.error(offset, format!("request.path: {error}, not {text:?}"), None);
+            return None;
+        }
+    };
+    let action = section.text("action").map(|action| match action.as_str() {
+        "drop" => Action::Drop,
+        "reset" => Action::Reset,
+        _ => Action::Refuse,
+    });
+    Some(RequestRule {
+        path,
+        cookie: cookie(section, report),
+        limit: limit(section, "request", report),
+        when: when(section),
+        action,
+        class: class(section),
+    })
+}
+
+fn cookie(section: &Values, report: &mut Report<'_>) -> Option<CookiePattern> {
+    let words = section.words("cookie")?;
+    let offset = section.offset_of("cookie").unwrap_or(section.offset);
+    let [(name, value)] = words.as_slice() else {
+        report.error(offset, "request.cookie: expected one cookie".into(), None);
+        return None;
+    };
+    match CookiePattern::new(name, value) {
+        Ok(pattern) => Some(pattern),
+        Err(error) => {
+            report.error(offset, format!("request.cookie: {error}"), None);
+            None
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! `tidegate gate` and `tidegate block`: kernel mechanisms in front of any server of the host, and who is kept out.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_core::IpPrefix;
+use tidegate_gate::{Gate, GateError, Keeper, Running};
+use tidegate_policy::{PortRange, RuleSet};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
+
+use crate::cli::{Failure, print};
+use crate::client::AskError;
+use crate::gate::{log, view};
+use crate::{client, config};
+
+/// What `tidegate gate attach` is given.
+pub(crate) struct Attach<'a> {
+    pub interfaces: &'a [String],
+    pub config: Option<&'a Path>,
+    pub http: &'a [PortRange],
+    pub hold_depth: Option<u32>,
+}
+
+fn failed(error: GateError) -> Failure {
+    Failure::runtime(format!("error: {error}"))
+}
+
+/// `tidegate gate attach`: holds the programs until a signal or `tidegate gate detach` ends it.
+pub(crate) fn attach(attach: &Attach<'_>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::runtime(format!("error: cannot start: {error}")))?;
+    runtime.block_on(hold(attach))
+}
+
+async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
+    let no_signals = |error| Failure::runtime(format!("error: cannot watch for signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
+    let (settings, rules) = rules_of(attach)?;
+    let Some((first, rest)) = attach.interfaces.split_first() else { return Ok(()) };
+    let mut gate = Gate::attach(first, &rules, &settings.options).map_err(failed)?;
+    for interface in rest {
+        gate.attach_also(interface).map_err(failed)?;
+    }
+    gate.blocks().set_lifetime(settings.block_for).map_err(failed)?;
+    let (mut keeper, notes) = Keeper::start(&gate, &settings.blocks);
+    log(notes);
+    let report = gate.show().map_err(failed)?;
+    tracing::info!(rules = report.rules.len(), "attached to {}", report.interfaces.join(", "));
+    for item in &report.unavailable {
+        tracing::warn!("not available: {}: {}", item.what, item.why);
+    }
+    let mut ticks = tokio::time::interval(Keeper::INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => match rules_of(attach) {
+                Ok((settings, rules)) => match gate.replace_rules(&rules) {
+                    Ok(()) => {
+                        log(keeper.replace_sources(&gate, &settings.blocks));
+                        tracing::info!(rules = rules.connections.len() + rules.requests.len(), "the rules were read again and are in force");
+                    }
+                    Err(error) => tracing::error!("the old rules stay in force: {error}"),
+                },
+                Err(failure) => tracing::error!("the old rules stay in force: {}", failure.message),
+            },
+            _ = ticks.tick() => {
+                if !gate.is_attached() {
+                    tracing::info!("detached by another process");
+                    return Ok(());
+                }
+                log(keeper.tick(&gate));
+            }
+        }
+    }
+    log(keeper.tick(&gate));
+    gate.detach();
+    tracing::info!("detached");
+    Ok(())
+}
+
+fn rules_of(attach: &Attach<'_>) -> Result<(config::Gate, RuleSet), Failure> {
+    let loaded = match attach.config {
+        Some(path) => config::load(path).map_err(|findings| Failure::runtime(config::lines(&findings)))?,
+        None => config::defaults(),
+    };
+    let mut settings = loaded.gate;
+    if attach.hold_depth.is_some() {
+        settings.options.hold_depth = attach.hold_depth.filter(|depth| *depth > 0);
+    }
+    let mut rules = settings.rules.clone();
+    let listeners: Vec<PortRange> =
+        loaded.listen.iter().map(|listen| PortRange::one(listen.address.port())).collect();
+    rules.http_ports = match (&settings.http_ports, attach.http) {
+        (_, given @ [_, ..]) => given.to_vec(),
+        (Some(ports), _) => ports.clone(),
+        _ if listeners.is_empty() => vec![PortRange::one(80)],
+        _ => listeners,
+    };
+    Ok((settings, rules))
+}
+
+/// `tidegate gate detach`
+pub(crate) fn detach(interface: Option<&str>, json: bool) -> Result<(), Failure> {
+    let running = Running::all(interface).map_err(failed)?;
+    if running.is_empty() {
+        return Err(failed(GateError::NotAttached { interface: interface.map(str::to_owned) }));
+    }
+    let mut interfaces: Vec<String> = Vec::new();
+    for gate in running {
+        interfaces.extend(gate.interfaces().iter().cloned());
+        gate.detach().map_err(failed)?;
+    }
+    if json {
+        return client::print_json(&json!({ "detached": interfaces }));
+    }
+    print(&format!("detached from {}\n", interfaces.join(", ")))
+}
+
+/// The gates of other processes; none where looking for them is not allowed or not possible.
+fn running() -> Result<Vec<Running>, GateError> {
+    Running::all(None)
+}
+
+/// `tidegate gate show`: what enforces which rule, in every process of this network namespace.
+pub(crate) fn show(admin: SocketAddr, json: bool) -> Result<(), Failure> {
+    let server = client::ask(admin, "GET", "/api/gate");
+    let kernel = running();
+    let mut gates: Vec<Value> = server.iter().cloned().collect();
+    for gate in kernel.iter().flatten() {
+        let shown = view::report("tidegate gate attach", &gate.show().map_err(failed)?);
+        // A server tells more of its own programs than the kernel does.
+        if !gates.iter().any(|known| known["interfaces"] == shown["interfaces"]) {
+            gates.push(shown);
+        }
+    }
+    if gates.is_empty() {
+        return Err(nobody(server.err(), kernel.err()));
+    }
+    if json {
+        return client::print_json(&Value::Array(gates));
+    }
+    let mut out = String::new();
+    for gate in &gates {
+        view::text(gate, &mut out);
+    }
+    print(&out)
+}
+
+/// Why there is no gate to talk to.
+fn nobody(server: Option<Failure>, kernel: Option<GateError>) -> Failure {
+    let kernel = kernel.unwrap_or(GateError::NotAttached { interface: None });
+    match server {
+        Some(failure) => Failure::runtime(format!("{}; {kernel}", failure.message)),
+        None => failed(kernel),
+    }
+}
+
+/// What `tidegate block add` is given.
+pub(crate) struct Add<'a> {
+    pub prefixes: &'a [IpPrefix],
+    pub file: Option<&'a PathBuf>,
+    /// `None`: as configured; zero: for ever.
+    pub lifetime: Option<Duration>,
+    pub reason: Option<&'a str>,
+}
+
+/// Addresses that one request to the admin server carries.
+const PER_REQUEST: usize = 20_000;
+
+/// `tidegate block add`
+pub(crate) fn block_add(admin: SocketAddr, add: &Add<'_>, json: bool) -> Result<(), Failure> {
+    let mut prefixes = add.prefixes.to_vec();
+    if let Some(path) = add.file {
+        let failed = |why: String| Failure::runtime(format!("error: {}: {why}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        prefixes.extend(tidegate_policy::parse_list(&text).map_err(|error| failed(error.to_string()))?);
+    }
+    let gates = running();
+    let mut done = false;
+    for gate in gates.iter().flatten() {
+        let blocks = gate.blocks();
+        let lifetime = match add.lifetime {
+            None => blocks.lifetime().map_err(failed)?,
+            some => some,
+        };
+        blocks.add_many(&prefixes, lifetime.filter(|time| !time.is_zero())).map_err(failed)?;
+        if let Some(reason) = add.reason {
+            prefixes.iter().try_for_each(|prefix| blocks.set_reason(*prefix, reason)).map_err(failed)?;
+        }
+        done = true;
+    }
+    for some in prefixes.chunks(PER_REQUEST) {
+        let prefixes: Vec<String> = some.iter().map(ToString::to_string).collect();
+        let body = json!({
+            "prefixes": prefixes, "for_ms": add.lifetime.map(|time| time.as_millis() as u64), "reason": add.reason,
+        });
+        match client::send(admin, "/api/block", &body) {
+            Ok(_) => done = true,
+            Err(AskError::Absent(_)) if done => break,
+            Err(AskError::Absent(failure)) => return Err(nobody(Some(failure), gates.err())),
+            Err(AskError::Refused(failure)) => return Err(failure),
+        }
+    }
+    if json {
+        return client::print_json(&json!({ "blocked": prefixes.len() }));
+    }
+    print(&match prefixes.as_slice() {
+        [one] => format!("{one} is blocked\n"),
+        many => format!("{} addresses and prefixes are blocked\n", many.len()),
+    })
+}
+
+/// `tidegate block remove`
+pub(crate) fn block_remove(admin: SocketAddr, prefixes: &[IpPrefix], json: bool) -> Result<(), Failure> {
+    let gates = running();
+    let mut removed: Vec<&IpPrefix> = Vec::new();
+    for prefix in prefixes {
+        let mut was_there = false;
+        for gate in gates.iter().flatten() {
+            was_there |= gate.blocks().remove(prefix).map_err(failed)?;
+        }
+        match client::send(admin, "/api/block/remove", &json!({ "prefix": prefix.to_string() })) {
+            Ok(answer) => was_there |= answer["removed"] == true,
+            Err(AskError::Absent(failure)) if gates.as_ref().map_or(true, Vec::is_empty) => {
+                return Err(nobody(Some(failure), gates.err()));
+            }
+            Err(AskError::Absent(_)) => {}
+            Err(AskError::Refused(failure)) => return Err(failure),
+        }
+        if was_there {
+            removed.push(prefix);
+        }
+    }
+    if let Some(missing) = prefixes.iter().find(|prefix| !removed.contains(prefix)) {
+        return Err(Failure::runtime(format!(
+            "error: {missing} is not blocked; `tidegate block list` shows what is"
+        )));
+    }
+    if json {
+        return client::print_json(&json!({ "removed": removed.len() }));
+    }
+    print(&format!("{} removed\n", removed.len()))
+}
+
+/// `tidegate block list`
+pub(crate) fn block_list(admin: SocketAddr, limit: usize, json: bool) -> Result<(), Failure> {
+    let gates = running();
+    let server = client::ask(admin, "GET", &format!("/api/block?limit={limit}"));
+    if server.is_err() && gates.as_ref().map_or(true, Vec::is_empty) {
+        return Err(nobody(server.err(), gates.err()));
+    }
+    let mut blocks: Vec<Value> = server.iter().flat_map(|list| client::array(list).to_vec()).collect();
+    let mut known: HashSet<String> = blocks.iter().map(|block| client::text(&block["prefix"])).collect();
+    for gate in gates.iter().flatten() {
+        for blocked in gate.blocks().list().map_err(failed)? {
+            if blocks.len() >= limit {
+                break;
+            }
+            if known.insert(blocked.prefix.to_string()) {
+                blocks.push(view::block(&blocked));
+            }
+        }
+    }
+    if json {
+        return client::print_json(&Value::Array(blocks));
+    }
+    let rows: Vec<Vec<String>> = blocks
+        .iter()
+        .map(|row| {
+            let remaining = if row["remaining_s"].is_null() {
+                "for ever".into()
+            } else {
+                client::text(&row["remaining_s"])
+            };
+            vec![
+                client::text(&row["prefix"]),
+                remaining,
+                client::text(&row["hits"]),
+                client::text(&row["idle_s"]),
+                client::text(&row["reason"]),
+            ]
+        })
+        .collect();
+    let mut out = String::new();
+    client::write_table(&["BLOCKED", "REMAINING S", "HITS", "IDLE S", "REASON"], &rows, &mut out);
+    print(if out.is_empty() { "nothing is blocked\n" } else { &out })
+}

@@ -1,0 +1,255 @@
+//! Rules in force in front of this process's listeners: in kernel programs where they can be had, and in user space.
+
+pub(crate) mod commands;
+pub(crate) mod view;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+use tidegate_accelerator::settings::Settings;
+use tidegate_accelerator::{Admission, Asked};
+use tidegate_core::Verdict;
+use tidegate_gate::{Gate, GateError, Keeper, KeeperNote, ListenQueue};
+use tidegate_policy::{PortRange, RuleSet};
+
+use crate::config;
+
+/// Connections that the kernel completes and keeps for each priority class.
+const BACKLOG: u32 = 4096;
+
+/// What decides on the connections and requests of this process.
+#[derive(Debug)]
+pub(crate) struct Gatekeeper {
+    gate: RwLock<Arc<Gate>>,
+    keeper: Mutex<Keeper>,
+    settings: Mutex<config::Gate>,
+    /// Where this process listens.
+    ports: Mutex<Vec<u16>>,
+    /// Held for as long as the process lives.
+    queues: Mutex<Vec<ListenQueue>>,
+}
+
+/// Ends the thread that looks after the gate, when dropped.
+pub(crate) struct Upkeep {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Gatekeeper {
+    /// Puts the rules in force. Gives sockets for the listeners where the kernel sorts connections by class.
+    pub(crate) fn start(
+        settings: &config::Gate,
+        listen: &[SocketAddr],
+    ) -> Result<(Arc<Self>, Vec<Vec<TcpListener>>), GateError> {
+        let ports: Vec<u16> = listen.iter().map(SocketAddr::port).collect();
+        let rules = in_force(settings, &ports);
+        let gate = attach(settings, &rules, listen)?;
+        let (keeper, notes) = Keeper::start(&gate, &settings.blocks);
+        log(notes);
+        let queues = sorted_by_kernel(&gate, &rules, listen);
+        let sockets: std::io::Result<Vec<Vec<TcpListener>>> = queues
+            .iter()
+            .map(|queue| queue.listeners().sockets().iter().map(TcpListener::try_clone).collect())
+            .collect();
+        // Without its sockets a queue sorts nothing: the engine binds its own.
+        let (queues, sockets) = sockets.map_or_else(|_| Default::default(), |sockets| (queues, sockets));
+        let keeper = Self {
+            gate: RwLock::new(Arc::new(gate)),
+            keeper: Mutex::new(keeper),
+            settings: Mutex::new(settings.clone()),
+            ports: Mutex::new(ports),
+            queues: Mutex::new(queues),
+        };
+        Ok((Arc::new(keeper), sockets))
+    }
+
+    /// Tells which ports the listeners have got, where the kernel was to choose.
+    pub(crate) fn set_ports(&self, ports: Vec<u16>) -> Result<(), GateError> {
+        if *lock(&self.ports) == ports {
+            return Ok(());
+        }
+        let rules = in_force(&lock(&self.settings), &ports);
+        *lock(&self.ports) = ports;
+        self.gate().replace_rules(&rules)
+    }
+
+    /// Makes the engine ask about connections, and about requests if there is a rule for any.
+    pub(crate) fn guard(self: &Arc<Self>, settings: &mut Settings, rules: &RuleSet) {
+        let admission: Arc<dyn Admission> = Arc::clone(self) as _;
+        settings.requests = (!rules.requests.is_empty()).then(|| Arc::clone(&admission));
+        settings.connections = Some(admission);
+    }
+
+    /// Puts other rules and lists in force; on an error those before stay. What cannot change is the caller's to check.
+    pub(crate) fn reload(&self, settings: &config::Gate) -> Result<(), GateError> {
+        let gate = self.gate();
+        gate.replace_rules(&in_force(settings, &lock(&self.ports)))?;
+        log(lock(&self.keeper).replace_sources(&gate, &settings.blocks));
+        *lock(&self.settings) = settings.clone();
+        Ok(())
+    }
+
+    /// The gate that acts now.
+    pub(crate) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The settings in force.
+    pub(crate) fn settings(&self) -> config::Gate {
+        lock(&self.settings).clone()
+    }
+
+    /// How connections are put into the order of their classes.
+    pub(crate) fn classes(&self) -> Vec<String> {
+        let classes = lock(&self.settings).rules.classes();
+        let how = match lock(&self.queues).len() {
+            _ if classes < 2 => return Vec::new(),
+            0 => "sorted after they are accepted",
+            _ => "steered by the kernel, each class to an accept queue of its own",
+        };
+        vec![format!("{classes} priority classes of connections, {how}")]
+    }
+
+    /// Looks after the gate on a thread of its own until the result is dropped.
+    pub(crate) fn look_after(self: &Arc<Self>) -> std::io::Result<Upkeep> {
+        let gatekeeper = Arc::clone(self);
+        let (end, ended) = channel();
+        let thread = std::thread::Builder::new().name("gate".into()).spawn(move || {
+            while ended.recv_timeout(Keeper::INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                gatekeeper.tick();
+            }
+            // What was blocked since the last time is kept too.
+            gatekeeper.tick();
+        })?;
+        Ok(Upkeep { end: Some(end), thread: Some(thread) })
+    }
+
+    fn tick(&self) {
+        let gate = self.gate();
+        if gate.is_in_kernel() && !gate.is_attached() {
+            match self.leave_the_kernel(&gate) {
+                Ok(()) => tracing::warn!(
+                    "the kernel programs were detached (`tidegate gate detach`): the rules act in user space now"
+                ),
+                Err(error) => tracing::error!(%error, "the kernel programs were detached and no rule acts"),
+            }
+        }
+        log(lock(&self.keeper).tick(&self.gate()));
+    }
+
+    /// The rules go on in user space, with the same blocks.
+    fn leave_the_kernel(&self, before: &Gate) -> Result<(), GateError> {
+        let settings = self.settings();
+        let rules = in_force(&settings, &lock(&self.ports));
+        let why = "the kernel programs were detached; restart to attach them again";
+        let gate = Gate::user_space(&rules, &settings.options, why)?;
+        for blocked in before.blocks().list()? {
+            gate.blocks().add(blocked.prefix, blocked.remaining)?;
+            if let Some(reason) = &blocked.reason {
+                gate.blocks().set_reason(blocked.prefix, reason)?;
+            }
+        }
+        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
+        Ok(())
+    }
+}
+
+impl Admission for Gatekeeper {
+    fn acts_on_connections(&self) -> bool {
+        self.gate().has_connection_rules()
+    }
+
+    fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> (Verdict, u8) {
+        let decision = self.gate().on_connect(peer, local);
+        (decision.verdict, decision.class)
+    }
+
+    fn on_request(&self, request: &Asked<'_>) -> Verdict {
+        let Asked { peer, local, path, cookie } = *request;
+        self.gate().on_request(&tidegate_gate::Asked { peer, port: local.port(), path, cookie }).verdict
+    }
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is one assignment, so that a panic elsewhere leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The rules, for the ports of these listeners and no others of the host.
+fn in_force(settings: &config::Gate, ports: &[u16]) -> RuleSet {
+    let mut rules = settings.rules.clone();
+    let own: Vec<PortRange> = ports.iter().copied().map(PortRange::one).collect();
+    rules.http_ports = settings.http_ports.clone().unwrap_or_else(|| own.clone());
+    rules.only_ports = own;
+    rules
+}
+
+fn attach(settings: &config::Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Result<Gate, GateError> {
+    let options = tidegate_gate::Options { for_server: true, ..settings.options };
+    let user_space = |why: &str| Gate::user_space(rules, &options, why);
+    if !settings.is_configured {
+        return user_space("nothing is configured that would need them");
+    }
+    if !settings.kernel {
+        return user_space("gate.mechanism is \"user-space\"");
+    }
+    let interfaces = match &settings.interfaces {
+        Some(names) => names.clone(),
+        None => match tidegate_gate::interfaces_of(listen) {
+            Ok(names) => names,
+            Err(error) => return user_space(&format!("the interfaces cannot be listed: {error}")),
+        },
+    };
+    if interfaces.is_empty() {
+        return user_space("every listener is on loopback; gate.interfaces = [\"lo\"] attaches them there");
+    }
+    Gate::attach_or_fall_back(&interfaces, rules, &options)
+}
+
+/// A socket per priority class for every listener, or for none: then connections are sorted after they are accepted.
+fn sorted_by_kernel(gate: &Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Vec<ListenQueue> {
+    if !gate.is_in_kernel() || rules.classes() < 2 {
+        return Vec::new();
+    }
+    let mut queues = Vec::new();
+    for address in listen {
+        // Another server's SO_REUSEPORT socket would let ours bind beside it: the engine says so, and better.
+        if address.port() != 0 && TcpListener::bind(address).is_err() {
+            return Vec::new();
+        }
+        match ListenQueue::bind(gate, *address, rules.classes(), BACKLOG) {
+            Ok((queue, None)) => queues.push(queue),
+            Ok((_, Some(why))) => {
+                tracing::warn!("connections are sorted by priority after they are accepted: {why}");
+                return Vec::new();
+            }
+            Err(error) => {
+                tracing::warn!("connections are sorted by priority after they are accepted: {error}");
+                return Vec::new();
+            }
+        }
+    }
+    queues
+}
+
+fn log(notes: Vec<KeeperNote>) {
+    for note in notes {
+        if note.is_fault() {
+            tracing::error!("block list: {note}");
+        } else {
+            tracing::info!("block list: {note}");
+        }
+    }
+}
