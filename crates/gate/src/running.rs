@@ -42,7 +42,8 @@ impl Running {
         let mut found: Vec<(u32, Self)> = Vec::new();
         for link in &links {
             let LinkTypeInfo::Xdp(xdp) = &link.info else { continue };
-            if wanted.is_some_and(|index| xdp.ifindex != index as u32) {
+            // Detached, and not let go yet by its holder.
+            if xdp.ifindex == 0 || wanted.is_some_and(|index| xdp.ifindex != index as u32) {
                 continue;
             }
             let maps = open_maps(&programs[&link.prog_id])?;

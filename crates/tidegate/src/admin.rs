@@ -227,6 +227,9 @@ fn write_gate(gatekeeper: &Gatekeeper, text: &mut String) {
     for sample in &report.totals {
         write_metric(sample, text);
     }
+    if report.rules.is_empty() {
+        return;
+    }
     for (name, help, of) in [
         (
             "passed",

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 9] = [
+const COMMANDS: [&[&str]; 15] = [
     &["run"],
     &["check"],
     &["status"],
@@ -17,6 +17,12 @@ const COMMANDS: [&[&str]; 9] = [
     &["cache", "list"],
     &["cache", "purge"],
     &["cache", "save"],
+    &["block", "add"],
+    &["block", "list"],
+    &["block", "remove"],
+    &["gate", "attach"],
+    &["gate", "detach"],
+    &["gate", "show"],
     &["completions"],
 ];
 

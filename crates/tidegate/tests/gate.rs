@@ -1,0 +1,282 @@
+//! Overload control as an operator meets it: `tidegate gate`, `tidegate block`, and the rules of `tidegate run`.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+#[path = "../../gate/tests/support/mod.rs"]
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use support::{Pair, SERVER4, connect, is_answered, is_root};
+use tidegate_e2e::eventually;
+
+/// A process that does not outlive the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// In the calling thread's network namespace.
+fn spawn(arguments: &[&str]) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    Process(command.args(arguments).stdin(Stdio::null()).spawn().unwrap())
+}
+
+fn tidegate(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidegate")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn json(arguments: &[&str]) -> Value {
+    let output = tidegate(arguments);
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The only line on standard error of a command that failed.
+#[track_caller]
+fn error(arguments: &[&str]) -> String {
+    let output = tidegate(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.lines().count() == 1, "{arguments:?}: {text}");
+    text.trim_end().to_owned()
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn with(name: &str, text: &str) -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        std::fs::write(folder.path(name), text).unwrap();
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn name(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+}
+
+fn gates() -> Vec<Value> {
+    let output = tidegate(&["gate", "show", "--json"]);
+    if !output.status.success() {
+        return Vec::new();
+    }
+    serde_json::from_slice::<Value>(&output.stdout).unwrap().as_array().unwrap().clone()
+}
+
+/// What the kernel has on the server's interface.
+fn attached() -> bool {
+    let output = Command::new("ip").args(["-d", "link", "show", "gate0"]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).contains("prog/xdp")
+}
+
+#[test]
+fn gate_is_attached_before_any_server_shown_fed_and_detached() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let folder = Folder::with(
+        "gate.toml",
+        "[[connection]]\ndestination = \"*:80\"\nsource = \"10.77.0.4\"\nrate = 0.001\nburst = 2\n\
+         [[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n",
+    );
+    // Any server: it knows nothing of tidegate.
+    let server = TcpListener::bind("0.0.0.0:80").unwrap();
+    let to: SocketAddr = format!("{SERVER4}:80").parse().unwrap();
+    let mut holder = spawn(&["gate", "attach", "gate0", "--config", &folder.name("gate.toml")]);
+    let shown = eventually("it is attached", || gates().into_iter().next());
+    assert_eq!(shown["interfaces"][0], "gate0");
+    assert_eq!(
+        (&shown["rules"][0]["mechanism"], &shown["rules"][1]["mechanism"]),
+        (&"xdp".into(), &"tc".into())
+    );
+    let reset = pair.client.run(|| {
+        let _two = [connect("10.77.0.4:0", to), connect("10.77.0.4:0", to)];
+        assert!(!is_answered("10.77.0.4:0", to), "beyond its burst");
+        let mut stream = connect("10.77.0.2:0", to);
+        stream.write_all(b"GET /a/noaccess HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        stream.read(&mut [0; 16])
+    });
+    assert_eq!(reset.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+
+    json(&["block", "add", "10.77.0.3", "10.99.0.0/16", "--for", "1h", "--reason", "guessing", "--json"]);
+    let list = json(&["block", "list", "--json"]);
+    let row = list.as_array().unwrap().iter().find(|row| row["prefix"] == "10.77.0.3/32").unwrap();
+    assert_eq!(row["reason"], "guessing");
+    assert!(row["remaining_s"].as_u64().is_some_and(|left| (3500..=3600).contains(&left)), "{row}");
+    assert!(!pair.client.run(|| is_answered("10.77.0.3:0", to)));
+    json(&["block", "remove", "10.77.0.3", "--json"]);
+    drop(pair.client.run(|| connect("10.77.0.3:0", to)));
+    assert!(error(&["block", "remove", "10.77.0.3"]).contains("10.77.0.3/32 is not blocked"));
+
+    assert!(error(&["gate", "attach", "gate0"]).contains("`gate0` already runs an XDP program"));
+    assert!(error(&["gate", "attach", "none0"]).contains("no network interface `none0`"));
+    assert!(tidegate(&["gate", "detach"]).status.success());
+    assert!(eventually("the holder ends", || holder.0.try_wait().unwrap()).success());
+    assert!(!attached());
+    assert!(error(&["gate", "detach", "gate0"]).contains("no gate is attached to `gate0`"));
+    assert!(error(&["gate", "show"]).contains("no gate is attached"));
+    drop(server);
+}
+
+#[test]
+fn nothing_is_attached_after_the_holder_is_killed() {
+    if !is_root() {
+        return;
+    }
+    let _pair = Pair::new();
+    for signal in [libc::SIGKILL, libc::SIGTERM] {
+        let mut holder = spawn(&["gate", "attach", "gate0"]);
+        eventually("it is attached", || attached().then_some(()));
+        let pid = rustix::process::Pid::from_child(&holder.0);
+        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        holder.0.wait().unwrap();
+        eventually("it is detached", || (!attached()).then_some(()));
+        assert_eq!(gates(), [] as [Value; 0]);
+    }
+}
+
+const RULES: &str = "[[listen]]\naddress = \":8080\"\n[[route]]\nroot = \"ROOT\"\n[gate]\nreset_penalty = \"0s\"\n\
+    [[connection]]\nsource = \"10.77.0.2\"\npriority = 1\n\
+    [[connection]]\nsource = \"10.77.0.4\"\nrate = 0.001\nburst = 2\npriority = 2\n\
+    [[request]]\npath = \"/cgi-bin/*\"\nrate = 0.001\nburst = 2\n\
+    [[request]]\npath = \"/busy*\"\naction = \"refuse\"\n";
+
+/// The status line of an answer, or what became of the connection instead.
+fn ask(from: &str, to: SocketAddr, requests: &[&str]) -> Vec<String> {
+    let mut stream = connect(from, to);
+    let mut answers = Vec::new();
+    for request in requests {
+        let sent = stream.write_all(request.as_bytes());
+        let mut bytes = [0; 4096];
+        answers.push(match sent.and_then(|()| stream.read(&mut bytes)) {
+            Ok(0) => "closed".into(),
+            Ok(length) => {
+                String::from_utf8_lossy(&bytes[..length]).lines().next().unwrap_or_default().to_owned()
+            }
+            Err(error) => error.kind().to_string(),
+        });
+    }
+    answers
+}
+
+fn get(target: &str) -> String {
+    format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")
+}
+
+#[test]
+fn rules_of_a_server_act_in_the_kernel_and_in_user_space_when_that_is_taken_away() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let folder = Folder::with("file", "x");
+    std::fs::write(folder.path("t.toml"), RULES.replace("ROOT", &folder.name(""))).unwrap();
+    let to: SocketAddr = format!("{SERVER4}:8080").parse().unwrap();
+    let server = spawn(&["run", "--config", &folder.name("t.toml"), "--workers", "2"]);
+    let shown = eventually("it serves", || gates().into_iter().next());
+    assert_eq!(
+        (&shown["mechanism"], &shown["interfaces"][0]),
+        (&"kernel".into(), &"gate0".into()),
+        "{shown}"
+    );
+    let by = |row: usize| shown["rules"][row]["mechanism"].as_str().unwrap().to_owned();
+    assert_eq!([by(0), by(1), by(2), by(3)], ["xdp", "xdp", "tc", "server"]);
+    assert!(shown["classes"][0].as_str().unwrap().contains("steered by the kernel"), "{shown}");
+    let asked =
+        |host: u8, requests: &[&str]| pair.client.run(|| ask(&format!("10.77.0.{host}:0"), to, requests));
+    let (plain, encoded) = (get("/cgi-bin/a"), get("/cgi%2Dbin/a"));
+    // One token on the segment, one in the server, from one bucket; none twice.
+    let answers = asked(2, &[&get("/file"), &plain, &get("/busy"), &encoded, &get("/file"), &encoded]);
+    let ok = "HTTP/1.1 200 OK";
+    let (missing, busy) = ("HTTP/1.1 404 Not Found", "HTTP/1.1 503 Service Unavailable");
+    assert_eq!(answers, [ok, missing, busy, missing, ok, "connection reset"]);
+    assert_eq!(asked(2, &[&plain]), ["connection reset"]);
+    pair.client.run(|| {
+        let _two = [connect("10.77.0.4:0", to), connect("10.77.0.4:0", to)];
+        assert!(!is_answered("10.77.0.4:0", to), "beyond its burst");
+    });
+    // The host's own connections pass no interface with a program: they are policed when accepted.
+    assert_eq!(ask("127.0.0.1:0", "127.0.0.1:8080".parse().unwrap(), &[&get("/file")]), [ok]);
+    // Another port of the host is nobody's business.
+    let other = TcpListener::bind("0.0.0.0:81").unwrap();
+    let elsewhere: SocketAddr = format!("{SERVER4}:81").parse().unwrap();
+    pair.client.run(|| (0..4).for_each(|_| drop(connect("10.77.0.4:0", elsewhere))));
+
+    json(&["block", "add", "10.77.0.5", "--reason", "x", "--json"]);
+    assert!(!pair.client.run(|| is_answered("10.77.0.5:0", to)));
+    assert!(tidegate(&["gate", "detach", "gate0"]).status.success());
+    let shown = eventually("the rules act in user space", || {
+        gates().into_iter().find(|gate| gate["mechanism"] == "user space")
+    });
+    assert!(shown["reason"].as_str().unwrap().contains("detached"), "{shown}");
+    let answers = asked(2, &[&get("/file"), &plain, &encoded, &plain]);
+    assert_eq!(answers, [ok, missing, missing, "connection reset"]);
+    assert_ne!(asked(5, &[&get("/file")])[0], ok, "the block goes on");
+    drop((server, other));
+}
+
+#[test]
+fn rules_act_without_privilege_on_loopback_and_change_with_a_reload() {
+    let folder = Folder::with("file", "x");
+    let (port, admin) = (tidegate_e2e::free_port(), tidegate_e2e::free_port());
+    let (address, admin) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{admin}"));
+    let text = RULES.replace("ROOT", &folder.name("")).replace(":8080", &address);
+    let text =
+        text.replace("[gate]", "[block]\npath = \"KEPT\"\n[gate]").replace("KEPT", &folder.name("kept"));
+    std::fs::write(folder.path("t.toml"), &text).unwrap();
+    let run = || spawn(&["run", "--config", &folder.name("t.toml"), "--admin", &admin]);
+    let server = run();
+    let status = || {
+        let output = tidegate(&["status", "--json", "--admin", &admin]);
+        output.status.success().then(|| serde_json::from_slice::<Value>(&output.stdout).unwrap())
+    };
+    let shown = eventually("it serves", status)["enforcement"].clone();
+    assert_eq!(shown["mechanism"], "user space");
+    assert!(shown["reason"].as_str().unwrap().contains("on loopback"), "{shown}");
+    let to: SocketAddr = address.parse().unwrap();
+    let plain = get("/cgi-bin/a");
+    let answers = ask("127.0.0.1:0", to, &[&plain, &plain, &get("/busy/a"), &get("/file"), &plain]);
+    let ok = "HTTP/1.1 200 OK";
+    let (missing, busy) = ("HTTP/1.1 404 Not Found", "HTTP/1.1 503 Service Unavailable");
+    assert_eq!(answers, [missing, missing, busy, ok, "connection reset"]);
+    let rows = eventually("it is counted", status)["enforcement"]["rules"].clone();
+    assert_eq!((&rows[2]["passed"], &rows[2]["refused"]), (&2.into(), &1.into()), "{rows}");
+
+    let other =
+        text.replace("/cgi-bin/*", "/fil*").replace("burst = 2\n[[request]]", "burst = 1\n[[request]]");
+    std::fs::write(folder.path("t.toml"), &other).unwrap();
+    assert!(tidegate(&["reload", "--admin", &admin]).status.success());
+    assert_eq!(ask("127.0.0.1:0", to, &[&plain, &get("/file"), &get("/file")])[..2], [missing, ok]);
+    std::fs::write(folder.path("t.toml"), other.replace("mechanism", "x").replace("\"0s\"", "\"5s\""))
+        .unwrap();
+    assert!(error(&["reload", "--admin", &admin]).contains("[gate] cannot change while running"));
+
+    std::fs::write(folder.path("t.toml"), &text).unwrap();
+    let add = ["block", "add", "127.0.0.9", "--for", "1h", "--reason", "a b", "--admin", &admin];
+    assert!(tidegate(&add).status.success());
+    assert_eq!(ask("127.0.0.9:0", to, &[&get("/file")]).len(), 1);
+    eventually("it is kept", || {
+        let kept = std::fs::read_to_string(folder.path("kept/blocked")).unwrap_or_default();
+        kept.contains("127.0.0.9/32 ").then_some(())
+    });
+    drop(server);
+    let _server = run();
+    eventually("it serves again", status);
+    let list = json(&["block", "list", "--json", "--admin", &admin]);
+    assert_eq!((&list[0]["prefix"], &list[0]["reason"]), (&"127.0.0.9/32".into(), &"a b".into()), "{list}");
+    assert_ne!(ask("127.0.0.9:0", to, &[&get("/file")])[0], ok);
+}
