@@ -5,6 +5,7 @@
 //! The mechanisms are those of *Kernel Mechanisms for Service Differentiation in Overloaded Web Servers* (sections 3.1,
 //! 3.3 and 3.4). Nothing here reads a clock or sees a socket: time comes in as nanoseconds of one monotonic clock.
 
+mod agent;
 mod block;
 mod bucket;
 mod connection;
@@ -12,6 +13,7 @@ mod policer;
 mod request;
 mod table;
 
+pub use agent::{Adjustment, Agent, ClassObservation, Goals, Observation};
 pub use block::{BlockEntry, BlockList, BlockListError, ListFileError, SavedBlock, parse_list};
 pub use bucket::{LimitError, Profile, TOKEN_UNITS, TokenBucket};
 pub use connection::{ConnectionRule, Destination, DestinationError, PortRange};
