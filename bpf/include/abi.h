@@ -10,6 +10,9 @@
 
 /* Bounds of the maps. */
 #define TG_MAX_SLOTS 16384		/* rule states: two rule sets of 4096 + 256 rules, and room */
+#define TG_STATES (TG_MAX_SLOTS + TG_MAX_CLASSES)	/* a state for each class behind those of the rules */
+#define TG_MAX_FLOWS 65536		/* connections whose request is not answered yet */
+#define TG_LATENCY_BUCKETS 128		/* of each class: quarters of powers of two, in microseconds */
 #define TG_MAX_SOURCES 65536		/* (destination, port class, source prefix) entries of one rule set and family */
 #define TG_MAX_DESTINATIONS 4096	/* destination prefixes of one rule set and family */
 #define TG_MAX_PATHS 8192		/* literal paths and path prefixes of one rule set */
@@ -40,6 +43,7 @@ enum tg_control {
 	TG_CONTROL_NETNS,		/* cookie of the network namespace the programs are attached in */
 	TG_CONTROL_BLOCK_CHANGED_NS,	/* when user space last changed the block list */
 	TG_CONTROL_BLOCK_FOR_NS,	/* life of a block that does not say its own; for user space */
+	TG_CONTROL_CLASSES,		/* TG_CLASSES_...; 0: no agent adapts the limits of classes */
 	TG_CONTROL_CREDITS,		/* not 0: a server asks which requests were policed on their segments */
 	TG_CONTROL_COUNT,
 };
@@ -52,6 +56,7 @@ enum tg_counter {
 	TG_COUNT_SYN_POLICED,		/* SYNs without a token */
 	TG_COUNT_SYN_HELD,		/* SYNs held back while a higher class waits */
 	TG_COUNT_MALFORMED,		/* TCP fragments too short to tell their ports (RFC 1858) */
+	TG_COUNT_CLASS_POLICED,		/* SYNs and requests beyond the limit of their class */
 	TG_COUNT_STEERED,		/* connections given to the queue of their class */
 	TG_COUNT_STEER_FAILED,		/* ... or not, because the queue is gone */
 	TG_COUNT_REQUEST_PASSED,	/* requests that a rule let pass */
@@ -68,6 +73,7 @@ enum tg_counter {
 #define TG_RULE_ON_OVERLOAD 2		/* only while overload is signalled */
 #define TG_RULE_REFUSE 4		/* every match is a violation */
 #define TG_RULE_RESET 8			/* a violation resets both ends; otherwise the segment is dropped */
+#define TG_RULE_CLASSED 32		/* the rule names a priority class */
 #define TG_RULE_ELSEWHERE 16		/* the kernel only recognizes the request: user space decides */
 
 /* What a rule does. Its counters and tokens are in map `states` under `slot`, and outlive a change of the rest. */
@@ -80,6 +86,10 @@ struct tg_rule {
 	__u64 capacity;			/* units */
 	__u64 fill_ns;			/* after this time an empty bucket is full */
 };
+
+/* What classes are limited by, while an agent adapts them. */
+#define TG_CLASSES_SYNS 1		/* some connection rule names a class: SYNs count */
+#define TG_CLASSES_REQUESTS 2		/* some request rule does: requests count */
 
 /* What happened under a rule. */
 struct tg_state {
@@ -194,6 +204,18 @@ struct tg_credit {
 	__u16 client_port;
 	__u16 server_port;
 	__u32 slot;
+};
+
+/* A request that is not answered yet. The client, IPv4 as IPv4-mapped. */
+struct tg_flow {
+	__u8 client[16];
+	__u16 client_port;
+	__u16 server_port;
+};
+struct tg_begun {
+	__u64 since_ns;
+	__u32 class;
+	__u32 reserved;
 };
 
 /* What a server asks about a request that it has parsed. */

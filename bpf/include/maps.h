@@ -25,7 +25,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TG_MAX_SLOTS);
+	__uint(max_entries, TG_STATES);
 	__type(key, __u32);
 	__type(value, struct tg_state);
 } states SEC(".maps");

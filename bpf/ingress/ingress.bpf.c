@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /* Before the network stack: block list, then penalty after a reset, hold-back of low classes, SYN policing. */
 #include "classify.h"
+#include "limits.h"
 #include "packet.h"
 #include "queues.h"
 
@@ -260,6 +261,8 @@ int tidegate_in(struct xdp_md *ctx)
 		count(TG_COUNT_SYN_POLICED);
 		return XDP_DROP;
 	}
+	if (control_get(TG_CONTROL_CLASSES) & TG_CLASSES_SYNS && !class_take(class_of(set, rule), now_ns))
+		return XDP_DROP;
 	count(TG_COUNT_SYN_PASSED);
 	return XDP_PASS;
 }

@@ -2,8 +2,10 @@
 /* URL and cookie control for cleartext HTTP (the paper's sections 3.3 and 4.5), where a segment reaches the stack and
  * before the server wakes. Every segment that begins with a method is a request, so that each request of a persistent
  * connection is policed. What a segment does not show is left to the server. */
+#include "classify.h"
 #include "credits.h"
-#include "packet.h"
+#include "limits.h"
+#include "segment.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -44,61 +46,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct request);
 } scratch SEC(".maps");
-
-struct endpoints {
-	__u32 v6;
-	__u32 tcp;			/* offset of the TCP header */
-	__u32 payload;			/* offset and length of what it carries */
-	__u32 length;
-	__u8 source[16];		/* IPv4 as IPv4-mapped */
-	__u8 destination[16];
-	struct tcphdr header;
-};
-
-/* Reads the headers; 0 if the segment cannot carry a request. */
-static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints *ends)
-{
-	__u32 end;
-
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP || ip.ihl < 5 ||
-		    ip.frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
-			return 0;
-		ends->v6 = 0;
-		ends->tcp = ETH_HLEN + ip.ihl * 4;
-		end = ETH_HLEN + bpf_ntohs(ip.tot_len);
-		__builtin_memset(ends->source, 0, 10);
-		ends->source[10] = ends->source[11] = 0xff;
-		__builtin_memcpy(ends->source + 12, &ip.saddr, 4);
-		__builtin_memcpy(ends->destination + 12, &ip.daddr, 4);
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
-			return 0;
-		ends->v6 = 1;
-		ends->tcp = ETH_HLEN + sizeof(ip);
-		end = ends->tcp + bpf_ntohs(ip.payload_len);
-		__builtin_memcpy(ends->source, &ip.saddr, 16);
-		__builtin_memcpy(ends->destination, &ip.daddr, 16);
-	} else {
-		return 0;
-	}
-	if (bpf_skb_load_bytes(skb, ends->tcp, &ends->header, sizeof(ends->header)))
-		return 0;
-	if (ends->header.syn || ends->header.rst || ends->header.doff < 5)
-		return 0;
-	ends->payload = ends->tcp + ends->header.doff * 4;
-	/* Receive offload may have merged segments into one that no IP header can describe. */
-	if (end > skb->len || end < ends->payload)
-		end = skb->len;
-	if (end <= ends->payload)
-		return 0;
-	ends->length = end - ends->payload;
-	return 1;
-}
 
 /* The length of the method and the blank after it; 0: the segment does not begin a request. */
 static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
@@ -417,6 +364,51 @@ static __always_inline void penalize(const struct endpoints *ends, __u64 now_ns)
 	bpf_map_update_elem(&penalties, &client, &until_ns, BPF_ANY);
 }
 
+/* The class of a request: that of its rule, or else that of its connection. */
+static __always_inline __u32 class_of_request(const struct endpoints *ends, __u32 set, const struct tg_rule *rule,
+					      __u64 classes)
+{
+	struct tg_rule *connection = 0;
+	__u16 port_class;
+
+	if (rule && rule->flags & TG_RULE_CLASSED)
+		return rule->class;
+	if (classes & TG_CLASSES_SYNS) {
+		port_class = port_entry(set, bpf_ntohs(ends->header.dest)) & TG_PORT_CLASS;
+		if (ends->v6) {
+			connection = classify6(set, ends->source, ends->destination, port_class);
+		} else {
+			__u32 source, destination;
+
+			__builtin_memcpy(&source, ends->source + 12, 4);
+			__builtin_memcpy(&destination, ends->destination + 12, 4);
+			connection = classify4(set, source, destination, port_class);
+		}
+	}
+	return class_of(set, connection);
+}
+
+/* What no rule objects to is subject to the limit of its class. A request beyond it waits, by the client's
+ * retransmission. */
+static __always_inline int admit(const struct endpoints *ends, __u32 set, const struct tg_rule *rule, __u64 now_ns)
+{
+	__u64 classes = control_get(TG_CONTROL_CLASSES);
+	struct tg_flow flow = {
+		.client_port = bpf_ntohs(ends->header.source),
+		.server_port = bpf_ntohs(ends->header.dest),
+	};
+	struct tg_begun begins = {.since_ns = now_ns};
+
+	if (!classes)
+		return TC_ACT_OK;
+	begins.class = class_of_request(ends, set, rule, classes);
+	if (classes & TG_CLASSES_REQUESTS && !class_take(begins.class, now_ns))
+		return TC_ACT_SHOT;
+	__builtin_memcpy(flow.client, ends->source, 16);
+	bpf_map_update_elem(&begun, &flow, &begins, BPF_ANY);
+	return TC_ACT_OK;
+}
+
 SEC("tcx/ingress")
 int tidegate_url(struct __sk_buff *skb)
 {
@@ -432,16 +424,16 @@ int tidegate_url(struct __sk_buff *skb)
 	if (!request || !read_request(skb, &ends, request))
 		return TC_ACT_OK;
 	rule = governing(set, request);
-	if (!rule || rule->flags & TG_RULE_ELSEWHERE)
-		return TC_ACT_OK;
 	now_ns = bpf_ktime_get_ns();
+	if (!rule || rule->flags & TG_RULE_ELSEWHERE)
+		return admit(&ends, set, rule, now_ns);
 	flags = rule->flags;
 	slot = rule->slot;
 	if (take(rule, now_ns)) {
 		count(TG_COUNT_REQUEST_PASSED);
 		if (flags & TG_RULE_LIMITED && control_get(TG_CONTROL_CREDITS))
 			credit(&ends, slot);
-		return TC_ACT_OK;
+		return admit(&ends, set, rule, now_ns);
 	}
 	if (!(flags & TG_RULE_RESET)) {
 		count(TG_COUNT_REQUEST_DROPPED);

@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use libbpf_rs::Link;
 use tidegate_core::Verdict;
-use tidegate_policy::{BlockList, Decision, Policer, RuleSet};
+use tidegate_policy::{BlockList, Decision, Policer, Profile, RuleCounts, RuleSet, When};
 use zerocopy::FromZeros;
 
 use crate::abi;
 use crate::block::Blocks;
 use crate::kernel::{Attached, Programs};
 use crate::maps::Maps;
+use crate::pilot::{ClassTotals, no_latencies};
 use crate::report::{self, Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
-use crate::rules::{Abilities, Slots};
+use crate::rules::{Abilities, Slots, kernel_rule};
 use crate::{GateError, system};
 
 /// How a gate behaves besides its rules.
@@ -427,6 +428,66 @@ impl Gate {
             _ => action == TC_ACT_OK,
         };
         Ok(Trial { passed, mean })
+    }
+
+    /// Puts a limit on each priority class, besides those of rules, and has the gate measure how long requests of each
+    /// class take; `None` and classes beyond `limits` are unlimited.
+    pub fn limit_classes(&self, rules: &RuleSet, limits: &[Option<Profile>]) -> Result<(), GateError> {
+        let by_connection = rules.connections.iter().any(|rule| rule.class.is_some());
+        let by_request = rules.requests.iter().any(|rule| rule.class.is_some());
+        let kernel = match &self.engine {
+            Engine::Kernel(kernel) => kernel,
+            Engine::User(user) => {
+                lock(&user.policer).limit_classes(limits, by_connection, by_request, system::now_ns());
+                return Ok(());
+            }
+        };
+        let maps = &kernel.programs.maps;
+        for class in 0..abi::TG_MAX_CLASSES {
+            let limit = limits.get(class as usize).copied().flatten();
+            let rule = kernel_rule(abi::TG_MAX_SLOTS + class, limit, When::Always, None);
+            maps.write("class_limits", &class, &rule)?;
+        }
+        // Without classes all is in one: then what is asked for is what can be counted.
+        let flags = match (by_connection, by_request) {
+            (false, _) => abi::TG_CLASSES_REQUESTS,
+            (true, false) => abi::TG_CLASSES_SYNS,
+            (true, true) => abi::TG_CLASSES_SYNS | abi::TG_CLASSES_REQUESTS,
+        };
+        maps.set_control(abi::TG_CONTROL_CLASSES, flags.into())
+    }
+
+    /// What happened in each class since classes are limited.
+    pub(crate) fn class_totals(&self) -> Result<Vec<ClassTotals>, GateError> {
+        let kernel = match &self.engine {
+            Engine::Kernel(kernel) => kernel,
+            Engine::User(user) => {
+                let of = |counts: &RuleCounts| ClassTotals {
+                    passed: counts.passed,
+                    refused: counts.refused,
+                    latencies: None,
+                };
+                return Ok(lock(&user.policer).class_counts().iter().map(of).collect());
+            }
+        };
+        let maps = &kernel.programs.maps;
+        // Interfaces without the program that sees answers measure nothing.
+        let measured = kernel.attached.iter().any(|attached| attached.answer.is_ok());
+        let one = |class: u32| {
+            let state: Option<abi::tg_state> = maps.read("states", &(abi::TG_MAX_SLOTS + class))?;
+            let mut latencies = no_latencies();
+            if measured {
+                for (bucket, count) in (0..).zip(&mut latencies) {
+                    *count = maps.per_cpu("latencies", &(class * abi::TG_LATENCY_BUCKETS + bucket))?;
+                }
+            }
+            Ok(ClassTotals {
+                passed: state.map_or(0, |state| state.passed),
+                refused: state.map_or(0, |state| state.refused),
+                latencies: measured.then_some(latencies),
+            })
+        };
+        (0..lock(&kernel.rules).policer.classes()).map(one).collect()
     }
 
     /// Steering of new connections, attached when first asked for; or why it cannot be had.

@@ -27,12 +27,14 @@ struct Aligned<B: ?Sized>(B);
 static INGRESS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/ingress.bpf.o")));
 static STEER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o")));
 static REQUEST: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/request.bpf.o")));
+static ANSWER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/answer.bpf.o")));
 static SHARE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/share.bpf.o")));
 
 /// Names of the programs.
 pub(crate) const INGRESS_PROGRAM: &str = "tidegate_in";
 pub(crate) const STEER_PROGRAM: &str = "tidegate_steer";
 pub(crate) const REQUEST_PROGRAM: &str = "tidegate_url";
+pub(crate) const ANSWER_PROGRAM: &str = "tidegate_out";
 const SHARE_PROGRAM: &str = "tidegate_take";
 
 /// The programs that are loaded, and why the others are not.
@@ -43,6 +45,7 @@ pub(crate) struct Programs {
     steer: Result<Object, GateError>,
     request: Result<Object, GateError>,
     share: Object,
+    answer: Result<Object, GateError>,
 }
 
 impl Programs {
@@ -53,7 +56,8 @@ impl Programs {
         let steer = load("tidegate_steer", &STEER.0, &mut shared);
         let request = load("tidegate_request", &REQUEST.0, &mut shared);
         let share = load("tidegate_share", &SHARE.0, &mut shared)?;
-        let programs = Self { maps: Maps::new(shared), ingress, steer, request, share };
+        let answer = load("tidegate_answer", &ANSWER.0, &mut shared);
+        let programs = Self { maps: Maps::new(shared), ingress, steer, request, share, answer };
         programs.bind("labels")?;
         programs.bind("reasons")?;
         Ok(programs)
@@ -82,9 +86,13 @@ impl Programs {
         let ingress = attachable.attach_xdp(index).map_err(in_use)?;
         let request = match &self.request {
             Err(error) => Err(error.to_string()),
-            Ok(object) => attach_tcx(object, index).map_err(|error| error.to_string()),
+            Ok(object) => attach_tcx(object, REQUEST_PROGRAM, index).map_err(|error| error.to_string()),
         };
-        Ok(Attached { interface: interface.to_owned(), ingress, request })
+        let answer = match &self.answer {
+            Err(error) => Err(error.to_string()),
+            Ok(object) => attach_tcx(object, ANSWER_PROGRAM, index).map_err(|error| error.to_string()),
+        };
+        Ok(Attached { interface: interface.to_owned(), ingress, request, answer })
     }
 
     /// Attaches the steering of new connections to the calling thread's network namespace.
@@ -148,6 +156,7 @@ pub(crate) struct Attached {
     pub(crate) interface: String,
     pub(crate) ingress: Link,
     pub(crate) request: Result<Link, String>,
+    pub(crate) answer: Result<Link, String>,
 }
 
 pub(crate) fn program<'o>(
@@ -158,8 +167,8 @@ pub(crate) fn program<'o>(
 }
 
 /// TCX links are since Linux 6.6; the classic way would stay attached after a crash.
-fn attach_tcx(object: &Object, index: i32) -> Result<Link, GateError> {
-    let program = program(object, REQUEST_PROGRAM)?;
+fn attach_tcx(object: &Object, name: &'static str, index: i32) -> Result<Link, GateError> {
+    let program = program(object, name)?;
     // SAFETY: the program is loaded and outlives the call; no options are passed.
     let link = unsafe {
         libbpf_sys::bpf_program__attach_tcx(program.as_libbpf_object().as_ptr(), index, ptr::null())

@@ -79,8 +79,13 @@ impl Maps {
 
     /// A counter, summed over the processors.
     pub(crate) fn counter(&self, key: abi::tg_counter) -> Result<u64, GateError> {
+        self.per_cpu("counters", &key)
+    }
+
+    /// A value of which each processor has a part, summed.
+    pub(crate) fn per_cpu(&self, name: &'static str, key: &u32) -> Result<u64, GateError> {
         let values = self
-            .get("counters")?
+            .get(name)?
             .lookup_percpu(key.as_bytes(), MapFlags::ANY)
             .map_err(GateError::kernel("reading counters"))?;
         let values = values.unwrap_or_default();

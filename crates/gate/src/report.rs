@@ -151,13 +151,18 @@ impl fmt::Display for Report {
     }
 }
 
-const TOTALS: [(abi::tg_counter, &str, &str); 14] = [
+const TOTALS: [(abi::tg_counter, &str, &str); 15] = [
     (abi::TG_COUNT_BLOCKED, "gate_blocked_packets_total", "Packets from blocked addresses."),
     (abi::TG_COUNT_PENALTY, "gate_penalty_syns_total", "SYNs dropped because their client was just reset."),
     (abi::TG_COUNT_SYN_PASSED, "gate_syns_passed_total", "SYNs that were let pass."),
     (abi::TG_COUNT_SYN_POLICED, "gate_syns_policed_total", "SYNs dropped for want of a token."),
     (abi::TG_COUNT_SYN_HELD, "gate_syns_held_total", "SYNs held back while a higher class waited."),
     (abi::TG_COUNT_MALFORMED, "gate_malformed_packets_total", "TCP fragments that hid their ports."),
+    (
+        abi::TG_COUNT_CLASS_POLICED,
+        "gate_class_policed_total",
+        "SYNs and requests beyond the limit that the agent has set for their class.",
+    ),
     (abi::TG_COUNT_STEERED, "gate_steered_total", "Connections given to the queue of their class."),
     (abi::TG_COUNT_STEER_FAILED, "gate_steer_failed_total", "Connections whose class's queue was gone."),
     (abi::TG_COUNT_REQUEST_PASSED, "gate_requests_passed_total", "Requests under a rule that were let pass."),

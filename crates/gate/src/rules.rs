@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use tidegate_core::IpPrefix;
 use tidegate_policy::{
-    Action, ConnectionTable, FamilyTable, PathPattern, Profile, RequestRule, RequestTable, RuleSet, When,
+    Action, Class, ConnectionTable, FamilyTable, PathPattern, Profile, RequestRule, RequestTable, RuleSet,
+    When,
 };
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
@@ -153,7 +154,7 @@ impl Next<'_> {
         let lowest = rules.classes() as u32 - 1;
         let compile = |(order, rule): (usize, &tidegate_policy::ConnectionRule)| {
             let placed = self.place(format!("connection {:?} {:?}", rule.destination, rule.source));
-            let mut compiled = kernel_rule(placed.slot, rule.limit, rule.when);
+            let mut compiled = kernel_rule(placed.slot, rule.limit, rule.when, rule.class);
             compiled.class = rule.class.map_or(lowest, u32::from);
             let label = label(abi::TG_LABEL_CONNECTION, order, rule, Mechanism::Xdp, Why::Earliest);
             described.push(Described { placed, limit: rule.limit, label });
@@ -180,7 +181,7 @@ impl Next<'_> {
             if why == Why::Earliest && blind {
                 why = Why::AfterServerRule;
             }
-            let mut entry = kernel_rule(placed.slot, rule.limit, rule.when);
+            let mut entry = kernel_rule(placed.slot, rule.limit, rule.when, rule.class);
             entry.rank = rank as u32;
             entry.class = rule.class.map_or(rules.classes() as u32 - 1, u32::from);
             if rule.action.is_some() && rule.limit.is_none() {
@@ -294,7 +295,12 @@ fn path_key(text: &[u8]) -> abi::tg_path {
     key
 }
 
-fn kernel_rule(slot: u32, limit: Option<Profile>, when: When) -> abi::tg_rule {
+pub(crate) fn kernel_rule(
+    slot: u32,
+    limit: Option<Profile>,
+    when: When,
+    class: Option<Class>,
+) -> abi::tg_rule {
     let mut rule = abi::tg_rule::new_zeroed();
     rule.slot = slot;
     if let Some(limit) = limit {
@@ -302,6 +308,9 @@ fn kernel_rule(slot: u32, limit: Option<Profile>, when: When) -> abi::tg_rule {
         rule.rate = limit.units_per_ns();
         rule.capacity = limit.capacity_units();
         rule.fill_ns = limit.fill_ns();
+    }
+    if class.is_some() {
+        rule.flags |= abi::TG_RULE_CLASSED;
     }
     if when == When::Overload {
         rule.flags |= abi::TG_RULE_ON_OVERLOAD;

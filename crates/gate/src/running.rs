@@ -8,7 +8,7 @@ use libbpf_rs::{MapCore, MapHandle};
 
 use crate::abi;
 use crate::block::Blocks;
-use crate::kernel::{INGRESS_PROGRAM, REQUEST_PROGRAM, STEER_PROGRAM};
+use crate::kernel::{ANSWER_PROGRAM, INGRESS_PROGRAM, REQUEST_PROGRAM, STEER_PROGRAM};
 use crate::maps::Maps;
 use crate::report::{self, Report, Unavailable};
 use crate::{GateError, system};
@@ -115,7 +115,7 @@ impl Running {
 }
 
 fn our_programs() -> HashMap<u32, ProgramInfo> {
-    let names = [INGRESS_PROGRAM, REQUEST_PROGRAM, STEER_PROGRAM];
+    let names = [INGRESS_PROGRAM, REQUEST_PROGRAM, STEER_PROGRAM, ANSWER_PROGRAM];
     // The kernel keeps fifteen bytes of a name.
     let ours = |program: &ProgramInfo| {
         let name = program.name.to_string_lossy();

@@ -65,6 +65,23 @@ pub struct Policer {
     lowest: Class,
     only_ports: Vec<PortRange>,
     overloaded: bool,
+    class_limits: Option<ClassLimits>,
+}
+
+/// What the adaptation agent has set.
+#[derive(Clone, Debug)]
+struct ClassLimits {
+    by_connection: bool,
+    by_request: bool,
+    limits: Vec<(Option<Profile>, State)>,
+}
+
+impl ClassLimits {
+    fn take(&mut self, class: Class, now_ns: u64) -> bool {
+        let index = usize::from(class).min(self.limits.len() - 1);
+        let (limit, state) = &mut self.limits[index];
+        state.take(*limit, now_ns)
+    }
 }
 
 impl Policer {
@@ -80,6 +97,7 @@ impl Policer {
             lowest: (rules.classes() - 1) as Class,
             only_ports: rules.only_ports.clone(),
             overloaded: false,
+            class_limits: None,
         })
     }
 
@@ -88,6 +106,7 @@ impl Policer {
     pub fn replace(&mut self, rules: &RuleSet) -> Result<(), TableError> {
         let mut next = Self::new(rules)?;
         next.overloaded = self.overloaded;
+        next.class_limits = self.class_limits.take();
         for (rule, state) in next.connections.rules().iter().zip(&mut next.connection_states) {
             let before = self
                 .connections
@@ -120,14 +139,60 @@ impl Policer {
     /// Decides on a new connection. At accept the handshake is over, so a violation is dropped by closing.
     pub fn on_connect(&mut self, source: IpAddr, destination: IpAddr, port: u16, now_ns: u64) -> Decision {
         let Some(index) = self.governing(source, destination, port) else {
-            return Decision { verdict: Verdict::Continue, class: self.lowest, rule: None };
+            let verdict = self.class_verdict(self.lowest, true, now_ns);
+            return Decision { verdict, class: self.lowest, rule: None };
         };
         let rule = &self.connections.rules()[index];
         let limit = rule.limit.filter(|_| rule.when == When::Always || self.overloaded);
         let class = rule.class.unwrap_or(self.lowest);
         let compliant = self.connection_states[index].take(limit, now_ns);
-        let verdict = if compliant { Verdict::Continue } else { Verdict::Drop };
+        let verdict = if compliant { self.class_verdict(class, true, now_ns) } else { Verdict::Drop };
         Decision { verdict, class, rule: Some(index) }
+    }
+
+    /// What no rule objects to is subject to the limit of its class. A request beyond it is asked to come back.
+    fn class_verdict(&mut self, class: Class, is_connection: bool, now_ns: u64) -> Verdict {
+        let Some(limits) = &mut self.class_limits else { return Verdict::Continue };
+        let counts =
+            if is_connection { limits.by_connection } else { limits.by_request || !limits.by_connection };
+        match (counts && !limits.take(class, now_ns), is_connection) {
+            (false, _) => Verdict::Continue,
+            (true, true) => Verdict::Drop,
+            (true, false) => Verdict::Refuse,
+        }
+    }
+
+    /// Puts a limit on each priority class, besides those of rules; classes beyond `limits` are unlimited. What is
+    /// limited is what names the classes: connections, requests or both.
+    pub fn limit_classes(
+        &mut self,
+        limits: &[Option<Profile>],
+        by_connection: bool,
+        by_request: bool,
+        now_ns: u64,
+    ) {
+        let before = self.class_limits.take().map(|limits| limits.limits).unwrap_or_default();
+        let limit = |class: usize| {
+            let limit = limits.get(class).copied().flatten();
+            let fresh = State {
+                bucket: limit.map(|profile| TokenBucket::full(&profile, now_ns)),
+                counts: RuleCounts::default(),
+            };
+            (limit, before.get(class).map_or(fresh, |(_, state)| *state))
+        };
+        let limits = (0..=usize::from(self.lowest)).map(limit).collect();
+        self.class_limits = Some(ClassLimits { by_connection, by_request, limits });
+    }
+
+    /// How often each class was let pass and limited, since classes are limited.
+    pub fn class_counts(&self) -> Vec<RuleCounts> {
+        let limits = self.class_limits.iter().flat_map(|limits| &limits.limits);
+        limits.map(|(_, state)| state.counts).collect()
+    }
+
+    /// How many classes the rules have.
+    pub fn classes(&self) -> u32 {
+        u32::from(self.lowest) + 1
     }
 
     /// The class of a connection that a kernel program has already policed.
@@ -145,7 +210,8 @@ impl Policer {
     /// Decides on a request. `path` without its query; `cookie` is the value of the `Cookie` field.
     pub fn on_request(&mut self, path: &[u8], cookie: Option<&[u8]>, now_ns: u64) -> Decision {
         let Some(index) = self.requests.lookup(path, cookie) else {
-            return Decision { verdict: Verdict::Continue, class: self.lowest, rule: None };
+            let verdict = self.class_verdict(self.lowest, false, now_ns);
+            return Decision { verdict, class: self.lowest, rule: None };
         };
         let rule = &self.requests.rules()[index];
         let in_force = rule.when == When::Always || self.overloaded;
@@ -157,11 +223,11 @@ impl Policer {
             }
             (limit, _) => state.take(limit.filter(|_| in_force), now_ns),
         };
-        Decision {
-            verdict: rule.verdict(compliant),
-            class: rule.class.unwrap_or(self.lowest),
-            rule: Some(index),
+        let (class, mut verdict) = (rule.class.unwrap_or(self.lowest), rule.verdict(compliant));
+        if verdict == Verdict::Continue {
+            verdict = self.class_verdict(class, false, now_ns);
         }
+        Decision { verdict, class, rule: Some(index) }
     }
 
     /// Which rule governs a request, for whoever polices it elsewhere.
