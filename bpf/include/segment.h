@@ -31,6 +31,8 @@ static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints 
 		end = ETH_HLEN + bpf_ntohs(ip.tot_len);
 		__builtin_memset(ends->source, 0, 10);
 		ends->source[10] = ends->source[11] = 0xff;
+		__builtin_memset(ends->destination, 0, 10);
+		ends->destination[10] = ends->destination[11] = 0xff;
 		__builtin_memcpy(ends->source + 12, &ip.saddr, 4);
 		__builtin_memcpy(ends->destination + 12, &ip.daddr, 4);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {

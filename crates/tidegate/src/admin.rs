@@ -328,6 +328,7 @@ fn enforcement(gatekeeper: &Gatekeeper) -> Value {
         Ok(report) => {
             let mut shown = view::report("tidegate run", &report);
             shown["classes"] = json!(gatekeeper.classes());
+            shown["agent"] = json!(gatekeeper.explain());
             shown
         }
         Err(error) => {

@@ -43,6 +43,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
+    gatekeeper.start_adapting().map_err(gate_failed)?;
     let upkeep = gatekeeper
         .look_after()
         .map_err(|error| Failure::runtime(format!("error: cannot look after the gate: {error}")))?;
@@ -94,6 +95,7 @@ impl Reloader {
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
+            ("[adapt]", old.gate.goals != new.gate.goals),
             ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
         ];
         let changed: Vec<&str> =

@@ -94,6 +94,12 @@ pub(super) static FILE: Section = Section {
         key("request", Kind::Tables(&REQUEST), Absent("none"), "Rules for requests."),
         key("block", Kind::Table(&BLOCK), Absent("as below"), "Who is kept out."),
         key("gate", Kind::Table(&GATE), Absent("as below"), "Where rules are enforced."),
+        key(
+            "adapt",
+            Kind::Table(&ADAPT),
+            Absent("nothing adapts"),
+            "What the adaptation agent is to achieve.",
+        ),
         key("stress", Kind::Table(&STRESS), Absent("as below"), "What counts as overload."),
     ],
 };
@@ -463,6 +469,29 @@ static GATE: Section = Section {
             Kind::Integer { min: 0, max: 65_535 },
             Is("0"),
             "Accept queue depth from which new connections of lower classes are held back; 0 is never.",
+        ),
+    ],
+};
+
+static ADAPT: Section = Section {
+    name: "adapt",
+    doc: "What the adaptation agent is to achieve. It watches how long requests of each priority class take, accept \
+          queues, and memory and processor pressure, and limits the lower classes when there is overload: the lowest \
+          first, as much as it takes and no more. It says why in the log and in `tidegate gate show`. A change needs a \
+          restart.",
+    enforced: true,
+    keys: &[
+        key(
+            "latency",
+            Kind::Duration { min_ms: MS, max_ms: HOUR },
+            Required,
+            "How long nine in ten requests of the highest class may take.",
+        ),
+        key(
+            "floor",
+            Kind::Number { max: 50 },
+            Is("5"),
+            "Per cent of the rate at which a class was served without limits that it is let have in any case.",
         ),
     ],
 };

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tidegate_gate::{BlockSources, Options};
 use tidegate_policy::{
-    Action, Class, ConnectionRule, CookiePattern, Destination, Policer, PortRange, Profile, RequestRule,
-    RequestTable, RuleSet, When,
+    Action, Class, ConnectionRule, CookiePattern, Destination, Goals, Policer, PortRange, Profile,
+    RequestRule, RequestTable, RuleSet, When,
 };
 
 use super::kind::destination;
@@ -27,6 +27,8 @@ pub(crate) struct Gate {
     pub blocks: BlockSources,
     /// The life of a dynamic rule that does not say its own.
     pub block_for: Duration,
+    /// What the adaptation agent is to achieve, if it is wanted.
+    pub goals: Option<Goals>,
     /// Whether the file asks for anything that has to be enforced.
     pub is_configured: bool,
 }
@@ -61,7 +63,12 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Gate {
         let depth = section.integer("hold_depth").and_then(|depth| u32::try_from(depth).ok());
         gate.options.hold_depth = depth.filter(|depth| *depth > 0);
     }
-    gate.is_configured = ["connection", "request", "block", "gate"].iter().any(|name| file.has(name));
+    gate.goals = file.table("adapt").and_then(|section| {
+        let floor = section.number("floor").unwrap_or_default() / 100.0;
+        Some(Goals { latency: section.duration("latency")?, floor })
+    });
+    gate.is_configured =
+        ["connection", "request", "block", "gate", "adapt"].iter().any(|name| file.has(name));
     gate
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
-use tidegate_gate::{Gate, GateError, Keeper, Running};
+use tidegate_gate::{Gate, GateError, Keeper, Pilot, Running};
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
@@ -24,6 +24,9 @@ pub(crate) struct Attach<'a> {
     pub http: &'a [PortRange],
     pub hold_depth: Option<u32>,
 }
+
+/// What servers mostly ask for; only where the accept queue is looked at, not set.
+const OTHERS_BACKLOG: u32 = 511;
 
 fn failed(error: GateError) -> Failure {
     Failure::runtime(format!("error: {error}"))
@@ -43,7 +46,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
-    let (settings, rules) = rules_of(attach)?;
+    let (settings, mut rules) = rules_of(attach)?;
     let Some((first, rest)) = attach.interfaces.split_first() else { return Ok(()) };
     let mut gate = Gate::attach(first, &rules, &settings.options).map_err(failed)?;
     for interface in rest {
@@ -57,15 +60,23 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     for item in &report.unavailable {
         tracing::warn!("not available: {}: {}", item.what, item.why);
     }
-    let mut ticks = tokio::time::interval(Keeper::INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
+    let pilot = settings.goals.map(|goals| Pilot::start(&gate, goals, &rules, &ports, OTHERS_BACKLOG));
+    let mut pilot = pilot.transpose().map_err(failed)?;
+    let every = |period| {
+        let mut ticks = tokio::time::interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    };
+    let (mut ticks, mut looks) = (every(Keeper::INTERVAL), every(Pilot::INTERVAL));
     loop {
         tokio::select! {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             _ = hangup.recv() => match rules_of(attach) {
-                Ok((settings, rules)) => match gate.replace_rules(&rules) {
+                Ok((settings, next)) => match gate.replace_rules(&next) {
                     Ok(()) => {
+                        rules = next;
                         log(keeper.replace_sources(&gate, &settings.blocks));
                         tracing::info!(rules = rules.connections.len() + rules.requests.len(), "the rules were read again and are in force");
                     }
@@ -73,6 +84,13 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 },
                 Err(failure) => tracing::error!("the old rules stay in force: {}", failure.message),
             },
+            _ = looks.tick(), if pilot.is_some() => {
+                match pilot.as_mut().map(|pilot| pilot.tick(&gate, &rules)) {
+                    Some(Ok(lines)) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
+                    Some(Err(error)) => tracing::warn!(%error, "the agent could not look or adjust"),
+                    None => {}
+                }
+            }
             _ = ticks.tick() => {
                 if !gate.is_attached() {
                     tracing::info!("detached by another process");

@@ -7,11 +7,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use tidegate_accelerator::settings::Settings;
 use tidegate_accelerator::{Admission, Asked};
 use tidegate_core::Verdict;
-use tidegate_gate::{Gate, GateError, Keeper, KeeperNote, ListenQueue};
+use tidegate_gate::{Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot};
 use tidegate_policy::{PortRange, RuleSet};
 
 use crate::config;
@@ -27,6 +28,8 @@ pub(crate) struct Gatekeeper {
     settings: Mutex<config::Gate>,
     /// Where this process listens.
     ports: Mutex<Vec<u16>>,
+    /// The adaptation agent, if it is wanted.
+    pilot: Mutex<Option<Pilot>>,
     /// Held for as long as the process lives.
     queues: Mutex<Vec<ListenQueue>>,
 }
@@ -60,6 +63,7 @@ impl Gatekeeper {
             keeper: Mutex::new(keeper),
             settings: Mutex::new(settings.clone()),
             ports: Mutex::new(ports),
+            pilot: Mutex::new(None),
             queues: Mutex::new(queues),
         };
         Ok((Arc::new(keeper), sockets))
@@ -73,6 +77,33 @@ impl Gatekeeper {
         let rules = in_force(&lock(&self.settings), &ports);
         *lock(&self.ports) = ports;
         self.gate().replace_rules(&rules)
+    }
+
+    /// Has the agent adapt limits from now on, if it is wanted.
+    pub(crate) fn start_adapting(&self) -> Result<(), GateError> {
+        let settings = self.settings();
+        let Some(goals) = settings.goals else { return Ok(()) };
+        let ports = lock(&self.ports).clone();
+        let rules = in_force(&settings, &ports);
+        // Where each class has a queue of its own, a long one says nothing about the preferred class.
+        let ports = if lock(&self.queues).is_empty() { ports } else { Vec::new() };
+        *lock(&self.pilot) = Some(Pilot::start(&self.gate(), goals, &rules, &ports, BACKLOG)?);
+        Ok(())
+    }
+
+    /// What the agent has limited, and its last explanations.
+    pub(crate) fn explain(&self) -> Vec<String> {
+        lock(&self.pilot).as_ref().map(Pilot::explain).unwrap_or_default()
+    }
+
+    fn adapt(&self) {
+        let mut pilot = lock(&self.pilot);
+        let Some(pilot) = &mut *pilot else { return };
+        let rules = lock(&self.settings).rules.clone();
+        match pilot.tick(&self.gate(), &rules) {
+            Ok(lines) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
+            Err(error) => tracing::warn!(%error, "the agent could not look or adjust"),
+        }
     }
 
     /// Makes the engine ask about connections, and about requests if there is a rule for any.
@@ -117,8 +148,13 @@ impl Gatekeeper {
         let gatekeeper = Arc::clone(self);
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("gate".into()).spawn(move || {
-            while ended.recv_timeout(Keeper::INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                gatekeeper.tick();
+            let mut ticked = Instant::now();
+            while ended.recv_timeout(Pilot::INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                gatekeeper.adapt();
+                if ticked.elapsed() >= Keeper::INTERVAL {
+                    ticked = Instant::now();
+                    gatekeeper.tick();
+                }
             }
             // What was blocked since the last time is kept too.
             gatekeeper.tick();
@@ -152,6 +188,9 @@ impl Gatekeeper {
             }
         }
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
+        if lock(&self.pilot).is_some() {
+            self.start_adapting()?;
+        }
         Ok(())
     }
 }

@@ -54,6 +54,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
         "route" => ("", "upstream = \"app\"\n"),
+        "adapt" => ("", "latency = \"1s\"\n"),
         "log" => ("", "access = \"-\"\n"),
         "connection" if key.name == "burst" => ("", "rate = 5\n"),
         "request" if key.name == "burst" => ("", "cookie = { other = \"x\" }\nrate = 5\n"),
