@@ -13,6 +13,7 @@
 #define TG_STATES (TG_MAX_SLOTS + TG_MAX_CLASSES)	/* a state for each class behind those of the rules */
 #define TG_MAX_FLOWS 65536		/* connections whose request is not answered yet */
 #define TG_LATENCY_BUCKETS 128		/* of each class: quarters of powers of two, in microseconds */
+#define TG_EVENTS_BYTES 262144	/* of TCP events that nobody has taken yet */
 #define TG_MAX_SOURCES 65536		/* (destination, port class, source prefix) entries of one rule set and family */
 #define TG_MAX_DESTINATIONS 4096	/* destination prefixes of one rule set and family */
 #define TG_MAX_PATHS 8192		/* literal paths and path prefixes of one rule set */
@@ -64,6 +65,8 @@ enum tg_counter {
 	TG_COUNT_REQUEST_RESET,
 	TG_COUNT_REQUEST_PARTIAL,	/* requests whose head did not fit the segment: policed by the server, if at all */
 	TG_COUNT_REQUEST_SERVER,	/* requests that the server refused by a rule */
+	TG_COUNT_EVENT,			/* TCP events */
+	TG_COUNT_EVENT_LOST,		/* ... for which there was no room */
 	TG_COUNT_RESET_FAILED,		/* resets that could not be built: the segment was dropped instead */
 	TG_COUNT_COUNT,
 };
@@ -204,6 +207,28 @@ struct tg_credit {
 	__u16 client_port;
 	__u16 server_port;
 	__u32 slot;
+};
+
+/* What happened to a connection. */
+enum tg_event_kind {
+	TG_EVENT_RETRANSMIT,
+	TG_EVENT_STATE,
+	TG_EVENT_RESET_SENT,
+	TG_EVENT_RESET_RECEIVED,
+	TG_EVENT_ZERO_WINDOW,
+};
+struct tg_event {
+	__u64 at_ns;
+	__u8 client[16];		/* IPv4 as IPv4-mapped */
+	__u16 client_port;
+	__u16 server_port;
+	__u32 kind;
+	__u32 old_state;
+	__u32 new_state;
+	__u32 srtt_us;
+	__u32 window;			/* bytes that the client is ready to take */
+	__u32 retransmits;		/* since the connection began */
+	__u32 reserved;
 };
 
 /* A request that is not answered yet. The client, IPv4 as IPv4-mapped. */

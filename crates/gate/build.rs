@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-const PROGRAMS: [&str; 5] = ["ingress", "steer", "request", "share", "answer"];
+const PROGRAMS: [&str; 6] = ["ingress", "steer", "request", "share", "answer", "events"];
 
 /// Map keys and values are turned into bytes and back; the derives refuse a type with padding.
 #[derive(Debug)]

@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use libbpf_rs::Link;
+use libbpf_rs::{Link, MapHandle};
 use tidegate_core::Verdict;
 use tidegate_policy::{BlockList, Decision, Policer, Profile, RuleCounts, RuleSet, When};
 use zerocopy::FromZeros;
 
 use crate::abi;
 use crate::block::Blocks;
+use crate::events::TcpEvents;
 use crate::kernel::{Attached, Programs};
 use crate::maps::Maps;
 use crate::pilot::{ClassTotals, no_latencies};
@@ -488,6 +489,19 @@ impl Gate {
             })
         };
         (0..lock(&kernel.rules).policer.classes()).map(one).collect()
+    }
+
+    /// Begins to tell of TCP events on the ports where cleartext HTTP is spoken.
+    pub fn tcp_events(&self) -> Result<TcpEvents, GateError> {
+        let Engine::Kernel(kernel) = &self.engine else {
+            let why = Why::NoKernelPrograms.to_string();
+            return Err(GateError::Unavailable { what: "the telling of TCP events", why });
+        };
+        let ring = MapHandle::try_from(kernel.programs.maps.get("events")?);
+        Ok(TcpEvents::new(
+            ring.map_err(GateError::kernel("opening the events"))?,
+            kernel.programs.attach_events()?,
+        ))
     }
 
     /// Steering of new connections, attached when first asked for; or why it cannot be had.

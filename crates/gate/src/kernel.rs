@@ -28,6 +28,7 @@ static INGRESS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"
 static STEER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/steer.bpf.o")));
 static REQUEST: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/request.bpf.o")));
 static ANSWER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/answer.bpf.o")));
+static EVENTS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/events.bpf.o")));
 static SHARE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/share.bpf.o")));
 
 /// Names of the programs.
@@ -46,6 +47,7 @@ pub(crate) struct Programs {
     request: Result<Object, GateError>,
     share: Object,
     answer: Result<Object, GateError>,
+    events: Result<Object, GateError>,
 }
 
 impl Programs {
@@ -57,7 +59,8 @@ impl Programs {
         let request = load("tidegate_request", &REQUEST.0, &mut shared);
         let share = load("tidegate_share", &SHARE.0, &mut shared)?;
         let answer = load("tidegate_answer", &ANSWER.0, &mut shared);
-        let programs = Self { maps: Maps::new(shared), ingress, steer, request, share, answer };
+        let events = load("tidegate_events", &EVENTS.0, &mut shared);
+        let programs = Self { maps: Maps::new(shared), ingress, steer, request, share, answer, events };
         programs.bind("labels")?;
         programs.bind("reasons")?;
         Ok(programs)
@@ -127,6 +130,18 @@ impl Programs {
         let input = ProgramInput { data_in: Some(frame), repeat, ..Default::default() };
         let output = program.test_run(input).map_err(GateError::kernel("running a program on a frame"))?;
         Ok((output.return_value, output.duration))
+    }
+
+    /// Attaches the programs that tell of TCP events.
+    pub(crate) fn attach_events(&self) -> Result<Vec<Link>, GateError> {
+        let unavailable = |why: String| GateError::Unavailable { what: "the telling of TCP events", why };
+        let object = self.events.as_ref().map_err(|error| unavailable(error.to_string()))?;
+        let attach = |program: libbpf_rs::ProgramMut<'_>| program.attach_trace();
+        object
+            .progs_mut()
+            .map(attach)
+            .collect::<Result<_, _>>()
+            .map_err(|error| unavailable(error.to_string()))
     }
 
     /// Whether a request that a server has parsed is compliant: policed on its segment before, or policed now.

@@ -9,6 +9,7 @@
 mod abi;
 mod block;
 mod error;
+mod events;
 mod gate;
 mod keeper;
 mod kernel;
@@ -22,6 +23,7 @@ mod system;
 
 pub use block::{BlockStats, Blocked, Blocks};
 pub use error::GateError;
+pub use events::{TcpEvent, TcpEventKind, TcpEvents};
 pub use gate::{Asked, Gate, Options, Trial};
 pub use keeper::{BlockSources, Keeper, KeeperNote};
 pub use pilot::Pilot;

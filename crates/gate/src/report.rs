@@ -151,7 +151,7 @@ impl fmt::Display for Report {
     }
 }
 
-const TOTALS: [(abi::tg_counter, &str, &str); 15] = [
+const TOTALS: [(abi::tg_counter, &str, &str); 17] = [
     (abi::TG_COUNT_BLOCKED, "gate_blocked_packets_total", "Packets from blocked addresses."),
     (abi::TG_COUNT_PENALTY, "gate_penalty_syns_total", "SYNs dropped because their client was just reset."),
     (abi::TG_COUNT_SYN_PASSED, "gate_syns_passed_total", "SYNs that were let pass."),
@@ -177,6 +177,12 @@ const TOTALS: [(abi::tg_counter, &str, &str); 15] = [
         abi::TG_COUNT_REQUEST_SERVER,
         "gate_requests_refused_by_server_total",
         "Requests that the server refused by a rule.",
+    ),
+    (abi::TG_COUNT_EVENT, "gate_tcp_events_total", "TCP events offered to classifiers."),
+    (
+        abi::TG_COUNT_EVENT_LOST,
+        "gate_tcp_events_lost_total",
+        "TCP events lost because nobody took them in time.",
     ),
     (abi::TG_COUNT_RESET_FAILED, "gate_resets_failed_total", "Resets that did not reach the client."),
 ];
