@@ -39,6 +39,8 @@ enum tg_control {
 	TG_CONTROL_GENERATION,		/* which rule set of each pair is in force: 0 or 1 */
 	TG_CONTROL_OVERLOAD,		/* not 0: rules with TG_RULE_ON_OVERLOAD act */
 	TG_CONTROL_PENALTY_NS,		/* how long a client's SYNs are dropped after a reset; 0: not at all */
+	TG_CONTROL_PENALIZED_NS,	/* until when somebody may be penalized */
+	TG_CONTROL_BLOCK_SINGLES,	/* not 0: the lists of single addresses are not empty */
 	TG_CONTROL_BLOCK_PREFIXES,	/* not 0: the prefix lists are not empty */
 	TG_CONTROL_HOLD_DEPTH,		/* accept queue depth from which lower classes are held back; 0: never */
 	TG_CONTROL_NETNS,		/* cookie of the network namespace the programs are attached in */
@@ -171,9 +173,10 @@ struct tg_pattern {
 	struct tg_rule rule;
 	__u32 path_kind;
 	__u32 path_length;
-	__u32 cookie_length;		/* 0: no cookie asked for; otherwise of each text below */
+	__u32 cookie_length;		/* 0: no cookie asked for; otherwise of the first text below */
 	__u32 reserved;
 	__u8 path[TG_PATH_BYTES + 8];
+	__u8 cookie[TG_COOKIE_BYTES + 8];	/* " name=value" */
 	__u8 cookie_inner[TG_COOKIE_BYTES + 8];	/* " name=value;" */
 	__u8 cookie_last[TG_COOKIE_BYTES + 8];	/* " name=value\r" */
 };

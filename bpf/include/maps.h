@@ -89,6 +89,14 @@ static __always_inline __u64 control_get(__u32 key)
 	return value ? *value : 0;
 }
 
+static __always_inline void control_set(__u32 key, __u64 value)
+{
+	__u64 *held = bpf_map_lookup_elem(&control, &key);
+
+	if (held)
+		*held = value;
+}
+
 static __always_inline __u32 generation(void)
 {
 	return control_get(TG_CONTROL_GENERATION) & 1;

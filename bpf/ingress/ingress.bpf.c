@@ -84,8 +84,11 @@ static __always_inline int blocked_by_prefix6(const void *address, __u64 now_ns)
 static __always_inline int blocked(const struct packet *packet)
 {
 	struct tg_block *entry;
+	int singles = control_get(TG_CONTROL_BLOCK_SINGLES) != 0;
 	int prefixes = control_get(TG_CONTROL_BLOCK_PREFIXES) != 0;
 
+	if (!singles && !prefixes)
+		return 0;
 	if (packet->v4) {
 		__u32 key = packet->v4->saddr;
 
@@ -125,6 +128,8 @@ static __always_inline int in_penalty(const struct packet *packet, __u64 now_ns)
 	struct tg_client client;
 	__u64 *until_ns;
 
+	if (control_get(TG_CONTROL_PENALIZED_NS) <= now_ns)
+		return 0;
 	map_address(client.address, packet, 0);
 	until_ns = bpf_map_lookup_elem(&penalties, &client);
 	if (!until_ns)

@@ -38,6 +38,8 @@ struct request {
 	__u32 path_length;
 	__u32 cookie;			/* where the cookie field's value begins, with the blank before it; 0: none */
 	__u32 cookie_length;
+	__u32 without_body;		/* not 0: nothing but another request can follow the head */
+	__u32 reserved;
 	__u8 text[TG_HEAD_BYTES + 8];	/* from the path on */
 };
 struct {
@@ -46,6 +48,9 @@ struct {
 	__type(key, __u32);
 	__type(value, struct request);
 } scratch SEC(".maps");
+
+/* Beside a method's length: a request by it carries no body. */
+#define WITHOUT_BODY 0x100
 
 /* The length of the method and the blank after it; 0: the segment does not begin a request. */
 static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
@@ -56,13 +61,13 @@ static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
 		return 0;
 	word = bpf_be64_to_cpu(word);
 	if (word >> 32 == 0x47455420ULL) /* GET */
-		return 4;
+		return 4 | WITHOUT_BODY;
 	if (word >> 32 == 0x50555420ULL) /* PUT */
 		return 4;
 	if (word >> 24 == 0x504f535420ULL) /* POST */
 		return 5;
 	if (word >> 24 == 0x4845414420ULL) /* HEAD */
-		return 5;
+		return 5 | WITHOUT_BODY;
 	if (word >> 16 == 0x504154434820ULL) /* PATCH */
 		return 6;
 	if (word >> 8 == 0x44454c45544520ULL) /* DELETE */
@@ -77,6 +82,8 @@ static __always_inline int read_request(struct __sk_buff *skb, const struct endp
 {
 	__u32 method = method_length(skb, ends->payload), length, shown;
 
+	request->without_body = method & WITHOUT_BODY;
+	method &= ~WITHOUT_BODY;
 	if (!method || ends->length <= method)
 		return 0;
 	length = ends->length - method;
@@ -116,11 +123,11 @@ static __always_inline int find_cookie(struct request *request)
 		field = bpf_strnstr(text, "\r\ncookie:", request->length);
 	request->cookie = 0;
 	request->cookie_length = 0;
-	end = bpf_strnstr(text, "\r\n\r\n", field < 0 ? request->length : (__u32)field + 2);
+	/* Without the end of the head in sight, a cookie may be in the next segment. */
 	if (field < 0)
-		return end < 0;
-	/* What follows the head is not a field. */
-	if (end >= 0)
+		return bpf_strnstr(text, "\r\n\r\n", request->length) < 0;
+	/* What follows the head is not a field; only where a body can follow is that worth the search. */
+	if (!request->without_body && bpf_strnstr(text, "\r\n\r\n", (__u32)field + 2) >= 0)
 		return 0;
 	field = within(field + sizeof("\r\nCookie:") - 1);
 	end = bpf_strnstr(text + field, "\r\n", request->length);
@@ -160,6 +167,22 @@ static __always_inline int path_matches(const struct request *request, const str
 	return 0;
 }
 
+static __always_inline int has_cookie(const struct request *request, const char *cookie,
+				      const struct tg_pattern *pattern)
+{
+	int at = bpf_strnstr(cookie, (const char *)pattern->cookie, request->cookie_length);
+	__u8 next;
+
+	if (at < 0)
+		return 0;
+	next = request->text[within(request->cookie + at + pattern->cookie_length)];
+	if (next == ';' || next == '\r')
+		return 1;
+	/* The beginning of another value: the one asked for may come after it. */
+	return bpf_strnstr(cookie, (const char *)pattern->cookie_inner, request->cookie_length) >= 0 ||
+	       bpf_strnstr(cookie, (const char *)pattern->cookie_last, request->cookie_length) >= 0;
+}
+
 static long try_pattern(__u32 index, struct search *search)
 {
 	struct request *request = search->request;
@@ -173,9 +196,7 @@ static long try_pattern(__u32 index, struct search *search)
 	if (pattern->cookie_length) {
 		const char *cookie = (const char *)request->text + within(request->cookie);
 
-		if (!request->cookie ||
-		    (bpf_strnstr(cookie, (const char *)pattern->cookie_inner, request->cookie_length) < 0 &&
-		     bpf_strnstr(cookie, (const char *)pattern->cookie_last, request->cookie_length) < 0))
+		if (!request->cookie || !has_cookie(request, cookie, pattern))
 			return 0;
 	}
 	if (!path_matches(request, pattern))
@@ -362,6 +383,7 @@ static __always_inline void penalize(const struct endpoints *ends, __u64 now_ns)
 	until_ns += now_ns;
 	__builtin_memcpy(client.address, ends->source, 16);
 	bpf_map_update_elem(&penalties, &client, &until_ns, BPF_ANY);
+	control_set(TG_CONTROL_PENALIZED_NS, until_ns);
 }
 
 /* The class of a request: that of its rule, or else that of its connection. */

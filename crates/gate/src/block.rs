@@ -110,6 +110,9 @@ impl<'a> Blocks<'a> {
         }
         add_nets(maps, NETS[0], &sorted.nets4)?;
         add_nets(maps, NETS[1], &sorted.nets6)?;
+        if !(sorted.single4.is_empty() && sorted.single6.is_empty()) {
+            maps.set_control(abi::TG_CONTROL_BLOCK_SINGLES, 1)?;
+        }
         add_singles(maps, "blocked4", &sorted.single4, now_ns)?;
         add_singles(maps, "blocked6", &sorted.single6, now_ns)?;
         maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, now_ns)
@@ -260,11 +263,16 @@ impl<'a> Blocks<'a> {
             removed += remove_expired(maps, name, now_ns)?;
         }
         let empty = |name| Ok::<bool, GateError>(maps.get(name)?.keys().next().is_none());
-        if empty(NETS[0])? && empty(NETS[1])? {
-            maps.set_control(abi::TG_CONTROL_BLOCK_PREFIXES, 0)?;
-            // Another process may have added one meanwhile.
-            if !(empty(NETS[0])? && empty(NETS[1])?) {
-                maps.set_control(abi::TG_CONTROL_BLOCK_PREFIXES, 1)?;
+        for (flag, [v4, v6]) in [
+            (abi::TG_CONTROL_BLOCK_SINGLES, ["blocked4", "blocked6"]),
+            (abi::TG_CONTROL_BLOCK_PREFIXES, NETS),
+        ] {
+            if empty(v4)? && empty(v6)? {
+                maps.set_control(flag, 0)?;
+                // Another process may have added one meanwhile.
+                if !(empty(v4)? && empty(v6)?) {
+                    maps.set_control(flag, 1)?;
+                }
             }
         }
         Ok(removed)

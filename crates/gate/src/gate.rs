@@ -13,7 +13,7 @@ use zerocopy::FromZeros;
 use crate::abi;
 use crate::block::Blocks;
 use crate::events::TcpEvents;
-use crate::kernel::{Attached, Programs};
+use crate::kernel::{Attached, ProgramCost, Programs};
 use crate::maps::Maps;
 use crate::pilot::{ClassTotals, no_latencies};
 use crate::report::{self, Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
@@ -347,11 +347,9 @@ impl Gate {
         match &self.engine {
             Engine::Kernel(kernel) => {
                 // A client that gets in again too soon is policed again.
-                let _ = kernel.programs.maps.write(
-                    "penalties",
-                    &abi::tg_client { address: mapped(client) },
-                    &until_ns,
-                );
+                let maps = &kernel.programs.maps;
+                let _ = maps.write("penalties", &abi::tg_client { address: mapped(client) }, &until_ns);
+                let _ = maps.set_control(abi::TG_CONTROL_PENALIZED_NS, until_ns);
             }
             Engine::User(user) => lock(&user.penalties).add(client, until_ns),
         }
@@ -489,6 +487,14 @@ impl Gate {
             })
         };
         (0..lock(&kernel.rules).policer.classes()).map(one).collect()
+    }
+
+    /// What each kernel program that is loaded cost the verifier.
+    pub fn program_costs(&self) -> Result<Vec<ProgramCost>, GateError> {
+        match &self.engine {
+            Engine::Kernel(kernel) => kernel.programs.costs(),
+            Engine::User(_) => Ok(Vec::new()),
+        }
     }
 
     /// Begins to tell of TCP events on the ports where cleartext HTTP is spoken.

@@ -132,6 +132,20 @@ impl Programs {
         Ok((output.return_value, output.duration))
     }
 
+    /// What each program that is loaded cost the verifier.
+    pub(crate) fn costs(&self) -> Result<Vec<ProgramCost>, GateError> {
+        let mut costs = Vec::new();
+        let optional = [&self.steer, &self.request, &self.answer, &self.events];
+        for object in [&self.ingress, &self.share].into_iter().chain(optional.into_iter().flatten()) {
+            for program in object.progs() {
+                let (verified, bytes) = system::program_size(program.as_fd())?;
+                let name = program.name().to_string_lossy().into_owned();
+                costs.push(ProgramCost { name, verified, instructions: bytes / 8 });
+            }
+        }
+        Ok(costs)
+    }
+
     /// Attaches the programs that tell of TCP events.
     pub(crate) fn attach_events(&self) -> Result<Vec<Link>, GateError> {
         let unavailable = |why: String| GateError::Unavailable { what: "the telling of TCP events", why };
@@ -163,6 +177,17 @@ impl Programs {
         };
         system::check(status, "binding a map")
     }
+}
+
+/// What a program cost the verifier, which gives up at a million instructions.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ProgramCost {
+    /// The program.
+    pub name: String,
+    /// Instructions that the verifier went through, along every path.
+    pub verified: u32,
+    /// Instructions of the program.
+    pub instructions: u32,
 }
 
 /// Links to one interface.

@@ -26,6 +26,7 @@ pub use error::GateError;
 pub use events::{TcpEvent, TcpEventKind, TcpEvents};
 pub use gate::{Asked, Gate, Options, Trial};
 pub use keeper::{BlockSources, Keeper, KeeperNote};
+pub use kernel::ProgramCost;
 pub use pilot::Pilot;
 pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};

@@ -243,8 +243,9 @@ impl Requests {
         (pattern.path_kind, pattern.path_length) = (path_kind(&rule.path), literal.len() as u32);
         pattern.path[..literal.len()].copy_from_slice(literal);
         if let Some(cookie) = &rule.cookie {
-            let (inner, last) = (format!(" {cookie};"), format!(" {cookie}\r"));
-            pattern.cookie_length = inner.len() as u32;
+            let (text, inner, last) = (format!(" {cookie}"), format!(" {cookie};"), format!(" {cookie}\r"));
+            pattern.cookie_length = text.len() as u32;
+            pattern.cookie[..text.len()].copy_from_slice(text.as_bytes());
             pattern.cookie_inner[..inner.len()].copy_from_slice(inner.as_bytes());
             pattern.cookie_last[..last.len()].copy_from_slice(last.as_bytes());
             self.patterns.cookies = 1;

@@ -125,6 +125,16 @@ pub(crate) fn may_load_programs() -> bool {
         || sets.effective.contains(CapabilitySet::BPF.union(CapabilitySet::NET_ADMIN))
 }
 
+/// What the kernel knows of a program: instructions that the verifier went through, and bytes of the program.
+pub(crate) fn program_size(program: std::os::fd::BorrowedFd<'_>) -> Result<(u32, u32), GateError> {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut length = size_of::<libbpf_sys::bpf_prog_info>() as u32;
+    // SAFETY: the descriptor is open and `info` has the room that `length` says.
+    let status = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &mut info, &mut length) };
+    check(status, "reading about a program")?;
+    Ok((info.verified_insns, info.xlated_prog_len))
+}
+
 /// Opens a link by its number.
 pub(crate) fn open_link(id: u32) -> Result<OwnedFd, GateError> {
     // SAFETY: takes a number and gives a descriptor or an error.

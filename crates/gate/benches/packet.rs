@@ -1,0 +1,138 @@
+//! What each mechanism costs a packet: `cargo bench -p tidegate-gate` as root. Runs the kernel programs on a frame
+//! (BPF_PROG_TEST_RUN) and prints the median of several runs with the least and the greatest, in nanoseconds.
+#![allow(clippy::unwrap_used, reason = "a failure ends the measurement")]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::net::Ipv4Addr;
+
+use support::{ACK, Namespace, SYN, connections, explained, frame, is_root};
+use tidegate_core::IpPrefix;
+use tidegate_gate::{Blocks, Gate, Mechanism, Options};
+use tidegate_policy::{
+    Action, ConnectionRule, CookiePattern, Destination, PortRange, Profile, RequestRule, RuleSet, When,
+};
+
+const ROUNDS: usize = 9;
+const REPEAT: u32 = 300_000;
+/// Frames from as many addresses, each once: nothing of the block list is in a cache.
+const COLD: u32 = 20_000;
+
+fn main() {
+    if !is_root() {
+        return;
+    }
+    let _namespace = Namespace::enter_new();
+    println!("{:<52} {:>8} {:>8} {:>8}  ns a packet", "", "median", "least", "most");
+    syns();
+    requests();
+    blocks();
+}
+
+fn row(name: &str, mut ns: Vec<u128>) {
+    ns.sort_unstable();
+    println!("{name:<52} {:>8} {:>8} {:>8}", ns[ns.len() / 2], ns[0], ns[ns.len() - 1]);
+}
+
+fn measure(name: &str, gate: &Gate, mechanism: Mechanism, frame: &[u8]) {
+    let run = |_| explained(gate.try_frame(mechanism, frame, REPEAT)).mean.as_nanos();
+    row(name, (0..ROUNDS).map(run).collect());
+}
+
+fn fast() -> Option<Profile> {
+    Some(Profile::new(f64::from(Profile::MAX_RATE_PER_S), Profile::MAX_BURST).unwrap())
+}
+
+/// Each about another source; the first about the frame's.
+fn sources(count: u32) -> RuleSet {
+    let rule = |i: u32| ConnectionRule {
+        destination: Destination { address: None, ports: PortRange::one(80) },
+        source: Some(IpPrefix::new(Ipv4Addr::from(0x0a00_0009 + (i << 4)).into(), 32).unwrap()),
+        limit: fast(),
+        when: When::Always,
+        class: None,
+    };
+    connections((0..count).map(rule).collect())
+}
+
+fn syns() {
+    let (syn, ack) =
+        (frame("10.0.0.9", "10.0.0.1", 80, SYN, b""), frame("10.0.0.9", "10.0.0.1", 80, ACK, b""));
+    let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
+    measure("segment that is no SYN", &gate, Mechanism::Xdp, &ack);
+    measure("SYN, no rule", &gate, Mechanism::Xdp, &syn);
+    for count in [1, 3, 4000] {
+        explained(gate.replace_rules(&sources(count)));
+        measure(&format!("SYN policed, {count} rules"), &gate, Mechanism::Xdp, &syn);
+    }
+}
+
+fn request(path: &str, cookie: Option<(&str, &str)>) -> RequestRule {
+    RequestRule {
+        path: path.parse().unwrap(),
+        cookie: cookie.map(|(name, value)| CookiePattern::new(name, value).unwrap()),
+        limit: fast(),
+        when: When::Always,
+        action: Some(Action::Drop),
+        class: None,
+    }
+}
+
+fn requests() {
+    let text = "GET /cgi-bin/search?q=x HTTP/1.1\r\nHost: www.example.org\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) \
+                AppleWebKit/537.36\r\nAccept: text/html,application/xhtml+xml\r\nAccept-Language: en\r\nCookie: session=0123456789abcdef; \
+                tier=gold; theme=dark\r\nConnection: keep-alive\r\n\r\n";
+    let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+    let elsewhere = frame("10.0.0.9", "10.0.0.1", 81, ACK, text.as_bytes());
+    let set = |requests| RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() };
+    let gate = explained(Gate::load(&set(Vec::new()), &Options::default()));
+    measure("segment of a port without HTTP", &gate, Mechanism::Tc, &elsewhere);
+    measure("request, no rule", &gate, Mechanism::Tc, &segment);
+    for count in [1, 3, 4000] {
+        let others = (1..count).map(|i| request(&format!("/path-{i}/*"), None));
+        explained(
+            gate.replace_rules(&set([request("/cgi-bin/*", None)].into_iter().chain(others).collect())),
+        );
+        measure(&format!("request matched by path, {count} rules"), &gate, Mechanism::Tc, &segment);
+    }
+    explained(gate.replace_rules(&set(vec![request("*bin/search*", None)])));
+    measure("request matched by infix", &gate, Mechanism::Tc, &segment);
+    for count in [1, 3, 32] {
+        let others = (1..count).map(|i| request("*", Some(("tier", &format!("t{i}")))));
+        let rules = others.chain([request("*", Some(("tier", "gold")))]).collect();
+        explained(gate.replace_rules(&set(rules)));
+        measure(
+            &format!("request matched by cookie, the last of {count} rules"),
+            &gate,
+            Mechanism::Tc,
+            &segment,
+        );
+    }
+}
+
+fn blocks() {
+    let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
+    let address = |i: u32| Ipv4Addr::from(0x0b00_0000 + i.wrapping_mul(7_919) % Blocks::MAX_ADDRESSES);
+    let all: Vec<IpPrefix> =
+        (0..Blocks::MAX_ADDRESSES).map(|i| IpPrefix::new(address(i).into(), 32).unwrap()).collect();
+    let begun = std::time::Instant::now();
+    explained(gate.blocks().add_many(&all, None));
+    let loaded = begun.elapsed();
+    let blocked = frame(&address(5).to_string(), "10.0.0.1", 80, ACK, b"");
+    measure("packet of a blocked address, of 1,000,000", &gate, Mechanism::Xdp, &blocked);
+    let cold = |round: usize| {
+        let frames =
+            (0..COLD).map(|i| frame(&address(i * 47 + round as u32).to_string(), "10.0.0.1", 80, ACK, b""));
+        frames.map(|frame| explained(gate.try_frame(Mechanism::Xdp, &frame, 1)).mean.as_nanos()).sum::<u128>()
+            / u128::from(COLD)
+    };
+    row("the same, each address once (with the run's own cost)", (0..3).map(cold).collect());
+    let none = |_| {
+        let frame = frame("12.0.0.1", "10.0.0.1", 80, ACK, b"");
+        (0..COLD).map(|_| explained(gate.try_frame(Mechanism::Xdp, &frame, 1)).mean.as_nanos()).sum::<u128>()
+            / u128::from(COLD)
+    };
+    row("one address that is not blocked, run by run", (0..3).map(none).collect());
+    println!("1,000,000 addresses loaded in {:.2} s", loaded.as_secs_f64());
+}
