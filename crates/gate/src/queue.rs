@@ -57,6 +57,17 @@ impl ClassListeners {
         Ok(Self { listeners })
     }
 
+    /// Duplicates of the sockets.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let listeners: io::Result<_> = self.listeners.iter().map(TcpListener::try_clone).collect();
+        Ok(Self { listeners: listeners? })
+    }
+
+    /// The sockets, the highest class first, for a server of its own.
+    pub fn into_sockets(self) -> Vec<TcpListener> {
+        self.listeners
+    }
+
     /// The sockets, the highest class first: for readiness. They do not block.
     pub fn sockets(&self) -> &[TcpListener] {
         &self.listeners

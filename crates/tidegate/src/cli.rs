@@ -9,6 +9,7 @@ use tidegate_core::IpPrefix;
 use tidegate_policy::PortRange;
 
 use crate::gate::commands::{self, Add, Attach};
+use crate::units::ListenAddress;
 use crate::{client, config, run, units};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
@@ -196,6 +197,10 @@ enum GateCommand {
         /// Ports on which cleartext HTTP is spoken; those of the file's listeners, or 80, by default.
         #[arg(long, value_name = "PORTS")]
         http: Vec<PortRange>,
+        /// Listen here for a server, with an accept queue per priority: a `tidegate run` with this listener gets the
+        /// sockets, and clients that connect while it restarts wait.
+        #[arg(long, value_name = "ADDR", value_parser = units::listen_address)]
+        listen: Vec<ListenAddress>,
         /// Accept queue depth from which new connections of lower classes are held back.
         #[arg(long, value_name = "N")]
         hold_depth: Option<u32>,
@@ -283,10 +288,15 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
         },
         Command::Block { command } => block(&command),
         Command::Gate { command } => match command {
-            GateCommand::Attach { interfaces, config, http, hold_depth } => {
+            GateCommand::Attach { interfaces, config, http, listen, hold_depth } => {
                 run::start_log(cli.log);
-                let attach =
-                    Attach { interfaces: &interfaces, config: config.as_deref(), http: &http, hold_depth };
+                let attach = Attach {
+                    interfaces: &interfaces,
+                    config: config.as_deref(),
+                    http: &http,
+                    listen: &listen,
+                    hold_depth,
+                };
                 commands::attach(&attach)
             }
             GateCommand::Detach { interface, json } => commands::detach(interface.as_deref(), json),

@@ -280,3 +280,45 @@ fn rules_act_without_privilege_on_loopback_and_change_with_a_reload() {
     assert_eq!((&list[0]["prefix"], &list[0]["reason"]), (&"127.0.0.9/32".into(), &"a b".into()), "{list}");
     assert_ne!(ask("127.0.0.9:0", to, &[&get("/file")])[0], ok);
 }
+
+#[test]
+fn clients_that_connect_while_the_server_restarts_wait_with_the_holder() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let folder = Folder::with("file", "x");
+    std::fs::write(
+        folder.path("gate.toml"),
+        "[[connection]]\nsource = \"10.77.0.2\"\npriority = 1\n[[connection]]\nsource = \"10.77.0.4\"\npriority = 2\n",
+    )
+    .unwrap();
+    let _holder =
+        spawn(&["gate", "attach", "gate0", "--config", &folder.name("gate.toml"), "--listen", ":8080"]);
+    eventually("it is attached", || gates().into_iter().next());
+    let to: SocketAddr = format!("{SERVER4}:8080").parse().unwrap();
+    let run = || spawn(&["run", "--listen", ":8080", "--root", &folder.name(""), "--workers", "2"]);
+    let status = || {
+        let output = tidegate(&["status", "--json"]);
+        output.status.success().then_some(())
+    };
+    let server = run();
+    eventually("it serves", status);
+    let ok = "HTTP/1.1 200 OK";
+    assert_eq!(pair.client.run(|| ask("10.77.0.4:0", to, &[&get("/file")])), [ok]);
+    drop(server);
+    // Nobody serves, and nobody is refused.
+    let mut waiting: Vec<_> =
+        pair.client.run(|| [4, 3, 2].map(|host| connect(&format!("10.77.0.{host}:0"), to)).into());
+    waiting.iter_mut().for_each(|stream| stream.write_all(get("/file").as_bytes()).unwrap());
+    let _server = run();
+    for stream in &mut waiting {
+        let mut bytes = [0; 512];
+        let length = stream.read(&mut bytes).unwrap();
+        assert!(bytes[..length].starts_with(ok.as_bytes()));
+    }
+    let shown = gates();
+    let holder = shown.iter().find(|gate| gate["mechanism"] == "kernel").unwrap();
+    assert!(holder["totals"]["gate_steered_total"].as_u64() >= Some(4), "{holder}");
+    assert!(error(&["gate", "attach", "lo", "--listen", ":8080"]).contains("cannot listen on :8080"));
+}

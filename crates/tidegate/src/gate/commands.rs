@@ -1,20 +1,21 @@
 //! `tidegate gate` and `tidegate block`: kernel mechanisms in front of any server of the host, and who is kept out.
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
-use tidegate_gate::{Gate, GateError, Keeper, Pilot, Running};
+use tidegate_gate::{Gate, GateError, Handover, Keeper, ListenQueue, Pilot, Running};
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::cli::{Failure, print};
 use crate::client::AskError;
-use crate::gate::{log, view};
+use crate::gate::{BACKLOG, log, view};
+use crate::units::ListenAddress;
 use crate::{client, config};
 
 /// What `tidegate gate attach` is given.
@@ -22,6 +23,7 @@ pub(crate) struct Attach<'a> {
     pub interfaces: &'a [String],
     pub config: Option<&'a Path>,
     pub http: &'a [PortRange],
+    pub listen: &'a [ListenAddress],
     pub hold_depth: Option<u32>,
 }
 
@@ -53,6 +55,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
         gate.attach_also(interface).map_err(failed)?;
     }
     gate.blocks().set_lifetime(settings.block_for).map_err(failed)?;
+    let _held = listen_for_servers(attach, &gate, &rules)?;
     let (mut keeper, notes) = Keeper::start(&gate, &settings.blocks);
     log(notes);
     let report = gate.show().map_err(failed)?;
@@ -104,6 +107,31 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     gate.detach();
     tracing::info!("detached");
     Ok(())
+}
+
+/// Sockets that wait for a server, and the door at which it asks for them.
+struct Held {
+    _queue: ListenQueue,
+    _door: Handover,
+}
+
+fn listen_for_servers(attach: &Attach<'_>, gate: &Gate, rules: &RuleSet) -> Result<Vec<Held>, Failure> {
+    let hold = |listen: &ListenAddress| {
+        let failed =
+            |why: String| Failure::runtime(format!("error: cannot listen on {}: {why}", listen.written));
+        // Whoever listens there already would share the clients, or lose them.
+        drop(TcpListener::bind(listen.address).map_err(|error| failed(error.to_string()))?);
+        let (queue, why) = ListenQueue::bind(gate, listen.address, rules.classes(), BACKLOG)
+            .map_err(|error| failed(error.to_string()))?;
+        if let Some(why) = why {
+            return Err(failed(format!("connections cannot be sorted by priority: {why}")));
+        }
+        let door = queue.listeners().try_clone().and_then(|sockets| Handover::open(listen.address, sockets));
+        let door = door.map_err(|error| failed(format!("no server can ask for it: {error}")))?;
+        tracing::info!(classes = rules.classes(), "holding {} for a server", listen.written);
+        Ok(Held { _queue: queue, _door: door })
+    };
+    attach.listen.iter().map(hold).collect()
 }
 
 fn rules_of(attach: &Attach<'_>) -> Result<(config::Gate, RuleSet), Failure> {

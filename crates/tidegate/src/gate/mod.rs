@@ -12,7 +12,7 @@ use std::time::Instant;
 use tidegate_accelerator::settings::Settings;
 use tidegate_accelerator::{Admission, Asked};
 use tidegate_core::Verdict;
-use tidegate_gate::{Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot};
+use tidegate_gate::{ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot};
 use tidegate_policy::{PortRange, RuleSet};
 
 use crate::config;
@@ -57,7 +57,10 @@ impl Gatekeeper {
             .map(|queue| queue.listeners().sockets().iter().map(TcpListener::try_clone).collect())
             .collect();
         // Without its sockets a queue sorts nothing: the engine binds its own.
-        let (queues, sockets) = sockets.map_or_else(|_| Default::default(), |sockets| (queues, sockets));
+        let (queues, mut sockets) = sockets.map_or_else(|_| Default::default(), |sockets| (queues, sockets));
+        if queues.is_empty() {
+            sockets = listen.iter().map(|address| from_holder(*address)).collect();
+        }
         let keeper = Self {
             gate: RwLock::new(Arc::new(gate)),
             keeper: Mutex::new(keeper),
@@ -255,6 +258,24 @@ fn attach(settings: &config::Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Re
         return user_space("every listener is on loopback; gate.interfaces = [\"lo\"] attaches them there");
     }
     Gate::attach_or_fall_back(&interfaces, rules, &options)
+}
+
+/// The sockets of an address that `tidegate gate attach --listen` holds; none where nobody does.
+fn from_holder(address: SocketAddr) -> Vec<TcpListener> {
+    match ClassListeners::from_holder(address) {
+        Ok(Some(listeners)) => {
+            tracing::info!(
+                classes = listeners.sockets().len(),
+                "the sockets of {address} come from their holder"
+            );
+            listeners.into_sockets()
+        }
+        Ok(None) => Vec::new(),
+        Err(error) => {
+            tracing::warn!("the sockets of {address} cannot be had from their holder: {error}");
+            Vec::new()
+        }
+    }
 }
 
 /// A socket per priority class for every listener, or for none: then connections are sorted after they are accepted.
