@@ -191,7 +191,7 @@ enum GateCommand {
         /// Network interfaces.
         #[arg(value_name = "IFACE", required = true)]
         interfaces: Vec<String>,
-        /// A configuration file: its [[connection]], [[request]], [block] and [gate] hold.
+        /// A configuration file: its tables connection, request, block, gate and adapt hold.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// Ports on which cleartext HTTP is spoken; those of the file's listeners, or 80, by default.
