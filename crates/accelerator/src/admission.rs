@@ -47,7 +47,7 @@ pub struct Asked<'r> {
     pub peer: SocketAddr,
     /// This end.
     pub local: SocketAddr,
-    /// The normalized path, without the query.
+    /// The normalized path, without the query; in lower case where the servers behind do not tell cases apart.
     pub path: &'r [u8],
     /// The value of `Cookie`.
     pub cookie: Option<&'r [u8]>,

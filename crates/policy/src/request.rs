@@ -58,6 +58,17 @@ impl PathPattern {
         }
     }
 
+    /// The same in lower case, for servers that do not tell cases apart.
+    pub fn to_ascii_lowercase(&self) -> Self {
+        match self {
+            Self::Any => Self::Any,
+            Self::Exact(text) => Self::Exact(text.to_ascii_lowercase()),
+            Self::Prefix(text) => Self::Prefix(text.to_ascii_lowercase()),
+            Self::Suffix(text) => Self::Suffix(text.to_ascii_lowercase()),
+            Self::Infix(text) => Self::Infix(text.to_ascii_lowercase()),
+        }
+    }
+
     /// The literal bytes.
     pub fn literal(&self) -> &str {
         match self {

@@ -57,7 +57,7 @@ pub(crate) struct Plan {
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
-    folds_case: bool,
+    pub folds_case: bool,
     /// The most specific first, so that the first match is the answer.
     routes: Vec<(Pattern, Destination)>,
 }

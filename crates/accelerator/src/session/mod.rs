@@ -245,7 +245,10 @@ impl Connection<'_> {
         let Scratch { target, key, out } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         if let Some(rules) = &plan.requests {
-            let verdict = self.police(&**rules, head, normalized.path);
+            let verdict = match plan.folds_case {
+                true => self.police(&**rules, head, &normalized.path.to_ascii_lowercase()),
+                false => self.police(&**rules, head, normalized.path),
+            };
             if verdict != Verdict::Continue {
                 return Ok(Handled::Refused(verdict));
             }

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use tidegate_gate::{BlockSources, Options};
+use tidegate_http::normalize::Personality;
 use tidegate_policy::{
-    Action, Class, ConnectionRule, CookiePattern, Destination, Goals, Policer, PortRange, Profile,
-    RequestRule, RequestTable, RuleSet, When,
+    Action, Class, ConnectionRule, CookiePattern, Destination, Goals, PathPattern, Policer, PortRange,
+    Profile, RequestRule, RequestTable, RuleSet, When,
 };
 
 use super::kind::destination;
 use super::report::Report;
+use super::settings::normal_path;
 use super::walk::Values;
 
 /// Rules, and how they are enforced.
@@ -34,11 +36,15 @@ pub(crate) struct Gate {
 }
 
 /// Builds rules. They are fit for use only if the report holds no error afterwards.
-pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Gate {
+pub(super) fn build(file: &Values, personality: Personality, report: &mut Report<'_>) -> Gate {
     let connections: Vec<ConnectionRule> =
         file.tables("connection").iter().filter_map(|section| connection(section, report)).collect();
-    let requests: Vec<RequestRule> =
-        file.tables("request").iter().filter_map(|section| request(section, report)).collect();
+    let mut requests: Vec<RequestRule> =
+        file.tables("request").iter().filter_map(|section| request(section, personality, report)).collect();
+    if personality.folds_case() {
+        requests.iter_mut().for_each(|rule| rule.path = rule.path.to_ascii_lowercase());
+    }
+    warn_of_overload(file, report);
     let rules = RuleSet { connections, requests, ..RuleSet::default() };
     if let (Err(error), Some(first)) = (Policer::new(&rules), file.tables("connection").first()) {
         report.error(first.offset, format!("connection: {error}"), None);
@@ -70,6 +76,21 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Gate {
     gate.is_configured =
         ["connection", "request", "block", "gate", "adapt"].iter().any(|name| file.has(name));
     gate
+}
+
+/// Only the agent says when there is overload.
+fn warn_of_overload(file: &Values, report: &mut Report<'_>) {
+    if file.has("adapt") {
+        return;
+    }
+    for name in ["connection", "request"] {
+        for section in file.tables(name) {
+            if let (When::Overload, Some(offset)) = (when(section), section.offset_of("when")) {
+                let message = format!("{name}.when: without [adapt] nothing says when there is overload");
+                report.warn(offset, message);
+            }
+        }
+    }
 }
 
 fn class(section: &Values) -> Option<Class> {
@@ -113,13 +134,13 @@ fn connection(section: &Values, report: &mut Report<'_>) -> Option<ConnectionRul
     })
 }
 
-fn request(section: &Values, report: &mut Report<'_>) -> Option<RequestRule> {
+fn request(section: &Values, personality: Personality, report: &mut Report<'_>) -> Option<RequestRule> {
     if !["path", "cookie"].iter().any(|key| section.has(key)) {
         report.missing(section.offset, "request: expected at least one of path and cookie".into(), None);
         return None;
     }
     let text = section.text("path").unwrap_or_else(|| "*".into());
-    let path = match text.parse() {
+    let path: PathPattern = match text.parse() {
         Ok(path) => path,
         Err(error) => {
             let offset = section.offset_of("path").unwrap_or(section.offset);
@@ -127,6 +148,13 @@ fn request(section: &Values, report: &mut Report<'_>) -> Option<RequestRule> {
             return None;
         }
     };
+    let begins = matches!(path, PathPattern::Exact(_) | PathPattern::Prefix(_));
+    if let Some(normal) = normal_path(&text, personality).filter(|normal| begins && *normal != text) {
+        let offset = section.offset_of("path").unwrap_or(section.offset);
+        let message =
+            format!("request.path: {text:?} never matches: paths are compared in their normal form");
+        report.error(offset, message, Some(format!("write {normal:?}")));
+    }
     let action = section.text("action").map(|action| match action.as_str() {
         "drop" => Action::Drop,
         "reset" => Action::Reset,

@@ -33,7 +33,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         connections: None,
         requests: None,
     };
-    let gate = rules::build(file, report);
+    let gate = rules::build(file, personality(file), report);
     let admin = admin(file, report);
     Loaded { settings, listen, admin, required, gate, warnings: Vec::new() }
 }
@@ -202,7 +202,7 @@ fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
 }
 
 /// The path as a request for it would be compared; `None` if no request can ask for it.
-fn normal_path(path: &str, personality: Personality) -> Option<String> {
+pub(super) fn normal_path(path: &str, personality: Personality) -> Option<String> {
     let (path, star) = path.strip_suffix('*').map_or((path, ""), |path| (path, "*"));
     let bytes = format!("GET {path} HTTP/1.1\r\nHost: any\r\n\r\n").into_bytes();
     let mut parser = RequestParser::new(HeadLimits::default());

@@ -257,7 +257,14 @@ fn rules_mean_what_they_say() {
     assert_eq!(gate.options.hold_depth, Some(5));
     assert!(gate.is_configured && !accepted("").gate.is_configured);
     assert_eq!(warnings("[[connection]]\nburst = 1\n").len(), 1);
+    assert_eq!(
+        warnings("[[connection]]\nrate = 1\nwhen = \"overload\"\n"),
+        ["t.toml:3:8: connection.when: without [adapt] nothing says when there is overload"]
+    );
+    let folded = accepted("personality = \"iis\"\n[[request]]\npath = \"/Cgi/*\"\nrate = 1\n").gate.rules;
+    assert_eq!(folded.requests[0].path.to_string(), "/cgi/*");
     for (text, wanted) in [
+        ("[[request]]\npath = \"/a/../b\"\n", "t.toml:2:8: request.path: \"/a/../b\" never matches"),
         ("[[request]]\npath = \"/a*b\"\n", "t.toml:2:8: request.path: a star may stand at the beginning"),
         (
             "[[request]]\ncookie = { a = \"b\", c = \"d\" }\n",
