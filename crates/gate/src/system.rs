@@ -40,7 +40,7 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
 }
 
 /// Interfaces through which connections to these addresses come, loopback aside: a host's own connections are policed
-/// when they are accepted.
+/// when they are accepted. Fails if one of them carries no Ethernet frames (a tunnel): programs there would see nothing.
 pub fn interfaces_of(addresses: &[std::net::SocketAddr]) -> io::Result<Vec<String>> {
     let wildcard = addresses.iter().any(|address| address.ip().is_unspecified());
     let mut first = std::ptr::null_mut();
@@ -48,7 +48,7 @@ pub fn interfaces_of(addresses: &[std::net::SocketAddr]) -> io::Result<Vec<Strin
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut names: Vec<String> = Vec::new();
+    let (mut names, mut ethernet): (Vec<String>, Vec<String>) = Default::default();
     let mut next = first;
     while !next.is_null() {
         // SAFETY: the list's entries are valid until it is freed.
@@ -58,37 +58,54 @@ pub fn interfaces_of(addresses: &[std::net::SocketAddr]) -> io::Result<Vec<Strin
         if !up || entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0 || entry.ifa_addr.is_null() {
             continue;
         }
+        // SAFETY: a name is a terminated string.
+        let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
         // SAFETY: an address that is there has a family, and the size that its family says.
-        let address = unsafe { address_of(entry.ifa_addr) };
-        let Some(address) = address else { continue };
-        if wildcard || addresses.iter().any(|wanted| wanted.ip().to_canonical() == address) {
-            // SAFETY: a name is a terminated string.
-            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-            if !names.contains(&name) {
-                names.push(name);
+        match unsafe { address_of(entry.ifa_addr) } {
+            Some(Address::Ethernet) => ethernet.push(name),
+            Some(Address::Ip(ip)) => {
+                let is_meant = wildcard || addresses.iter().any(|wanted| wanted.ip().to_canonical() == ip);
+                if is_meant && !names.contains(&name) {
+                    names.push(name);
+                }
             }
+            None => {}
         }
     }
     // SAFETY: the list that the call gave, once.
     unsafe { libc::freeifaddrs(first) };
-    Ok(names)
+    match names.iter().find(|name| !ethernet.contains(name)) {
+        Some(name) => Err(io::Error::other(format!("`{name}` carries no Ethernet frames"))),
+        None => Ok(names),
+    }
+}
+
+/// An address of an interface.
+enum Address {
+    Ip(std::net::IpAddr),
+    Ethernet,
 }
 
 /// # Safety
 ///
 /// `address` points to a socket address of the size that its family says.
-unsafe fn address_of(address: *const libc::sockaddr) -> Option<std::net::IpAddr> {
+unsafe fn address_of(address: *const libc::sockaddr) -> Option<Address> {
     // SAFETY: every socket address begins with its family.
     match i32::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
             // SAFETY: the family says that it is one of these; they may lie anywhere.
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
-            Some(std::net::Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes()).into())
+            Some(Address::Ip(std::net::Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes()).into()))
         }
         libc::AF_INET6 => {
             // SAFETY: the family says that it is one of these; they may lie anywhere.
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            Some(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+            Some(Address::Ip(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into()))
+        }
+        libc::AF_PACKET => {
+            // SAFETY: the family says that it is one of these; they may lie anywhere.
+            let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
+            (link.sll_hatype == libc::ARPHRD_ETHER).then_some(Address::Ethernet)
         }
         _ => None,
     }

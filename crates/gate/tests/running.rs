@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{Namespace, Pair, SERVER4, connection, connections, explained, is_root};
+use support::{Namespace, Pair, SERVER4, SERVER6, connection, connections, explained, ip, is_root};
 use tidegate_gate::{Gate, GateError, ListenQueue, Options, Running};
 use tidegate_policy::{Action, PortRange, RequestRule, RuleSet, When};
 
@@ -48,6 +48,25 @@ fn gate_is_found_shown_fed_and_detached_by_another_process() {
     let error = Running::find(Some("gate0")).unwrap_err();
     assert!(error.to_string().contains("no gate is attached to `gate0`"), "{error}");
     drop(queue);
+}
+
+#[test]
+fn interfaces_are_those_of_the_addresses_without_loopback_and_without_tunnels() {
+    if !is_root() {
+        return;
+    }
+    let _pair = Pair::new();
+    let of = |address: &str| tidegate_gate::interfaces_of(&[address.parse().unwrap()]);
+    for address in [format!("{SERVER4}:80"), format!("[{SERVER6}]:80"), "0.0.0.0:80".into(), "[::]:80".into()]
+    {
+        assert_eq!(of(&address).unwrap(), ["gate0"], "{address}");
+    }
+    assert_eq!(of("127.0.0.1:80").unwrap(), [] as [String; 0]);
+    ip("tuntap add dev tun9 mode tun");
+    ip("address add 10.88.0.1/24 dev tun9");
+    ip("link set tun9 up");
+    assert!(of("[::]:80").unwrap_err().to_string().contains("`tun9` carries no Ethernet"));
+    assert_eq!(of(&format!("{SERVER4}:80")).unwrap(), ["gate0"]);
 }
 
 #[test]

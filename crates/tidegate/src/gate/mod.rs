@@ -49,6 +49,7 @@ impl Gatekeeper {
         let ports: Vec<u16> = listen.iter().map(SocketAddr::port).collect();
         let rules = in_force(settings, &ports);
         let gate = attach(settings, &rules, listen)?;
+        gate.blocks().set_lifetime(settings.block_for)?;
         let (keeper, notes) = Keeper::start(&gate, &settings.blocks);
         log(notes);
         let queues = sorted_by_kernel(&gate, &rules, listen);
@@ -120,6 +121,7 @@ impl Gatekeeper {
     pub(crate) fn reload(&self, settings: &config::Gate) -> Result<(), GateError> {
         let gate = self.gate();
         gate.replace_rules(&in_force(settings, &lock(&self.ports)))?;
+        gate.blocks().set_lifetime(settings.block_for)?;
         log(lock(&self.keeper).replace_sources(&gate, &settings.blocks));
         *lock(&self.settings) = settings.clone();
         Ok(())
@@ -251,7 +253,7 @@ fn attach(settings: &config::Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Re
         Some(names) => names.clone(),
         None => match tidegate_gate::interfaces_of(listen) {
             Ok(names) => names,
-            Err(error) => return user_space(&format!("the interfaces cannot be listed: {error}")),
+            Err(error) => return user_space(&format!("programs do not fit the interfaces: {error}")),
         },
     };
     if interfaces.is_empty() {
