@@ -1,0 +1,100 @@
+//! Block lists in files, and over a restart. Needs no privilege: the list in user space is kept like the kernel's.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use tidegate_core::Verdict;
+use tidegate_gate::{BlockSources, Gate, Keeper, Options};
+use tidegate_policy::RuleSet;
+
+fn gate() -> Gate {
+    Gate::user_space(&RuleSet::default(), &Options::default(), "test").unwrap()
+}
+
+fn is_blocked(gate: &Gate, address: &str) -> bool {
+    let peer = SocketAddr::new(address.parse::<IpAddr>().unwrap(), 1);
+    gate.on_connect(peer, "10.0.0.1:80".parse().unwrap()).verdict == Verdict::Drop
+}
+
+/// A folder that vanishes with the test.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tidegate-keeper-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Lists are told apart by their time of change and their length.
+fn rewrite(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+}
+
+#[test]
+fn list_in_a_file_is_followed_and_one_with_an_error_changes_nothing() {
+    let folder = Folder::new("list");
+    let path = folder.0.join("drop.list");
+    rewrite(&path, "10.0.0.1\n# why\n192.0.2.0/24 # them\n");
+    let sources = BlockSources { directory: None, files: vec![path.clone(), folder.0.join("later.list")] };
+    let gate = gate();
+    let (mut keeper, notes) = Keeper::start(&gate, &sources);
+    assert_eq!(notes.iter().filter(|note| note.is_fault()).count(), 1, "one is missing: {notes:?}");
+    assert!(is_blocked(&gate, "10.0.0.1") && is_blocked(&gate, "192.0.2.9"));
+    assert!(keeper.tick(&gate).is_empty(), "a missing list is told of once");
+
+    rewrite(&path, "192.0.2.0/24\n10.0.0.22\n");
+    let notes = keeper.tick(&gate);
+    assert!(notes[0].to_string().ends_with("1 blocked, 1 no longer"), "{notes:?}");
+    assert!(!is_blocked(&gate, "10.0.0.1") && is_blocked(&gate, "10.0.0.22"));
+
+    rewrite(&path, "192.0.2.0/24\n10.0.0.22\n10.0.0.400\n");
+    let notes = keeper.tick(&gate);
+    assert!(notes[0].is_fault() && notes[0].to_string().contains("line 3: `10.0.0.400`"), "{notes:?}");
+    assert!(is_blocked(&gate, "10.0.0.22"));
+
+    rewrite(&folder.0.join("later.list"), "10.0.0.3\n");
+    keeper.tick(&gate);
+    assert!(is_blocked(&gate, "10.0.0.3"));
+    keeper.replace_sources(&gate, &BlockSources::default());
+    assert!(!is_blocked(&gate, "10.0.0.3") && !is_blocked(&gate, "192.0.2.9"));
+}
+
+#[test]
+fn dynamic_blocks_survive_a_restart_with_what_is_left_of_their_life() {
+    let folder = Folder::new("kept");
+    let list = folder.0.join("drop.list");
+    rewrite(&list, "10.0.0.7\n");
+    let sources = BlockSources { directory: Some(folder.0.join("kept")), files: vec![list] };
+    let (before, after) = (gate(), gate());
+    let (mut keeper, _) = Keeper::start(&before, &sources);
+    let hour = Some(Duration::from_secs(3600));
+    before.blocks().add("10.0.0.1".parse().unwrap(), hour).unwrap();
+    before.blocks().set_reason("10.0.0.1".parse().unwrap(), "it guessed passwords").unwrap();
+    before.blocks().add("2001:db8::/32".parse().unwrap(), None).unwrap();
+    before.blocks().add("10.0.0.2".parse().unwrap(), Some(Duration::ZERO)).unwrap();
+    assert!(keeper.tick(&before).is_empty());
+    let kept = std::fs::read_to_string(folder.0.join("kept/blocked")).unwrap();
+    assert!(!kept.contains("10.0.0.7"), "its file is there: {kept}");
+    std::fs::write(folder.0.join("kept/blocked"), kept + "nonsense\n10.0.0.9/32 1 long ago\n").unwrap();
+
+    let (_, notes) = Keeper::start(&after, &BlockSources { files: Vec::new(), ..sources });
+    assert!(
+        notes[0].to_string().ends_with("2 blocks are in force again, 1 lines were not readable"),
+        "{notes:?}"
+    );
+    let mut blocked = after.blocks().list().unwrap();
+    blocked.sort_by_key(|entry| entry.prefix);
+    assert_eq!(blocked[0].reason.as_deref(), Some("it guessed passwords"));
+    assert!(blocked[0].remaining > Some(Duration::from_secs(3500)) && blocked[1].remaining.is_none());
+    assert!(is_blocked(&after, "2001:db8::1") && !is_blocked(&after, "10.0.0.9"));
+}
