@@ -262,6 +262,9 @@ impl<'a> Blocks<'a> {
         for name in ["blocked4", "blocked6", NETS[0], NETS[1]] {
             removed += remove_expired(maps, name, now_ns)?;
         }
+        if removed > 0 {
+            maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, now_ns)?;
+        }
         let empty = |name| Ok::<bool, GateError>(maps.get(name)?.keys().next().is_none());
         for (flag, [v4, v6]) in [
             (abi::TG_CONTROL_BLOCK_SINGLES, ["blocked4", "blocked6"]),
@@ -287,7 +290,11 @@ impl<'a> Blocks<'a> {
                 Ok(BlockStats { addresses: list.len() - prefixes, prefixes })
             }
             Backend::Kernel(maps) => {
-                let count = |name| Ok::<usize, GateError>(maps.get(name)?.keys().count());
+                let count = |name| {
+                    let mut count = 0;
+                    system::each_entry(maps.get(name)?, |_, _| count += 1)?;
+                    Ok::<usize, GateError>(count)
+                };
                 Ok(BlockStats {
                     addresses: count("blocked4")? + count("blocked6")?,
                     prefixes: count(NETS[0])? + count(NETS[1])?,

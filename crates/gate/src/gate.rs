@@ -11,7 +11,7 @@ use tidegate_policy::{BlockList, Decision, Policer, Profile, RuleCounts, RuleSet
 use zerocopy::FromZeros;
 
 use crate::abi;
-use crate::block::Blocks;
+use crate::block::{BlockStats, Blocks};
 use crate::events::TcpEvents;
 use crate::kernel::{Attached, ProgramCost, Programs};
 use crate::maps::Maps;
@@ -84,6 +84,8 @@ struct Kernel {
     attached: Vec<Attached>,
     queues: Mutex<Option<Arc<Queues>>>,
     rules: Mutex<InForce>,
+    /// How full the block list was, and when it had last been changed: a million entries are not counted for nothing.
+    block_stats: Mutex<Option<(u64, BlockStats)>>,
 }
 
 /// Changed together.
@@ -213,6 +215,7 @@ impl Gate {
             attached: Vec::new(),
             queues: Mutex::new(None),
             rules: Mutex::new(InForce { slots: Slots::default(), policer }),
+            block_stats: Mutex::new(None),
         };
         let gate = Self {
             engine: Engine::Kernel(Box::new(kernel)),
@@ -400,7 +403,7 @@ impl Gate {
                     rules: report::rules(maps)?,
                     unavailable: self.unavailable.clone(),
                     totals: report::totals(maps)?,
-                    blocked: self.blocks().stats()?,
+                    blocked: kernel.block_stats()?,
                     overloaded: maps.control(abi::TG_CONTROL_OVERLOAD)? != 0,
                 })
             }
@@ -545,6 +548,16 @@ pub(crate) fn mapped(address: IpAddr) -> [u8; 16] {
 }
 
 impl Kernel {
+    fn block_stats(&self) -> Result<BlockStats, GateError> {
+        let blocks = Blocks::kernel(&self.programs.maps);
+        let changed_ns = blocks.changed_ns()?;
+        let mut known = lock(&self.block_stats);
+        match *known {
+            Some((then, stats)) if then == changed_ns => Ok(stats),
+            _ => Ok(known.insert((changed_ns, blocks.stats()?)).1),
+        }
+    }
+
     fn misses_loopback(&self) -> bool {
         !self.attached.iter().any(|attached| attached.interface == "lo")
     }
