@@ -69,7 +69,7 @@ reasons! {
     NoTc = 2 "the program for segments is not attached",
     NoHttpPort = 3 "no port is declared as cleartext HTTP",
     OnlyServerAnswers = 4 "only a server can answer 503",
-    PriorityOnly = 5 "a request's priority orders what the server does",
+    PriorityOnly = 5 "its priority says which limit of the agent it counts to",
     TooLong = 6 "its path or cookie is longer than the kernel program compares",
     TooManyPatterns = 7 "there are more suffixes, infixes and cookies than the kernel program searches for",
     NoStringSearch = 8 "this kernel has no bpf_strnstr (Linux 6.17)",
