@@ -6,14 +6,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use rustix::net::{SocketFlags, acceptfrom_with};
 use tidegate_core::Verdict;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::unix::AsyncFd;
 
 use crate::data_core::{DataCore, is_out_of_descriptors};
 
@@ -83,7 +84,7 @@ impl Waiting {
 impl DataCore {
     /// Accepts on the sockets of one address, strictly from the first that has a connection: one socket per priority
     /// class where the kernel sorts connections, and otherwise one for all, sorted here.
-    pub(crate) async fn accept(self: Rc<Self>, listeners: Vec<TcpListener>) {
+    pub(crate) async fn accept(self: Rc<Self>, listeners: Vec<AsyncFd<TcpListener>>) {
         let mut waiting = Waiting::default();
         let mut warned = None;
         loop {
@@ -137,13 +138,23 @@ impl DataCore {
 }
 
 fn poll_accept(
-    listeners: &[TcpListener],
+    listeners: &[AsyncFd<TcpListener>],
     context: &mut Context<'_>,
 ) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
     for listener in listeners {
-        if let Poll::Ready(accepted) = listener.poll_accept(context) {
+        while let Poll::Ready(ready) = listener.poll_read_ready(context) {
+            // An error here means that the reactor is gone.
+            let Ok(accepted) = ready?.try_io(|listener| accept(listener.get_ref())) else { continue };
             return Poll::Ready(accepted);
         }
     }
     Poll::Pending
+}
+
+/// The socket is not watched yet: the first request may be here already, and the only one.
+fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (socket, peer) = acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+    let peer = peer.ok_or_else(|| io::Error::other("a client without an address"))?;
+    Ok((TcpStream::from(socket), peer))
 }

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, Ref, RefCell};
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use tidegate_http::RequestParser;
 use tidegate_store::Store;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
@@ -22,6 +24,7 @@ use crate::metrics::CoreMetrics;
 use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
 use crate::session::deadlines::Deadlines;
+use crate::session::first::First;
 use crate::session::{self, Times};
 use crate::upstream::Pools;
 
@@ -115,7 +118,7 @@ impl DataCore {
     ) {
         let mut tasks = Vec::new();
         for address in listeners {
-            match address.into_iter().map(TcpListener::from_std).collect() {
+            match address.into_iter().map(watch).collect() {
                 Ok(sockets) => tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(sockets))),
                 Err(error) => tracing::error!(%error, "a listening socket could not be watched"),
             }
@@ -151,17 +154,28 @@ impl DataCore {
         }
     }
 
-    pub(crate) fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
+    pub(crate) fn admit(self: &Rc<Self>, stream: StdStream, peer: SocketAddr) {
         self.metrics.connections_accepted_total.add(1);
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
             self.open.fetch_sub(1, Ordering::Relaxed);
             self.metrics.connections_refused_total.add(1);
             return;
         }
+        let first = First::of(self, &stream, peer);
+        let stream = match first {
+            First::Done => None,
+            _ => TcpStream::from_std(stream)
+                .inspect_err(|error| tracing::error!(%error, "a client's socket could not be watched"))
+                .ok(),
+        };
+        let Some(stream) = stream else {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
         self.metrics.connections_open.add(1);
         let core = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            session::serve(&core, stream, peer).await;
+            session::serve(&core, stream, peer, first).await;
             core.metrics.connections_open.sub(1);
             core.open.fetch_sub(1, Ordering::Relaxed);
         });
@@ -259,6 +273,12 @@ impl DataCore {
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.get()
     }
+}
+
+/// Lets the reactor watch a listening socket.
+fn watch(listener: StdListener) -> io::Result<AsyncFd<StdListener>> {
+    // SAFETY: the socket is open, and `AsyncFd` owns it until both are gone; nothing takes the descriptor out of it.
+    unsafe { AsyncFd::register_with_interest(listener, Interest::READABLE) }.map_err(io::Error::from)
 }
 
 /// A duration as the deadlines count it.

@@ -53,7 +53,7 @@ impl Connection<'_> {
         } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
             self.deliver_local(&head, 413, b"", false).await
         } else {
-            let peer = self.peer.ip().to_canonical();
+            let peer = self.asker.peer.ip().to_canonical();
             let seen = Seen::of(&plan, &head, peer);
             let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen };
             let answer = tokio::select! {

@@ -9,6 +9,7 @@ pub(crate) mod allowance;
 mod body;
 pub(crate) mod deadlines;
 mod exchange;
+pub(crate) mod first;
 mod respond;
 mod transmit;
 
@@ -17,7 +18,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidegate_core::Verdict;
 use tidegate_http::normalize::normalize;
@@ -31,27 +32,35 @@ use crate::data_core::{DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::{Slot, Waiting};
-use crate::session::transmit::Unsent;
+use crate::session::first::First;
+use crate::session::transmit::{Socket, Unsent};
 
 /// Serves one client until either side ends the connection.
-pub(crate) async fn serve(core: &Rc<DataCore>, stream: TcpStream, peer: SocketAddr) {
+pub(crate) async fn serve(core: &Rc<DataCore>, stream: TcpStream, peer: SocketAddr, first: First) {
     use std::os::fd::AsRawFd;
     let slot = core.deadlines.add(stream.as_raw_fd());
-    let mut connection = Connection { core, stream, peer, slot, pending: None, began: Instant::now() };
-    connection.run().await;
+    let asker = Asker::new(core, peer);
+    let mut connection = Connection { core, stream, asker, slot, pending: None };
+    connection.run(first).await;
     core.deadlines.remove(&connection.slot);
+}
+
+/// Who asks, for rules and logs.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    peer: SocketAddr,
+    /// When the request in progress began, if that is logged.
+    began: Option<Instant>,
 }
 
 /// One client connection over TCP.
 pub(crate) struct Connection<'c> {
     core: &'c Rc<DataCore>,
     stream: TcpStream,
-    peer: SocketAddr,
+    asker: Asker,
     slot: Rc<Slot>,
     /// A head of which only a part has arrived.
     pending: Option<Box<Partial>>,
-    /// When the request in progress began, if that is logged.
-    began: Instant,
 }
 
 /// A head that arrives in pieces keeps its bytes and the parser's place in them.
@@ -104,14 +113,117 @@ enum Handled {
     Refused(Verdict),
 }
 
-impl Connection<'_> {
-    async fn run(&mut self) {
-        self.await_head();
-        loop {
-            let mut step = match self.read().await {
-                Ok(0) | Err(_) => return self.input_ended(),
-                Ok(length) => self.take(length),
+impl Asker {
+    pub(crate) fn new(core: &DataCore, peer: SocketAddr) -> Self {
+        Self { peer, began: core.log.is_some().then(Instant::now) }
+    }
+
+    /// Answers from the cache if that is all it takes.
+    fn answer(
+        self,
+        core: &DataCore,
+        stream: &impl Socket,
+        head: &RequestHead<'_>,
+    ) -> Result<Handled, HeadError> {
+        let plan = core.plan_ref();
+        let mut scratch = core.scratch.borrow_mut();
+        let Scratch { target, key, out } = &mut *scratch;
+        let normalized = normalize(head, plan.personality, target)?;
+        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        if let Some(rules) = &plan.requests {
+            let verdict = match plan.folds_case {
+                true => self.police(stream, &**rules, head, &normalized.path.to_ascii_lowercase()),
+                false => self.police(stream, &**rules, head, normalized.path),
             };
+            if verdict != Verdict::Continue {
+                return Ok(Handled::Refused(verdict));
+            }
+        }
+        if head.framing != BodyFraming::None
+            || head.upgrade
+            || !matches!(head.method, Method::Get | Method::Head)
+        {
+            return Ok(Handled::NeedsExchange);
+        }
+        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
+            return Ok(Handled::NeedsExchange);
+        };
+        let keep_alive = head.keep_alive && !core.is_draining();
+        out.clear();
+        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
+        let (sent, total) =
+            transmit::send_hit(stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
+        let body = form.body.1 - form.body.0;
+        let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
+        self.account(core, head, form.status, bytes, hit.label());
+        Ok(match sent {
+            transmit::Sent::All => Handled::Answered { keep_alive },
+            transmit::Sent::Broken => Handled::Answered { keep_alive: false },
+            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
+        })
+    }
+
+    fn police(
+        self,
+        stream: &impl Socket,
+        rules: &dyn Admission,
+        head: &RequestHead<'_>,
+        path: &[u8],
+    ) -> Verdict {
+        let Ok(local) = stream.local_addr() else { return Verdict::Drop };
+        let cookie = head.fields.get(tidegate_http::FieldId::Cookie);
+        rules.on_request(&Asked { peer: self.peer, local, path, cookie })
+    }
+
+    /// Counts and logs an answered request.
+    fn account(
+        self,
+        core: &DataCore,
+        head: &RequestHead<'_>,
+        status: u16,
+        bytes: Bytes,
+        cache: &'static str,
+    ) {
+        core.metrics.count_response(status, bytes.head + bytes.body);
+        if let Some(log) = &core.log {
+            let peer = self.peer.ip().to_canonical();
+            let record = Record {
+                client: core.with_plan(|plan| Seen::of(plan, head, peer).client),
+                unix_s: core.clock.unix_s(),
+                duration: self.began.map_or(Duration::ZERO, |began| began.elapsed()),
+                host: head.fields.get(tidegate_http::FieldId::Host).unwrap_or(b""),
+                method: head.method_bytes,
+                target: head.target,
+                http11: head.version == Version::Http11,
+                status,
+                bytes: bytes.body,
+                referer: head.fields.get(tidegate_http::FieldId::Referer).unwrap_or(b""),
+                user_agent: head.fields.get(tidegate_http::FieldId::UserAgent).unwrap_or(b""),
+                cache,
+            };
+            log.record(&record, &core.metrics);
+        }
+    }
+}
+
+impl Connection<'_> {
+    async fn run(&mut self, first: First) {
+        self.await_head();
+        let mut step = match first {
+            First::Done => return,
+            First::Begins(bytes) if bytes.is_empty() => Step::Read,
+            First::Begins(bytes) => {
+                // Until the reactor has looked at the socket, nothing can be written without waiting.
+                let _ = self.stream.writable().await;
+                self.process(&bytes)
+            }
+            First::Answered => {
+                self.await_next();
+                Step::Read
+            }
+            First::Unsent { unsent, keep_alive } => Step::Flush { unsent, rest: Vec::new(), keep_alive },
+        };
+        loop {
             loop {
                 let rest = match step {
                     Step::Read => break,
@@ -131,6 +243,10 @@ impl Connection<'_> {
                 self.await_next();
                 step = self.process(&rest);
             }
+            step = match self.read().await {
+                Ok(0) | Err(_) => return self.input_ended(),
+                Ok(length) => self.take(length),
+            };
         }
     }
 
@@ -213,9 +329,7 @@ impl Connection<'_> {
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
     fn step(&mut self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        if self.core.log.is_some() {
-            self.began = Instant::now();
-        }
+        self.asker = Asker::new(self.core, self.asker.peer);
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match self.answer(&parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
@@ -239,49 +353,7 @@ impl Connection<'_> {
 
     /// Answers from the cache if that is all it takes.
     fn answer(&mut self, head: &RequestHead<'_>) -> Result<Handled, HeadError> {
-        let core = self.core;
-        let plan = core.plan_ref();
-        let mut scratch = core.scratch.borrow_mut();
-        let Scratch { target, key, out } = &mut *scratch;
-        let normalized = normalize(head, plan.personality, target)?;
-        if let Some(rules) = &plan.requests {
-            let verdict = match plan.folds_case {
-                true => self.police(&**rules, head, &normalized.path.to_ascii_lowercase()),
-                false => self.police(&**rules, head, normalized.path),
-            };
-            if verdict != Verdict::Continue {
-                return Ok(Handled::Refused(verdict));
-            }
-        }
-        if head.framing != BodyFraming::None
-            || head.upgrade
-            || !matches!(head.method, Method::Get | Method::Head)
-        {
-            return Ok(Handled::NeedsExchange);
-        }
-        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
-        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
-            return Ok(Handled::NeedsExchange);
-        };
-        let keep_alive = head.keep_alive && !core.is_draining();
-        out.clear();
-        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
-        let (sent, total) =
-            transmit::send_hit(&self.stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
-        let body = form.body.1 - form.body.0;
-        let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
-        self.account(head, form.status, bytes, hit.label());
-        Ok(match sent {
-            transmit::Sent::All => Handled::Answered { keep_alive },
-            transmit::Sent::Broken => Handled::Answered { keep_alive: false },
-            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
-        })
-    }
-
-    fn police(&self, rules: &dyn Admission, head: &RequestHead<'_>, path: &[u8]) -> Verdict {
-        let Ok(local) = self.stream.local_addr() else { return Verdict::Drop };
-        let cookie = head.fields.get(tidegate_http::FieldId::Cookie);
-        rules.on_request(&Asked { peer: self.peer, local, path, cookie })
+        self.asker.answer(self.core, &self.stream, head)
     }
 
     /// Does to a request what a rule says; `None` when the connection goes on.
@@ -320,39 +392,20 @@ impl Connection<'_> {
         Some(Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false })
     }
 
-    /// Counts and logs an answered request.
     fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
-        self.core.metrics.count_response(status, bytes.head + bytes.body);
-        if let Some(log) = &self.core.log {
-            let peer = self.peer.ip().to_canonical();
-            let record = Record {
-                client: self.core.with_plan(|plan| Seen::of(plan, head, peer).client),
-                unix_s: self.core.clock.unix_s(),
-                duration: self.began.elapsed(),
-                host: head.fields.get(tidegate_http::FieldId::Host).unwrap_or(b""),
-                method: head.method_bytes,
-                target: head.target,
-                http11: head.version == Version::Http11,
-                status,
-                bytes: bytes.body,
-                referer: head.fields.get(tidegate_http::FieldId::Referer).unwrap_or(b""),
-                user_agent: head.fields.get(tidegate_http::FieldId::UserAgent).unwrap_or(b""),
-                cache,
-            };
-            log.record(&record, &self.core.metrics);
-        }
+        self.asker.account(self.core, head, status, bytes, cache);
     }
 
     /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
     fn refuse(&mut self, error: HeadError) -> Step {
         self.core.metrics.requests_refused_total.add(1);
-        tracing::debug!(client = %self.peer, reason = error.name(), "request refused");
+        tracing::debug!(client = %self.asker.peer, reason = error.name(), "request refused");
         self.last_words(error.status());
         if let Some(log) = &self.core.log {
             let record = Record {
-                client: self.peer.ip().to_canonical(),
+                client: self.asker.peer.ip().to_canonical(),
                 unix_s: self.core.clock.unix_s(),
-                duration: std::time::Duration::ZERO,
+                duration: Duration::ZERO,
                 host: b"",
                 method: b"-",
                 target: b"-",

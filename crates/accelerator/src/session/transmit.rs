@@ -4,7 +4,8 @@
 //! client has acknowledged them, long after the object was unpinned and its place given to another
 //! (docs/decisions/0001-no-sendfile-from-the-arena.md).
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -43,9 +44,36 @@ impl Unsent {
     }
 }
 
+/// A socket that is written to without waiting, watched by the reactor or not yet.
+pub(crate) trait Socket {
+    fn send_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
+    fn local_addr(&self) -> io::Result<SocketAddr>;
+}
+
+impl Socket for TcpStream {
+    fn send_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.try_write_vectored(slices)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+}
+
+impl Socket for std::net::TcpStream {
+    fn send_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut stream = self;
+        stream.write_vectored(slices)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+}
+
 /// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
 pub(crate) fn send_hit(
-    stream: &TcpStream,
+    stream: &impl Socket,
     object: &Object,
     form: &HitForm,
     out: &[u8],
@@ -63,7 +91,7 @@ pub(crate) fn send_hit(
             at += take as u64;
         }
     }
-    let written = match stream.try_write_vectored(&slices) {
+    let written = match stream.send_vectored(&slices) {
         Ok(written) => written as u64,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(_) => return Ok((Sent::Broken, 0)),
