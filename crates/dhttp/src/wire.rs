@@ -1,0 +1,384 @@
+//! The messages (DHTTP §III, Fig. 2): views over received bytes, and their writers.
+//!
+//! ```text
+//! request   id (8)  port of the other channel (2)  flags (1)  [token length (1)  token]  HTTP request
+//! response  id (8)  HTTP response
+//!           id (8)  1                                             resend this over TCP
+//!           id (8)  2  token length (1)  token                    resend this with the token
+//!           id (8)  3  token length (1)  token  HTTP response
+//! ```
+//!
+//! Integers are big-endian. An HTTP response starts with `H`, so that the byte behind the id tells the forms apart. No
+//! response reads as a request with a port that clients may use and known flags, so that two servers never answer each
+//! other in a loop.
+
+use std::fmt;
+
+/// Length of a request's fixed header in bytes.
+pub const REQUEST_HEADER_BYTES: usize = 11;
+/// Length of a request identifier in bytes.
+pub const ID_BYTES: usize = 8;
+/// Greatest length of a token in bytes.
+pub const MAX_TOKEN_BYTES: usize = 32;
+/// Most bytes a message adds in front of the HTTP message.
+pub const MAX_HEADER_BYTES: usize = REQUEST_HEADER_BYTES + 1 + MAX_TOKEN_BYTES;
+
+const USE_TCP: u8 = 1;
+const PROVE_ADDRESS: u8 = 2;
+const HTTP_WITH_TOKEN: u8 = 3;
+
+/// What a response is matched to its request by: eight random bytes, unique among a client's outstanding requests.
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct RequestId(pub [u8; ID_BYTES]);
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", u64::from_be_bytes(self.0))
+    }
+}
+
+/// The flags of a request.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Flags {
+    /// The client sends this request again because no response came in time (DHTTP §III-A).
+    pub resend: bool,
+    /// A token field follows, perhaps an empty one: the client knows what a token is.
+    pub token: bool,
+}
+
+impl Flags {
+    const RESEND: u8 = 1;
+    const TOKEN: u8 = 2;
+
+    /// The flags as sent.
+    pub const fn bits(self) -> u8 {
+        (if self.resend { Self::RESEND } else { 0 }) | (if self.token { Self::TOKEN } else { 0 })
+    }
+
+    /// The flags of a received byte; `None` if one is unknown.
+    pub const fn from_bits(bits: u8) -> Option<Self> {
+        if bits & !(Self::RESEND | Self::TOKEN) != 0 {
+            return None;
+        }
+        Some(Self { resend: bits & Self::RESEND != 0, token: bits & Self::TOKEN != 0 })
+    }
+}
+
+/// Why a message was refused; always the fault of the peer that sent it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// Shorter than its header: there is not even an id to answer to.
+    #[error("message is shorter than its header")]
+    Short,
+    /// A request that has the form of a response: answering it could go on for ever.
+    #[error("a response where a request is expected")]
+    ResponseAsRequest,
+    /// A flag that this version of the protocol does not know.
+    #[error("unknown flags {bits:#04x}")]
+    UnknownFlags {
+        /// The id, so that an error can be sent.
+        id: RequestId,
+        /// The byte as received.
+        bits: u8,
+    },
+    /// The token is longer than any token, or than the message.
+    #[error("malformed token")]
+    BadToken {
+        /// The id, so that an error can be sent.
+        id: RequestId,
+    },
+    /// Neither HTTP nor one of the control answers, or one with something behind it.
+    #[error("malformed response")]
+    BadResponse,
+}
+
+impl WireError {
+    /// The id of the request that an error response can be sent to.
+    pub const fn id(self) -> Option<RequestId> {
+        match self {
+            Self::UnknownFlags { id, .. } | Self::BadToken { id } => Some(id),
+            Self::Short | Self::ResponseAsRequest | Self::BadResponse => None,
+        }
+    }
+}
+
+/// A request as received.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Request<'a> {
+    /// The request's identifier.
+    pub id: RequestId,
+    /// The client's port on the channel that this request did not take.
+    pub other_port: u16,
+    /// The client sent it before.
+    pub resend: bool,
+    /// The token; empty if the client has none, absent if it does not know tokens.
+    pub token: Option<&'a [u8]>,
+    /// The HTTP request.
+    pub http: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// Reads one datagram.
+    ///
+    /// # Errors
+    /// The message is malformed.
+    pub fn parse(datagram: &'a [u8]) -> Result<Self, WireError> {
+        match Self::parse_prefix(datagram)? {
+            Some(request) => Ok(request),
+            None => Err(match split_id(datagram) {
+                Some((id, rest)) if rest.len() >= 3 => WireError::BadToken { id },
+                _ => WireError::Short,
+            }),
+        }
+    }
+
+    /// Reads the header at the start of a stream; `http` is what follows it so far. `None`: more bytes are needed.
+    ///
+    /// # Errors
+    /// The message is malformed.
+    pub fn parse_prefix(bytes: &'a [u8]) -> Result<Option<Self>, WireError> {
+        let Some((id, rest)) = split_id(bytes) else { return Ok(None) };
+        if looks_like_response(rest) {
+            return Err(WireError::ResponseAsRequest);
+        }
+        let Some((&[high, low, bits], rest)) = rest.split_first_chunk() else { return Ok(None) };
+        let flags = Flags::from_bits(bits).ok_or(WireError::UnknownFlags { id, bits })?;
+        let (token, http) = if flags.token {
+            match split_token(rest) {
+                Ok(Some((token, http))) => (Some(token), http),
+                Ok(None) => return Ok(None),
+                Err(()) => return Err(WireError::BadToken { id }),
+            }
+        } else {
+            (None, rest)
+        };
+        Ok(Some(Self { id, other_port: u16::from_be_bytes([high, low]), resend: flags.resend, token, http }))
+    }
+
+    /// Length of the header in bytes; the HTTP request starts there.
+    pub fn header_bytes(&self) -> usize {
+        REQUEST_HEADER_BYTES + self.token.map_or(0, |token| 1 + token.len())
+    }
+
+    /// Appends the message. A token beyond [`MAX_TOKEN_BYTES`] is left out: no server issues one.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let token = self.token.map(|token| if token.len() > MAX_TOKEN_BYTES { &[][..] } else { token });
+        let flags = Flags { resend: self.resend, token: token.is_some() };
+        out.extend_from_slice(&self.id.0);
+        out.extend_from_slice(&self.other_port.to_be_bytes());
+        out.push(flags.bits());
+        if let Some(token) = token {
+            write_token(token, out);
+        }
+        out.extend_from_slice(self.http);
+    }
+}
+
+/// A response as received.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Response<'a> {
+    /// The identifier of the request that it answers.
+    pub id: RequestId,
+    /// What it says.
+    pub answer: Answer<'a>,
+}
+
+/// What a response says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Answer<'a> {
+    /// An HTTP response, and perhaps a token for requests to come.
+    Http {
+        /// A token that proves the client's address to this server.
+        token: Option<&'a [u8]>,
+        /// The HTTP response.
+        http: &'a [u8],
+    },
+    /// Send this request again over a connection that the client opens (DHTTP §III-A and §VI-B3).
+    UseTcp,
+    /// Send this request again with this token: the answer is too much for an address that is not proved.
+    ProveAddress {
+        /// A token that proves the client's address to this server.
+        token: &'a [u8],
+    },
+}
+
+impl<'a> Response<'a> {
+    /// Reads one datagram.
+    ///
+    /// # Errors
+    /// The message is malformed.
+    pub fn parse(datagram: &'a [u8]) -> Result<Self, WireError> {
+        let (id, rest) = split_id(datagram).ok_or(WireError::Short)?;
+        let (&form, behind) = rest.split_first().ok_or(WireError::Short)?;
+        let answer = match form {
+            b'H' => Answer::Http { token: None, http: rest },
+            USE_TCP if behind.is_empty() => Answer::UseTcp,
+            PROVE_ADDRESS => match split_token(behind) {
+                Ok(Some((token, []))) if !token.is_empty() => Answer::ProveAddress { token },
+                _ => return Err(WireError::BadResponse),
+            },
+            HTTP_WITH_TOKEN => match split_token(behind) {
+                Ok(Some((token, http))) if !token.is_empty() && http.first() == Some(&b'H') => {
+                    Answer::Http { token: Some(token), http }
+                }
+                _ => return Err(WireError::BadResponse),
+            },
+            _ => return Err(WireError::BadResponse),
+        };
+        Ok(Self { id, answer })
+    }
+
+    /// Appends the message.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.0);
+        match self.answer {
+            Answer::Http { token: None, http } => out.extend_from_slice(http),
+            Answer::Http { token: Some(token), http } => {
+                out.push(HTTP_WITH_TOKEN);
+                write_token(token, out);
+                out.extend_from_slice(http);
+            }
+            Answer::UseTcp => out.push(USE_TCP),
+            Answer::ProveAddress { token } => {
+                out.push(PROVE_ADDRESS);
+                write_token(token, out);
+            }
+        }
+    }
+}
+
+fn split_id(bytes: &[u8]) -> Option<(RequestId, &[u8])> {
+    bytes.split_first_chunk().map(|(&id, rest)| (RequestId(id), rest))
+}
+
+/// Whether what follows an id is a response: HTTP, or a control answer. Read as a request, the latter would name a port
+/// below 1024, which no client has.
+fn looks_like_response(behind_id: &[u8]) -> bool {
+    behind_id.starts_with(b"HTTP/") || behind_id.first().is_some_and(|&byte| byte <= HTTP_WITH_TOKEN)
+}
+
+/// `Ok(None)`: more bytes are needed.
+fn split_token(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, ()> {
+    let Some((&length, rest)) = bytes.split_first() else { return Ok(None) };
+    if usize::from(length) > MAX_TOKEN_BYTES {
+        return Err(());
+    }
+    Ok(rest.split_at_checked(usize::from(length)))
+}
+
+fn write_token(token: &[u8], out: &mut Vec<u8>) {
+    debug_assert!(token.len() <= MAX_TOKEN_BYTES);
+    out.push(token.len() as u8);
+    out.extend_from_slice(token);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ID: RequestId = RequestId(*b"\x01\x02\x03\x04\x05\x06\x07\x08");
+
+    #[test]
+    fn a_request_has_the_eleven_bytes_of_the_paper_in_front() {
+        let request = Request { id: ID, other_port: 0x9c40, resend: true, token: None, http: b"GET" };
+        let mut bytes = Vec::new();
+        request.write(&mut bytes);
+        assert_eq!(bytes, b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x01GET");
+        assert_eq!(Request::parse(&bytes), Ok(request));
+    }
+
+    #[test]
+    fn a_response_has_the_eight_bytes_of_the_paper_in_front() {
+        let response = Response { id: ID, answer: Answer::Http { token: None, http: b"HTTP/1.1 200 OK" } };
+        let mut bytes = Vec::new();
+        response.write(&mut bytes);
+        assert_eq!(bytes, b"\x01\x02\x03\x04\x05\x06\x07\x08HTTP/1.1 200 OK");
+        assert_eq!(Response::parse(&bytes), Ok(response));
+    }
+
+    #[test]
+    fn short_messages_have_no_id_to_answer_to() {
+        for length in 0..REQUEST_HEADER_BYTES {
+            let bytes = [0x80; REQUEST_HEADER_BYTES];
+            assert_eq!(Request::parse(&bytes[..length]), Err(WireError::Short));
+        }
+        assert_eq!(Response::parse(&ID.0), Err(WireError::Short));
+    }
+
+    #[test]
+    fn unknown_flags_and_bad_tokens_name_the_request() {
+        let error = Request::parse(b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x04GET").unwrap_err();
+        assert_eq!(error, WireError::UnknownFlags { id: ID, bits: 4 });
+        assert_eq!(error.id(), Some(ID));
+        for tail in [&b"\x02"[..], b"\x02\x03ab", b"\x02\x21"] {
+            let bytes = [&b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40"[..], tail].concat();
+            assert_eq!(Request::parse(&bytes), Err(WireError::BadToken { id: ID }));
+        }
+    }
+
+    #[test]
+    fn a_control_answer_with_something_behind_it_is_refused() {
+        for tail in [&b"\x01x"[..], b"\x02", b"\x02\0", b"\x02\x01ab", b"\x03\x01aX", b"\x03\0HTTP", b"\x04", b"x"] {
+            let bytes = [&ID.0[..], tail].concat();
+            assert_eq!(Response::parse(&bytes), Err(WireError::BadResponse), "{tail:?}");
+        }
+    }
+
+    fn token() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(any::<u8>(), 1..=MAX_TOKEN_BYTES)
+    }
+
+    proptest! {
+        #[test]
+        fn requests_survive_writing_and_reading(
+            id: [u8; 8], other_port in 1024u16.., resend: bool, http: Vec<u8>,
+            token in prop::option::of(prop::collection::vec(any::<u8>(), 0..=MAX_TOKEN_BYTES)),
+        ) {
+            let request =
+                Request { id: RequestId(id), other_port, resend, token: token.as_deref(), http: &http };
+            let mut bytes = Vec::new();
+            request.write(&mut bytes);
+            prop_assert_eq!(Request::parse(&bytes), Ok(request));
+            prop_assert_eq!(bytes.len(), request.header_bytes() + http.len());
+            for split in 0..bytes.len() {
+                let part = Request::parse_prefix(&bytes[..split]).unwrap();
+                prop_assert_eq!(part.is_some(), split >= request.header_bytes());
+            }
+        }
+
+        #[test]
+        fn responses_survive_writing_and_reading_and_are_never_requests(
+            id: [u8; 8], body: Vec<u8>, token in token(), form in 0..4u8,
+        ) {
+            let http = [&b"HTTP/1.1 "[..], &body].concat();
+            let answer = match form {
+                0 => Answer::Http { token: None, http: &http },
+                1 => Answer::Http { token: Some(&token), http: &http },
+                2 => Answer::UseTcp,
+                _ => Answer::ProveAddress { token: &token },
+            };
+            let response = Response { id: RequestId(id), answer };
+            let mut bytes = Vec::new();
+            response.write(&mut bytes);
+            prop_assert_eq!(Response::parse(&bytes), Ok(response));
+            prop_assert_eq!(Request::parse(&bytes), Err(WireError::ResponseAsRequest));
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused_and_what_is_read_is_written_back(bytes: Vec<u8>) {
+            let mut out = Vec::new();
+            if let Ok(request) = Request::parse(&bytes) {
+                request.write(&mut out);
+                prop_assert_eq!(&out, &bytes);
+            }
+            out.clear();
+            if let Ok(response) = Response::parse(&bytes) {
+                response.write(&mut out);
+                prop_assert_eq!(&out, &bytes);
+            }
+        }
+    }
+}
