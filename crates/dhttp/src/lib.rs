@@ -6,5 +6,6 @@
 //! as arguments, actions come out. The normative text is docs/protocol/dhttp.md.
 
 pub mod ports;
+pub mod server;
 pub mod token;
 pub mod wire;

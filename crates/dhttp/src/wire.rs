@@ -321,7 +321,9 @@ mod tests {
 
     #[test]
     fn a_control_answer_with_something_behind_it_is_refused() {
-        for tail in [&b"\x01x"[..], b"\x02", b"\x02\0", b"\x02\x01ab", b"\x03\x01aX", b"\x03\0HTTP", b"\x04", b"x"] {
+        for tail in
+            [&b"\x01x"[..], b"\x02", b"\x02\0", b"\x02\x01ab", b"\x03\x01aX", b"\x03\0HTTP", b"\x04", b"x"]
+        {
             let bytes = [&ID.0[..], tail].concat();
             assert_eq!(Response::parse(&bytes), Err(WireError::BadResponse), "{tail:?}");
         }
