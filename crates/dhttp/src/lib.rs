@@ -5,6 +5,7 @@
 //! [`wire`], [`token`], [`server`] and [`client`] see no socket, clock or random source: time, bytes and a seed come in
 //! as arguments, actions come out. The normative text is docs/protocol/dhttp.md.
 
+pub mod client;
 pub mod ports;
 pub mod server;
 pub mod token;
