@@ -54,8 +54,14 @@ fn a_hundred_thousand_requests_with_loss_duplication_and_reordering_are_answered
 
 #[test]
 fn without_loss_nothing_is_resent_and_short_responses_go_by_udp() {
-    let perfect =
-        Conditions { loss: 0.0, duplication: 0.0, reordering: 0.0, broken_connections: 0.0, attack: 0.0 };
+    let perfect = Conditions {
+        loss: 0.0,
+        duplication: 0.0,
+        reordering: 0.0,
+        broken_connections: 0.0,
+        slow: 0.0,
+        attack: 0.0,
+    };
     let world = run(3, perfect, 5, 2000);
     let metrics = world.server.metrics();
     assert_eq!(metrics.dhttp_high_loss.get(), 0);
