@@ -148,6 +148,8 @@ struct Outstanding {
     request: NewRequest,
     generation: Generation,
     channel: Channel,
+    /// The token that it was last sent with; empty if there was none.
+    presented: Bytes,
 }
 
 #[derive(Debug)]
@@ -168,7 +170,7 @@ pub struct Client {
     next_generation: u32,
     outstanding: HashMap<RequestId, Outstanding>,
     deadlines: BTreeSet<(Instant, RequestId)>,
-    tokens: Recent<(Generation, SocketAddr), Vec<u8>>,
+    tokens: Recent<(Generation, SocketAddr), Bytes>,
     unreachable: Recent<SocketAddr, Instant>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -251,7 +253,10 @@ impl Client {
             && request.http.len() <= self.config.request_bytes
             && self.token_field(&request, generation).is_some();
         let unreachable = by_udp && self.unreachable.get(&request.server).is_some_and(|until| *until > now);
-        self.outstanding.insert(id, Outstanding { request, generation, channel: Channel::Caller });
+        self.outstanding.insert(
+            id,
+            Outstanding { request, generation, channel: Channel::Caller, presented: Bytes::new() },
+        );
         self.metrics.dhttp_client_requests_total.add(1);
         self.metrics.dhttp_client_outstanding.add(1);
         if unreachable {
@@ -283,16 +288,17 @@ impl Client {
         match answer {
             Answer::UseTcp => self.to_tcp(id, TcpReason::Asked),
             Answer::ProveAddress { token } => {
-                let known = self.tokens.get(&(generation, server)).is_some_and(|known| known == token);
+                // A duplicate of the question; other requests may have been asked, and given, the same.
+                let known = self.outstanding.get(&id).is_some_and(|request| request.presented == token);
                 if !known && proofs < MOST_PROOFS {
                     self.metrics.dhttp_client_proofs_total.add(1);
-                    self.tokens.insert((generation, server), token.to_vec());
+                    self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
                     self.send(id, sent, proofs + 1, now);
                 }
             }
             Answer::Http { token, http } => {
                 if let Some(token) = token {
-                    self.tokens.insert((generation, server), token.to_vec());
+                    self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
                 }
                 match answer::complete_response(http, method) {
                     Some(head_bytes) => {
@@ -449,30 +455,35 @@ impl Client {
     }
 
     /// The token to send, perhaps an empty one; `None` if not even that leaves room for the request.
-    fn token_field(&self, request: &NewRequest, generation: Generation) -> Option<&[u8]> {
+    fn token_field(&self, request: &NewRequest, generation: Generation) -> Option<Bytes> {
         let datagram_bytes = if request.server.ip().to_canonical().is_ipv4() {
             self.config.datagram_v4_bytes
         } else {
             self.config.datagram_v6_bytes
         };
         let room = datagram_bytes.checked_sub(crate::wire::REQUEST_HEADER_BYTES + 1 + request.http.len())?;
-        let token = self.tokens.get(&(generation, request.server)).map_or(&[][..], Vec::as_slice);
+        let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
         debug_assert!(token.len() <= MAX_TOKEN_BYTES);
-        Some(if token.len() <= room { token } else { &[] })
+        Some(if token.len() <= room { token } else { Bytes::new() })
     }
 
     fn send(&mut self, id: RequestId, sent: u32, proofs: u32, now: Instant) {
         let deadline = now + self.wait(sent);
         let Some(Outstanding { request, generation, .. }) = self.outstanding.get(&id) else { return };
-        let token = self.token_field(request, *generation);
-        if token.is_none() || (proofs > 0 && token == Some(&[])) {
+        let generation = *generation;
+        let token = match self.token_field(request, generation) {
+            Some(token) if proofs == 0 || !token.is_empty() => token,
             // No room for the proof that the server wants.
-            return self.to_tcp(id, TcpReason::Request);
-        }
-        let other_port = self.tcp_ports.get(generation).copied().unwrap_or_default();
+            _ => return self.to_tcp(id, TcpReason::Request),
+        };
+        let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let mut payload = Vec::new();
-        Request { id, other_port, resend: sent > 1, token, http: &request.http }.write(&mut payload);
-        self.transmits.push_back(Transmit { generation: *generation, to: request.server, payload });
+        Request { id, other_port, resend: sent > 1, token: Some(&token), http: &request.http }
+            .write(&mut payload);
+        self.transmits.push_back(Transmit { generation, to: request.server, payload });
+        if let Some(outstanding) = self.outstanding.get_mut(&id) {
+            outstanding.presented = token;
+        }
         self.set_channel(id, Channel::Udp { sent, proofs, deadline });
     }
 

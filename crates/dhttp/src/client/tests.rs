@@ -175,6 +175,19 @@ fn a_token_is_sent_at_once_when_asked_for_and_with_requests_to_come() {
 }
 
 #[test]
+fn every_request_that_is_asked_for_a_token_is_sent_again_though_they_are_given_the_same() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let ids = [bench.start(get()), bench.start(get())];
+    while bench.sent().is_some() {}
+    for id in ids {
+        bench.receive(server(), id, Answer::ProveAddress { token: TOKEN });
+        let payload = bench.sent().unwrap();
+        let request = Request::parse(&payload).unwrap();
+        assert_eq!((request.id, request.token), (id, Some(TOKEN)));
+    }
+}
+
+#[test]
 fn a_server_that_never_believes_a_token_is_not_asked_for_ever() {
     let mut bench = Bench::new(ClientConfig::default());
     let id = bench.start(get());

@@ -65,6 +65,7 @@ fn without_loss_nothing_is_resent_and_short_responses_go_by_udp() {
     let world = run(3, perfect, 5, 2000);
     let metrics = world.server.metrics();
     assert_eq!(metrics.dhttp_high_loss.get(), 0);
+    assert_eq!(metrics.dhttp_requests_resent_total.get(), 0);
     assert_eq!(world.short_by_udp, world.short_asked);
 }
 
