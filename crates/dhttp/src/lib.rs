@@ -6,6 +6,7 @@
 //! as arguments, actions come out. The normative text is docs/protocol/dhttp.md.
 
 pub mod client;
+pub mod driver;
 pub mod ports;
 pub mod server;
 pub mod token;

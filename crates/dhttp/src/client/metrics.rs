@@ -16,6 +16,7 @@ metric_set! {
         Counter dhttp_client_caches_refused_total: "Answers of interception caches that the policy refuses.",
         Counter dhttp_client_bad_http_total: "Answers whose HTTP was malformed or not complete.",
         Counter dhttp_client_refused_total: "Requests refused because too many were outstanding.",
+        Counter dhttp_client_connections_refused_total: "Connections of servers closed at once because the limit was reached.",
         Gauge dhttp_client_outstanding: "Requests that wait for their response now.",
     }
 }

@@ -39,6 +39,9 @@ impl Default for ConnectionLimits {
     }
 }
 
+/// How many written responses are remembered in case their connection breaks.
+const SENT_REMEMBERED: usize = 16;
+
 /// A response that a connection owes: the request's id and the address its datagram came from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Owed {
@@ -57,6 +60,8 @@ struct Connection {
     peer: SocketAddr,
     open: bool,
     owed: VecDeque<Owed>,
+    /// The last responses written: they may not have reached the client if the connection breaks.
+    sent: VecDeque<Owed>,
     /// While being opened, when that has failed; while idle, when it is closed; meaningless while busy.
     deadline: Instant,
 }
@@ -143,7 +148,10 @@ impl Connections {
         let id = ConnectionId(self.next);
         self.next += 1;
         let deadline = now + self.limits.connect_timeout;
-        self.all.insert(id, Connection { peer, open: false, owed: VecDeque::from([owed]), deadline });
+        self.all.insert(
+            id,
+            Connection { peer, open: false, owed: VecDeque::from([owed]), sent: VecDeque::new(), deadline },
+        );
         self.by_peer.entry(peer).or_default().push(id);
         *self.by_client.entry(peer.ip()).or_default() += 1;
         self.connecting.insert((deadline, id));
@@ -163,7 +171,10 @@ impl Connections {
     pub fn on_sent(&mut self, id: ConnectionId, request: RequestId, now: Instant) {
         let Some(connection) = self.all.get_mut(&id) else { return };
         if let Some(place) = connection.owed.iter().position(|owed| owed.id == request) {
-            connection.owed.remove(place);
+            if connection.sent.len() == SENT_REMEMBERED {
+                connection.sent.pop_front();
+            }
+            connection.sent.extend(connection.owed.remove(place));
             self.rest(id, now);
         }
     }
@@ -176,8 +187,8 @@ impl Connections {
         }
     }
 
-    /// Forgets a connection; the responses that it still owes.
-    pub fn remove(&mut self, id: ConnectionId) -> Option<VecDeque<Owed>> {
+    /// Forgets a connection; the responses that it still owes, and those that it wrote last.
+    pub fn remove(&mut self, id: ConnectionId) -> Option<(VecDeque<Owed>, VecDeque<Owed>)> {
         let connection = self.all.remove(&id)?;
         self.idle.remove(&(connection.deadline, id));
         self.connecting.remove(&(connection.deadline, id));
@@ -193,7 +204,7 @@ impl Connections {
                 self.by_client.remove(&connection.peer.ip());
             }
         }
-        Some(connection.owed)
+        Some((connection.owed, connection.sent))
     }
 
     /// The next connection that was idle too long, or was not accepted in time.
@@ -320,7 +331,7 @@ mod tests {
             connections.expired(now + Duration::from_secs(3)),
             Some((connecting, Expiry::NotAccepted))
         );
-        assert_eq!(connections.remove(connecting), Some(VecDeque::from([owed(2)])));
+        assert_eq!(connections.remove(connecting), Some((VecDeque::from([owed(2)]), VecDeque::new())));
         assert_eq!(connections.expired(now + Duration::from_secs(14)), None);
         assert_eq!(connections.expired(now + Duration::from_secs(15)), Some((idle, Expiry::Idle)));
         connections.check_invariants();

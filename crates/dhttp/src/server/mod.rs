@@ -376,10 +376,18 @@ impl Server {
     /// The connection could not be opened, broke, or was closed by the client. Clients that it still owed a response
     /// are told to open a connection themselves, so that a page never hangs behind a firewall (DHTTP §IV-C).
     pub fn on_connection_closed(&mut self, connection: ConnectionId) {
-        let Some(owed) = self.connections.remove(connection) else { return };
+        self.close(connection, true);
+    }
+
+    fn close(&mut self, connection: ConnectionId, broken: bool) {
+        let Some((owed, sent)) = self.connections.remove(connection) else { return };
         self.metrics.dhttp_connections_open.sub(1);
         if !owed.is_empty() {
             self.metrics.dhttp_connections_failed_total.add(1);
+        }
+        for sent in sent.into_iter().filter(|_| broken) {
+            // Written is not received: a client that asks again is answered again.
+            self.answered.forget(&sent.global_id());
         }
         for owed in owed {
             self.answered.forget(&owed.global_id());
@@ -394,7 +402,7 @@ impl Server {
             if expiry == Expiry::Idle {
                 self.metrics.dhttp_connections_idle_total.add(1);
             }
-            self.on_connection_closed(connection);
+            self.close(connection, expiry == Expiry::NotAccepted);
             self.closes.push_back(connection);
         }
     }

@@ -213,6 +213,23 @@ fn a_refused_connection_tells_every_client_it_owed_to_use_tcp() {
 }
 
 #[test]
+fn a_response_written_to_a_connection_that_broke_is_sent_again_when_asked_for() {
+    let mut bench = Bench::new(ServerConfig::default());
+    let token = bench.token();
+    let mut datagram = bench.datagram(Some(&token), false, GET);
+    let ticket = bench.receive(&datagram).unwrap();
+    let id = ticket.id();
+    let Route::NewConnection(connection, _) = bench.respond(ticket, 5000) else { panic!("no connection") };
+    bench.server.on_connected(connection, bench.now);
+    bench.server.on_response_sent(connection, id, bench.now);
+    datagram[10] |= 1;
+    assert_eq!(bench.receive(&datagram), None, "it is on its way");
+    bench.server.on_connection_closed(connection);
+    assert_eq!(bench.sent(), None);
+    assert!(bench.receive(&datagram).is_some());
+}
+
+#[test]
 fn a_client_that_does_not_accept_in_time_is_told_to_use_tcp() {
     let mut bench = Bench::new(ServerConfig::default());
     let ticket = bench.request(false);

@@ -1,0 +1,15 @@
+//! The protocol over tokio's sockets: a server in front of a [`Service`], and a client.
+
+mod client;
+mod icmp;
+mod ports;
+mod request;
+mod server;
+mod service;
+mod stream;
+mod udp;
+
+pub use client::{ClientOptions, DhttpClient};
+pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+pub use server::{BindError, DriverMetrics, Listener, ServerHandle, ServerOptions, serve};
+pub use service::{Aborted, Body, BodySender, Request, Response, ResponseSender, Service, method_of};

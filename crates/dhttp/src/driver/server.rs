@@ -1,0 +1,578 @@
+//! A server core over tokio's sockets: one UDP socket and one listener on the same port number, one thread.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener as StdTcpListener, UdpSocket as StdUdpSocket};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use rand::TryRng;
+use socket2::{Domain, Protocol, Socket, Type};
+use tidegate_core::metric_set;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::{AbortHandle, LocalSet, spawn_local};
+use tokio::time::timeout;
+
+use super::service::{Body, Request, Response, Service};
+use super::stream::{Reader, StreamError, StreamLimits, write_message};
+use super::udp::{BATCH, Receiver, Sender};
+use crate::ports::{ClientPorts, PortRangeError};
+use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
+use crate::wire::{RequestId, WireError};
+
+/// Bytes of datagrams that wait in the kernel to be read: what comes while a core is busy is lost beyond it.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// How long a full socket may hold up the core before what is to be sent counts as lost.
+const SEND_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Settings of a server's driver.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Settings of the protocol.
+    pub protocol: ServerConfig,
+    /// The secret of address tokens: the same for all cores, and for all servers of one address.
+    pub token_secret: [u8; 16],
+    /// How long the service may take to begin a response; then it is 504.
+    pub response_timeout: Duration,
+    /// How long a request head may take on a connection that the client opened.
+    pub head_timeout: Duration,
+    /// How long a client may take nothing of a response, or send nothing of a body.
+    pub progress_timeout: Duration,
+    /// How long a connection that the client opened is kept between requests.
+    pub idle_timeout: Duration,
+    /// Most connections that clients opened.
+    pub accepted: usize,
+}
+
+impl ServerOptions {
+    /// The defaults, with a random secret.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            protocol: ServerConfig::default(),
+            token_secret: random()?,
+            response_timeout: Duration::from_secs(30),
+            head_timeout: Duration::from_secs(10),
+            progress_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(15),
+            accepted: 10_000,
+        })
+    }
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rand::rngs::SysRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+metric_set! {
+    /// What the driver of one server core counts. The core is the only writer.
+    pub struct DriverMetrics {
+        Counter dhttp_datagrams_received_total: "Datagrams received.",
+        Counter dhttp_datagrams_sent_total: "Datagrams handed to the kernel.",
+        Counter dhttp_datagrams_unsent_total: "Datagrams dropped because the socket stayed full.",
+        Counter dhttp_accepted_total: "Connections that clients opened.",
+        Gauge dhttp_accepted_open: "Connections that clients opened, open now.",
+        Counter dhttp_accepted_refused_total: "Connections of clients closed at once because the limit was reached.",
+        Counter dhttp_accept_errors_total: "Failed accepts, such as for want of file descriptors.",
+        Counter dhttp_stream_requests_total: "Requests on connections that clients opened.",
+        Counter dhttp_stream_errors_total: "Connections of clients ended by a malformed, slow or broken message.",
+        Counter dhttp_response_timeouts_total: "Requests answered 504 because the service took too long.",
+        Counter dhttp_responses_aborted_total: "Responses that broke off while they were made.",
+    }
+}
+
+/// Why a server cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// DHTTP §IV-C.
+    #[error("{0}")]
+    Port(#[from] PortRangeError),
+    /// The system refused.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// The sockets of one core. Bind one for each core to the same address: the kernel spreads clients over them, and a
+/// client's datagrams always reach the same core.
+#[derive(Debug)]
+pub struct Listener {
+    udp: StdUdpSocket,
+    tcp: StdTcpListener,
+    local: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on `address`, whose port must not be 0. Bind to a definite address on a host with several, so that
+    /// responses come from the address that was asked.
+    ///
+    /// # Errors
+    /// The port is one of the clients', or the system refuses.
+    pub fn bind(address: SocketAddr, client_ports: &ClientPorts) -> Result<Self, BindError> {
+        client_ports.allow_server(address.port())?;
+        let open = |kind, protocol| -> io::Result<Socket> {
+            let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
+            if address.is_ipv6() {
+                socket.set_only_v6(true)?;
+            }
+            socket.set_reuse_port(true)?;
+            if kind == Type::STREAM {
+                socket.set_reuse_address(true)?;
+            }
+            socket.set_nonblocking(true)?;
+            socket.bind(&address.into())?;
+            Ok(socket)
+        };
+        let udp = open(Type::DGRAM, Protocol::UDP)?;
+        // The kernel caps it at net.core.rmem_max: more is better, less is no error.
+        udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        let tcp = open(Type::STREAM, Protocol::TCP)?;
+        tcp.listen(1024)?;
+        Ok(Self { udp: udp.into(), tcp: tcp.into(), local: address })
+    }
+}
+
+/// Watches and stops a server from any thread.
+#[derive(Clone, Debug)]
+pub struct ServerHandle {
+    protocol: Arc<ServerMetrics>,
+    driver: Arc<DriverMetrics>,
+    stressed: Arc<AtomicBool>,
+    stop: Arc<Notify>,
+}
+
+impl ServerHandle {
+    /// Counters of the protocol.
+    pub fn metrics(&self) -> &ServerMetrics {
+        &self.protocol
+    }
+
+    /// Counters of the driver.
+    pub fn driver_metrics(&self) -> &DriverMetrics {
+        &self.driver
+    }
+
+    /// Under stress no connections are opened; see [`Server::set_stressed`].
+    pub fn set_stressed(&self, stressed: bool) {
+        self.stressed.store(stressed, Ordering::Relaxed);
+    }
+
+    /// Ends the server's future; what is being answered is given up.
+    pub fn stop(&self) {
+        self.stop.notify_one();
+    }
+}
+
+/// Serves one core's sockets. The future is to run on that core's thread, inside a runtime with I/O and time.
+///
+/// # Errors
+/// The sockets cannot be used with the runtime, or there are no random numbers.
+pub fn serve<S: Service>(
+    listener: Listener,
+    service: S,
+    options: ServerOptions,
+) -> io::Result<(ServerHandle, impl Future<Output = ()>)> {
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let core = Server::new(options.protocol.clone(), options.token_secret, random()?, Instant::now(), unix_s);
+    let handle = ServerHandle {
+        protocol: core.metrics(),
+        driver: Arc::default(),
+        stressed: Arc::default(),
+        stop: Arc::default(),
+    };
+    let driver = Rc::new(Driver {
+        udp: UdpSocket::from_std(listener.udp)?,
+        local: listener.local,
+        core: RefCell::new(core),
+        service,
+        connections: RefCell::default(),
+        changed: Notify::new(),
+        handle: handle.clone(),
+        limits: StreamLimits {
+            head_timeout: options.head_timeout,
+            progress_timeout: options.progress_timeout,
+            idle_timeout: options.idle_timeout,
+        },
+        options,
+    });
+    let tcp = TcpListener::from_std(listener.tcp)?;
+    Ok((handle, async move { LocalSet::new().run_until(driver.run(tcp)).await }))
+}
+
+/// A response that a connection is to carry.
+struct Job {
+    id: RequestId,
+    http: oneshot::Receiver<Body>,
+}
+
+struct Connection {
+    jobs: mpsc::UnboundedSender<Job>,
+    task: AbortHandle,
+}
+
+struct Driver<S> {
+    udp: UdpSocket,
+    local: SocketAddr,
+    core: RefCell<Server>,
+    service: S,
+    /// As many as the protocol core knows; their queues are bounded by it too.
+    connections: RefCell<HashMap<ConnectionId, Connection>>,
+    /// A task has changed the core: there may be something to send, to close or to wait for.
+    changed: Notify,
+    handle: ServerHandle,
+    options: ServerOptions,
+    limits: StreamLimits,
+}
+
+/// Gives a request up unless it is answered.
+struct TicketGuard<S: Service> {
+    driver: Rc<Driver<S>>,
+    ticket: Option<Ticket>,
+}
+
+impl<S: Service> Drop for TicketGuard<S> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.driver.core.borrow_mut().abandon(ticket);
+        }
+    }
+}
+
+impl<S: Service> Driver<S> {
+    async fn run(self: Rc<Self>, tcp: TcpListener) {
+        let mut receiver = Receiver::new();
+        let mut sender = Sender::new();
+        loop {
+            let deadline = self.core.borrow().poll_timeout();
+            let far = Instant::now() + Duration::from_secs(3600);
+            tokio::select! {
+                () = self.handle.stop.notified() => return,
+                ready = self.udp.readable() => match ready {
+                    Ok(()) => self.receive(&mut receiver),
+                    Err(error) => tracing::warn!(%error, "cannot wait for datagrams"),
+                },
+                accepted = tcp.accept() => match accepted {
+                    Ok((stream, peer)) => self.accept(stream, peer),
+                    Err(error) => {
+                        self.handle.driver.dhttp_accept_errors_total.add(1);
+                        tracing::debug!(%error, "cannot accept");
+                        // Out of descriptors: the backlog stays readable, and asking again at once would spin.
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                },
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep_until(deadline.unwrap_or(far).into()) => {
+                    self.core.borrow_mut().handle_timeout(Instant::now());
+                }
+            }
+            self.core.borrow_mut().set_stressed(self.handle.stressed.load(Ordering::Relaxed));
+            self.flush(&mut sender).await;
+        }
+    }
+
+    /// Takes what has come, a few batches at most, so that other tasks get their turn.
+    fn receive(self: &Rc<Self>, receiver: &mut Receiver) {
+        for _ in 0..4 {
+            match receiver.receive(&self.udp) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Such as an ICMP message about something that was sent.
+                Err(error) => return tracing::debug!(%error, "cannot receive"),
+            }
+            self.handle.driver.dhttp_datagrams_received_total.add(receiver.len() as u64);
+            for index in 0..receiver.len() {
+                let (from, datagram) = receiver.datagram(index);
+                self.handle_datagram(from, datagram);
+            }
+            if receiver.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn handle_datagram(self: &Rc<Self>, client: SocketAddr, datagram: &[u8]) {
+        let received = self.core.borrow_mut().handle_datagram(client, datagram, Instant::now());
+        let Received::Request { ticket, http, head_bytes } = received else { return };
+        let http = Bytes::copy_from_slice(http);
+        let request =
+            Request { client, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
+        let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket) };
+        let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(Rc::clone(self).answer(guard, request));
+        // A response that is there already needs no task: a cache hit is answered in the batch it came in.
+        if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            spawn_local(answer);
+        }
+    }
+
+    async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request) {
+        let Some(id) = guard.ticket.as_ref().map(Ticket::id) else { return };
+        let must_use_connection =
+            guard.ticket.as_ref().is_some_and(|ticket| self.core.borrow().must_use_connection(ticket));
+        if must_use_connection {
+            // Set up while the response is made (DHTTP §III).
+            if let Some(job) = self.route_long(&mut guard, id) {
+                let response = self.respond(request).await;
+                // The connection has broken: the core has told the client.
+                let _ = job.send(response.http);
+            }
+            return;
+        }
+        let Response { total_bytes, mut http } = self.respond(request).await;
+        let threshold = self.options.protocol.size_threshold_bytes;
+        if total_bytes.is_some_and(|bytes| bytes > threshold as u64) {
+            if let Some(job) = self.route_long(&mut guard, id) {
+                let _ = job.send(http);
+            }
+            return;
+        }
+        let gathered = match timeout(self.options.response_timeout, gather(&mut http, threshold)).await {
+            Ok(Ok(gathered)) => gathered,
+            _ => return self.handle.driver.dhttp_responses_aborted_total.add(1),
+        };
+        match gathered {
+            Gathered::Whole(whole) => {
+                let Some(ticket) = guard.ticket.take() else { return };
+                let route = self.core.borrow_mut().respond(ticket, &whole, Instant::now());
+                if let Some(job) = self.follow(route, id) {
+                    let _ = job.send(Body::full(whole));
+                }
+            }
+            Gathered::TooLong(start) => {
+                if let Some(job) = self.route_long(&mut guard, id) {
+                    http.unread(start);
+                    let _ = job.send(http);
+                }
+            }
+        }
+    }
+
+    async fn respond(&self, request: Request) -> Response {
+        match timeout(self.options.response_timeout, self.service.call(request)).await {
+            Ok(response) => response,
+            Err(_) => {
+                self.handle.driver.dhttp_response_timeouts_total.add(1);
+                Response::full(504, &[], b"")
+            }
+        }
+    }
+
+    /// Has a connection for a long response, and begins to open it if there is none.
+    fn route_long(
+        self: &Rc<Self>,
+        guard: &mut TicketGuard<S>,
+        id: RequestId,
+    ) -> Option<oneshot::Sender<Body>> {
+        let ticket = guard.ticket.take()?;
+        let route = self.core.borrow_mut().respond_long(ticket, Instant::now());
+        self.follow(route, id)
+    }
+
+    /// Where to put the response, if a connection is to carry it.
+    fn follow(self: &Rc<Self>, route: Route, id: RequestId) -> Option<oneshot::Sender<Body>> {
+        self.changed.notify_one();
+        let connection = match route {
+            Route::Datagram => return None,
+            Route::Connection(connection) => connection,
+            Route::NewConnection(connection, to) => {
+                let (jobs, queue) = mpsc::unbounded_channel();
+                let task = spawn_local(Rc::clone(self).connection(connection, to, queue)).abort_handle();
+                self.connections.borrow_mut().insert(connection, Connection { jobs, task });
+                connection
+            }
+        };
+        let (sender, http) = oneshot::channel();
+        let connections = self.connections.borrow();
+        connections.get(&connection)?.jobs.send(Job { id, http }).ok()?;
+        Some(sender)
+    }
+
+    /// A connection that the server opens, to its end.
+    async fn connection(
+        self: Rc<Self>,
+        connection: ConnectionId,
+        to: SocketAddr,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) {
+        if let Err(error) = self.carry(connection, to, jobs).await {
+            tracing::debug!(%error, %to, "connection to a client ended");
+        }
+        self.connections.borrow_mut().remove(&connection);
+        self.core.borrow_mut().on_connection_closed(connection);
+        self.changed.notify_one();
+    }
+
+    async fn carry(
+        &self,
+        connection: ConnectionId,
+        to: SocketAddr,
+        mut jobs: mpsc::UnboundedReceiver<Job>,
+    ) -> io::Result<()> {
+        let mut stream = self.connect(to).await?;
+        self.core.borrow_mut().on_connected(connection, Instant::now());
+        self.changed.notify_one();
+        let (read, mut write) = stream.split();
+        let mut reader = Reader::new(read, self.limits.clone());
+        loop {
+            let job = tokio::select! {
+                biased;
+                // The client closes, or speaks, which is not for it to do here.
+                () = reader.closed() => return Ok(()),
+                job = jobs.recv() => match job {
+                    Some(job) => job,
+                    None => return Ok(()),
+                },
+            };
+            let http = job.http.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+            write_message(&mut write, &job.id.0, http, self.limits.progress_timeout).await?;
+            self.core.borrow_mut().on_response_sent(connection, job.id, Instant::now());
+            self.changed.notify_one();
+        }
+    }
+
+    async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let (socket, any): (TcpSocket, IpAddr) = match self.local.ip() {
+            IpAddr::V4(_) => (TcpSocket::new_v4()?, std::net::Ipv4Addr::UNSPECIFIED.into()),
+            IpAddr::V6(_) => (TcpSocket::new_v6()?, std::net::Ipv6Addr::UNSPECIFIED.into()),
+        };
+        if self.local.ip() != any {
+            // From the address that was asked, so that the client does not take it for a cache.
+            socket.bind(SocketAddr::new(self.local.ip(), 0))?;
+        }
+        socket.set_nodelay(true)?;
+        socket.connect(to).await
+    }
+
+    fn accept(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
+        let metrics = &self.handle.driver;
+        if metrics.dhttp_accepted_open.get() >= self.options.accepted as u64 {
+            metrics.dhttp_accepted_refused_total.add(1);
+            return;
+        }
+        metrics.dhttp_accepted_total.add(1);
+        metrics.dhttp_accepted_open.add(1);
+        let driver = Rc::clone(self);
+        spawn_local(async move {
+            if let Err(error) = driver.serve_stream(stream, peer).await {
+                driver.handle.driver.dhttp_stream_errors_total.add(1);
+                tracing::debug!(%error, %peer, "connection of a client ended");
+            }
+            driver.handle.driver.dhttp_accepted_open.sub(1);
+        });
+    }
+
+    /// A connection that the client opened, to its end: one request after another.
+    async fn serve_stream(&self, mut stream: TcpStream, peer: SocketAddr) -> Result<(), StreamError> {
+        stream.set_nodelay(true)?;
+        let (read, mut write) = stream.split();
+        let mut reader = Reader::new(read, self.limits.clone());
+        let patience = self.limits.progress_timeout;
+        loop {
+            let request = match reader.request_head(self.options.protocol.personality).await {
+                Ok(request) => request,
+                Err(StreamError::Closed) => return Ok(()),
+                Err(error) => {
+                    let answer = match &error {
+                        StreamError::RequestHead(id, head) => Some((*id, head.status())),
+                        StreamError::Wire(wire) => WireError::id(*wire).map(|id| (id, 400)),
+                        _ => None,
+                    };
+                    if let Some((id, status)) = answer {
+                        let http = Response::full(status, &[], b"").http;
+                        write_message(&mut write, &id.0, http, patience).await?;
+                    }
+                    return Err(error);
+                }
+            };
+            self.handle.driver.dhttp_stream_requests_total.add(1);
+            let (body_sender, body) = Body::channel();
+            let client = SocketAddr::new(peer.ip().to_canonical(), request.udp_port);
+            let call = Request { client, head: request.head, body };
+            let respond = async {
+                let response = self.respond(call).await;
+                write_message(&mut write, &request.id.0, response.http, patience).await
+            };
+            // Together, because a service may answer while the body still comes.
+            let (body, written) = tokio::join!(reader.body(request.framing, body_sender), respond);
+            written?;
+            if body.is_err() {
+                // Part of the body was not wanted or did not come: where the next request starts is not known.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends and closes what the core wants sent and closed.
+    async fn flush(&self, sender: &mut Sender) {
+        loop {
+            let mut batch: Vec<Transmit> = Vec::new();
+            {
+                let mut core = self.core.borrow_mut();
+                while batch.len() < BATCH
+                    && let Some(transmit) = core.poll_transmit()
+                {
+                    batch.push(transmit);
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            self.send(sender, &batch).await;
+        }
+        loop {
+            let Some(connection) = self.core.borrow_mut().poll_close() else { break };
+            if let Some(connection) = self.connections.borrow_mut().remove(&connection) {
+                connection.task.abort();
+            }
+        }
+    }
+
+    async fn send(&self, sender: &mut Sender, mut batch: &[Transmit]) {
+        let metrics = &self.handle.driver;
+        while !batch.is_empty() {
+            match sender
+                .send(&self.udp, batch.iter().map(|transmit| (transmit.to, transmit.payload.as_slice())))
+            {
+                Ok(sent) => {
+                    metrics.dhttp_datagrams_sent_total.add(sent as u64);
+                    batch = &batch[sent..];
+                }
+                Err(_) => {
+                    if timeout(SEND_PATIENCE, self.udp.writable()).await.is_err() {
+                        metrics.dhttp_datagrams_unsent_total.add(batch.len() as u64);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What was gathered of a response that may be short.
+enum Gathered {
+    Whole(Bytes),
+    TooLong(Bytes),
+}
+
+async fn gather(http: &mut Body, threshold_bytes: usize) -> Result<Gathered, super::service::Aborted> {
+    let mut whole = Bytes::new();
+    while let Some(piece) = http.next().await {
+        let piece = piece?;
+        whole = if whole.is_empty() { piece } else { [whole, piece].concat().into() };
+        if whole.len() > threshold_bytes {
+            return Ok(Gathered::TooLong(whole));
+        }
+    }
+    Ok(Gathered::Whole(whole))
+}

@@ -1,0 +1,281 @@
+//! HTTP messages on a byte stream: the same for connections that a server opens and for those that a client opens.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::{
+    BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, RequestParser, ResponseParser,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::service::{Aborted, Body, BodySender};
+use crate::wire::{ID_BYTES, MAX_HEADER_BYTES, Request, RequestId, WireError};
+
+/// Most bytes taken from a socket at once.
+const READ_BYTES: usize = 16 * 1024;
+
+/// Bounds of a stream.
+#[derive(Clone, Debug)]
+pub(super) struct StreamLimits {
+    /// How long a message head may take from its first byte.
+    pub head_timeout: Duration,
+    /// How long the peer may be silent within a body, and how long it may take nothing of what is sent.
+    pub progress_timeout: Duration,
+    /// How long a connection is kept between messages.
+    pub idle_timeout: Duration,
+}
+
+/// Why a stream cannot be read on. It must be closed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    #[error("connection closed")]
+    Closed,
+    #[error("peer is too slow")]
+    Slow,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Wire(#[from] WireError),
+    /// Of the request with this id, so that an error can be sent.
+    #[error("malformed head: {1}")]
+    RequestHead(RequestId, tidegate_http::HeadError),
+    #[error("malformed response")]
+    Response,
+}
+
+/// The head of a request on a stream.
+pub(super) struct RequestHead {
+    pub id: RequestId,
+    pub udp_port: u16,
+    pub head: Bytes,
+    pub framing: BodyFraming,
+}
+
+/// The head of a response on a stream.
+#[derive(Debug)]
+pub(super) struct ResponseHead {
+    pub status: u16,
+    pub head: Bytes,
+    pub framing: BodyFraming,
+}
+
+/// The reading half, and what was read of it too early.
+pub(super) struct Reader<R> {
+    inner: R,
+    buffer: BytesMut,
+    limits: StreamLimits,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    pub fn new(inner: R, limits: StreamLimits) -> Self {
+        Self { inner, buffer: BytesMut::new(), limits }
+    }
+
+    /// Reads some more.
+    async fn fill(&mut self, patience: Duration) -> Result<(), StreamError> {
+        self.buffer.reserve(READ_BYTES);
+        let read =
+            async { self.inner.read_buf(&mut bytes::BufMut::limit(&mut self.buffer, READ_BYTES)).await };
+        match timeout(patience, read).await {
+            Err(_) => Err(StreamError::Slow),
+            Ok(Ok(0)) => Err(StreamError::Closed),
+            Ok(read) => Ok(read.map(|_| ())?),
+        }
+    }
+
+    /// The id that the next response starts with; waits for it as long as a connection may be idle.
+    pub async fn response_id(&mut self) -> Result<RequestId, StreamError> {
+        let mut patience = self.limits.idle_timeout;
+        while self.buffer.len() < ID_BYTES {
+            self.fill(patience).await?;
+            patience = self.limits.head_timeout;
+        }
+        let mut id = [0; ID_BYTES];
+        id.copy_from_slice(&self.buffer.split_to(ID_BYTES));
+        Ok(RequestId(id))
+    }
+
+    /// The head of the next request, with the protocol's header in front of it.
+    pub async fn request_head(&mut self, personality: Personality) -> Result<RequestHead, StreamError> {
+        if self.buffer.is_empty() {
+            self.fill(self.limits.idle_timeout).await?;
+        }
+        let patience = self.limits.head_timeout;
+        let read = async {
+            let (id, udp_port, header_bytes) = loop {
+                if let Some(request) = Request::parse_prefix(&self.buffer)? {
+                    break (request.id, request.other_port, request.header_bytes());
+                }
+                debug_assert!(self.buffer.len() < MAX_HEADER_BYTES);
+                self.fill(patience).await?;
+            };
+            let _ = self.buffer.split_to(header_bytes);
+            let mut parser = RequestParser::new(HeadLimits::default());
+            let (length, framing) = loop {
+                match parser.parse(&self.buffer) {
+                    Ok(Progress::Complete { length }) => {
+                        let head = parser.head(&self.buffer);
+                        normalize(&head, personality, &mut Vec::new())
+                            .map_err(|error| StreamError::RequestHead(id, error))?;
+                        break (length, head.framing);
+                    }
+                    Ok(Progress::Incomplete) => self.fill(patience).await?,
+                    Err(error) => return Err(StreamError::RequestHead(id, error)),
+                }
+            };
+            Ok(RequestHead { id, udp_port, head: self.buffer.split_to(length).freeze(), framing })
+        };
+        timeout(patience, read).await.map_err(|_| StreamError::Slow)?
+    }
+
+    /// The head of the final response to a request with `method`; interim ones are skipped. `patience` is how long the
+    /// server may take to begin.
+    pub async fn response_head(
+        &mut self,
+        method: Method,
+        patience: Duration,
+    ) -> Result<ResponseHead, StreamError> {
+        let mut parser = ResponseParser::new(HeadLimits::default());
+        // RFC 9110 §15.2: any number of interim responses; more than a few are nonsense.
+        for _ in 0..8 {
+            parser.reset(method);
+            let (length, framing, status) = loop {
+                match parser.parse(&self.buffer).map_err(|_| StreamError::Response)? {
+                    Progress::Complete { length } => {
+                        let head = parser.head(&self.buffer);
+                        break (length, head.framing, head.status);
+                    }
+                    Progress::Incomplete => self.fill(patience).await?,
+                }
+            };
+            let head = self.buffer.split_to(length).freeze();
+            match status {
+                101 => return Err(StreamError::Response),
+                100..=199 => {}
+                _ => return Ok(ResponseHead { status, head, framing }),
+            }
+        }
+        Err(StreamError::Response)
+    }
+
+    /// Hands a body on as it arrives. `Err(Aborted)`: it is malformed or broke off, or nobody wants it; then the
+    /// stream can be read no further.
+    pub async fn body(&mut self, framing: BodyFraming, mut to: BodySender) -> Result<(), Aborted> {
+        match framing {
+            BodyFraming::None => {}
+            BodyFraming::Length(mut left) => {
+                while left > 0 {
+                    if self.buffer.is_empty() {
+                        self.fill(self.limits.progress_timeout).await.map_err(|_| Aborted)?;
+                    }
+                    let length = (self.buffer.len() as u64).min(left);
+                    left -= length;
+                    to.send(self.buffer.split_to(length as usize).freeze()).await?;
+                }
+            }
+            BodyFraming::Chunked => self.chunked_body(&mut to).await?,
+            BodyFraming::UntilClose => loop {
+                if !self.buffer.is_empty() {
+                    to.send(self.buffer.split().freeze()).await?;
+                }
+                match self.fill(self.limits.progress_timeout).await {
+                    Ok(()) => {}
+                    Err(StreamError::Closed) => break,
+                    Err(_) => return Err(Aborted),
+                }
+            },
+        }
+        to.end();
+        Ok(())
+    }
+
+    async fn chunked_body(&mut self, to: &mut BodySender) -> Result<(), Aborted> {
+        let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
+        loop {
+            let decoded = decoder.decode(&self.buffer).map_err(|_| Aborted)?;
+            let mut consumed = self.buffer.split_to(decoded.consumed);
+            if !decoded.data.is_empty() {
+                consumed.truncate(decoded.data.end);
+                to.send(consumed.split_off(decoded.data.start).freeze()).await?;
+            }
+            if decoded.done {
+                return Ok(());
+            }
+            if self.buffer.is_empty() {
+                self.fill(self.limits.progress_timeout).await.map_err(|_| Aborted)?;
+            }
+        }
+    }
+
+    /// Waits until the peer closes or says something, which it must not.
+    pub async fn closed(&mut self) {
+        let mut byte = [0];
+        let _ = self.inner.read(&mut byte).await;
+    }
+}
+
+/// Status, head and body of a response that is there whole; the body without the chunked coding.
+pub(super) fn whole_response(http: &Bytes, method: Method) -> Option<(u16, Bytes, Bytes)> {
+    let mut parser = ResponseParser::new(HeadLimits::default());
+    parser.reset(method);
+    let Ok(Progress::Complete { length }) = parser.parse(http) else { return None };
+    let head = parser.head(http);
+    let body = http.slice(length..);
+    let body = if head.framing == BodyFraming::Chunked { decode_chunked(&body)? } else { body };
+    Some((head.status, http.slice(..length), body))
+}
+
+fn decode_chunked(mut coded: &[u8]) -> Option<Bytes> {
+    let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
+    let mut body = Vec::new();
+    loop {
+        let decoded = decoder.decode(coded).ok()?;
+        body.extend_from_slice(&coded[decoded.data]);
+        coded = &coded[decoded.consumed..];
+        if decoded.done {
+            return Some(body.into());
+        }
+        if coded.is_empty() {
+            return None;
+        }
+    }
+}
+
+/// Writes with a bound on how long the peer may take nothing.
+pub(super) async fn write_all<W: AsyncWrite + Unpin>(
+    to: &mut W,
+    mut bytes: &[u8],
+    patience: Duration,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match timeout(patience, to.write(bytes)).await {
+            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written?..],
+        }
+    }
+    Ok(())
+}
+
+/// Writes an id and a body of HTTP as it arrives. The first bytes go together, so that a short response is one segment.
+pub(super) async fn write_message<W: AsyncWrite + Unpin>(
+    to: &mut W,
+    header: &[u8],
+    mut http: Body,
+    patience: Duration,
+) -> io::Result<()> {
+    let mut first = header.to_vec();
+    while let Some(piece) = http.next().await {
+        let piece = piece.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+        if first.is_empty() {
+            write_all(to, &piece, patience).await?;
+        } else {
+            first.extend_from_slice(&piece);
+            write_all(to, &std::mem::take(&mut first), patience).await?;
+        }
+    }
+    write_all(to, &first, patience).await
+}
