@@ -258,8 +258,11 @@ fn looks_like_response(behind_id: &[u8]) -> bool {
     behind_id.starts_with(b"HTTP/") || behind_id.first().is_some_and(|&byte| byte <= HTTP_WITH_TOKEN)
 }
 
+/// A token, and what follows it.
+type TokenAndRest<'a> = (&'a [u8], &'a [u8]);
+
 /// `Ok(None)`: more bytes are needed.
-fn split_token(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, ()> {
+fn split_token(bytes: &[u8]) -> Result<Option<TokenAndRest<'_>>, ()> {
     let Some((&length, rest)) = bytes.split_first() else { return Ok(None) };
     if usize::from(length) > MAX_TOKEN_BYTES {
         return Err(());

@@ -260,11 +260,11 @@ impl Client {
         self.metrics.dhttp_client_requests_total.add(1);
         self.metrics.dhttp_client_outstanding.add(1);
         if unreachable {
-            self.to_http(id);
+            self.use_http(id);
         } else if by_udp {
             self.send(id, 1, 0, now);
         } else {
-            self.to_tcp(id, TcpReason::Request);
+            self.use_tcp(id, TcpReason::Request);
         }
         Ok(id)
     }
@@ -286,7 +286,7 @@ impl Client {
             return;
         }
         match answer {
-            Answer::UseTcp => self.to_tcp(id, TcpReason::Asked),
+            Answer::UseTcp => self.use_tcp(id, TcpReason::Asked),
             Answer::ProveAddress { token } => {
                 // A duplicate of the question; other requests may have been asked, and given, the same.
                 let known = self.outstanding.get(&id).is_some_and(|request| request.presented == token);
@@ -309,7 +309,7 @@ impl Client {
                     }
                     None => {
                         self.metrics.dhttp_client_bad_http_total.add(1);
-                        self.to_tcp(id, TcpReason::BadAnswer);
+                        self.use_tcp(id, TcpReason::BadAnswer);
                     }
                 }
             }
@@ -339,7 +339,7 @@ impl Client {
     /// A connection that had claimed `id` broke, or its response is malformed, and nobody has seen a byte of it yet.
     pub fn on_claim_broken(&mut self, id: RequestId) {
         if self.outstanding.get(&id).is_some_and(|request| request.channel == Channel::Claimed) {
-            self.to_tcp(id, TcpReason::BadAnswer);
+            self.use_tcp(id, TcpReason::BadAnswer);
         }
     }
 
@@ -358,7 +358,7 @@ impl Client {
         }
         waiting.sort_unstable();
         self.unreachable.insert(server, now + self.config.unreachable_for);
-        waiting.into_iter().for_each(|id| self.to_http(id));
+        waiting.into_iter().for_each(|id| self.use_http(id));
     }
 
     /// Lets time pass: requests without an answer are sent again, or given up for a connection.
@@ -370,7 +370,7 @@ impl Client {
                     self.metrics.dhttp_client_resends_total.add(1);
                     self.send(id, sent + 1, proofs, now);
                 }
-                Some(Channel::Udp { .. }) => self.to_tcp(id, TcpReason::NoAnswer),
+                Some(Channel::Udp { .. }) => self.use_tcp(id, TcpReason::NoAnswer),
                 _ => {
                     self.deadlines.remove(&(deadline, id));
                 }
@@ -450,7 +450,7 @@ impl Client {
             return true;
         }
         self.metrics.dhttp_client_caches_refused_total.add(1);
-        self.to_tcp(id, TcpReason::CacheRefused);
+        self.use_tcp(id, TcpReason::CacheRefused);
         false
     }
 
@@ -474,7 +474,7 @@ impl Client {
         let token = match self.token_field(request, generation) {
             Some(token) if proofs == 0 || !token.is_empty() => token,
             // No room for the proof that the server wants.
-            _ => return self.to_tcp(id, TcpReason::Request),
+            _ => return self.use_tcp(id, TcpReason::Request),
         };
         let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let mut payload = Vec::new();
@@ -487,13 +487,13 @@ impl Client {
         self.set_channel(id, Channel::Udp { sent, proofs, deadline });
     }
 
-    fn to_tcp(&mut self, id: RequestId, reason: TcpReason) {
+    fn use_tcp(&mut self, id: RequestId, reason: TcpReason) {
         self.set_channel(id, Channel::Caller);
         self.metrics.dhttp_client_use_tcp_total.add(1);
         self.events.push_back(Event::UseTcp { id, reason });
     }
 
-    fn to_http(&mut self, id: RequestId) {
+    fn use_http(&mut self, id: RequestId) {
         self.set_channel(id, Channel::Caller);
         self.metrics.dhttp_client_use_http_total.add(1);
         self.events.push_back(Event::UseHttp { id });

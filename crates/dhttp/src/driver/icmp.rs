@@ -17,7 +17,9 @@ const V6_UNREACHABLE: (u8, u8) = (1, 4);
 
 /// Asks the kernel to keep reports.
 pub(super) fn enable(socket: &UdpSocket, v4: bool) -> io::Result<()> {
-    Ok(if v4 { setsockopt(socket, Ipv4RecvErr, &true)? } else { setsockopt(socket, Ipv6RecvErr, &true)? })
+    let set =
+        if v4 { setsockopt(socket, Ipv4RecvErr, &true) } else { setsockopt(socket, Ipv6RecvErr, &true) };
+    Ok(set?)
 }
 
 /// The next destination whose port is unreachable; `None` when there are no more reports.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::AbortHandle;
 
@@ -41,9 +41,11 @@ impl Pair {
     pub fn send(&self, to: SocketAddr, payload: &[u8]) {
         let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
         let Some(socket) = socket else { return };
+        // Past the runtime, which knows nothing of a new socket's readiness until it has waited for it.
+        let socket = SockRef::from(&**socket);
         // Once more, because the first error may be an ICMP report about an earlier datagram.
         for _ in 0..2 {
-            match socket.try_send_to(payload, to) {
+            match socket.send_to(payload, &to.into()) {
                 Ok(_) => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) => return tracing::debug!(%error, %to, "a datagram was not sent"),

@@ -234,7 +234,7 @@ mod tests {
     #[tokio::test]
     async fn a_full_response_states_its_length() {
         let response = Response::full(404, &[("Content-Type", "text/plain")], b"none");
-        assert_eq!(response.total_bytes, Some(77));
+        assert_eq!(response.total_bytes, Some(75));
         let http = wire(response).await.unwrap();
         assert_eq!(
             http,

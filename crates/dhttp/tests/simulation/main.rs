@@ -1,4 +1,5 @@
 //! Clients, a lossy network with an attacker, and a server, all in virtual time. A failure prints its seed.
+#![allow(clippy::unwrap_used, reason = "a test may end with a panic")]
 
 mod world;
 

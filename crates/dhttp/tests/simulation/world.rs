@@ -150,7 +150,7 @@ impl World {
             self.now = self.now.max(at);
             self.steps += 1;
             self.step(step);
-            if self.steps % 256 == 0 {
+            if self.steps.is_multiple_of(256) {
                 self.server.check_invariants();
                 self.clients.iter().for_each(|client| client.core.check_invariants());
             }
