@@ -20,7 +20,7 @@ use super::icmp;
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::service::Body;
-use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_all};
+use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_body};
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
 use crate::wire::RequestId;
 
@@ -251,7 +251,7 @@ impl DhttpClient {
         let header = dhttp.map_or_else(Vec::new, |(id, port)| self.0.state().core.tcp_header(id, port));
         let first = [&header[..], &request.head].concat();
         // A task of its own: a server may answer while the body is still sent.
-        tokio::spawn(upload(write, first, request.body, options.progress_timeout));
+        tokio::spawn(upload(write, first, request.body, limits.clone()));
         let mut reader = Reader::new(read, limits);
         let response = async {
             if let Some((id, _)) = dhttp
@@ -277,20 +277,14 @@ impl DhttpClient {
 }
 
 /// Sends a request; what goes wrong shows in the response that does not come.
-async fn upload<W: AsyncWrite + Unpin>(mut to: W, first: Vec<u8>, body: FetchBody, patience: Duration) {
-    let mut body = match body {
+async fn upload<W: AsyncWrite + Unpin>(mut to: W, first: Vec<u8>, body: FetchBody, limits: StreamLimits) {
+    let body = match body {
         FetchBody::Full(bytes) => Body::full(bytes),
         FetchBody::Streamed(body) => body,
     };
-    let mut sent = write_all(&mut to, &first, patience).await;
-    while sent.is_ok() {
-        match body.next().await {
-            Some(Ok(piece)) => sent = write_all(&mut to, &piece, patience).await,
-            Some(Err(aborted)) => sent = Err(io::Error::other(aborted)),
-            None => return,
-        }
+    if let Err(error) = write_body(&mut to, &first, body, &limits).await {
+        tracing::debug!(%error, "request was not sent whole");
     }
-    tracing::debug!(error = ?sent.err(), "request was not sent whole");
 }
 
 impl Shared {
@@ -303,6 +297,7 @@ impl Shared {
             head_timeout: self.options.progress_timeout,
             progress_timeout: self.options.progress_timeout,
             idle_timeout: self.options.idle_timeout,
+            min_rate_bytes_per_s: 0,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod client;
 mod icmp;
+mod listener;
 mod ports;
 mod request;
 mod server;
@@ -10,6 +11,9 @@ mod stream;
 mod udp;
 
 pub use client::{ClientOptions, DhttpClient};
+pub use listener::{BindError, Listener};
 pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
-pub use server::{BindError, DriverMetrics, Listener, ServerHandle, ServerOptions, serve};
-pub use service::{Aborted, Body, BodySender, Request, Response, ResponseSender, Service, method_of};
+pub use server::{DriverMetrics, ServerHandle, ServerOptions, serve};
+pub use service::{
+    Aborted, Body, BodySender, Reading, Request, Response, ResponseSender, Service, method_of,
+};

@@ -14,6 +14,8 @@ use crate::client::{Client, Generation};
 
 /// How often another random port is tried when one is taken.
 const ATTEMPTS: usize = 64;
+/// Bytes of answers that wait in the kernel to be read: a page's worth of them comes at once.
+const RECEIVE_BUFFER_BYTES: usize = 2 << 20;
 
 /// A pair of ports with the tasks that read them; dropping it ends them.
 #[derive(Debug)]
@@ -107,6 +109,10 @@ fn bind(address: IpAddr, port: u16, kind: Type) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
+    }
+    if kind == Type::DGRAM {
+        // The kernel caps it at net.core.rmem_max: less is no error.
+        socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
     }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdTcpListener, UdpSocket as StdUdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,22 +14,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use rand::TryRng;
-use socket2::{Domain, Protocol, Socket, Type};
 use tidegate_core::metric_set;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 
+use super::listener::Listener;
 use super::service::{Body, Request, Response, Service};
 use super::stream::{Reader, StreamError, StreamLimits, write_message};
 use super::udp::{BATCH, Receiver, Sender};
-use crate::ports::{ClientPorts, PortRangeError};
 use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
 use crate::wire::{RequestId, WireError};
 
-/// Bytes of datagrams that wait in the kernel to be read: what comes while a core is busy is lost beyond it.
-const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -48,6 +45,8 @@ pub struct ServerOptions {
     pub progress_timeout: Duration,
     /// How long a connection that the client opened is kept between requests.
     pub idle_timeout: Duration,
+    /// Slowest average at which a client may send a body or take a response, in bytes per second; 0 turns it off.
+    pub min_rate_bytes_per_s: u64,
     /// Most connections that clients opened.
     pub accepted: usize,
 }
@@ -65,6 +64,7 @@ impl ServerOptions {
             head_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(15),
+            min_rate_bytes_per_s: 500,
             accepted: 10_000,
         })
     }
@@ -94,63 +94,23 @@ metric_set! {
     }
 }
 
-/// Why a server cannot listen.
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// DHTTP §IV-C.
-    #[error("{0}")]
-    Port(#[from] PortRangeError),
-    /// The system refused.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-}
-
-/// The sockets of one core. Bind one for each core to the same address: the kernel spreads clients over them, and a
-/// client's datagrams always reach the same core.
-#[derive(Debug)]
-pub struct Listener {
-    udp: StdUdpSocket,
-    tcp: StdTcpListener,
-    local: SocketAddr,
-}
-
-impl Listener {
-    /// Listens on `address`, whose port must not be 0. Bind to a definite address on a host with several, so that
-    /// responses come from the address that was asked.
-    ///
-    /// # Errors
-    /// The port is one of the clients', or the system refuses.
-    pub fn bind(address: SocketAddr, client_ports: &ClientPorts) -> Result<Self, BindError> {
-        client_ports.allow_server(address.port())?;
-        let open = |kind, protocol| -> io::Result<Socket> {
-            let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
-            if address.is_ipv6() {
-                socket.set_only_v6(true)?;
-            }
-            socket.set_reuse_port(true)?;
-            if kind == Type::STREAM {
-                socket.set_reuse_address(true)?;
-            }
-            socket.set_nonblocking(true)?;
-            socket.bind(&address.into())?;
-            Ok(socket)
-        };
-        let udp = open(Type::DGRAM, Protocol::UDP)?;
-        // The kernel caps it at net.core.rmem_max: more is better, less is no error.
-        udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
-        let tcp = open(Type::STREAM, Protocol::TCP)?;
-        tcp.listen(1024)?;
-        Ok(Self { udp: udp.into(), tcp: tcp.into(), local: address })
-    }
-}
-
 /// Watches and stops a server from any thread.
 #[derive(Clone, Debug)]
 pub struct ServerHandle {
     protocol: Arc<ServerMetrics>,
     driver: Arc<DriverMetrics>,
     stressed: Arc<AtomicBool>,
-    stop: Arc<Notify>,
+    ending: watch::Sender<Ending>,
+}
+
+/// How soon a server ends.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, PartialOrd)]
+enum Ending {
+    #[default]
+    NotYet,
+    /// When everything that has been asked is answered.
+    Drained,
+    AtOnce,
 }
 
 impl ServerHandle {
@@ -171,7 +131,18 @@ impl ServerHandle {
 
     /// Ends the server's future; what is being answered is given up.
     pub fn stop(&self) {
-        self.stop.notify_one();
+        self.ending.send_replace(Ending::AtOnce);
+    }
+
+    /// Takes no more requests, and ends the server's future when those that have come are answered.
+    pub fn drain(&self) {
+        self.ending.send_if_modified(|ending| {
+            let begins = *ending < Ending::Drained;
+            if begins {
+                *ending = Ending::Drained;
+            }
+            begins
+        });
     }
 }
 
@@ -190,7 +161,7 @@ pub fn serve<S: Service>(
         protocol: core.metrics(),
         driver: Arc::default(),
         stressed: Arc::default(),
-        stop: Arc::default(),
+        ending: watch::Sender::default(),
     };
     let driver = Rc::new(Driver {
         udp: UdpSocket::from_std(listener.udp)?,
@@ -204,7 +175,9 @@ pub fn serve<S: Service>(
             head_timeout: options.head_timeout,
             progress_timeout: options.progress_timeout,
             idle_timeout: options.idle_timeout,
+            min_rate_bytes_per_s: options.min_rate_bytes_per_s,
         },
+        scratch: RefCell::default(),
         options,
     });
     let tcp = TcpListener::from_std(listener.tcp)?;
@@ -234,6 +207,8 @@ struct Driver<S> {
     handle: ServerHandle,
     options: ServerOptions,
     limits: StreamLimits,
+    /// Responses that are there already are put together here.
+    scratch: RefCell<Vec<u8>>,
 }
 
 /// Gives a request up unless it is answered.
@@ -252,18 +227,26 @@ impl<S: Service> Drop for TicketGuard<S> {
 
 impl<S: Service> Driver<S> {
     async fn run(self: Rc<Self>, tcp: TcpListener) {
+        let mut tcp = Some(tcp);
         let mut receiver = Receiver::new();
         let mut sender = Sender::new();
+        let mut ending = self.handle.ending.subscribe();
         loop {
+            match *ending.borrow_and_update() {
+                Ending::NotYet => {}
+                Ending::Drained if !self.is_idle() => drop(tcp.take()),
+                Ending::Drained | Ending::AtOnce => return,
+            }
             let deadline = self.core.borrow().poll_timeout();
             let far = Instant::now() + Duration::from_secs(3600);
             tokio::select! {
-                () = self.handle.stop.notified() => return,
-                ready = self.udp.readable() => match ready {
+                // The sender is in the handle, which lives as long as this.
+                _ = ending.changed() => {}
+                ready = self.udp.readable(), if tcp.is_some() => match ready {
                     Ok(()) => self.receive(&mut receiver),
                     Err(error) => tracing::warn!(%error, "cannot wait for datagrams"),
                 },
-                accepted = tcp.accept() => match accepted {
+                accepted = accept(tcp.as_ref()) => match accepted {
                     Ok((stream, peer)) => self.accept(stream, peer),
                     Err(error) => {
                         self.handle.driver.dhttp_accept_errors_total.add(1);
@@ -282,8 +265,16 @@ impl<S: Service> Driver<S> {
         }
     }
 
+    /// Whether everything that has been asked is answered.
+    fn is_idle(&self) -> bool {
+        self.core.borrow().is_idle() && self.handle.driver.dhttp_accepted_open.get() == 0
+    }
+
     /// Takes what has come, a few batches at most, so that other tasks get their turn.
     fn receive(self: &Rc<Self>, receiver: &mut Receiver) {
+        let reading = self.service.reading();
+        self.core.borrow_mut().set_reading(reading.personality, reading.limits);
+        let now = Instant::now();
         for _ in 0..4 {
             match receiver.receive(&self.udp) {
                 Ok(()) => {}
@@ -294,7 +285,7 @@ impl<S: Service> Driver<S> {
             self.handle.driver.dhttp_datagrams_received_total.add(receiver.len() as u64);
             for index in 0..receiver.len() {
                 let (from, datagram) = receiver.datagram(index);
-                self.handle_datagram(from, datagram);
+                self.handle_datagram(from, datagram, now);
             }
             if receiver.len() < BATCH {
                 return;
@@ -302,15 +293,34 @@ impl<S: Service> Driver<S> {
         }
     }
 
-    fn handle_datagram(self: &Rc<Self>, client: SocketAddr, datagram: &[u8]) {
-        let received = self.core.borrow_mut().handle_datagram(client, datagram, Instant::now());
+    fn handle_datagram(self: &Rc<Self>, client: SocketAddr, datagram: &[u8], now: Instant) {
+        let mut core = self.core.borrow_mut();
+        let received = core.handle_datagram(client, datagram, now);
         let Received::Request { ticket, http, head_bytes } = received else { return };
+        if http.len() == head_bytes && !core.must_use_connection(&ticket) {
+            let mut response = self.scratch.borrow_mut();
+            response.clear();
+            let most_bytes = self.options.protocol.size_threshold_bytes;
+            if self.service.respond_now(client, &core.request_head(http), most_bytes, &mut response) {
+                let id = ticket.id();
+                let route = core.respond(ticket, &response, now);
+                if route == Route::Datagram {
+                    return;
+                }
+                drop(core);
+                if let Some(job) = self.follow(route, id) {
+                    let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
+                }
+                return;
+            }
+        }
+        drop(core);
         let http = Bytes::copy_from_slice(http);
         let request =
             Request { client, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket) };
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(Rc::clone(self).answer(guard, request));
-        // A response that is there already needs no task: a cache hit is answered in the batch it came in.
+        // A response that is there already needs no task.
         if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             spawn_local(answer);
         }
@@ -435,7 +445,7 @@ impl<S: Service> Driver<S> {
                 },
             };
             let http = job.http.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-            write_message(&mut write, &job.id.0, http, self.limits.progress_timeout).await?;
+            write_message(&mut write, &job.id.0, http, &self.limits).await?;
             self.core.borrow_mut().on_response_sent(connection, job.id, Instant::now());
             self.changed.notify_one();
         }
@@ -469,6 +479,7 @@ impl<S: Service> Driver<S> {
                 tracing::debug!(%error, %peer, "connection of a client ended");
             }
             driver.handle.driver.dhttp_accepted_open.sub(1);
+            driver.changed.notify_one();
         });
     }
 
@@ -477,9 +488,15 @@ impl<S: Service> Driver<S> {
         stream.set_nodelay(true)?;
         let (read, mut write) = stream.split();
         let mut reader = Reader::new(read, self.limits.clone());
-        let patience = self.limits.progress_timeout;
+        let mut ending = self.handle.ending.subscribe();
         loop {
-            let request = match reader.request_head(self.options.protocol.personality).await {
+            let request = tokio::select! {
+                biased;
+                // What has not been asked in full by now is not answered.
+                _ = ending.wait_for(|ending| *ending != Ending::NotYet) => return Ok(()),
+                request = reader.request_head(self.service.reading()) => request,
+            };
+            let request = match request {
                 Ok(request) => request,
                 Err(StreamError::Closed) => return Ok(()),
                 Err(error) => {
@@ -490,7 +507,7 @@ impl<S: Service> Driver<S> {
                     };
                     if let Some((id, status)) = answer {
                         let http = Response::full(status, &[], b"").http;
-                        write_message(&mut write, &id.0, http, patience).await?;
+                        write_message(&mut write, &id.0, http, &self.limits).await?;
                     }
                     return Err(error);
                 }
@@ -501,7 +518,7 @@ impl<S: Service> Driver<S> {
             let call = Request { client, head: request.head, body };
             let respond = async {
                 let response = self.respond(call).await;
-                write_message(&mut write, &request.id.0, response.http, patience).await
+                write_message(&mut write, &request.id.0, response.http, &self.limits).await
             };
             // Together, because a service may answer while the body still comes.
             let (body, written) = tokio::join!(reader.body(request.framing, body_sender), respond);
@@ -556,6 +573,14 @@ impl<S: Service> Driver<S> {
                 }
             }
         }
+    }
+}
+
+/// The next connection; never one if there is no listener.
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
     }
 }
 

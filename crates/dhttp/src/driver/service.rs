@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use tidegate_http::{Method, status_reason, write_chunk_header, write_last_chunk};
+use tidegate_http::normalize::Personality;
+use tidegate_http::{HeadLimits, Method, RequestHead, status_reason, write_chunk_header, write_last_chunk};
 use tokio::sync::mpsc;
 
 /// Pieces of a body that wait to be taken.
@@ -24,11 +25,22 @@ pub struct Body {
     rest: Option<Rest>,
 }
 
-#[derive(Debug)]
-struct Rest {
-    pieces: mpsc::Receiver<Bytes>,
-    /// Set before the sender goes, if the body is complete.
-    complete: Arc<AtomicBool>,
+enum Rest {
+    Queue {
+        pieces: mpsc::Receiver<Bytes>,
+        /// Set before the sender goes, if the body is complete.
+        complete: Arc<AtomicBool>,
+    },
+    Iterator(Box<dyn Iterator<Item = Bytes> + Send>),
+}
+
+impl std::fmt::Debug for Rest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Queue { .. } => f.write_str("Queue"),
+            Self::Iterator(_) => f.write_str("Iterator"),
+        }
+    }
 }
 
 /// Where a body that is still being made is put. Dropping it without [`BodySender::end`] aborts the body.
@@ -63,8 +75,13 @@ impl Body {
     pub fn channel() -> (BodySender, Self) {
         let (sender, pieces) = mpsc::channel(BODY_PIECES);
         let complete = Arc::new(AtomicBool::new(false));
-        let rest = Rest { pieces, complete: Arc::clone(&complete) };
+        let rest = Rest::Queue { pieces, complete: Arc::clone(&complete) };
         (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest) })
+    }
+
+    /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
+    pub fn pieces(first: Bytes, rest: impl Iterator<Item = Bytes> + Send + 'static) -> Self {
+        Self { rest: Some(Rest::Iterator(Box::new(rest))), ..Self::full(first) }
     }
 
     /// The next piece; `None` at the end.
@@ -75,11 +92,16 @@ impl Body {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
         }
-        let rest = self.rest.as_mut()?;
-        if let Some(piece) = rest.pieces.recv().await {
+        let (piece, complete) = match self.rest.as_mut()? {
+            Rest::Iterator(pieces) => (pieces.next(), true),
+            Rest::Queue { pieces, complete } => {
+                let piece = pieces.recv().await;
+                (piece, complete.load(Ordering::Acquire))
+            }
+        };
+        if let Some(piece) = piece {
             return Some(Ok(piece));
         }
-        let complete = rest.complete.load(Ordering::Acquire);
         self.rest = None;
         (!complete).then_some(Err(Aborted))
     }
@@ -211,9 +233,43 @@ fn head(status: u16, fields: &[(&str, &str)], body_bytes: Option<u64>) -> Vec<u8
     head
 }
 
+/// How request heads are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// How request targets are normalized.
+    pub personality: Personality,
+    /// Sizes of a request head.
+    pub limits: HeadLimits,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self { personality: Personality::Strict, limits: HeadLimits::default() }
+    }
+}
+
 /// A site. Every core has its own; what it calls may take its time, but a response that is there at the first poll is
 /// sent without a task of its own.
 pub trait Service: 'static {
+    /// How request heads are read from now on; asked once for each batch of datagrams.
+    fn reading(&self) -> Reading {
+        Reading::default()
+    }
+
+    /// Writes the response to a request by UDP if it is there already and has at most `most_bytes`, with its body and
+    /// without a transfer coding; `false` leaves the request to [`Service::call`], and what was written is void. This is
+    /// how a cache hit costs neither a task nor a copy of the request.
+    fn respond_now(
+        &self,
+        client: SocketAddr,
+        head: &RequestHead<'_>,
+        most_bytes: usize,
+        http: &mut Vec<u8>,
+    ) -> bool {
+        let _ = (client, head, most_bytes, http);
+        false
+    }
+
     /// Answers one request. Dropping the future gives the request up.
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static;
 }

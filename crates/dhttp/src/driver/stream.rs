@@ -1,17 +1,18 @@
 //! HTTP messages on a byte stream: the same for connections that a server opens and for those that a client opens.
 
+use std::future::Future;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::normalize::normalize;
 use tidegate_http::{
     BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, RequestParser, ResponseParser,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::service::{Aborted, Body, BodySender};
+use super::service::{Aborted, Body, BodySender, Reading};
 use crate::wire::{ID_BYTES, MAX_HEADER_BYTES, Request, RequestId, WireError};
 
 /// Most bytes taken from a socket at once.
@@ -26,6 +27,44 @@ pub(super) struct StreamLimits {
     pub progress_timeout: Duration,
     /// How long a connection is kept between messages.
     pub idle_timeout: Duration,
+    /// Slowest average at which the peer may send a body or take a response, in bytes per second; 0 turns it off.
+    pub min_rate_bytes_per_s: u64,
+}
+
+/// How far a peer may be behind the minimum rate before its connection is ended.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Holds a peer to a minimum rate. Only the time spent waiting for the peer counts.
+struct Pace {
+    silence: Duration,
+    rate_bytes_per_s: u64,
+    waited: Duration,
+    moved_bytes: u64,
+}
+
+impl Pace {
+    fn new(limits: &StreamLimits) -> Self {
+        Self {
+            silence: limits.progress_timeout,
+            rate_bytes_per_s: limits.min_rate_bytes_per_s,
+            waited: Duration::ZERO,
+            moved_bytes: 0,
+        }
+    }
+
+    /// Waits for the peer as long as it may take.
+    async fn within<T>(&mut self, moves: impl Future<Output = T>) -> Option<T> {
+        let allowed = match self.rate_bytes_per_s {
+            0 => self.silence,
+            rate => (GRACE + Duration::from_millis(self.moved_bytes.saturating_mul(1000) / rate))
+                .saturating_sub(self.waited)
+                .min(self.silence),
+        };
+        let start = Instant::now();
+        let moved = timeout(allowed, moves).await.ok();
+        self.waited += start.elapsed();
+        moved
+    }
 }
 
 /// Why a stream cannot be read on. It must be closed.
@@ -99,7 +138,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 
     /// The head of the next request, with the protocol's header in front of it.
-    pub async fn request_head(&mut self, personality: Personality) -> Result<RequestHead, StreamError> {
+    pub async fn request_head(&mut self, reading: Reading) -> Result<RequestHead, StreamError> {
         if self.buffer.is_empty() {
             self.fill(self.limits.idle_timeout).await?;
         }
@@ -113,12 +152,12 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 self.fill(patience).await?;
             };
             let _ = self.buffer.split_to(header_bytes);
-            let mut parser = RequestParser::new(HeadLimits::default());
+            let mut parser = RequestParser::new(reading.limits);
             let (length, framing) = loop {
                 match parser.parse(&self.buffer) {
                     Ok(Progress::Complete { length }) => {
                         let head = parser.head(&self.buffer);
-                        normalize(&head, personality, &mut Vec::new())
+                        normalize(&head, reading.personality, &mut Vec::new())
                             .map_err(|error| StreamError::RequestHead(id, error))?;
                         break (length, head.framing);
                     }
@@ -164,24 +203,25 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     /// Hands a body on as it arrives. `Err(Aborted)`: it is malformed or broke off, or nobody wants it; then the
     /// stream can be read no further.
     pub async fn body(&mut self, framing: BodyFraming, mut to: BodySender) -> Result<(), Aborted> {
+        let mut pace = Pace::new(&self.limits);
         match framing {
             BodyFraming::None => {}
             BodyFraming::Length(mut left) => {
                 while left > 0 {
                     if self.buffer.is_empty() {
-                        self.fill(self.limits.progress_timeout).await.map_err(|_| Aborted)?;
+                        self.fill_body(&mut pace).await.map_err(|_| Aborted)?;
                     }
                     let length = (self.buffer.len() as u64).min(left);
                     left -= length;
                     to.send(self.buffer.split_to(length as usize).freeze()).await?;
                 }
             }
-            BodyFraming::Chunked => self.chunked_body(&mut to).await?,
+            BodyFraming::Chunked => self.chunked_body(&mut to, &mut pace).await?,
             BodyFraming::UntilClose => loop {
                 if !self.buffer.is_empty() {
                     to.send(self.buffer.split().freeze()).await?;
                 }
-                match self.fill(self.limits.progress_timeout).await {
+                match self.fill_body(&mut pace).await {
                     Ok(()) => {}
                     Err(StreamError::Closed) => break,
                     Err(_) => return Err(Aborted),
@@ -192,7 +232,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(())
     }
 
-    async fn chunked_body(&mut self, to: &mut BodySender) -> Result<(), Aborted> {
+    async fn chunked_body(&mut self, to: &mut BodySender, pace: &mut Pace) -> Result<(), Aborted> {
         let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
         loop {
             let decoded = decoder.decode(&self.buffer).map_err(|_| Aborted)?;
@@ -205,9 +245,17 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 return Ok(());
             }
             if self.buffer.is_empty() {
-                self.fill(self.limits.progress_timeout).await.map_err(|_| Aborted)?;
+                self.fill_body(pace).await.map_err(|_| Aborted)?;
             }
         }
+    }
+
+    async fn fill_body(&mut self, pace: &mut Pace) -> Result<(), StreamError> {
+        let before = self.buffer.len();
+        let forever = Duration::from_secs(86_400);
+        pace.within(self.fill(forever)).await.unwrap_or(Err(StreamError::Slow))?;
+        pace.moved_bytes += (self.buffer.len() - before) as u64;
+        Ok(())
     }
 
     /// Waits until the peer closes or says something, which it must not.
@@ -244,18 +292,33 @@ fn decode_chunked(mut coded: &[u8]) -> Option<Bytes> {
     }
 }
 
-/// Writes with a bound on how long the peer may take nothing.
-pub(super) async fn write_all<W: AsyncWrite + Unpin>(
-    to: &mut W,
-    mut bytes: &[u8],
-    patience: Duration,
-) -> io::Result<()> {
+/// Writes all of `bytes`, as long as the peer takes them.
+async fn write_paced<W: AsyncWrite + Unpin>(to: &mut W, mut bytes: &[u8], pace: &mut Pace) -> io::Result<()> {
     while !bytes.is_empty() {
-        match timeout(patience, to.write(bytes)).await {
-            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written?..],
+        match pace.within(to.write(bytes)).await {
+            None => return Err(io::ErrorKind::TimedOut.into()),
+            Some(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+            Some(written) => {
+                let written = written?;
+                pace.moved_bytes += written as u64;
+                bytes = &bytes[written..];
+            }
         }
+    }
+    Ok(())
+}
+
+/// Writes a message of the client's: `first`, then a body as it arrives.
+pub(super) async fn write_body<W: AsyncWrite + Unpin>(
+    to: &mut W,
+    first: &[u8],
+    mut body: Body,
+    limits: &StreamLimits,
+) -> io::Result<()> {
+    let mut pace = Pace::new(limits);
+    write_paced(to, first, &mut pace).await?;
+    while let Some(piece) = body.next().await {
+        write_paced(to, &piece.map_err(io::Error::other)?, &mut pace).await?;
     }
     Ok(())
 }
@@ -265,17 +328,18 @@ pub(super) async fn write_message<W: AsyncWrite + Unpin>(
     to: &mut W,
     header: &[u8],
     mut http: Body,
-    patience: Duration,
+    limits: &StreamLimits,
 ) -> io::Result<()> {
+    let mut pace = Pace::new(limits);
     let mut first = header.to_vec();
     while let Some(piece) = http.next().await {
         let piece = piece.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
         if first.is_empty() {
-            write_all(to, &piece, patience).await?;
+            write_paced(to, &piece, &mut pace).await?;
         } else {
             first.extend_from_slice(&piece);
-            write_all(to, &std::mem::take(&mut first), patience).await?;
+            write_paced(to, &std::mem::take(&mut first), &mut pace).await?;
         }
     }
-    write_all(to, &first, patience).await
+    write_paced(to, &first, &mut pace).await
 }

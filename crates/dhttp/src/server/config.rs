@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
 
 use super::connections::ConnectionLimits;
@@ -32,6 +33,8 @@ pub struct ServerConfig {
     pub connections: ConnectionLimits,
     /// How request targets are read.
     pub personality: Personality,
+    /// Sizes of a request head.
+    pub head_limits: HeadLimits,
 }
 
 impl Default for ServerConfig {
@@ -49,6 +52,7 @@ impl Default for ServerConfig {
             client_ports: ClientPorts::default(),
             connections: ConnectionLimits::default(),
             personality: Personality::Strict,
+            head_limits: HeadLimits::default(),
         }
     }
 }

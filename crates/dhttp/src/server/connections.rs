@@ -106,6 +106,11 @@ impl Connections {
         self.all.len()
     }
 
+    /// Whether every response has been written.
+    pub fn owe_nothing(&self) -> bool {
+        self.all.values().all(|connection| connection.owed.is_empty())
+    }
+
     /// Chooses what carries the response `owed` to `peer`, the client's TCP channel (DHTTP §V): an idle connection;
     /// else a new one; else the one with the fewest responses waiting. When the limit on all connections is reached, a
     /// client that has none takes the place of the connection that was idle longest.

@@ -22,7 +22,8 @@ use std::time::Instant;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use tidegate_http::status_reason;
+use tidegate_http::normalize::Personality;
+use tidegate_http::{HeadLimits, RequestHead, status_reason};
 
 use crate::token::{TOKEN_BYTES, TokenKeys};
 use crate::wire::{Answer, ID_BYTES, Request, RequestId, Response};
@@ -135,7 +136,7 @@ impl Server {
             answered: AnsweredRing::new(config.answered_ids),
             in_flight: HashMap::new(),
             connections: Connections::new(config.connections.clone()),
-            checker: Checker::new(config.personality),
+            checker: Checker::new(config.personality, config.head_limits),
             stressed: false,
             transmits: VecDeque::new(),
             closes: VecDeque::new(),
@@ -153,6 +154,25 @@ impl Server {
     /// (DHTTP §VI-B3).
     pub fn set_stressed(&mut self, stressed: bool) {
         self.stressed = stressed;
+    }
+
+    /// How request heads are read from now on.
+    pub fn set_reading(&mut self, personality: Personality, limits: HeadLimits) {
+        if self.config.personality != personality || self.config.head_limits != limits {
+            self.config.personality = personality;
+            self.config.head_limits = limits;
+            self.checker = Checker::new(personality, limits);
+        }
+    }
+
+    /// The parsed head of the `http` that [`Server::handle_datagram`] has just returned.
+    pub fn request_head<'a>(&'a self, http: &'a [u8]) -> RequestHead<'a> {
+        self.checker.head(http)
+    }
+
+    /// Whether nothing is being answered, and no connection owes a response.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.connections.owe_nothing()
     }
 
     /// Feeds one datagram from `client`.

@@ -1,7 +1,7 @@
 //! What may be in the HTTP part of a datagram.
 
 use tidegate_http::normalize::{Personality, normalize};
-use tidegate_http::{BodyFraming, HeadLimits, Progress, RequestParser};
+use tidegate_http::{BodyFraming, HeadLimits, Progress, RequestHead, RequestParser};
 
 /// What becomes of an HTTP request that came by UDP.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -23,8 +23,13 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    pub fn new(personality: Personality) -> Self {
-        Self { parser: RequestParser::new(HeadLimits::default()), personality, scratch: Vec::new() }
+    pub fn new(personality: Personality, limits: HeadLimits) -> Self {
+        Self { parser: RequestParser::new(limits), personality, scratch: Vec::new() }
+    }
+
+    /// The head of the request that was checked last, which is `http`.
+    pub fn head<'a>(&'a self, http: &'a [u8]) -> RequestHead<'a> {
+        self.parser.head(http)
     }
 
     pub fn check(&mut self, http: &[u8]) -> Check {
