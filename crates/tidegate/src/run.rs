@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate_accelerator::settings::{Listener, Route, Settings, Target, Upstream};
+use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
 use tidegate_accelerator::{Engine, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -163,7 +163,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     let settings = &mut loaded.settings;
     if let Some(address) = &args.listen {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
-        settings.listeners = vec![Listener { address: listen.address }];
+        settings.listeners = vec![Listener { address: listen.address, protocol: Protocol::Http }];
         loaded.listen = vec![listen];
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
@@ -247,8 +247,12 @@ fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
 }
 
 fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener) {
-    for address in engine.listen_addresses() {
-        tracing::info!("listening on http://{address}");
+    for (address, listener) in engine.listen_addresses().into_iter().zip(&settings.listeners) {
+        let scheme = match listener.protocol {
+            Protocol::Http => "http",
+            Protocol::Dhttp => "dhttp",
+        };
+        tracing::info!("listening on {scheme}://{address}");
     }
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     if settings.limits.connections as u64 >= most {

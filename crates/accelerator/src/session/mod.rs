@@ -9,7 +9,7 @@ pub(crate) mod allowance;
 mod body;
 pub(crate) mod deadlines;
 mod exchange;
-mod respond;
+pub(crate) mod respond;
 mod transmit;
 
 use std::io;
@@ -20,12 +20,11 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use tidegate_http::normalize::normalize;
-use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version};
+use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::access_log::Record;
-use crate::data_core::{DataCore, Scratch, millis};
+use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::{Slot, Waiting};
@@ -77,15 +76,6 @@ enum Step {
     Exchange(Box<Request>),
     /// The connection ends.
     Close,
-}
-
-/// Bytes of a response that were sent.
-#[derive(Clone, Copy, Default)]
-struct Bytes {
-    /// Status lines and field lines.
-    head: u64,
-    /// Content, with its transfer coding.
-    body: u64,
 }
 
 /// What became of one request.
@@ -244,42 +234,20 @@ impl Connection<'_> {
         let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
             return Ok(Handled::NeedsExchange);
         };
+        lookup::count_hit(core, &hit);
         let keep_alive = head.keep_alive && !core.is_draining();
         out.clear();
-        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
+        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
         let (sent, total) =
             transmit::send_hit(&self.stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
         let body = form.body.1 - form.body.0;
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
-        self.account(head, form.status, bytes, hit.label());
+        core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
         Ok(match sent {
             transmit::Sent::All => Handled::Answered { keep_alive },
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
         })
-    }
-
-    /// Counts and logs an answered request.
-    fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
-        self.core.metrics.count_response(status, bytes.head + bytes.body);
-        if let Some(log) = &self.core.log {
-            let peer = self.peer.ip().to_canonical();
-            let record = Record {
-                client: self.core.with_plan(|plan| Seen::of(plan, head, peer).client),
-                unix_s: self.core.clock.unix_s(),
-                duration: self.began.elapsed(),
-                host: head.fields.get(tidegate_http::FieldId::Host).unwrap_or(b""),
-                method: head.method_bytes,
-                target: head.target,
-                http11: head.version == Version::Http11,
-                status,
-                bytes: bytes.body,
-                referer: head.fields.get(tidegate_http::FieldId::Referer).unwrap_or(b""),
-                user_agent: head.fields.get(tidegate_http::FieldId::UserAgent).unwrap_or(b""),
-                cache,
-            };
-            log.record(&record, &self.core.metrics);
-        }
     }
 
     /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
@@ -375,7 +343,7 @@ impl Times {
 
 impl Hit {
     /// How the access log names this answer.
-    fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self.forwarded {
             _ if self.stale => "stale",
             Some(forwarded) if forwarded.upstream_status == 304 => "revalidated",

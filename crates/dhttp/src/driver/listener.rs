@@ -41,7 +41,8 @@ impl Listener {
         let open = |kind, protocol| -> io::Result<Socket> {
             let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
             if address.is_ipv6() {
-                socket.set_only_v6(true)?;
+                // The unspecified address stands for every address of the host, IPv4 too.
+                socket.set_only_v6(!address.ip().is_unspecified())?;
             }
             socket.set_reuse_port(true)?;
             if kind == Type::STREAM {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use rand::TryRng;
 use tidegate_core::metric_set;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
@@ -68,6 +69,14 @@ impl ServerOptions {
             accepted: 10_000,
         })
     }
+}
+
+/// A secret for address tokens, to be given to every core.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn random_secret() -> io::Result<[u8; 16]> {
+    random()
 }
 
 /// Bytes that nobody can guess.
@@ -349,7 +358,12 @@ impl<S: Service> Driver<S> {
         }
         let gathered = match timeout(self.options.response_timeout, gather(&mut http, threshold)).await {
             Ok(Ok(gathered)) => gathered,
-            _ => return self.handle.driver.dhttp_responses_aborted_total.add(1),
+            // Nothing of it has been sent yet.
+            failed => {
+                self.handle.driver.dhttp_responses_aborted_total.add(1);
+                let status = if failed.is_ok() { 502 } else { 504 };
+                Gathered::Whole(Response::full(status, &[], b"").into_bytes())
+            }
         };
         match gathered {
             Gathered::Whole(whole) => {
@@ -452,11 +466,8 @@ impl<S: Service> Driver<S> {
     }
 
     async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
-        let (socket, any): (TcpSocket, IpAddr) = match self.local.ip() {
-            IpAddr::V4(_) => (TcpSocket::new_v4()?, std::net::Ipv4Addr::UNSPECIFIED.into()),
-            IpAddr::V6(_) => (TcpSocket::new_v6()?, std::net::Ipv6Addr::UNSPECIFIED.into()),
-        };
-        if self.local.ip() != any {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        if !self.local.ip().is_unspecified() {
             // From the address that was asked, so that the client does not take it for a cache.
             socket.bind(SocketAddr::new(self.local.ip(), 0))?;
         }
@@ -524,7 +535,10 @@ impl<S: Service> Driver<S> {
             let (body, written) = tokio::join!(reader.body(request.framing, body_sender), respond);
             written?;
             if body.is_err() {
-                // Part of the body was not wanted or did not come: where the next request starts is not known.
+                // Part of the body was not wanted or did not come: where the next request starts is not known. What the
+                // client still sends is read, because a reset could destroy the response (RFC 9112 §9.6).
+                let _ = write.shutdown().await;
+                reader.linger().await;
                 return Ok(());
             }
         }
@@ -555,12 +569,23 @@ impl<S: Service> Driver<S> {
         }
     }
 
+    /// An IPv4 client's address as a socket for both families takes it.
+    fn on_socket(&self, to: SocketAddr) -> SocketAddr {
+        match to {
+            SocketAddr::V4(v4) if self.local.is_ipv6() => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            to => to,
+        }
+    }
+
     async fn send(&self, sender: &mut Sender, mut batch: &[Transmit]) {
         let metrics = &self.handle.driver;
         while !batch.is_empty() {
-            match sender
-                .send(&self.udp, batch.iter().map(|transmit| (transmit.to, transmit.payload.as_slice())))
-            {
+            match sender.send(
+                &self.udp,
+                batch.iter().map(|transmit| (self.on_socket(transmit.to), transmit.payload.as_slice())),
+            ) {
                 Ok(sent) => {
                     metrics.dhttp_datagrams_sent_total.add(sent as u64);
                     batch = &batch[sent..];

@@ -163,6 +163,11 @@ impl Response {
         Self { total_bytes: Some(http.len() as u64), http: Body::full(http.into()) }
     }
 
+    /// The bytes of a response that is there whole.
+    pub(super) fn into_bytes(self) -> Bytes {
+        self.http.first.unwrap_or_default()
+    }
+
     /// The answer to HEAD for a body of this length.
     pub fn head_only(status: u16, fields: &[(&str, &str)], body_bytes: u64) -> Self {
         let http = head(status, fields, Some(body_bytes));

@@ -258,6 +258,17 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(())
     }
 
+    /// Reads and forgets what the peer still sends, within reason.
+    pub async fn linger(&mut self) {
+        const READS: usize = 64;
+        for _ in 0..READS {
+            self.buffer.clear();
+            if self.fill(Duration::from_secs(1)).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Waits until the peer closes or says something, which it must not.
     pub async fn closed(&mut self) {
         let mut byte = [0];
