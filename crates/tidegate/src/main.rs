@@ -5,6 +5,7 @@ mod admin;
 mod cli;
 mod client;
 mod config;
+mod fetch;
 mod run;
 mod units;
 

@@ -149,10 +149,16 @@ impl DhttpClient {
     pub async fn get(&self, url: &str) -> Result<FetchResponse, FetchError> {
         let url = DhttpUrl::parse(url)?;
         let unresolved = || FetchError::Resolve(url.host.clone());
-        let mut found =
-            tokio::net::lookup_host((url.host.as_str(), url.port)).await.map_err(|_| unresolved())?;
-        let server = found.next().ok_or_else(unresolved)?;
-        self.fetch(FetchRequest::get(&url, server)).await
+        let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await.map_err(|_| unresolved())?;
+        let mut outcome = Err(unresolved());
+        for server in found {
+            outcome = self.fetch(FetchRequest::get(&url, server)).await;
+            // Nobody is there: perhaps at another address of the name.
+            if !matches!(outcome, Err(FetchError::NoAnswer { sent: false, .. })) {
+                break;
+            }
+        }
+        outcome
     }
 
     /// Makes one request. Dropping the future gives it up. Every wait within is bounded, so that it ends whatever the
