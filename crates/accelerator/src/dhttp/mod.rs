@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_dhttp::driver::{
-    Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service, serve as serve_listener,
+    Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service,
+    serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
@@ -69,23 +70,27 @@ impl Service for Site {
         head: &RequestHead<'_>,
         most_bytes: usize,
         http: &mut Vec<u8>,
-    ) -> bool {
+    ) -> Immediate {
         let core = &self.core;
         if head.framing != BodyFraming::None || !matches!(head.method, Method::Get | Method::Head) {
-            return false;
+            return Immediate::Unknown;
         }
         let plan = core.plan_ref();
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out } = &mut *scratch;
-        let Ok(normalized) = normalize(head, plan.personality, target) else { return false };
-        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, key) else { return false };
+        let Ok(normalized) = normalize(head, plan.personality, target) else {
+            return Immediate::Unknown;
+        };
+        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, key) else {
+            return Immediate::Unknown;
+        };
         out.clear();
         let form = write_hit(core, &plan.pseudonym, head, &hit, None, out);
         let stored_head = if form.with_stored_head { hit.object.head() } else { b"" };
         let (mut at, end) = form.body;
         let bytes = Bytes { head: (stored_head.len() + out.len()) as u64, body: end - at };
         if bytes.head + bytes.body > most_bytes as u64 {
-            return false;
+            return Immediate::Long;
         }
         http.extend_from_slice(stored_head);
         http.extend_from_slice(out);
@@ -98,7 +103,7 @@ impl Service for Site {
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);
         core.account(client.ip(), head, form.status, bytes, hit.label());
-        true
+        Immediate::Written
     }
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {

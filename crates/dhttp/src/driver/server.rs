@@ -22,7 +22,7 @@ use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 
 use super::listener::Listener;
-use super::service::{Body, Request, Response, Service};
+use super::service::{Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamError, StreamLimits, write_message};
 use super::udp::{BATCH, Receiver, Sender};
 use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
@@ -306,40 +306,49 @@ impl<S: Service> Driver<S> {
         let mut core = self.core.borrow_mut();
         let received = core.handle_datagram(client, datagram, now);
         let Received::Request { ticket, http, head_bytes } = received else { return };
-        if http.len() == head_bytes && !core.must_use_connection(&ticket) {
+        let mut long = core.must_use_connection(&ticket);
+        if http.len() == head_bytes && !long {
             let mut response = self.scratch.borrow_mut();
             response.clear();
-            let most_bytes = self.options.protocol.size_threshold_bytes;
-            if self.service.respond_now(client, &core.request_head(http), most_bytes, &mut response) {
-                let id = ticket.id();
-                let route = core.respond(ticket, &response, now);
-                if route == Route::Datagram {
+            let most_bytes = core.room_bytes(&ticket);
+            let head = core.request_head(http);
+            match self.service.respond_now(client, &head, most_bytes, &mut response) {
+                Immediate::Written => {
+                    let id = ticket.id();
+                    let route = core.respond(ticket, &response, now);
+                    if route != Route::Datagram {
+                        drop(core);
+                        if let Some(job) = self.follow(route, id) {
+                            let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
+                        }
+                    }
                     return;
                 }
-                drop(core);
-                if let Some(job) = self.follow(route, id) {
-                    let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
-                }
-                return;
+                Immediate::Long => long = true,
+                Immediate::Unknown => {}
             }
+        }
+        if !core.is_proved(&ticket) && (long || core.is_stressed() || core.can_prove(&ticket)) {
+            // A forged address must not cost the site work; who is real has a token one round trip later, and keeps it.
+            core.respond_long(ticket, now);
+            return;
         }
         drop(core);
         let http = Bytes::copy_from_slice(http);
         let request =
             Request { client, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket) };
-        let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(Rc::clone(self).answer(guard, request));
+        let answer = Rc::clone(self).answer(guard, request, long);
+        let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
         // A response that is there already needs no task.
         if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             spawn_local(answer);
         }
     }
 
-    async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request) {
+    async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, long: bool) {
         let Some(id) = guard.ticket.as_ref().map(Ticket::id) else { return };
-        let must_use_connection =
-            guard.ticket.as_ref().is_some_and(|ticket| self.core.borrow().must_use_connection(ticket));
-        if must_use_connection {
+        if long {
             // Set up while the response is made (DHTTP §III).
             if let Some(job) = self.route_long(&mut guard, id) {
                 let response = self.respond(request).await;
@@ -433,7 +442,7 @@ impl<S: Service> Driver<S> {
             tracing::debug!(%error, %to, "connection to a client ended");
         }
         self.connections.borrow_mut().remove(&connection);
-        self.core.borrow_mut().on_connection_closed(connection);
+        self.core.borrow_mut().on_connection_closed(connection, Instant::now());
         self.changed.notify_one();
     }
 

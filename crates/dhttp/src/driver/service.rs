@@ -253,6 +253,17 @@ impl Default for Reading {
     }
 }
 
+/// What [`Service::respond_now`] can say of a response.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Immediate {
+    /// It was written, all of it.
+    Written,
+    /// It is longer than a datagram may be: the connection for it is made ready before [`Service::call`] makes it.
+    Long,
+    /// It has to be made by [`Service::call`] first.
+    Unknown,
+}
+
 /// A site. Every core has its own; what it calls may take its time, but a response that is there at the first poll is
 /// sent without a task of its own.
 pub trait Service: 'static {
@@ -262,17 +273,16 @@ pub trait Service: 'static {
     }
 
     /// Writes the response to a request by UDP if it is there already and has at most `most_bytes`, with its body and
-    /// without a transfer coding; `false` leaves the request to [`Service::call`], and what was written is void. This is
-    /// how a cache hit costs neither a task nor a copy of the request.
+    /// without a transfer coding. This is how a cache hit costs neither a task nor a copy of the request.
     fn respond_now(
         &self,
         client: SocketAddr,
         head: &RequestHead<'_>,
         most_bytes: usize,
         http: &mut Vec<u8>,
-    ) -> bool {
+    ) -> Immediate {
         let _ = (client, head, most_bytes, http);
-        false
+        Immediate::Unknown
     }
 
     /// Answers one request. Dropping the future gives the request up.

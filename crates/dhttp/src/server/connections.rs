@@ -55,13 +55,20 @@ impl Owed {
     }
 }
 
+/// A response that was written.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Sent {
+    pub owed: Owed,
+    pub at: Instant,
+}
+
 #[derive(Debug)]
 struct Connection {
     peer: SocketAddr,
     open: bool,
     owed: VecDeque<Owed>,
     /// The last responses written: they may not have reached the client if the connection breaks.
-    sent: VecDeque<Owed>,
+    sent: VecDeque<Sent>,
     /// While being opened, when that has failed; while idle, when it is closed; meaningless while busy.
     deadline: Instant,
 }
@@ -179,7 +186,7 @@ impl Connections {
             if connection.sent.len() == SENT_REMEMBERED {
                 connection.sent.pop_front();
             }
-            connection.sent.extend(connection.owed.remove(place));
+            connection.sent.extend(connection.owed.remove(place).map(|owed| Sent { owed, at: now }));
             self.rest(id, now);
         }
     }
@@ -193,7 +200,7 @@ impl Connections {
     }
 
     /// Forgets a connection; the responses that it still owes, and those that it wrote last.
-    pub fn remove(&mut self, id: ConnectionId) -> Option<(VecDeque<Owed>, VecDeque<Owed>)> {
+    pub fn remove(&mut self, id: ConnectionId) -> Option<(VecDeque<Owed>, VecDeque<Sent>)> {
         let connection = self.all.remove(&id)?;
         self.idle.remove(&(connection.deadline, id));
         self.connecting.remove(&(connection.deadline, id));

@@ -18,7 +18,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -36,6 +36,9 @@ pub use metrics::ServerMetrics;
 use connections::{Choice, Connections, Expiry, Owed};
 use request::{Check, Checker};
 use ring::{AnsweredRing, GlobalId};
+
+/// A client that closes a connection within this time of a response may not have read it.
+const REFUSAL_WINDOW: Duration = Duration::from_secs(1);
 
 /// A request that is being answered. Give it back by [`Server::respond`], [`Server::respond_long`] or
 /// [`Server::abandon`]: until then it counts as in flight.
@@ -173,6 +176,21 @@ impl Server {
     /// Whether nothing is being answered, and no connection owes a response.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.connections.owe_nothing()
+    }
+
+    /// See [`Server::set_stressed`].
+    pub fn is_stressed(&self) -> bool {
+        self.stressed
+    }
+
+    /// Whether the client's address is proved: if not, [`Server::respond_long`] only asks for the proof.
+    pub fn is_proved(&self, ticket: &Ticket) -> bool {
+        self.in_flight.get(&ticket.0).is_some_and(|request| request.proved)
+    }
+
+    /// Whether the client knows what a token is, and can be asked for one.
+    pub fn can_prove(&self, ticket: &Ticket) -> bool {
+        self.in_flight.get(&ticket.0).is_some_and(|request| request.knows_tokens)
     }
 
     /// Feeds one datagram from `client`.
@@ -340,6 +358,15 @@ impl Server {
         self.take(ticket.0);
     }
 
+    /// Most bytes of an HTTP response that may answer this request by UDP.
+    pub fn room_bytes(&self, ticket: &Ticket) -> usize {
+        let Some(request) = self.in_flight.get(&ticket.0) else { return 0 };
+        let allowance = self.config.amplification.saturating_mul(request.received_bytes);
+        let datagram =
+            self.datagram_bytes(request.client).min(if request.proved { usize::MAX } else { allowance });
+        datagram.saturating_sub(ID_BYTES).min(self.config.size_threshold_bytes)
+    }
+
     fn take(&mut self, id: GlobalId) -> Option<InFlight> {
         let request = self.in_flight.remove(&id)?;
         self.metrics.dhttp_requests_in_flight.sub(1);
@@ -395,19 +422,24 @@ impl Server {
 
     /// The connection could not be opened, broke, or was closed by the client. Clients that it still owed a response
     /// are told to open a connection themselves, so that a page never hangs behind a firewall (DHTTP §IV-C).
-    pub fn on_connection_closed(&mut self, connection: ConnectionId) {
-        self.close(connection, true);
+    pub fn on_connection_closed(&mut self, connection: ConnectionId, now: Instant) {
+        self.close(connection, true, now);
     }
 
-    fn close(&mut self, connection: ConnectionId, broken: bool) {
+    fn close(&mut self, connection: ConnectionId, broken: bool, now: Instant) {
         let Some((owed, sent)) = self.connections.remove(connection) else { return };
         self.metrics.dhttp_connections_open.sub(1);
         if !owed.is_empty() {
             self.metrics.dhttp_connections_failed_total.add(1);
         }
         for sent in sent.into_iter().filter(|_| broken) {
-            // Written is not received: a client that asks again is answered again.
-            self.answered.forget(&sent.global_id());
+            // Written is not received: a client that asks again is answered again. One that closed so soon may have
+            // refused the connection; if it has its answer after all, it ignores this one.
+            self.answered.forget(&sent.owed.global_id());
+            if now.saturating_duration_since(sent.at) < REFUSAL_WINDOW {
+                self.metrics.dhttp_responses_use_tcp_total.add(1);
+                self.transmit(sent.owed.client, sent.owed.id, Answer::UseTcp);
+            }
         }
         for owed in owed {
             self.answered.forget(&owed.global_id());
@@ -422,7 +454,7 @@ impl Server {
             if expiry == Expiry::Idle {
                 self.metrics.dhttp_connections_idle_total.add(1);
             }
-            self.close(connection, expiry == Expiry::NotAccepted);
+            self.close(connection, expiry == Expiry::NotAccepted, now);
             self.closes.push_back(connection);
         }
     }

@@ -169,7 +169,7 @@ fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
         match bench.respond(ticket, 100) {
             Route::Datagram => by_udp += 1,
             Route::Connection(connection) | Route::NewConnection(connection, _) => {
-                bench.server.on_connection_closed(connection);
+                bench.server.on_connection_closed(connection, bench.now);
                 while bench.sent().is_some() {}
             }
         }
@@ -198,7 +198,7 @@ fn a_refused_connection_tells_every_client_it_owed_to_use_tcp() {
     let ids = [first.id(), second.id()];
     let Route::NewConnection(connection, _) = bench.respond(first, 5000) else { panic!("no connection") };
     assert_eq!(bench.respond(second, 5000), Route::Connection(connection));
-    bench.server.on_connection_closed(connection);
+    bench.server.on_connection_closed(connection, bench.now);
     bench.server.check_invariants();
     for id in ids {
         let payload = bench.sent().unwrap();
@@ -224,9 +224,23 @@ fn a_response_written_to_a_connection_that_broke_is_sent_again_when_asked_for() 
     bench.server.on_response_sent(connection, id, bench.now);
     datagram[10] |= 1;
     assert_eq!(bench.receive(&datagram), None, "it is on its way");
-    bench.server.on_connection_closed(connection);
+    bench.now += Duration::from_secs(5);
+    bench.server.on_connection_closed(connection, bench.now);
     assert_eq!(bench.sent(), None);
     assert!(bench.receive(&datagram).is_some());
+}
+
+#[test]
+fn a_client_that_closes_at_once_is_told_to_use_tcp_for_what_it_may_not_have_read() {
+    let mut bench = Bench::new(ServerConfig::default());
+    let ticket = bench.request(false);
+    let id = ticket.id();
+    let Route::NewConnection(connection, _) = bench.respond(ticket, 5000) else { panic!("no connection") };
+    bench.server.on_connected(connection, bench.now);
+    bench.server.on_response_sent(connection, id, bench.now);
+    bench.server.on_connection_closed(connection, bench.now);
+    assert_eq!(answer(&bench.sent().unwrap()), Answer::UseTcp);
+    bench.server.check_invariants();
 }
 
 #[test]

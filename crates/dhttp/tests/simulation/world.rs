@@ -441,7 +441,7 @@ impl World {
 
     fn break_connection(&mut self, connection: ConnectionId) {
         self.connections.remove(&connection);
-        self.server.on_connection_closed(connection);
+        self.server.on_connection_closed(connection, self.now);
         self.drain_server();
     }
 
