@@ -34,7 +34,11 @@ fn object_in_the_cache_one_copy_answers_http_and_dhttp() {
         _ => Reply::cacheable(content(1, 300_000)),
     });
     let (tidegate, dhttp) = start(&origin, "");
-    assert_eq!(tidegate.get("/short").text(), "short");
+    let first = tidegate.get("/short");
+    assert_eq!(
+        (first.text(), first.field("Alt-Svc")),
+        ("short".into(), format!("dhttp=\":{}\"", dhttp.port()))
+    );
     let (body, said) = fetch(&format!("dhttp://{dhttp}/short"));
     // Another authority is another URL, and another object.
     assert_eq!((body.as_slice(), origin.count()), (&b"short"[..], 2), "{said}");

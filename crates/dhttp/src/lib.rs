@@ -7,6 +7,7 @@
 
 pub mod client;
 pub mod driver;
+pub mod gateway;
 pub mod ports;
 pub mod server;
 pub mod token;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
 
-use crate::{client, config, fetch, run};
+use crate::{client, config, fetch, gateway, run};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -82,6 +82,11 @@ enum Command {
     /// Fetch a URL by HTTP or DHTTP.
     #[command(after_help = "Example:\n  tidegate fetch -v -o page.html dhttp://127.0.0.1:8080/page")]
     Fetch(fetch::FetchArgs),
+    /// Be a local HTTP proxy that speaks DHTTP to servers that offer it.
+    #[command(
+        after_help = "Example:\n  tidegate gateway --listen 127.0.0.1:3128\n  curl --proxy http://127.0.0.1:3128 http://example.org/"
+    )]
+    Gateway(gateway::GatewayArgs),
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -179,6 +184,7 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             CacheCommand::Save(args) => client::post(args.admin, "/api/cache/save", args.json),
         },
         Command::Fetch(args) => fetch::fetch(&args),
+        Command::Gateway(args) => gateway::run(&args, cli.log),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();

@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod config;
 mod fetch;
+mod gateway;
 mod run;
 mod units;
 

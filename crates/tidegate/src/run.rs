@@ -124,7 +124,7 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
     format!("cannot listen on {written}: {source}{hint}")
 }
 
-fn start_log(form: LogForm) {
+pub(crate) fn start_log(form: LogForm) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
@@ -141,7 +141,7 @@ fn start_log(form: LogForm) {
 }
 
 /// The soft limit on descriptors is often 1024, each client takes one; failing to raise it is survivable.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

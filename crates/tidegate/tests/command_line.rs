@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 10] = [
+const COMMANDS: [&[&str]; 11] = [
     &["run"],
     &["check"],
     &["status"],
@@ -19,6 +19,7 @@ const COMMANDS: [&[&str]; 10] = [
     &["cache", "save"],
     &["completions"],
     &["fetch"],
+    &["gateway"],
 ];
 
 /// What an ended command left.

@@ -9,7 +9,7 @@ use tidegate_http::normalize::Personality;
 use tidegate_store::Store;
 
 use crate::service::files::{Root, RootPlace};
-use crate::settings::{Limits, Route, Settings, Target};
+use crate::settings::{Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
 
 /// Why settings do not fit together.
@@ -51,6 +51,8 @@ pub(crate) struct Plan {
     pub trusted_proxies: Vec<IpPrefix>,
     pub personality: Personality,
     pub pseudonym: String,
+    /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
+    pub alternatives: Vec<u8>,
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
@@ -104,6 +106,7 @@ impl Plan {
             trusted_proxies: settings.trusted_proxies.clone(),
             personality: settings.personality,
             pseudonym: settings.pseudonym.clone(),
+            alternatives: alternatives(&settings.listeners),
             groups: Arc::new(Groups::new(&settings.upstreams)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,
@@ -131,6 +134,19 @@ impl Plan {
     pub(crate) fn is_trusted(&self, client: std::net::IpAddr) -> bool {
         self.trusted_proxies.iter().any(|prefix| prefix.contains(client))
     }
+}
+
+/// RFC 7838 §3: on this host, another protocol at another port.
+fn alternatives(listeners: &[Listener]) -> Vec<u8> {
+    let mut ports: Vec<u16> = listeners
+        .iter()
+        .filter(|listener| listener.protocol == Protocol::Dhttp)
+        .map(|listener| listener.address.port())
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let offers: Vec<String> = ports.iter().map(|port| format!("dhttp=\":{port}\"")).collect();
+    if offers.is_empty() { Vec::new() } else { format!("Alt-Svc: {}\r\n", offers.join(", ")).into_bytes() }
 }
 
 fn unknown_upstream(route: &Route, name: &str) -> PlanError {

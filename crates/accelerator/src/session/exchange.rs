@@ -179,6 +179,7 @@ impl Connection<'_> {
         respond::write_cache_status(&self.core.plan().pseudonym, &streamed, &mut out);
         framing.write_fields(&mut out);
         respond::write_connection(version, keep_alive, &mut out);
+        respond::write_alternatives(self.core, &mut out);
         out.extend_from_slice(b"\r\n");
         let head_bytes = out.len() as u64 + watch.sent;
         let chunked = framing == ClientFraming::Chunked;
@@ -270,6 +271,7 @@ impl Connection<'_> {
             let _ = write!(out, "Content-Length: {}\r\n", end - start);
         }
         respond::write_connection(head.version, keep_alive, &mut out);
+        respond::write_alternatives(self.core, &mut out);
         out.extend_from_slice(b"\r\n");
         let mut watch = RateWatch::new(self.core);
         self.send(&mut watch, &out).await?;

@@ -76,6 +76,7 @@ pub(crate) fn write_hit(
     }
     if let Some(keep_alive) = keep_alive {
         write_connection(head.version, keep_alive, out);
+        write_alternatives(core, out);
     }
     out.extend_from_slice(b"\r\n");
     form
@@ -110,6 +111,11 @@ pub(crate) fn write_connection(version: Version, keep_alive: bool, out: &mut Vec
         (Version::Http10, true) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
         (Version::Http11, true) => {}
     }
+}
+
+/// By which other protocols this site can be had (RFC 7838).
+pub(crate) fn write_alternatives(core: &DataCore, out: &mut Vec<u8>) {
+    core.with_plan(|plan| out.extend_from_slice(&plan.alternatives));
 }
 
 fn error_body(status: u16) -> String {

@@ -179,6 +179,11 @@ impl DhttpClient {
             Notice::Stream { from, head: ResponseHead { status, head, .. }, body } => {
                 Ok(FetchResponse { status, head, body, via: Via::ServerConnection, from })
             }
+            // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
+            // (DHTTP §IV-E).
+            Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer) if request.http.is_some() => {
+                self.by_stream(request, None).await
+            }
             Notice::UseTcp(reason) => {
                 tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
                 self.by_stream(request, Some((id, udp_port))).await
@@ -189,6 +194,15 @@ impl DhttpClient {
                 None => self.by_stream(request, Some((id, udp_port))).await,
             },
         }
+    }
+
+    /// Makes one request by HTTP, at the request's address for HTTP.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn fetch_http(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
+        request.check()?;
+        self.by_stream(request, None).await
     }
 
     fn start(

@@ -7,7 +7,7 @@ mod ports;
 mod request;
 mod server;
 mod service;
-mod stream;
+pub(crate) mod stream;
 mod udp;
 
 pub use client::{ClientOptions, DhttpClient};

@@ -20,7 +20,7 @@ const READ_BYTES: usize = 16 * 1024;
 
 /// Bounds of a stream.
 #[derive(Clone, Debug)]
-pub(super) struct StreamLimits {
+pub(crate) struct StreamLimits {
     /// How long a message head may take from its first byte.
     pub head_timeout: Duration,
     /// How long the peer may be silent within a body, and how long it may take nothing of what is sent.
@@ -69,7 +69,7 @@ impl Pace {
 
 /// Why a stream cannot be read on. It must be closed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StreamError {
+pub(crate) enum StreamError {
     #[error("connection closed")]
     Closed,
     #[error("peer is too slow")]
@@ -81,12 +81,15 @@ pub(super) enum StreamError {
     /// Of the request with this id, so that an error can be sent.
     #[error("malformed head: {1}")]
     RequestHead(RequestId, tidegate_http::HeadError),
+    /// Of a request that has no id.
+    #[error("malformed head: {0}")]
+    Head(tidegate_http::HeadError),
     #[error("malformed response")]
     Response,
 }
 
 /// The head of a request on a stream.
-pub(super) struct RequestHead {
+pub(crate) struct RequestHead {
     pub id: RequestId,
     pub udp_port: u16,
     pub head: Bytes,
@@ -95,14 +98,14 @@ pub(super) struct RequestHead {
 
 /// The head of a response on a stream.
 #[derive(Debug)]
-pub(super) struct ResponseHead {
+pub(crate) struct ResponseHead {
     pub status: u16,
     pub head: Bytes,
     pub framing: BodyFraming,
 }
 
 /// The reading half, and what was read of it too early.
-pub(super) struct Reader<R> {
+pub(crate) struct Reader<R> {
     inner: R,
     buffer: BytesMut,
     limits: StreamLimits,
@@ -152,22 +155,43 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 self.fill(patience).await?;
             };
             let _ = self.buffer.split_to(header_bytes);
-            let mut parser = RequestParser::new(reading.limits);
-            let (length, framing) = loop {
-                match parser.parse(&self.buffer) {
-                    Ok(Progress::Complete { length }) => {
-                        let head = parser.head(&self.buffer);
-                        normalize(&head, reading.personality, &mut Vec::new())
-                            .map_err(|error| StreamError::RequestHead(id, error))?;
-                        break (length, head.framing);
-                    }
-                    Ok(Progress::Incomplete) => self.fill(patience).await?,
-                    Err(error) => return Err(StreamError::RequestHead(id, error)),
-                }
-            };
-            Ok(RequestHead { id, udp_port, head: self.buffer.split_to(length).freeze(), framing })
+            let (head, framing) = self.read_head(reading).await.map_err(|error| match error {
+                StreamError::Head(error) => StreamError::RequestHead(id, error),
+                error => error,
+            })?;
+            Ok(RequestHead { id, udp_port, head, framing })
         };
         timeout(patience, read).await.map_err(|_| StreamError::Slow)?
+    }
+
+    /// The head of the next request on a connection that is HTTP's own.
+    pub async fn http_request_head(&mut self, reading: Reading) -> Result<(Bytes, BodyFraming), StreamError> {
+        if self.buffer.is_empty() {
+            self.fill(self.limits.idle_timeout).await?;
+        }
+        let patience = self.limits.head_timeout;
+        timeout(patience, self.read_head(reading)).await.map_err(|_| StreamError::Slow)?
+    }
+
+    async fn read_head(&mut self, reading: Reading) -> Result<(Bytes, BodyFraming), StreamError> {
+        let mut parser = RequestParser::new(reading.limits);
+        loop {
+            match parser.parse(&self.buffer) {
+                Ok(Progress::Complete { length }) => {
+                    let head = parser.head(&self.buffer);
+                    normalize(&head, reading.personality, &mut Vec::new()).map_err(StreamError::Head)?;
+                    let framing = head.framing;
+                    return Ok((self.buffer.split_to(length).freeze(), framing));
+                }
+                Ok(Progress::Incomplete) => self.fill(self.limits.head_timeout).await?,
+                Err(error) => return Err(StreamError::Head(error)),
+            }
+        }
+    }
+
+    /// What was read too early, and where more comes from.
+    pub fn into_parts(self) -> (BytesMut, R) {
+        (self.buffer, self.inner)
     }
 
     /// The head of the final response to a request with `method`; interim ones are skipped. `patience` is how long the
@@ -277,7 +301,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 }
 
 /// Status, head and body of a response that is there whole; the body without the chunked coding.
-pub(super) fn whole_response(http: &Bytes, method: Method) -> Option<(u16, Bytes, Bytes)> {
+pub(crate) fn whole_response(http: &Bytes, method: Method) -> Option<(u16, Bytes, Bytes)> {
     let mut parser = ResponseParser::new(HeadLimits::default());
     parser.reset(method);
     let Ok(Progress::Complete { length }) = parser.parse(http) else { return None };
@@ -320,7 +344,7 @@ async fn write_paced<W: AsyncWrite + Unpin>(to: &mut W, mut bytes: &[u8], pace: 
 }
 
 /// Writes a message of the client's: `first`, then a body as it arrives.
-pub(super) async fn write_body<W: AsyncWrite + Unpin>(
+pub(crate) async fn write_body<W: AsyncWrite + Unpin>(
     to: &mut W,
     first: &[u8],
     mut body: Body,
@@ -335,7 +359,7 @@ pub(super) async fn write_body<W: AsyncWrite + Unpin>(
 }
 
 /// Writes an id and a body of HTTP as it arrives. The first bytes go together, so that a short response is one segment.
-pub(super) async fn write_message<W: AsyncWrite + Unpin>(
+pub(crate) async fn write_message<W: AsyncWrite + Unpin>(
     to: &mut W,
     header: &[u8],
     mut http: Body,
