@@ -332,6 +332,36 @@ mod tests {
         }
     }
 
+    /// The examples of docs/protocol/dhttp.md, in their order.
+    fn documented() -> Vec<Vec<u8>> {
+        let text = include_str!("../../../docs/protocol/dhttp.md");
+        let examples = text.split("```hex\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let byte = |digits: &str| u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2);
+        // What follows the bytes of a line, behind two spaces, is for people.
+        let line = |line: &str| -> Vec<u8> {
+            line.split("  ").next().unwrap().split(' ').map(|digits| byte(digits).unwrap()).collect()
+        };
+        examples.map(|example| example.lines().flat_map(line).collect()).collect()
+    }
+
+    #[test]
+    fn the_documented_examples_are_what_is_sent() {
+        let http = b"GET /a HTTP/1.1\r\nHost: e\r\n\r\n";
+        let token: Vec<u8> = documented()[4][10..].to_vec();
+        let request = Request { id: ID, other_port: 50845, resend: false, token: Some(&[]), http };
+        let resent = Request { resend: true, token: None, ..request };
+        let ok = Answer::Http { token: None, http: b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi" };
+        let answers = [ok, Answer::UseTcp, Answer::ProveAddress { token: &token }];
+        let mut written = vec![Vec::new(); 5];
+        request.write(&mut written[0]);
+        resent.write(&mut written[1]);
+        for (answer, out) in answers.into_iter().zip(&mut written[2..]) {
+            Response { id: ID, answer }.write(out);
+        }
+        assert_eq!(documented(), written);
+        assert_eq!(token.len(), crate::token::TOKEN_BYTES);
+    }
+
     fn token() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<u8>(), 1..=MAX_TOKEN_BYTES)
     }
