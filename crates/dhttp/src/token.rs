@@ -38,6 +38,15 @@ impl std::fmt::Debug for TokenKeys {
     }
 }
 
+/// How much of a good token's life is over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Wear {
+    /// Less than half.
+    New,
+    /// More than half: its owner should be given another.
+    Old,
+}
+
 /// Why a token proves nothing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum TokenError {
@@ -69,11 +78,11 @@ impl TokenKeys {
         token
     }
 
-    /// That `token` was issued to `client` not longer ago than the lifetime.
+    /// That `token` was issued to `client` not longer ago than the lifetime; whether more than half of that is over.
     ///
     /// # Errors
     /// It was not.
-    pub fn check(&mut self, token: &[u8], client: SocketAddr, now_s: u64) -> Result<(), TokenError> {
+    pub fn check(&mut self, token: &[u8], client: SocketAddr, now_s: u64) -> Result<Wear, TokenError> {
         let token: &[u8; TOKEN_BYTES] = token.try_into().map_err(|_| TokenError::Malformed)?;
         let [t0, t1, t2, t3, mac @ ..] = *token;
         // The time of issue is the last instant with these low 32 bits, allowing for skew.
@@ -84,7 +93,10 @@ impl TokenKeys {
         }
         // One comparison of 128 bits: its time does not tell how many bytes were right.
         let expected = self.mac(client, latest_s - age_s);
-        if expected ^ u128::from_be_bytes(mac) == 0 { Ok(()) } else { Err(TokenError::Forged) }
+        if expected ^ u128::from_be_bytes(mac) != 0 {
+            return Err(TokenError::Forged);
+        }
+        Ok(if age_s > self.lifetime_s / 2 + CLOCK_SKEW_S { Wear::Old } else { Wear::New })
     }
 
     fn mac(&mut self, client: SocketAddr, issued_s: u64) -> u128 {
@@ -134,15 +146,23 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_old_when_half_its_life_is_over() {
+        let client = CLIENT.parse().unwrap();
+        let token = keys().issue(client, 1_000_000);
+        assert_eq!(keys().check(&token, client, 1_000_300), Ok(Wear::New));
+        assert_eq!(keys().check(&token, client, 1_000_301), Ok(Wear::Old));
+    }
+
+    #[test]
     fn a_token_is_good_for_its_lifetime_and_no_longer() {
         let client = CLIENT.parse().unwrap();
         let mut keys = keys();
         let token = keys.issue(client, 1_000_000);
         for age in [0, 1, 599, 600] {
-            assert_eq!(keys.check(&token, client, 1_000_000 + age), Ok(()), "age {age}");
+            assert!(keys.check(&token, client, 1_000_000 + age).is_ok(), "age {age}");
         }
         assert_eq!(keys.check(&token, client, 1_000_601), Err(TokenError::Expired));
-        assert_eq!(keys.check(&token, client, 999_995), Ok(()), "clocks differ a little");
+        assert!(keys.check(&token, client, 999_995).is_ok(), "clocks differ a little");
         assert_eq!(keys.check(&token, client, 999_994), Err(TokenError::Expired));
     }
 
@@ -153,15 +173,15 @@ mod tests {
         let end_of_epoch = 605 * 1000 - 1;
         let token = keys.issue(client, end_of_epoch);
         let next = keys.issue(client, end_of_epoch + 1);
-        assert_eq!(keys.check(&token, client, end_of_epoch + 600), Ok(()));
-        assert_eq!(keys.check(&next, client, end_of_epoch + 600), Ok(()));
+        assert!(keys.check(&token, client, end_of_epoch + 600).is_ok());
+        assert!(keys.check(&next, client, end_of_epoch + 600).is_ok());
     }
 
     #[test]
     fn servers_that_share_the_secret_accept_each_others_tokens() {
         let client = CLIENT.parse().unwrap();
         let token = keys().issue(client, 1_000_000);
-        assert_eq!(keys().check(&token, client, 1_000_300), Ok(()));
+        assert!(keys().check(&token, client, 1_000_300).is_ok());
         let mut other = TokenKeys::new([8; 16], LIFETIME);
         assert_eq!(other.check(&token, client, 1_000_300), Err(TokenError::Forged));
     }
@@ -173,7 +193,7 @@ mod tests {
         for other in ["192.0.2.2:40000", "192.0.2.1:40001", "[2001:db8::1]:40000"] {
             assert_eq!(keys.check(&token, other.parse().unwrap(), 1_000_000), Err(TokenError::Forged));
         }
-        assert_eq!(keys.check(&token, "[::ffff:192.0.2.1]:40000".parse().unwrap(), 1_000_000), Ok(()));
+        assert!(keys.check(&token, "[::ffff:192.0.2.1]:40000".parse().unwrap(), 1_000_000).is_ok());
     }
 
     proptest! {
@@ -182,7 +202,7 @@ mod tests {
             let client = CLIENT.parse().unwrap();
             let mut keys = keys();
             let mut token = keys.issue(client, now);
-            prop_assert_eq!(keys.check(&token, client, now), Ok(()));
+            prop_assert!(keys.check(&token, client, now).is_ok());
             token[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(keys.check(&token, client, now).is_err());
         }

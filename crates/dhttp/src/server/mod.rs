@@ -25,7 +25,7 @@ use rand::{RngExt, SeedableRng};
 use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, RequestHead, status_reason};
 
-use crate::token::{TOKEN_BYTES, TokenKeys};
+use crate::token::{TOKEN_BYTES, TokenKeys, Wear};
 use crate::wire::{Answer, ID_BYTES, Request, RequestId, Response};
 
 pub use config::ServerConfig;
@@ -100,6 +100,8 @@ struct InFlight {
     resent: bool,
     knows_tokens: bool,
     proved: bool,
+    /// The token has long to live: no other is needed yet.
+    well_proved: bool,
     received_bytes: usize,
 }
 
@@ -235,7 +237,8 @@ impl Server {
         received_bytes: usize,
         now: Instant,
     ) -> Received<'a> {
-        let proved = self.proves(request.token, client, now);
+        let wear = self.proves(request.token, client, now);
+        let proved = wear.is_some();
         if request.resend && proved {
             // Who is not proved may be anyone: it must not talk the server into its high-loss mode.
             self.metrics.dhttp_requests_resent_total.add(1);
@@ -276,6 +279,7 @@ impl Server {
             resent: request.resend,
             knows_tokens: request.token.is_some(),
             proved,
+            well_proved: wear == Some(Wear::New),
             received_bytes,
         };
         if request.resend && !proved {
@@ -294,17 +298,14 @@ impl Server {
         Received::Request { ticket: Ticket(global_id), http: request.http, head_bytes }
     }
 
-    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> bool {
-        match token {
-            None | Some([]) => false,
-            Some(token) => {
-                let proved = self.tokens.check(token, client, self.unix_s(now)).is_ok();
-                if !proved {
-                    self.metrics.dhttp_tokens_refused_total.add(1);
-                }
-                proved
-            }
+    /// What a request's token proves; `None`: nothing.
+    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> Option<Wear> {
+        let token = token.filter(|token| !token.is_empty())?;
+        let checked = self.tokens.check(token, client, self.unix_s(now));
+        if checked.is_err() {
+            self.metrics.dhttp_tokens_refused_total.add(1);
         }
+        checked.ok()
     }
 
     /// Whether the response goes by a connection however short it is: then [`Server::respond_long`] can be called
@@ -331,6 +332,7 @@ impl Server {
         // A token for the next request where there is room, before this one is out of date.
         let with_token = ID_BYTES + 2 + TOKEN_BYTES + http.len();
         let attach = request.knows_tokens
+            && !request.well_proved
             && with_token <= room + ID_BYTES
             && (request.proved || with_token <= allowance);
         let token = attach.then(|| self.tokens.issue(request.client, self.unix_s(now)));
