@@ -8,6 +8,7 @@
 pub mod client;
 pub mod driver;
 pub mod gateway;
+pub mod intercept;
 pub mod ports;
 pub mod server;
 pub mod token;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
 
-use crate::{client, config, fetch, gateway, run};
+use crate::{client, config, fetch, gateway, intercept, run};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -87,6 +87,11 @@ enum Command {
         after_help = "Example:\n  tidegate gateway --listen 127.0.0.1:3128\n  curl --proxy http://127.0.0.1:3128 http://example.org/"
     )]
     Gateway(gateway::GatewayArgs),
+    /// Be a cache on a router that answers DHTTP requests on their way to servers.
+    #[command(
+        after_help = "Example:\n  nft add table ip dhttp\n  nft add chain ip dhttp on_the_way '{ type filter hook prerouting priority mangle; }'\n  nft add rule ip dhttp on_the_way udp dport 80 tproxy to :8053 meta mark set 1 accept\n  ip rule add fwmark 1 lookup 100\n  ip route add local default dev lo table 100\n  tidegate intercept --listen 0.0.0.0:8053 --from 192.0.2.1:8054"
+    )]
+    Intercept(intercept::InterceptArgs),
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -185,6 +190,7 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
         },
         Command::Fetch(args) => fetch::fetch(&args),
         Command::Gateway(args) => gateway::run(&args, cli.log),
+        Command::Intercept(args) => intercept::run(&args, cli.log),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();

@@ -7,6 +7,7 @@ mod client;
 mod config;
 mod fetch;
 mod gateway;
+mod intercept;
 mod run;
 mod units;
 

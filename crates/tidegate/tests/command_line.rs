@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 11] = [
+const COMMANDS: [&[&str]; 12] = [
     &["run"],
     &["check"],
     &["status"],
@@ -20,6 +20,7 @@ const COMMANDS: [&[&str]; 11] = [
     &["completions"],
     &["fetch"],
     &["gateway"],
+    &["intercept"],
 ];
 
 /// What an ended command left.

@@ -5,12 +5,11 @@ mod respond;
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_dhttp::driver::{
-    Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service,
+    Arrival, Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service,
     serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
@@ -66,7 +65,7 @@ impl Service for Site {
 
     fn respond_now(
         &self,
-        client: SocketAddr,
+        arrival: &Arrival,
         head: &RequestHead<'_>,
         most_bytes: usize,
         http: &mut Vec<u8>,
@@ -102,7 +101,7 @@ impl Service for Site {
         }
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);
-        core.account(client.ip(), head, form.status, bytes, hit.label());
+        core.account(arrival.client.ip(), head, form.status, bytes, hit.label());
         Immediate::Written
     }
 
@@ -128,7 +127,7 @@ async fn answer(core: Rc<DataCore>, request: Request) -> Response {
         return error_response(&core, 400);
     };
     core.metrics.requests_total.add(1);
-    let client = request.client.ip().to_canonical();
+    let client = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
     let answer = if head.method == Method::Connect {
         Answer::status(405)

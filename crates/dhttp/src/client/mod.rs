@@ -290,7 +290,10 @@ impl Client {
             Answer::ProveAddress { token } => {
                 // A duplicate of the question; other requests may have been asked, and given, the same.
                 let known = self.outstanding.get(&id).is_some_and(|request| request.presented == token);
-                if !known && proofs < MOST_PROOFS {
+                if !known && proofs >= MOST_PROOFS {
+                    // Answers come from a cache and from the server in turn: TCP goes to the server only.
+                    self.use_tcp(id, TcpReason::Asked);
+                } else if !known {
                     self.metrics.dhttp_client_proofs_total.add(1);
                     self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
                     self.send(id, sent, proofs + 1, now);

@@ -3,6 +3,8 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{IpTransparent, Ipv4OrigDstAddr};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::ports::{ClientPorts, PortRangeError};
@@ -26,7 +28,9 @@ pub enum BindError {
 #[derive(Debug)]
 pub struct Listener {
     pub(super) udp: UdpSocket,
-    pub(super) tcp: TcpListener,
+    /// Whence answers leave, if not from `udp`.
+    pub(super) answers: Option<UdpSocket>,
+    pub(super) tcp: Option<TcpListener>,
     pub(super) local: SocketAddr,
 }
 
@@ -57,6 +61,39 @@ impl Listener {
         udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         let tcp = open(Type::STREAM, Protocol::TCP)?;
         tcp.listen(1024)?;
-        Ok(Self { udp: udp.into(), tcp: tcp.into(), local: address })
+        Ok(Self { udp: udp.into(), answers: None, tcp: Some(tcp.into()), local: address })
+    }
+
+    /// Takes datagrams on their way to other hosts, which the router's rules send to `address` (TPROXY), and answers
+    /// from `from`, an address of this host. There is no TCP: it passes by (DHTTP §IV-A). Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// A port is one of the clients', an address is not IPv4, or the system refuses.
+    pub fn intercept(
+        address: SocketAddr,
+        from: SocketAddr,
+        client_ports: &ClientPorts,
+    ) -> Result<Self, BindError> {
+        client_ports.allow_server(address.port())?;
+        client_ports.allow_server(from.port())?;
+        if !address.is_ipv4() || !from.is_ipv4() {
+            return Err(BindError::Io(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "interception is for IPv4 only",
+            )));
+        }
+        let open = |address: SocketAddr| -> io::Result<Socket> {
+            let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        };
+        let udp = open(address)?;
+        udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        setsockopt(&udp, IpTransparent, &true).map_err(io::Error::from)?;
+        setsockopt(&udp, Ipv4OrigDstAddr, &true).map_err(io::Error::from)?;
+        udp.bind(&address.into())?;
+        let answers = open(from)?;
+        answers.bind(&from.into())?;
+        Ok(Self { udp: udp.into(), answers: Some(answers.into()), tcp: None, local: from })
     }
 }

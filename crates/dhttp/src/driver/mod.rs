@@ -15,5 +15,6 @@ pub use listener::{BindError, Listener};
 pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
 pub use service::{
-    Aborted, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Service, method_of,
+    Aborted, Arrival, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Service,
+    method_of,
 };

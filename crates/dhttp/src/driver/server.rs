@@ -22,7 +22,7 @@ use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 
 use super::listener::Listener;
-use super::service::{Body, Immediate, Request, Response, Service};
+use super::service::{Arrival, Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamError, StreamLimits, write_message};
 use super::udp::{BATCH, Receiver, Sender};
 use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
@@ -174,6 +174,7 @@ pub fn serve<S: Service>(
     };
     let driver = Rc::new(Driver {
         udp: UdpSocket::from_std(listener.udp)?,
+        answers: listener.answers.map(UdpSocket::from_std).transpose()?,
         local: listener.local,
         core: RefCell::new(core),
         service,
@@ -189,7 +190,7 @@ pub fn serve<S: Service>(
         scratch: RefCell::default(),
         options,
     });
-    let tcp = TcpListener::from_std(listener.tcp)?;
+    let tcp = listener.tcp.map(TcpListener::from_std).transpose()?;
     Ok((handle, async move { LocalSet::new().run_until(driver.run(tcp)).await }))
 }
 
@@ -206,6 +207,8 @@ struct Connection {
 
 struct Driver<S> {
     udp: UdpSocket,
+    /// Whence answers leave, if not from `udp`.
+    answers: Option<UdpSocket>,
     local: SocketAddr,
     core: RefCell<Server>,
     service: S,
@@ -235,15 +238,18 @@ impl<S: Service> Drop for TicketGuard<S> {
 }
 
 impl<S: Service> Driver<S> {
-    async fn run(self: Rc<Self>, tcp: TcpListener) {
-        let mut tcp = Some(tcp);
+    async fn run(self: Rc<Self>, mut tcp: Option<TcpListener>) {
+        let mut draining = false;
         let mut receiver = Receiver::new();
         let mut sender = Sender::new();
         let mut ending = self.handle.ending.subscribe();
         loop {
             match *ending.borrow_and_update() {
                 Ending::NotYet => {}
-                Ending::Drained if !self.is_idle() => drop(tcp.take()),
+                Ending::Drained if !self.is_idle() => {
+                    draining = true;
+                    tcp = None;
+                }
                 Ending::Drained | Ending::AtOnce => return,
             }
             let deadline = self.core.borrow().poll_timeout();
@@ -251,7 +257,7 @@ impl<S: Service> Driver<S> {
             tokio::select! {
                 // The sender is in the handle, which lives as long as this.
                 _ = ending.changed() => {}
-                ready = self.udp.readable(), if tcp.is_some() => match ready {
+                ready = self.udp.readable(), if !draining => match ready {
                     Ok(()) => self.receive(&mut receiver),
                     Err(error) => tracing::warn!(%error, "cannot wait for datagrams"),
                 },
@@ -293,8 +299,8 @@ impl<S: Service> Driver<S> {
             }
             self.handle.driver.dhttp_datagrams_received_total.add(receiver.len() as u64);
             for index in 0..receiver.len() {
-                let (from, datagram) = receiver.datagram(index);
-                self.handle_datagram(from, datagram, now);
+                let (arrival, datagram) = receiver.datagram(index);
+                self.handle_datagram(arrival, datagram, now);
             }
             if receiver.len() < BATCH {
                 return;
@@ -302,9 +308,9 @@ impl<S: Service> Driver<S> {
         }
     }
 
-    fn handle_datagram(self: &Rc<Self>, client: SocketAddr, datagram: &[u8], now: Instant) {
+    fn handle_datagram(self: &Rc<Self>, arrival: Arrival, datagram: &[u8], now: Instant) {
         let mut core = self.core.borrow_mut();
-        let received = core.handle_datagram(client, datagram, now);
+        let received = core.handle_datagram(arrival.client, datagram, now);
         let Received::Request { ticket, http, head_bytes } = received else { return };
         let mut long = core.must_use_connection(&ticket);
         if http.len() == head_bytes && !long {
@@ -312,7 +318,7 @@ impl<S: Service> Driver<S> {
             response.clear();
             let most_bytes = core.room_bytes(&ticket);
             let head = core.request_head(http);
-            match self.service.respond_now(client, &head, most_bytes, &mut response) {
+            match self.service.respond_now(&arrival, &head, most_bytes, &mut response) {
                 Immediate::Written => {
                     let id = ticket.id();
                     let route = core.respond(ticket, &response, now);
@@ -336,7 +342,7 @@ impl<S: Service> Driver<S> {
         drop(core);
         let http = Bytes::copy_from_slice(http);
         let request =
-            Request { client, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
+            Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket) };
         let answer = Rc::clone(self).answer(guard, request, long);
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
@@ -535,7 +541,7 @@ impl<S: Service> Driver<S> {
             self.handle.driver.dhttp_stream_requests_total.add(1);
             let (body_sender, body) = Body::channel();
             let client = SocketAddr::new(peer.ip().to_canonical(), request.udp_port);
-            let call = Request { client, head: request.head, body };
+            let call = Request { arrival: Arrival { client, server: None }, head: request.head, body };
             let respond = async {
                 let response = self.respond(call).await;
                 write_message(&mut write, &request.id.0, response.http, &self.limits).await
@@ -590,6 +596,7 @@ impl<S: Service> Driver<S> {
 
     async fn send(&self, sender: &mut Sender, mut batch: &[Transmit]) {
         let metrics = &self.handle.driver;
+        let socket = self.answers.as_ref().unwrap_or(&self.udp);
         while !batch.is_empty() {
             match sender.send(
                 &self.udp,
@@ -600,7 +607,7 @@ impl<S: Service> Driver<S> {
                     batch = &batch[sent..];
                 }
                 Err(_) => {
-                    if timeout(SEND_PATIENCE, self.udp.writable()).await.is_err() {
+                    if timeout(SEND_PATIENCE, socket.writable()).await.is_err() {
                         metrics.dhttp_datagrams_unsent_total.add(batch.len() as u64);
                         return;
                     }

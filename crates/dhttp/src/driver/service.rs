@@ -129,11 +129,20 @@ impl Body {
     }
 }
 
+/// Between whom a request is on its way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Arrival {
+    /// The client's address and UDP port.
+    pub client: SocketAddr,
+    /// Whom the client asked, where that is somebody else: the request was taken on its way.
+    pub server: Option<SocketAddr>,
+}
+
 /// A request for a [`Service`].
 #[derive(Debug)]
 pub struct Request {
-    /// The client's address and UDP port.
-    pub client: SocketAddr,
+    /// Between whom it is on its way.
+    pub arrival: Arrival,
     /// The request head as received, with its final CRLF; well formed.
     pub head: Bytes,
     /// The body, without the chunked coding if there was one.
@@ -276,12 +285,12 @@ pub trait Service: 'static {
     /// without a transfer coding. This is how a cache hit costs neither a task nor a copy of the request.
     fn respond_now(
         &self,
-        client: SocketAddr,
+        arrival: &Arrival,
         head: &RequestHead<'_>,
         most_bytes: usize,
         http: &mut Vec<u8>,
     ) -> Immediate {
-        let _ = (client, head, most_bytes, http);
+        let _ = (arrival, head, most_bytes, http);
         Immediate::Unknown
     }
 

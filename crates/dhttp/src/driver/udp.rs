@@ -4,9 +4,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsRawFd;
 
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg};
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrIn, SockaddrIn6, SockaddrStorage, recvmmsg, sendmmsg,
+};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
+
+use super::service::Arrival;
 
 /// Most datagrams in one system call.
 pub(super) const BATCH: usize = 32;
@@ -18,13 +22,22 @@ const BUFFER_BYTES: usize = 65_536;
 pub(super) struct Receiver {
     headers: MultiHeaders<SockaddrStorage>,
     buffers: Vec<Vec<u8>>,
-    received: Vec<(SocketAddr, usize)>,
+    received: Vec<Received>,
+}
+
+/// One datagram that was received.
+#[derive(Clone, Copy)]
+struct Received {
+    from: SocketAddr,
+    /// Where it was sent to, if the socket takes what is meant for others.
+    to: Option<SocketAddr>,
+    bytes: usize,
 }
 
 impl Receiver {
     pub fn new() -> Self {
         Self {
-            headers: MultiHeaders::preallocate(BATCH, None),
+            headers: MultiHeaders::preallocate(BATCH, Some(nix::cmsg_space!([u8; 28]))),
             buffers: (0..BATCH).map(|_| vec![0; BUFFER_BYTES]).collect(),
             received: Vec::with_capacity(BATCH),
         }
@@ -44,8 +57,18 @@ impl Receiver {
             for message in recvmmsg(socket.as_raw_fd(), headers, slices.iter_mut(), flags, None)? {
                 // An address of another family cannot be; its datagram counts as empty.
                 let from = message.address.as_ref().and_then(address);
+                let to = message.cmsgs()?.find_map(|control| match control {
+                    ControlMessageOwned::Ipv4OrigDstAddr(to) => {
+                        Some(SocketAddr::V4(SocketAddrV4::from(SockaddrIn::from(to))))
+                    }
+                    ControlMessageOwned::Ipv6OrigDstAddr(to) => {
+                        Some(SocketAddr::V6(SocketAddrV6::from(SockaddrIn6::from(to))))
+                    }
+                    _ => None,
+                });
                 let none = SocketAddr::from(([0, 0, 0, 0], 0));
-                received.push(from.map_or((none, 0), |from| (from, message.bytes)));
+                let bytes = if from.is_some() { message.bytes } else { 0 };
+                received.push(Received { from: from.unwrap_or(none), to, bytes });
             }
             Ok(())
         })
@@ -57,9 +80,9 @@ impl Receiver {
     }
 
     /// One of them.
-    pub fn datagram(&self, index: usize) -> (SocketAddr, &[u8]) {
-        let (from, bytes) = self.received[index];
-        (from, &self.buffers[index][..bytes])
+    pub fn datagram(&self, index: usize) -> (Arrival, &[u8]) {
+        let Received { from, to, bytes } = self.received[index];
+        (Arrival { client: from, server: to }, &self.buffers[index][..bytes])
     }
 }
 
@@ -135,8 +158,8 @@ mod tests {
                 b.readable().await.unwrap();
                 if receiver.receive(&b).is_ok() {
                     for n in 0..receiver.len() {
-                        let (from, payload) = receiver.datagram(n);
-                        assert_eq!(from, a.local_addr().unwrap());
+                        let (arrival, payload) = receiver.datagram(n);
+                        assert_eq!(arrival, Arrival { client: a.local_addr().unwrap(), server: None });
                         received.push(payload.to_vec());
                     }
                 }
