@@ -1,4 +1,4 @@
-//! An interception cache for DHTTP on a router between a client and a server. Needs root: each test has network
+//! An interception cache for DHTTP, or a NAT, on a router between a client and a server. Needs root: each test has network
 //! namespaces of its own, which end with it.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
@@ -73,6 +73,18 @@ impl Network {
     fn on(&self, host: &str, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         succeeded(&mut self.command(host, &words));
+    }
+
+    /// Clients leave under the router's address, and the server knows no way to theirs.
+    fn translate_addresses(&self) {
+        self.on("r", "nft add chain ip dhttp leaving { type nat hook postrouting priority srcnat; }");
+        self.on("r", "nft add rule ip dhttp leaving oifname eth-s masquerade");
+        self.on("s", "ip route delete default");
+    }
+
+    /// No cache after all: requests go on to the server.
+    fn let_pass(&self) {
+        self.on("r", "nft flush chain ip dhttp way");
     }
 
     /// A site of files that a cache may keep, and the cache.
@@ -170,4 +182,30 @@ fn client_that_refuses_caches_is_answered_by_the_server() {
     let (body, said) = network.fetch(&[&format!("dhttpt://{SERVER}/short")]);
     assert_eq!(body, b"short");
     assert!(said.contains(&format!("* from {SERVER}:80 on a connection of our own")), "{said}");
+}
+
+#[test]
+fn client_behind_a_nat_long_answer_comes_on_its_own_connection_without_waiting_for_a_timer() {
+    let mut network = Network::start();
+    network.translate_addresses();
+    network.let_pass();
+    network.serve();
+    let (body, said) = network.fetch(&[&format!("dhttp://{SERVER}/long")]);
+    assert!(body == content(3, 200_000), "{said}");
+    assert!(said.contains(&format!("* from {SERVER}:80 on a connection of our own")), "{said}");
+    assert!(!said.contains("asked again"), "{said}");
+    let (body, said) = network.fetch(&[&format!("dhttp://{SERVER}/short")]);
+    assert_eq!(body, b"short");
+    assert!(said.contains("in a datagram"), "{said}");
+}
+
+#[test]
+fn client_behind_a_nat_with_the_cache_on_it_long_answer_comes_as_ever() {
+    let mut network = Network::start();
+    network.translate_addresses();
+    network.serve();
+    let (body, said) = network.fetch(&[&format!("dhttp://{SERVER}/long")]);
+    assert!(body == content(3, 200_000), "{said}");
+    assert!(said.contains(&format!("* from {CACHE}:")), "{said}");
+    assert!(said.contains("on a connection that the server opened"), "{said}");
 }

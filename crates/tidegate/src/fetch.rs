@@ -135,6 +135,10 @@ fn dhttp(args: &FetchArgs) -> Result<u16, Failure> {
             Via::Http => "by HTTP",
         };
         args.show(&format!("* from {} {way}", response.from));
+        let resends = client.metrics().dhttp_client_resends_total.get();
+        if resends > 0 {
+            args.show(&format!("* asked again {resends} times"));
+        }
         for line in String::from_utf8_lossy(&response.head).lines().filter(|line| !line.is_empty()) {
             args.show(&format!("< {line}"));
         }

@@ -19,6 +19,8 @@ pub struct ServerConfig {
     pub loss_threshold: f64,
     /// Time in which what is known about loss counts half.
     pub loss_half_life: Duration,
+    /// Most networks whose loss is told apart.
+    pub networks: usize,
     /// How many requests answered by connections are remembered (DHTTP §III-C).
     pub answered_ids: usize,
     /// Most requests being answered at one time; more are told to use TCP.
@@ -45,6 +47,7 @@ impl Default for ServerConfig {
             datagram_v6_bytes: 1452,
             loss_threshold: 0.01,
             loss_half_life: Duration::from_secs(30),
+            networks: 4096,
             answered_ids: 10_000,
             in_flight: 10_000,
             amplification: 3,

@@ -34,6 +34,7 @@ pub use loss::LossMonitor;
 pub use metrics::ServerMetrics;
 
 use connections::{Choice, Connections, Expiry, Owed};
+use loss::Conditions;
 use request::{Check, Checker};
 use ring::{AnsweredRing, GlobalId};
 
@@ -112,7 +113,7 @@ pub struct Server {
     tokens: TokenKeys,
     rng: StdRng,
     started: (Instant, u64),
-    loss: LossMonitor,
+    loss: Conditions,
     answered: AnsweredRing,
     in_flight: HashMap<GlobalId, InFlight>,
     connections: Connections,
@@ -137,7 +138,7 @@ impl Server {
             tokens: TokenKeys::new(token_secret, config.token_lifetime),
             rng: StdRng::from_seed(seed),
             started: (now, unix_s),
-            loss: LossMonitor::new(config.loss_threshold, config.loss_half_life, now),
+            loss: Conditions::new(config.loss_threshold, config.loss_half_life, config.networks, now),
             answered: AnsweredRing::new(config.answered_ids),
             in_flight: HashMap::new(),
             connections: Connections::new(config.connections.clone()),
@@ -242,7 +243,7 @@ impl Server {
         if request.resend && proved {
             // Who is not proved may be anyone: it must not talk the server into its high-loss mode.
             self.metrics.dhttp_requests_resent_total.add(1);
-            self.loss.on_resent(now);
+            self.loss.on_resent(client.ip(), now);
             self.report_loss();
         }
         let global_id = (client.ip(), request.id);
@@ -320,7 +321,8 @@ impl Server {
         let id = ticket.0.1;
         let room = self.datagram_bytes(request.client).saturating_sub(ID_BYTES);
         let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
-        let monitor = self.loss.is_high() && !self.rng.random_bool(self.loss.threshold());
+        let monitor =
+            self.loss.is_high_for(request.client.ip()) && !self.rng.random_bool(self.loss.threshold());
         if !short || request.resent || monitor {
             return self.by_connection(id, &request, now);
         }
@@ -342,7 +344,7 @@ impl Server {
             Answer::Http { token: token.as_ref().map(<[u8; _]>::as_slice), http },
         );
         self.metrics.dhttp_responses_udp_total.add(1);
-        self.loss.on_fresh(now);
+        self.loss.on_fresh(request.client.ip(), now);
         self.report_loss();
         Route::Datagram
     }
@@ -480,6 +482,7 @@ impl Server {
     /// Panics if the tables contradict each other or exceed their bounds; for tests.
     pub fn check_invariants(&self) {
         self.connections.check_invariants();
+        self.loss.check_invariants();
         assert!(self.in_flight.len() <= self.config.in_flight);
         assert_eq!(self.metrics.dhttp_connections_open.get(), self.connections.len() as u64);
         assert_eq!(self.metrics.dhttp_requests_in_flight.get(), self.in_flight.len() as u64);
