@@ -25,6 +25,7 @@ fuzz_target!(|data: &[u8]| {
     let mut tickets: Vec<(usize, Ticket)> = Vec::new();
     let mut connections: Vec<(ConnectionId, Option<RequestId>)> = Vec::new();
     let mut token: Option<Vec<u8>> = None;
+    let long = [b'x'; 5000];
     let mut rest = data;
     while let Some((&step, after)) = rest.split_first() {
         let length = usize::from(after.first().copied().unwrap_or(0)).min(after.len());
@@ -37,8 +38,12 @@ fuzz_target!(|data: &[u8]| {
                 if step & 7 == 2
                     && let Some(token) = &token
                 {
-                    datagram = [b"idididid\x9c\x40\x02\x14", token.as_slice(), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"].concat();
+                    // The field on pieces is the fuzzer's.
+                    let pieces = if step & 32 == 0 { &[][..] } else { argument };
+                    let http = &b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..];
+                    datagram = [b"idididid\x9c\x40\x02\x14", token.as_slice(), pieces, http].concat();
                     datagram[0] = step;
+                    datagram[10] |= (step & 32) >> 3;
                     proved[which] = true;
                 }
                 received[which] += datagram.len();
@@ -50,7 +55,7 @@ fuzz_target!(|data: &[u8]| {
                 if let Some((which, ticket)) = tickets.pop() {
                     let id = ticket.id();
                     let route = if step & 7 == 3 {
-                        server.respond(ticket, RESPONSE, now)
+                        server.respond(ticket, if step & 16 == 0 { RESPONSE } else { &long }, now)
                     } else {
                         server.respond_long(ticket, now)
                     };

@@ -9,6 +9,7 @@ pub mod client;
 pub mod driver;
 pub mod gateway;
 pub mod intercept;
+pub mod pieces;
 pub mod ports;
 pub mod server;
 pub mod token;

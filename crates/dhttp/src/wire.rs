@@ -1,8 +1,10 @@
 //! The messages (DHTTP §III, Fig. 2): views over received bytes, and their writers.
 //!
 //! ```text
-//! request   id (8)  port of the other channel (2)  flags (1)  [token length (1)  token]  HTTP request
+//! request   id (8)  port of the other channel (2)  flags (1)  [token length (1)  token]
+//!           [count (1)  [tag (4)  count × (offset (4)  length (4))]]  HTTP request
 //! response  id (8)  HTTP response
+//!           id (8)  0  tag (4)  total (4)  offset (4)  piece      a piece of an HTTP response
 //!           id (8)  1                                             resend this over TCP
 //!           id (8)  2  token length (1)  token                    resend this with the token
 //!           id (8)  3  token length (1)  token  HTTP response
@@ -20,8 +22,16 @@ pub const REQUEST_HEADER_BYTES: usize = 11;
 pub const ID_BYTES: usize = 8;
 /// Greatest length of a token in bytes.
 pub const MAX_TOKEN_BYTES: usize = 32;
+/// Most ranges that one request asks for.
+pub const MAX_RANGES: usize = 16;
+
+/// Bytes in front of a piece of a response.
+pub const PIECE_HEADER_BYTES: usize = ID_BYTES + 13;
+
 /// Most bytes a message adds in front of the HTTP message.
-pub const MAX_HEADER_BYTES: usize = REQUEST_HEADER_BYTES + 1 + MAX_TOKEN_BYTES;
+pub const MAX_HEADER_BYTES: usize = REQUEST_HEADER_BYTES + 1 + MAX_TOKEN_BYTES + 1 + 4 + 8 * MAX_RANGES;
+
+const PIECE: u8 = 0;
 
 const USE_TCP: u8 = 1;
 const PROVE_ADDRESS: u8 = 2;
@@ -44,23 +54,32 @@ pub struct Flags {
     pub resend: bool,
     /// A token field follows, perhaps an empty one: the client knows what a token is.
     pub token: bool,
+    /// A field on pieces follows: the client takes responses in several datagrams.
+    pub pieces: bool,
 }
 
 impl Flags {
     const RESEND: u8 = 1;
     const TOKEN: u8 = 2;
+    const PIECES: u8 = 4;
 
     /// The flags as sent.
     pub const fn bits(self) -> u8 {
-        (if self.resend { Self::RESEND } else { 0 }) | (if self.token { Self::TOKEN } else { 0 })
+        (if self.resend { Self::RESEND } else { 0 })
+            | (if self.token { Self::TOKEN } else { 0 })
+            | (if self.pieces { Self::PIECES } else { 0 })
     }
 
     /// The flags of a received byte; `None` if one is unknown.
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & !(Self::RESEND | Self::TOKEN) != 0 {
+        if bits & !(Self::RESEND | Self::TOKEN | Self::PIECES) != 0 {
             return None;
         }
-        Some(Self { resend: bits & Self::RESEND != 0, token: bits & Self::TOKEN != 0 })
+        Some(Self {
+            resend: bits & Self::RESEND != 0,
+            token: bits & Self::TOKEN != 0,
+            pieces: bits & Self::PIECES != 0,
+        })
     }
 }
 
@@ -88,6 +107,12 @@ pub enum WireError {
         /// The id, so that an error can be sent.
         id: RequestId,
     },
+    /// More ranges than there may be.
+    #[error("malformed field on pieces")]
+    BadPieces {
+        /// The id, so that an error can be sent.
+        id: RequestId,
+    },
     /// Neither HTTP nor one of the control answers, or one with something behind it.
     #[error("malformed response")]
     BadResponse,
@@ -97,8 +122,75 @@ impl WireError {
     /// The id of the request that an error response can be sent to.
     pub const fn id(self) -> Option<RequestId> {
         match self {
-            Self::UnknownFlags { id, .. } | Self::BadToken { id } => Some(id),
+            Self::UnknownFlags { id, .. } | Self::BadToken { id } | Self::BadPieces { id } => Some(id),
             Self::Short | Self::ResponseAsRequest | Self::BadResponse => None,
+        }
+    }
+}
+
+/// Whether a client takes a response in pieces.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Pieces<'a> {
+    /// It does not.
+    #[default]
+    Unknown,
+    /// It does.
+    Accepted,
+    /// It has some of them, and wants these ranges of the response with this tag.
+    Repair {
+        /// See [`crate::pieces::tag_of`].
+        tag: u32,
+        /// The ranges as on the wire: offset and length, 4 bytes each; at most [`MAX_RANGES`].
+        ranges: &'a [u8],
+    },
+}
+
+/// A range of a response.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PieceRange {
+    /// Where it starts.
+    pub offset: u32,
+    /// Its length in bytes.
+    pub length: u32,
+}
+
+impl PieceRange {
+    const WIRE_BYTES: usize = 8;
+
+    /// Appends the range.
+    pub fn write(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        out.extend_from_slice(&self.length.to_be_bytes());
+    }
+
+    /// The ranges of [`Pieces::Repair`].
+    pub fn read_all(ranges: &[u8]) -> impl Iterator<Item = Self> + '_ {
+        ranges.chunks_exact(Self::WIRE_BYTES).map(|range| {
+            let number = |at: usize| range[at..].first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
+            Self { offset: number(0), length: number(4) }
+        })
+    }
+}
+
+impl Pieces<'_> {
+    fn wire_bytes(self) -> usize {
+        match self {
+            Self::Unknown => 0,
+            Self::Accepted => 1,
+            Self::Repair { ranges, .. } => 5 + ranges.len(),
+        }
+    }
+
+    fn write(self, out: &mut Vec<u8>) {
+        match self {
+            Self::Unknown => {}
+            Self::Accepted => out.push(0),
+            Self::Repair { tag, ranges } => {
+                debug_assert!(ranges.len() <= MAX_RANGES * PieceRange::WIRE_BYTES);
+                out.push((ranges.len() / PieceRange::WIRE_BYTES) as u8);
+                out.extend_from_slice(&tag.to_be_bytes());
+                out.extend_from_slice(ranges);
+            }
         }
     }
 }
@@ -114,6 +206,8 @@ pub struct Request<'a> {
     pub resend: bool,
     /// The token; empty if the client has none, absent if it does not know tokens.
     pub token: Option<&'a [u8]>,
+    /// Whether the client takes the response in pieces.
+    pub pieces: Pieces<'a>,
     /// The HTTP request.
     pub http: &'a [u8],
 }
@@ -127,6 +221,7 @@ impl<'a> Request<'a> {
         match Self::parse_prefix(datagram)? {
             Some(request) => Ok(request),
             None => Err(match split_id(datagram) {
+                // Cut off within one of the fields behind the flags.
                 Some((id, rest)) if rest.len() >= 3 => WireError::BadToken { id },
                 _ => WireError::Short,
             }),
@@ -153,24 +248,36 @@ impl<'a> Request<'a> {
         } else {
             (None, rest)
         };
-        Ok(Some(Self { id, other_port: u16::from_be_bytes([high, low]), resend: flags.resend, token, http }))
+        let (pieces, http) = if flags.pieces {
+            match split_pieces(http) {
+                Ok(Some((pieces, http))) => (pieces, http),
+                Ok(None) => return Ok(None),
+                Err(()) => return Err(WireError::BadPieces { id }),
+            }
+        } else {
+            (Pieces::Unknown, http)
+        };
+        let other_port = u16::from_be_bytes([high, low]);
+        Ok(Some(Self { id, other_port, resend: flags.resend, token, pieces, http }))
     }
 
     /// Length of the header in bytes; the HTTP request starts there.
     pub fn header_bytes(&self) -> usize {
-        REQUEST_HEADER_BYTES + self.token.map_or(0, |token| 1 + token.len())
+        REQUEST_HEADER_BYTES + self.token.map_or(0, |token| 1 + token.len()) + self.pieces.wire_bytes()
     }
 
     /// Appends the message. A token beyond [`MAX_TOKEN_BYTES`] is left out: no server issues one.
     pub fn write(&self, out: &mut Vec<u8>) {
         let token = self.token.map(|token| if token.len() > MAX_TOKEN_BYTES { &[][..] } else { token });
-        let flags = Flags { resend: self.resend, token: token.is_some() };
+        let pieces = self.pieces != Pieces::Unknown;
+        let flags = Flags { resend: self.resend, token: token.is_some(), pieces };
         out.extend_from_slice(&self.id.0);
         out.extend_from_slice(&self.other_port.to_be_bytes());
         out.push(flags.bits());
         if let Some(token) = token {
             write_token(token, out);
         }
+        self.pieces.write(out);
         out.extend_from_slice(self.http);
     }
 }
@@ -194,6 +301,17 @@ pub enum Answer<'a> {
         /// The HTTP response.
         http: &'a [u8],
     },
+    /// A piece of an HTTP response; others come in other datagrams.
+    Piece {
+        /// Of the response; see [`crate::pieces::tag_of`].
+        tag: u32,
+        /// Length of the response in bytes.
+        total: u32,
+        /// Where the piece starts.
+        offset: u32,
+        /// The piece, which is not empty and lies within the response.
+        piece: &'a [u8],
+    },
     /// Send this request again over a connection that the client opens (DHTTP §III-A and §VI-B3).
     UseTcp,
     /// Send this request again with this token: the answer is too much for an address that is not proved.
@@ -213,6 +331,7 @@ impl<'a> Response<'a> {
         let (&form, behind) = rest.split_first().ok_or(WireError::Short)?;
         let answer = match form {
             b'H' => Answer::Http { token: None, http: rest },
+            PIECE => read_piece(behind).ok_or(WireError::BadResponse)?,
             USE_TCP if behind.is_empty() => Answer::UseTcp,
             PROVE_ADDRESS => match split_token(behind) {
                 Ok(Some((token, []))) if !token.is_empty() => Answer::ProveAddress { token },
@@ -239,6 +358,13 @@ impl<'a> Response<'a> {
                 write_token(token, out);
                 out.extend_from_slice(http);
             }
+            Answer::Piece { tag, total, offset, piece } => {
+                out.push(PIECE);
+                for number in [tag, total, offset] {
+                    out.extend_from_slice(&number.to_be_bytes());
+                }
+                out.extend_from_slice(piece);
+            }
             Answer::UseTcp => out.push(USE_TCP),
             Answer::ProveAddress { token } => {
                 out.push(PROVE_ADDRESS);
@@ -256,6 +382,38 @@ fn split_id(bytes: &[u8]) -> Option<(RequestId, &[u8])> {
 /// below 1024, which no client has.
 fn looks_like_response(behind_id: &[u8]) -> bool {
     behind_id.starts_with(b"HTTP/") || behind_id.first().is_some_and(|&byte| byte <= HTTP_WITH_TOKEN)
+}
+
+fn read_piece(bytes: &[u8]) -> Option<Answer<'_>> {
+    let (tag, rest) = bytes.split_first_chunk()?;
+    let (total, rest) = rest.split_first_chunk()?;
+    let (offset, piece) = rest.split_first_chunk()?;
+    let (total, offset) = (u32::from_be_bytes(*total), u32::from_be_bytes(*offset));
+    let end = u32::try_from(piece.len()).ok().and_then(|length| offset.checked_add(length))?;
+    (!piece.is_empty() && end <= total).then_some(Answer::Piece {
+        tag: u32::from_be_bytes(*tag),
+        total,
+        offset,
+        piece,
+    })
+}
+
+/// A field on pieces, and what follows it.
+type PiecesAndRest<'a> = (Pieces<'a>, &'a [u8]);
+
+/// `Ok(None)`: more bytes are needed.
+fn split_pieces(bytes: &[u8]) -> Result<Option<PiecesAndRest<'_>>, ()> {
+    let Some((&count, rest)) = bytes.split_first() else { return Ok(None) };
+    let count = usize::from(count);
+    if count == 0 {
+        return Ok(Some((Pieces::Accepted, rest)));
+    }
+    if count > MAX_RANGES {
+        return Err(());
+    }
+    let Some((tag, rest)) = rest.split_first_chunk() else { return Ok(None) };
+    let split = rest.split_at_checked(count * PieceRange::WIRE_BYTES);
+    Ok(split.map(|(ranges, rest)| (Pieces::Repair { tag: u32::from_be_bytes(*tag), ranges }, rest)))
 }
 
 /// A token, and what follows it.
@@ -286,7 +444,14 @@ mod tests {
 
     #[test]
     fn a_request_has_the_eleven_bytes_of_the_paper_in_front() {
-        let request = Request { id: ID, other_port: 0x9c40, resend: true, token: None, http: b"GET" };
+        let request = Request {
+            id: ID,
+            other_port: 0x9c40,
+            resend: true,
+            token: None,
+            pieces: Pieces::Unknown,
+            http: b"GET",
+        };
         let mut bytes = Vec::new();
         request.write(&mut bytes);
         assert_eq!(bytes, b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x01GET");
@@ -313,8 +478,8 @@ mod tests {
 
     #[test]
     fn unknown_flags_and_bad_tokens_name_the_request() {
-        let error = Request::parse(b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x04GET").unwrap_err();
-        assert_eq!(error, WireError::UnknownFlags { id: ID, bits: 4 });
+        let error = Request::parse(b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x08GET").unwrap_err();
+        assert_eq!(error, WireError::UnknownFlags { id: ID, bits: 8 });
         assert_eq!(error.id(), Some(ID));
         for tail in [&b"\x02"[..], b"\x02\x03ab", b"\x02\x21"] {
             let bytes = [&b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40"[..], tail].concat();
@@ -347,16 +512,32 @@ mod tests {
     #[test]
     fn the_documented_examples_are_what_is_sent() {
         let http = b"GET /a HTTP/1.1\r\nHost: e\r\n\r\n";
-        let token: Vec<u8> = documented()[4][10..].to_vec();
-        let request = Request { id: ID, other_port: 50845, resend: false, token: Some(&[]), http };
+        let token: Vec<u8> = documented()[6][10..].to_vec();
+        let request = Request {
+            id: ID,
+            other_port: 50845,
+            resend: false,
+            token: Some(&[]),
+            pieces: Pieces::Unknown,
+            http,
+        };
         let resent = Request { resend: true, token: None, ..request };
+        let mut ranges = Vec::new();
+        PieceRange { offset: 2000, length: 1000 }.write(&mut ranges);
+        PieceRange { offset: 4000, length: 100 }.write(&mut ranges);
+        let tag = 0xdead_beef;
+        let repair = Request { pieces: Pieces::Repair { tag, ranges: &ranges }, ..request };
         let ok = Answer::Http { token: None, http: b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi" };
-        let answers = [ok, Answer::UseTcp, Answer::ProveAddress { token: &token }];
-        let mut written = vec![Vec::new(); 5];
+        let piece = Answer::Piece { tag, total: 4100, offset: 4000, piece: b"abc" };
+        let responses = [ok, piece, Answer::UseTcp, Answer::ProveAddress { token: &token }]
+            .map(|answer| Response { id: ID, answer });
+        let mut written = vec![Vec::new(); 7];
         request.write(&mut written[0]);
         resent.write(&mut written[1]);
-        for (answer, out) in answers.into_iter().zip(&mut written[2..]) {
-            Response { id: ID, answer }.write(out);
+        responses[0].write(&mut written[2]);
+        repair.write(&mut written[3]);
+        for (response, out) in responses[1..].iter().zip(&mut written[4..]) {
+            response.write(out);
         }
         assert_eq!(documented(), written);
         assert_eq!(token.len(), crate::token::TOKEN_BYTES);
@@ -371,9 +552,16 @@ mod tests {
         fn requests_survive_writing_and_reading(
             id: [u8; 8], other_port in 1024u16.., resend: bool, http: Vec<u8>,
             token in prop::option::of(prop::collection::vec(any::<u8>(), 0..=MAX_TOKEN_BYTES)),
+            form in 0..3u8, tag: u32, ranges in prop::collection::vec(any::<[u8; 8]>(), 1..=MAX_RANGES),
         ) {
+            let ranges = ranges.concat();
+            let pieces = match form {
+                0 => Pieces::Unknown,
+                1 => Pieces::Accepted,
+                _ => Pieces::Repair { tag, ranges: &ranges },
+            };
             let request =
-                Request { id: RequestId(id), other_port, resend, token: token.as_deref(), http: &http };
+                Request { id: RequestId(id), other_port, resend, token: token.as_deref(), pieces, http: &http };
             let mut bytes = Vec::new();
             request.write(&mut bytes);
             prop_assert_eq!(Request::parse(&bytes), Ok(request));
@@ -386,11 +574,13 @@ mod tests {
 
         #[test]
         fn responses_survive_writing_and_reading_and_are_never_requests(
-            id: [u8; 8], body: Vec<u8>, token in token(), form in 0..4u8,
+            id: [u8; 8], body: Vec<u8>, token in token(), form in 0..5u8,
+            tag: u32, offset in 0..u32::MAX / 2,
         ) {
             let http = [&b"HTTP/1.1 "[..], &body].concat();
             let answer = match form {
                 0 => Answer::Http { token: None, http: &http },
+                4 => Answer::Piece { tag, total: offset + http.len() as u32, offset, piece: &http },
                 1 => Answer::Http { token: Some(&token), http: &http },
                 2 => Answer::UseTcp,
                 _ => Answer::ProveAddress { token: &token },

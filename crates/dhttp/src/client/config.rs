@@ -20,6 +20,10 @@ pub struct ClientConfig {
     pub backoff: f64,
     /// The part of each wait that is random, 0 to 1, so that clients that lost together do not send together.
     pub jitter: f64,
+    /// Longest response taken in several datagrams, in bytes; with 0 there are none.
+    pub pieces_bytes: usize,
+    /// How long a missing piece is waited for after the last one that came; doubled each time it is asked for.
+    pub repair_timeout: Duration,
     /// How often a request is sent again before the client opens a connection for it.
     pub resends: u32,
     /// Most requests that wait for their response at one time.
@@ -50,6 +54,8 @@ impl Default for ClientConfig {
             max_timeout: Duration::from_secs(10),
             backoff: 2.0,
             jitter: 0.1,
+            pieces_bytes: 65_536,
+            repair_timeout: Duration::from_millis(200),
             resends: 2,
             outstanding: 1024,
             caches: CachePolicy::default(),

@@ -5,6 +5,7 @@ metric_set! {
     pub struct ClientMetrics {
         Counter dhttp_client_requests_total: "Requests begun.",
         Counter dhttp_client_resends_total: "Requests sent again because no answer came in time.",
+        Counter dhttp_client_repairs_total: "Requests for pieces of a response that did not come.",
         Counter dhttp_client_responses_udp_total: "Responses accepted by UDP.",
         Counter dhttp_client_responses_connection_total: "Responses accepted on connections that a server opened.",
         Counter dhttp_client_use_tcp_total: "Requests that went over a connection that the client opens.",

@@ -22,7 +22,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tidegate_http::Method;
 
-use crate::wire::{Answer, MAX_TOKEN_BYTES, Request, RequestId, Response};
+use crate::pieces::Assembly;
+use crate::wire::{Answer, MAX_TOKEN_BYTES, Pieces, Request, RequestId, Response};
 
 pub use config::ClientConfig;
 pub use metrics::ClientMetrics;
@@ -33,6 +34,8 @@ use recent::Recent;
 /// How often one request is sent again because a server asks for proof of the address. A cache and its server on one
 /// path take each other's tokens for forged, and each may ask.
 const MOST_PROOFS: u32 = 3;
+/// How often the missing pieces of one response are asked for before a connection is opened for it.
+const MOST_REPAIRS: u32 = 4;
 
 /// A pair of ports, UDP and TCP, in the order in which they were taken into use.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -170,6 +173,8 @@ pub struct Client {
     next_generation: u32,
     outstanding: HashMap<RequestId, Outstanding>,
     deadlines: BTreeSet<(Instant, RequestId)>,
+    /// Responses of which some pieces are here; only of requests that wait for an answer by UDP.
+    assemblies: HashMap<RequestId, Assembly>,
     tokens: Recent<(Generation, SocketAddr), Bytes>,
     unreachable: Recent<SocketAddr, Instant>,
     transmits: VecDeque<Transmit>,
@@ -187,6 +192,7 @@ impl Client {
             next_generation: 0,
             outstanding: HashMap::new(),
             deadlines: BTreeSet::new(),
+            assemblies: HashMap::new(),
             tokens: Recent::new(config.tokens),
             unreachable: Recent::new(config.unreachable),
             transmits: VecDeque::new(),
@@ -303,18 +309,41 @@ impl Client {
                 if let Some(token) = token {
                     self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
                 }
-                match answer::complete_response(http, method) {
-                    Some(head_bytes) => {
-                        self.set_channel(id, Channel::Caller);
-                        self.metrics.dhttp_client_responses_udp_total.add(1);
-                        let http = Bytes::copy_from_slice(http);
-                        self.events.push_back(Event::Response { id, from, http, head_bytes });
-                    }
-                    None => {
-                        self.metrics.dhttp_client_bad_http_total.add(1);
-                        self.use_tcp(id, TcpReason::BadAnswer);
-                    }
+                self.respond(id, method, from, Bytes::copy_from_slice(http));
+            }
+            Answer::Piece { tag, total, offset, piece } => {
+                if total as usize > self.config.pieces_bytes {
+                    self.metrics.dhttp_client_malformed_total.add(1);
+                    return;
                 }
+                let assembly = self.assemblies.entry(id).or_insert_with(|| Assembly::new(tag, total));
+                if !assembly.is_of(tag, total) {
+                    // The server has made the response anew.
+                    let repairs = assembly.repairs;
+                    *assembly = Assembly::new(tag, total);
+                    assembly.repairs = repairs;
+                }
+                assembly.insert(offset, piece);
+                let wait = self.config.repair_timeout.saturating_mul(1 << assembly.repairs.min(8));
+                match assembly.complete().map(Bytes::copy_from_slice) {
+                    Some(http) => self.respond(id, method, from, http),
+                    None => self.set_channel(id, Channel::Udp { sent, proofs, deadline: now + wait }),
+                }
+            }
+        }
+    }
+
+    /// All of a response has come by UDP.
+    fn respond(&mut self, id: RequestId, method: Method, from: SocketAddr, http: Bytes) {
+        match answer::complete_response(&http, method) {
+            Some(head_bytes) => {
+                self.set_channel(id, Channel::Caller);
+                self.metrics.dhttp_client_responses_udp_total.add(1);
+                self.events.push_back(Event::Response { id, from, http, head_bytes });
+            }
+            None => {
+                self.metrics.dhttp_client_bad_http_total.add(1);
+                self.use_tcp(id, TcpReason::BadAnswer);
             }
         }
     }
@@ -369,6 +398,9 @@ impl Client {
         while let Some(&(deadline, id)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
             let channel = self.outstanding.get(&id).map(|request| request.channel);
             match channel {
+                Some(Channel::Udp { sent, proofs, .. }) if self.assemblies.contains_key(&id) => {
+                    self.repair(id, sent, proofs, now);
+                }
                 Some(Channel::Udp { sent, proofs, .. }) if sent <= self.config.resends => {
                     self.metrics.dhttp_client_resends_total.add(1);
                     self.send(id, sent + 1, proofs, now);
@@ -384,7 +416,8 @@ impl Client {
     /// What precedes the HTTP request on a connection that the client opens. `udp_port` is the other channel's.
     pub fn tcp_header(&self, id: RequestId, udp_port: u16) -> Vec<u8> {
         let mut header = Vec::new();
-        Request { id, other_port: udp_port, resend: false, token: None, http: b"" }.write(&mut header);
+        Request { id, other_port: udp_port, resend: false, token: None, pieces: Pieces::Unknown, http: b"" }
+            .write(&mut header);
         header
     }
 
@@ -424,6 +457,10 @@ impl Client {
             _ => None,
         });
         assert_eq!(waiting.collect::<BTreeSet<_>>(), self.deadlines);
+        for id in self.assemblies.keys() {
+            let channel = self.outstanding.get(id).map(|request| request.channel);
+            assert!(matches!(channel, Some(Channel::Udp { .. })));
+        }
         assert!(self.tokens.len() <= self.config.tokens);
         assert!(self.tcp_ports.len() <= self.outstanding.len() + 1);
     }
@@ -457,14 +494,15 @@ impl Client {
         false
     }
 
+    fn datagram_bytes(&self, server: SocketAddr) -> usize {
+        let is_v4 = server.ip().to_canonical().is_ipv4();
+        if is_v4 { self.config.datagram_v4_bytes } else { self.config.datagram_v6_bytes }
+    }
+
     /// The token to send, perhaps an empty one; `None` if not even that leaves room for the request.
     fn token_field(&self, request: &NewRequest, generation: Generation) -> Option<Bytes> {
-        let datagram_bytes = if request.server.ip().to_canonical().is_ipv4() {
-            self.config.datagram_v4_bytes
-        } else {
-            self.config.datagram_v6_bytes
-        };
-        let room = datagram_bytes.checked_sub(crate::wire::REQUEST_HEADER_BYTES + 1 + request.http.len())?;
+        let header_bytes = crate::wire::REQUEST_HEADER_BYTES + 1;
+        let room = self.datagram_bytes(request.server).checked_sub(header_bytes + request.http.len())?;
         let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
         debug_assert!(token.len() <= MAX_TOKEN_BYTES);
         Some(if token.len() <= room { token } else { Bytes::new() })
@@ -481,13 +519,51 @@ impl Client {
         };
         let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let mut payload = Vec::new();
-        Request { id, other_port, resend: sent > 1, token: Some(&token), http: &request.http }
-            .write(&mut payload);
+        let mut message = Request {
+            id,
+            other_port,
+            resend: sent > 1,
+            token: Some(&token),
+            pieces: Pieces::Unknown,
+            http: &request.http,
+        };
+        let bytes = message.header_bytes() + request.http.len();
+        if self.config.pieces_bytes > 0 && bytes < self.datagram_bytes(request.server) {
+            message.pieces = Pieces::Accepted;
+        }
+        message.write(&mut payload);
         self.transmits.push_back(Transmit { generation, to: request.server, payload });
         if let Some(outstanding) = self.outstanding.get_mut(&id) {
             outstanding.presented = token;
         }
         self.set_channel(id, Channel::Udp { sent, proofs, deadline });
+    }
+
+    /// Asks for the pieces that did not come.
+    fn repair(&mut self, id: RequestId, sent: u32, proofs: u32, now: Instant) {
+        let (Some(assembly), Some(outstanding)) = (self.assemblies.get_mut(&id), self.outstanding.get(&id))
+        else {
+            return;
+        };
+        assembly.repairs += 1;
+        let (repairs, tag) = (assembly.repairs, assembly.tag());
+        let mut ranges = Vec::new();
+        assembly.missing().into_iter().for_each(|range| range.write(&mut ranges));
+        let (request, generation) = (&outstanding.request, outstanding.generation);
+        let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
+        let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
+        let pieces = Pieces::Repair { tag, ranges: &ranges };
+        let mut payload = Vec::new();
+        Request { id, other_port, resend: false, token: Some(&token), pieces, http: &request.http }
+            .write(&mut payload);
+        let fits = payload.len() <= self.datagram_bytes(request.server);
+        if repairs > MOST_REPAIRS || !fits {
+            return self.use_tcp(id, TcpReason::NoAnswer);
+        }
+        self.metrics.dhttp_client_repairs_total.add(1);
+        self.transmits.push_back(Transmit { generation, to: request.server, payload });
+        let wait = self.config.repair_timeout.saturating_mul(1 << repairs.min(8));
+        self.set_channel(id, Channel::Udp { sent, proofs, deadline: now + wait });
     }
 
     fn use_tcp(&mut self, id: RequestId, reason: TcpReason) {
@@ -509,6 +585,8 @@ impl Client {
         }
         if let Channel::Udp { deadline, .. } = channel {
             self.deadlines.insert((deadline, id));
+        } else {
+            self.assemblies.remove(&id);
         }
         request.channel = channel;
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::wire::PieceRange;
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: example\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab";
@@ -302,4 +303,73 @@ proptest::proptest! {
         }
         assert_eq!(bench.client.poll_event(), None);
     }
+}
+
+/// A response in pieces of 1,000 bytes.
+fn pieces(http: &[u8]) -> Vec<Answer<'_>> {
+    let (tag, total) = (crate::pieces::tag_of(http), http.len() as u32);
+    let offsets = (0..total).step_by(1000);
+    http.chunks(1000)
+        .zip(offsets)
+        .map(|(piece, offset)| Answer::Piece { tag, total, offset, piece })
+        .collect()
+}
+
+fn long(body: u8) -> Vec<u8> {
+    [&b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"[..], &[body; 5000]].concat()
+}
+
+#[test]
+fn pieces_in_any_order_give_the_response_and_missing_ones_are_asked_for() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(get());
+    let first = bench.sent().unwrap();
+    assert_eq!(Request::parse(&first).unwrap().pieces, Pieces::Accepted);
+    let http = long(b'a');
+    let all = pieces(&http);
+    for piece in [5, 0, 3, 3] {
+        bench.receive(server(), id, all[piece]);
+    }
+    let start = bench.now;
+    bench.time_out();
+    assert_eq!(bench.now - start, ClientConfig::default().repair_timeout);
+    let repair = bench.sent().unwrap();
+    let repair = Request::parse(&repair).unwrap();
+    let Pieces::Repair { tag, ranges } = repair.pieces else { panic!("{repair:?}") };
+    let ranges: Vec<_> = PieceRange::read_all(ranges).map(|range| (range.offset, range.length)).collect();
+    assert_eq!((tag, ranges), (crate::pieces::tag_of(&http), vec![(1000, 2000), (4000, 1000)]));
+    assert!(!repair.resend && repair.id == id);
+    for piece in [4, 2, 1] {
+        bench.receive(server(), id, all[piece]);
+    }
+    let event = bench.client.poll_event();
+    assert!(matches!(&event, Some(Event::Response { http: got, .. }) if *got == http), "{event:?}");
+    bench.receive(server(), id, all[0]);
+    assert_eq!(bench.client.poll_event(), None);
+}
+
+#[test]
+fn pieces_of_two_responses_are_not_mixed() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(get());
+    let (old, new) = (long(b'a'), long(b'b'));
+    bench.receive(server(), id, pieces(&old)[0]);
+    pieces(&new).iter().skip(1).for_each(|piece| bench.receive(server(), id, *piece));
+    assert_eq!(bench.client.poll_event(), None);
+    bench.receive(server(), id, pieces(&new)[0]);
+    let event = bench.client.poll_event();
+    assert!(matches!(&event, Some(Event::Response { http, .. }) if *http == new), "{event:?}");
+}
+
+#[test]
+fn pieces_that_never_come_end_in_a_connection_and_too_long_responses_are_ignored() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(get());
+    bench.receive(server(), id, Answer::Piece { tag: 1, total: u32::MAX, offset: 0, piece: b"x" });
+    assert_eq!(bench.client.metrics.dhttp_client_malformed_total.get(), 1);
+    bench.receive(server(), id, pieces(&long(b'a'))[2]);
+    (0..=MOST_REPAIRS).for_each(|_| bench.time_out());
+    assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
+    assert_eq!(bench.client.metrics.dhttp_client_repairs_total.get(), u64::from(MOST_REPAIRS));
+    assert_eq!(bench.client.poll_timeout(), None);
 }

@@ -31,6 +31,9 @@ use crate::wire::{RequestId, WireError};
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
+/// How long the end of a response of unknown length is waited for, once it has begun.
+const GATHER_PATIENCE: Duration = Duration::from_millis(50);
+
 /// Settings of a server's driver.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -364,22 +367,18 @@ impl<S: Service> Driver<S> {
             return;
         }
         let Response { total_bytes, mut http } = self.respond(request).await;
-        let threshold = self.options.protocol.size_threshold_bytes;
+        let threshold = guard.ticket.as_ref().map_or(0, |ticket| self.core.borrow().room_bytes(ticket));
         if total_bytes.is_some_and(|bytes| bytes > threshold as u64) {
             if let Some(job) = self.route_long(&mut guard, id) {
                 let _ = job.send(http);
             }
             return;
         }
-        let gathered = match timeout(self.options.response_timeout, gather(&mut http, threshold)).await {
-            Ok(Ok(gathered)) => gathered,
+        let gathered = gather(&mut http, threshold).await.unwrap_or_else(|_| {
+            self.handle.driver.dhttp_responses_aborted_total.add(1);
             // Nothing of it has been sent yet.
-            failed => {
-                self.handle.driver.dhttp_responses_aborted_total.add(1);
-                let status = if failed.is_ok() { 502 } else { 504 };
-                Gathered::Whole(Response::full(status, &[], b"").into_bytes())
-            }
-        };
+            Gathered::Whole(Response::full(502, &[], b"").into_bytes())
+        });
         match gathered {
             Gathered::Whole(whole) => {
                 let Some(ticket) = guard.ticket.take() else { return };
@@ -631,14 +630,19 @@ enum Gathered {
     TooLong(Bytes),
 }
 
-async fn gather(http: &mut Body, threshold_bytes: usize) -> Result<Gathered, super::service::Aborted> {
+/// Waits a little for the end of a response that may be short. One that is made bit by bit counts as long.
+async fn gather(http: &mut Body, most_bytes: usize) -> Result<Gathered, super::service::Aborted> {
+    let end = tokio::time::Instant::now() + GATHER_PATIENCE;
     let mut whole = Bytes::new();
-    while let Some(piece) = http.next().await {
+    loop {
+        let Ok(next) = tokio::time::timeout_at(end, http.next()).await else {
+            return Ok(Gathered::TooLong(whole));
+        };
+        let Some(piece) = next else { return Ok(Gathered::Whole(whole)) };
         let piece = piece?;
         whole = if whole.is_empty() { piece } else { [whole, piece].concat().into() };
-        if whole.len() > threshold_bytes {
+        if whole.len() > most_bytes {
             return Ok(Gathered::TooLong(whole));
         }
     }
-    Ok(Gathered::Whole(whole))
 }

@@ -25,8 +25,9 @@ use rand::{RngExt, SeedableRng};
 use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, RequestHead, status_reason};
 
+use crate::pieces::tag_of;
 use crate::token::{TOKEN_BYTES, TokenKeys, Wear};
-use crate::wire::{Answer, ID_BYTES, Request, RequestId, Response};
+use crate::wire::{Answer, ID_BYTES, PIECE_HEADER_BYTES, PieceRange, Pieces, Request, RequestId, Response};
 
 pub use config::ServerConfig;
 pub use connections::{ConnectionId, ConnectionLimits};
@@ -103,7 +104,18 @@ struct InFlight {
     proved: bool,
     /// The token has long to live: no other is needed yet.
     well_proved: bool,
+    pieces: Wanted,
     received_bytes: usize,
+}
+
+/// Which pieces of a response a client takes.
+#[derive(Debug)]
+enum Wanted {
+    /// None: it does not know them.
+    Nothing,
+    All,
+    /// These ranges, if the response has this tag.
+    Ranges(u32, Vec<PieceRange>),
 }
 
 /// One core's half of the protocol. Cores share nothing but the secret of their tokens.
@@ -281,6 +293,11 @@ impl Server {
             knows_tokens: request.token.is_some(),
             proved,
             well_proved: wear == Some(Wear::New),
+            pieces: match request.pieces {
+                Pieces::Unknown => Wanted::Nothing,
+                Pieces::Accepted => Wanted::All,
+                Pieces::Repair { tag, ranges } => Wanted::Ranges(tag, PieceRange::read_all(ranges).collect()),
+            },
             received_bytes,
         };
         if request.resend && !proved {
@@ -323,6 +340,10 @@ impl Server {
         let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
         let monitor =
             self.loss.is_high_for(request.client.ip()) && !self.rng.random_bool(self.loss.threshold());
+        if !short && !monitor && self.takes_pieces(&request) && http.len() <= self.config.pieces_bytes {
+            self.transmit_pieces(id, &request, http, now);
+            return Route::Datagram;
+        }
         if !short || request.resent || monitor {
             return self.by_connection(id, &request, now);
         }
@@ -349,6 +370,44 @@ impl Server {
         Route::Datagram
     }
 
+    /// Several datagrams go only to who proved his address and takes them, while nothing speaks against more of them.
+    fn takes_pieces(&self, request: &InFlight) -> bool {
+        request.proved && !request.resent && !self.stressed && !matches!(request.pieces, Wanted::Nothing)
+    }
+
+    fn transmit_pieces(&mut self, id: RequestId, request: &InFlight, http: &[u8], now: Instant) {
+        let tag = tag_of(http);
+        let total = http.len();
+        let ranges = match &request.pieces {
+            Wanted::Ranges(wanted, ranges) if *wanted == tag => ranges.as_slice(),
+            // The response has been made anew and is another: all of it.
+            _ => &[PieceRange { offset: 0, length: u32::MAX }],
+        };
+        if matches!(request.pieces, Wanted::Ranges(..)) {
+            self.metrics.dhttp_repairs_total.add(1);
+            self.loss.on_resent(request.client.ip(), now);
+        } else {
+            self.metrics.dhttp_responses_pieces_total.add(1);
+            self.loss.on_fresh(request.client.ip(), now);
+        }
+        self.report_loss();
+        let most = self.datagram_bytes(request.client).saturating_sub(PIECE_HEADER_BYTES).max(1);
+        let mut left = total;
+        for range in ranges {
+            let start = (range.offset as usize).min(total);
+            // Ranges that overlap are no way to get more than the response.
+            let end = start.saturating_add(range.length as usize).min(total).min(start + left);
+            left -= end - start;
+            let piece_of =
+                http.get(start..end).unwrap_or_default().chunks(most).zip((start..end).step_by(most));
+            for (piece, offset) in piece_of {
+                let answer = Answer::Piece { tag, total: total as u32, offset: offset as u32, piece };
+                self.metrics.dhttp_pieces_total.add(1);
+                self.transmit(request.client, id, answer);
+            }
+        }
+    }
+
     /// Chooses a channel for a response that is known to be too long for a datagram, though it may not exist yet.
     pub fn respond_long(&mut self, ticket: Ticket, now: Instant) -> Route {
         match self.take(ticket.0) {
@@ -368,7 +427,8 @@ impl Server {
         let allowance = self.config.amplification.saturating_mul(request.received_bytes);
         let datagram =
             self.datagram_bytes(request.client).min(if request.proved { usize::MAX } else { allowance });
-        datagram.saturating_sub(ID_BYTES).min(self.config.size_threshold_bytes)
+        let one = datagram.saturating_sub(ID_BYTES).min(self.config.size_threshold_bytes);
+        if self.takes_pieces(request) { one.max(self.config.pieces_bytes) } else { one }
     }
 
     fn take(&mut self, id: GlobalId) -> Option<InFlight> {
@@ -463,7 +523,7 @@ impl Server {
         }
     }
 
-    /// The next datagram to send. At most one for each datagram received, and one for each response that a broken
+    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for each response that a broken
     /// connection owed.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()

@@ -13,12 +13,18 @@ struct Bench {
     server: Server,
     now: Instant,
     next: u64,
+    pieces: Pieces<'static>,
 }
 
 impl Bench {
     fn new(config: ServerConfig) -> Self {
         let now = Instant::now();
-        Self { server: Server::new(config, [1; 16], [2; 32], now, 1_700_000_000), now, next: 0 }
+        Self {
+            server: Server::new(config, [1; 16], [2; 32], now, 1_700_000_000),
+            now,
+            next: 0,
+            pieces: Pieces::Unknown,
+        }
     }
 
     fn token(&mut self) -> Vec<u8> {
@@ -30,7 +36,7 @@ impl Bench {
         self.next += 1;
         let id = RequestId(self.next.to_be_bytes());
         let mut datagram = Vec::new();
-        Request { id, other_port: TCP_PORT, resend, token, http }.write(&mut datagram);
+        Request { id, other_port: TCP_PORT, resend, token, pieces: self.pieces, http }.write(&mut datagram);
         datagram
     }
 
@@ -207,8 +213,15 @@ fn a_refused_connection_tells_every_client_it_owed_to_use_tcp() {
     // It was not answered after all, so it may ask again.
     let token = bench.token();
     let mut datagram = Vec::new();
-    Request { id: ids[0], other_port: TCP_PORT, resend: true, token: Some(&token), http: GET }
-        .write(&mut datagram);
+    Request {
+        id: ids[0],
+        other_port: TCP_PORT,
+        resend: true,
+        token: Some(&token),
+        pieces: Pieces::Unknown,
+        http: GET,
+    }
+    .write(&mut datagram);
     assert!(bench.receive(&datagram).is_some());
 }
 
@@ -334,7 +347,8 @@ fn ports_of_servers_and_low_ports_get_nothing() {
     for port in [0, 22, 1023, 8080, 32_767] {
         let id = RequestId([9; 8]);
         let mut datagram = Vec::new();
-        Request { id, other_port: TCP_PORT, resend: false, token: None, http: GET }.write(&mut datagram);
+        Request { id, other_port: TCP_PORT, resend: false, token: None, pieces: Pieces::Unknown, http: GET }
+            .write(&mut datagram);
         let from = SocketAddr::new(client().ip(), port);
         assert_eq!(bench.server.handle_datagram(from, &datagram, bench.now), Received::Done);
         datagram[8..10].copy_from_slice(&port.to_be_bytes());
@@ -374,6 +388,61 @@ fn connections_are_used_again_and_closed_when_idle() {
     assert_eq!(bench.server.poll_timeout(), None);
     assert_eq!(bench.sent(), None);
     bench.server.check_invariants();
+}
+
+fn piece_lengths(bench: &mut Bench) -> Vec<(u32, usize)> {
+    std::iter::from_fn(|| bench.sent())
+        .map(|payload| match answer(&payload) {
+            Answer::Piece { offset, piece, .. } => {
+                assert!(payload.len() <= 1472);
+                (offset, piece.len())
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn a_proved_client_that_takes_pieces_gets_a_middling_response_in_several_datagrams() {
+    let mut bench = Bench::new(ServerConfig::default());
+    bench.pieces = Pieces::Accepted;
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 14_600);
+    assert_eq!(bench.respond(ticket, 4000), Route::Datagram);
+    assert_eq!(piece_lengths(&mut bench), [(0, 1451), (1451, 1451), (2902, 1098)]);
+    let ticket = bench.request(false);
+    assert!(matches!(bench.respond(ticket, 15_000), Route::NewConnection(..)), "too long for pieces");
+    let ticket = bench.request(true);
+    assert_ne!(bench.respond(ticket, 4000), Route::Datagram, "a resend goes by TCP");
+}
+
+#[test]
+fn a_client_that_is_not_proved_gets_no_pieces() {
+    let mut bench = Bench::new(ServerConfig::default());
+    bench.pieces = Pieces::Accepted;
+    let datagram = bench.datagram(Some(&[]), false, GET);
+    let ticket = bench.receive(&datagram).unwrap();
+    assert_eq!(bench.respond(ticket, 4000), Route::Datagram);
+    assert!(matches!(answer(&bench.sent().unwrap()), Answer::ProveAddress { .. }));
+}
+
+#[test]
+fn a_repair_brings_the_ranges_that_were_asked_for_and_never_more_than_the_response() {
+    // Repairs count as loss, which is not what this is about.
+    let mut bench = Bench::new(ServerConfig { loss_threshold: 0.9, ..ServerConfig::default() });
+    let mut repair = |ranges: &[(u32, u32)], tag: u32| {
+        let mut written = Vec::new();
+        ranges.iter().for_each(|&(offset, length)| PieceRange { offset, length }.write(&mut written));
+        bench.pieces = Pieces::Repair { tag, ranges: written.leak() };
+        let ticket = bench.request(false);
+        assert_eq!(bench.respond(ticket, 4000), Route::Datagram);
+        piece_lengths(&mut bench)
+    };
+    let tag = tag_of(&response(4000));
+    assert_eq!(repair(&[(100, 50), (3990, 500), (9999, 1)], tag), [(100, 50), (3990, 10)]);
+    let all: usize = repair(&[(0, u32::MAX); 16], tag).iter().map(|(_, length)| length).sum();
+    assert_eq!(all, 4000);
+    assert_eq!(repair(&[(100, 50)], tag ^ 1).len(), 3, "the response has changed: all of it");
 }
 
 proptest::proptest! {

@@ -12,7 +12,7 @@ use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{
     Body, ClientOptions, DhttpClient, FetchBody, FetchError, FetchRequest, Via, method_of,
 };
-use tidegate_dhttp::wire::{Answer, Request, RequestId, Response};
+use tidegate_dhttp::wire::{Answer, Pieces, Request, RequestId, Response};
 use tidegate_http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
@@ -56,6 +56,17 @@ async fn a_long_response_comes_on_a_connection_that_the_server_opens_and_uses_ag
 }
 
 #[tokio::test]
+async fn a_middling_response_comes_in_several_datagrams() {
+    let site = Site::start();
+    let client = client();
+    let response = client.get(&site.url("/bytes/10000")).await.unwrap();
+    assert_eq!((response.status, response.via, response.from), (200, Via::Datagram, site.address));
+    assert_eq!(response.body.collect(20_000).await.unwrap(), pattern(10_000));
+    assert_eq!(site.handle.metrics().dhttp_pieces_total.get(), 7);
+    assert_eq!(site.handle.metrics().dhttp_connections_opened_total.get(), 0);
+}
+
+#[tokio::test]
 async fn the_connection_for_a_long_response_is_there_before_the_response_is_made() {
     let site = Site::start();
     let client = client();
@@ -70,6 +81,18 @@ async fn the_connection_for_a_long_response_is_there_before_the_response_is_made
         length += piece.unwrap().len();
     }
     assert_eq!(length, 100_000);
+}
+
+#[tokio::test]
+async fn a_response_that_is_made_bit_by_bit_is_not_held_back() {
+    let site = Site::start();
+    let client = client();
+    // Its first bytes are here though the site does not end it before the gate opens.
+    let mut response = client.get(&site.url("/trickle/10")).await.unwrap();
+    assert_eq!(response.via, Via::ServerConnection);
+    assert_eq!(response.body.next().await.unwrap().unwrap(), pattern(10));
+    site.gate.notify_one();
+    assert!(response.body.next().await.is_none());
 }
 
 #[tokio::test]
@@ -218,7 +241,7 @@ async fn an_unproved_client_is_sent_three_times_its_bytes_at_most_and_no_syn() {
         let id = RequestId([5; 8]);
         let mut datagram = Vec::new();
         let http = b"GET /bytes/100000 HTTP/1.1\r\nHost: x\r\n\r\n";
-        Request { id, other_port, resend: false, token, http }.write(&mut datagram);
+        Request { id, other_port, resend: false, token, pieces: Pieces::Unknown, http }.write(&mut datagram);
         socket.send_to(&datagram, site.address).await.unwrap();
         let mut buffer = vec![0; 2000];
         let (length, _) = socket.recv_from(&mut buffer).await.unwrap();

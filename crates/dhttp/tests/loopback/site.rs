@@ -164,6 +164,16 @@ async fn page(request: Request, gate: Arc<Notify>, executed: Arc<AtomicU64>) -> 
             });
             response
         }
+        "trickle" => {
+            let (mut sender, response) = Response::streamed(200, &[], None);
+            tokio::task::spawn_local(async move {
+                if sender.send(pattern(length)).await.is_ok() {
+                    gate.notified().await;
+                    sender.end().await;
+                }
+            });
+            response
+        }
         "chunked" => {
             let (mut sender, response) = Response::streamed(200, &[], None);
             tokio::task::spawn_local(async move {

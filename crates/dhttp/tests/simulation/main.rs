@@ -51,6 +51,7 @@ fn a_hundred_thousand_requests_with_loss_duplication_and_reordering_are_answered
     assert!(metrics.dhttp_requests_duplicate_total.get() > 0);
     assert!(metrics.dhttp_connections_failed_total.get() > 0);
     assert!(metrics.dhttp_responses_connection_total.get() > 10_000);
+    assert!(metrics.dhttp_repairs_total.get() > 0 && world.in_pieces > 0);
 }
 
 #[test]
@@ -68,6 +69,8 @@ fn without_loss_nothing_is_resent_and_short_responses_go_by_udp() {
     assert_eq!(metrics.dhttp_high_loss.get(), 0);
     assert_eq!(metrics.dhttp_requests_resent_total.get(), 0);
     assert_eq!(world.short_by_udp, world.short_asked);
+    assert!(world.in_pieces > 0);
+    assert_eq!(metrics.dhttp_repairs_total.get(), 0);
 }
 
 #[test]

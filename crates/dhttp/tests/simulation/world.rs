@@ -89,6 +89,7 @@ pub struct World {
     pub datagrams_to_server: u64,
     pub short_asked: u64,
     pub short_by_udp: u64,
+    pub in_pieces: u64,
 }
 
 const ONE_WAY: Duration = Duration::from_millis(20);
@@ -137,6 +138,7 @@ impl World {
             datagrams_to_server: 0,
             short_asked: 0,
             short_by_udp: 0,
+            in_pieces: 0,
         }
     }
 
@@ -250,7 +252,12 @@ impl World {
 
     fn begin(&mut self, n: u64) {
         let idempotent = !self.chance(0.1);
-        let size = if self.chance(0.7) { self.rng.random_range(60..1460) } else { 20_000 };
+        let size = match self.rng.random_range(0..10) {
+            0..7 => self.rng.random_range(60..1460),
+            // In several datagrams, if the client has proved its address.
+            7 => self.rng.random_range(1461..14_600),
+            _ => 20_000,
+        };
         let takes = if self.chance(self.conditions.slow) { 7_000 } else { self.rng.random_range(0..30) };
         self.jobs.push(Job {
             size,
@@ -353,7 +360,7 @@ impl World {
 
     fn executed(&mut self, ticket: Ticket, job: u64) {
         let size = self.jobs[job as usize].size;
-        if size > 1460 {
+        if size > 14_600 {
             self.route_long(ticket, job, Duration::ZERO);
         } else {
             let id = ticket.id();
@@ -495,7 +502,8 @@ impl World {
                     let job = self.clients[client].jobs[&id];
                     let size = self.jobs[job as usize].size;
                     assert_eq!(http, response(job, size), "seed {}", self.seed);
-                    self.short_by_udp += 1;
+                    self.short_by_udp += u64::from(size <= 1460);
+                    self.in_pieces += u64::from(size > 1460);
                     self.answered(client, id, job);
                 }
                 Event::UseTcp { id, .. } | Event::UseHttp { id } => {
