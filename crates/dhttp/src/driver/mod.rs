@@ -1,5 +1,6 @@
 //! The protocol over tokio's sockets: a server in front of a [`Service`], and a client.
 
+mod accepted;
 mod client;
 mod icmp;
 mod listener;

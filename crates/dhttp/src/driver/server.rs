@@ -15,7 +15,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use rand::TryRng;
 use tidegate_core::metric_set;
-use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
@@ -23,10 +22,10 @@ use tokio::time::timeout;
 
 use super::listener::Listener;
 use super::service::{Arrival, Body, Immediate, Request, Response, Service};
-use super::stream::{Reader, StreamError, StreamLimits, write_message};
+use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Receiver, Sender};
 use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
-use crate::wire::{RequestId, WireError};
+use crate::wire::RequestId;
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
@@ -110,14 +109,14 @@ metric_set! {
 #[derive(Clone, Debug)]
 pub struct ServerHandle {
     protocol: Arc<ServerMetrics>,
-    driver: Arc<DriverMetrics>,
+    pub(super) driver: Arc<DriverMetrics>,
     stressed: Arc<AtomicBool>,
-    ending: watch::Sender<Ending>,
+    pub(super) ending: watch::Sender<Ending>,
 }
 
 /// How soon a server ends.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, PartialOrd)]
-enum Ending {
+pub(super) enum Ending {
     #[default]
     NotYet,
     /// When everything that has been asked is answered.
@@ -208,20 +207,20 @@ struct Connection {
     task: AbortHandle,
 }
 
-struct Driver<S> {
+pub(super) struct Driver<S> {
     udp: UdpSocket,
     /// Whence answers leave, if not from `udp`.
     answers: Option<UdpSocket>,
     local: SocketAddr,
     core: RefCell<Server>,
-    service: S,
+    pub(super) service: S,
     /// As many as the protocol core knows; their queues are bounded by it too.
     connections: RefCell<HashMap<ConnectionId, Connection>>,
     /// A task has changed the core: there may be something to send, to close or to wait for.
-    changed: Notify,
-    handle: ServerHandle,
-    options: ServerOptions,
-    limits: StreamLimits,
+    pub(super) changed: Notify,
+    pub(super) handle: ServerHandle,
+    pub(super) options: ServerOptions,
+    pub(super) limits: StreamLimits,
     /// Responses that are there already are put together here.
     scratch: RefCell<Vec<u8>>,
 }
@@ -396,7 +395,7 @@ impl<S: Service> Driver<S> {
         }
     }
 
-    async fn respond(&self, request: Request) -> Response {
+    pub(super) async fn respond(&self, request: Request) -> Response {
         match timeout(self.options.response_timeout, self.service.call(request)).await {
             Ok(response) => response,
             Err(_) => {
@@ -487,75 +486,6 @@ impl<S: Service> Driver<S> {
         }
         socket.set_nodelay(true)?;
         socket.connect(to).await
-    }
-
-    fn accept(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let metrics = &self.handle.driver;
-        if metrics.dhttp_accepted_open.get() >= self.options.accepted as u64 {
-            metrics.dhttp_accepted_refused_total.add(1);
-            return;
-        }
-        metrics.dhttp_accepted_total.add(1);
-        metrics.dhttp_accepted_open.add(1);
-        let driver = Rc::clone(self);
-        spawn_local(async move {
-            if let Err(error) = driver.serve_stream(stream, peer).await {
-                driver.handle.driver.dhttp_stream_errors_total.add(1);
-                tracing::debug!(%error, %peer, "connection of a client ended");
-            }
-            driver.handle.driver.dhttp_accepted_open.sub(1);
-            driver.changed.notify_one();
-        });
-    }
-
-    /// A connection that the client opened, to its end: one request after another.
-    async fn serve_stream(&self, mut stream: TcpStream, peer: SocketAddr) -> Result<(), StreamError> {
-        stream.set_nodelay(true)?;
-        let (read, mut write) = stream.split();
-        let mut reader = Reader::new(read, self.limits.clone());
-        let mut ending = self.handle.ending.subscribe();
-        loop {
-            let request = tokio::select! {
-                biased;
-                // What has not been asked in full by now is not answered.
-                _ = ending.wait_for(|ending| *ending != Ending::NotYet) => return Ok(()),
-                request = reader.request_head(self.service.reading()) => request,
-            };
-            let request = match request {
-                Ok(request) => request,
-                Err(StreamError::Closed) => return Ok(()),
-                Err(error) => {
-                    let answer = match &error {
-                        StreamError::RequestHead(id, head) => Some((*id, head.status())),
-                        StreamError::Wire(wire) => WireError::id(*wire).map(|id| (id, 400)),
-                        _ => None,
-                    };
-                    if let Some((id, status)) = answer {
-                        let http = Response::full(status, &[], b"").http;
-                        write_message(&mut write, &id.0, http, &self.limits).await?;
-                    }
-                    return Err(error);
-                }
-            };
-            self.handle.driver.dhttp_stream_requests_total.add(1);
-            let (body_sender, body) = Body::channel();
-            let client = SocketAddr::new(peer.ip().to_canonical(), request.udp_port);
-            let call = Request { arrival: Arrival { client, server: None }, head: request.head, body };
-            let respond = async {
-                let response = self.respond(call).await;
-                write_message(&mut write, &request.id.0, response.http, &self.limits).await
-            };
-            // Together, because a service may answer while the body still comes.
-            let (body, written) = tokio::join!(reader.body(request.framing, body_sender), respond);
-            written?;
-            if body.is_err() {
-                // Part of the body was not wanted or did not come: where the next request starts is not known. What the
-                // client still sends is read, because a reset could destroy the response (RFC 9112 §9.6).
-                let _ = write.shutdown().await;
-                reader.linger().await;
-                return Ok(());
-            }
-        }
     }
 
     /// Sends and closes what the core wants sent and closed.
