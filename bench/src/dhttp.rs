@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg};
 use rustix::event::{PollFd, PollFlags, poll};
-use tidegate_bench::peers::{Figure, Peer, Site, install};
+use tidegate_bench::peers::{Peer, Site, install};
 use tidegate_bench::stats::Spread;
+use tidegate_bench::wrk::{Figure, Load as WrkLoad};
 
 /// Bytes of the object.
 const SIZE_BYTES: usize = 612;
@@ -21,7 +22,7 @@ const WINDOW: usize = 32;
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Prints requests per CPU-second of both, and their ratio.
-pub(crate) fn compare(tidegate: &Path, rounds: usize, seconds: u32) -> Result<(), String> {
+pub(crate) fn compare(tidegate: &Path, rounds: u16, seconds: u32) -> Result<(), String> {
     for (program, package) in [("nginx", "nginx-light"), ("wrk", "wrk")] {
         install(program, package)?;
     }
@@ -29,9 +30,10 @@ pub(crate) fn compare(tidegate: &Path, rounds: usize, seconds: u32) -> Result<()
     let site = Site::create(directory.path(), SIZE_BYTES)?;
     let nginx = Peer::nginx(&site)?;
     let (peer, address) = Peer::tidegate_dhttp(tidegate, &site)?;
+    let load = WrkLoad { connections: 32, close: false, unique: None, seconds };
     let mut figures: [Vec<Figure>; 2] = Default::default();
     for round in 0..rounds {
-        figures[0].push(nginx.measure(32, false, seconds)?);
+        figures[0].push(load.run(&nginx)?);
         figures[1].push(measure(&peer, address, seconds)?);
         for (name, figures) in ["nginx", "dhttp"].iter().zip(&figures) {
             if let Some(figure) = figures.last() {
@@ -78,6 +80,7 @@ fn measure(peer: &Peer, server: SocketAddr, seconds: u32) -> Result<Figure, Stri
     Ok(Figure {
         requests_per_s: answered as f64 / duration.as_secs_f64(),
         cpu_us_per_request: cpu_s * 1e6 / answered as f64,
+        late: 0,
     })
 }
 

@@ -7,6 +7,7 @@ use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tidegate_dhttp::driver::{
     Arrival, Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service,
@@ -21,6 +22,7 @@ use crate::dhttp::body::UploadedBody;
 use crate::dhttp::respond::{Exchange, error_response};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::lookup::{self, Lookup};
+use crate::service::seen::Seen;
 use crate::session::respond::write_hit;
 
 /// What every DHTTP server of a core is started with.
@@ -80,7 +82,9 @@ impl Service for Site {
         let Ok(normalized) = normalize(head, plan.personality, target) else {
             return Immediate::Unknown;
         };
-        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, key) else {
+        let began = Instant::now();
+        let seen = Seen::of(&plan, head, arrival.client.ip().to_canonical());
+        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
             return Immediate::Unknown;
         };
         out.clear();
@@ -101,7 +105,7 @@ impl Service for Site {
         }
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);
-        core.account(arrival.client.ip(), head, form.status, bytes, hit.label());
+        core.account(arrival.client.ip(), head, form.status, bytes, hit.label(), began);
         Immediate::Written
     }
 
@@ -112,6 +116,7 @@ impl Service for Site {
 
 /// Answers a request that the cache alone could not, or whose answer is long.
 async fn answer(core: Rc<DataCore>, request: Request) -> Response {
+    let began = Instant::now();
     let plan = core.plan();
     let mut parser = RequestParser::new(plan.limits.head);
     let mut scratch = Vec::new();
@@ -127,16 +132,17 @@ async fn answer(core: Rc<DataCore>, request: Request) -> Response {
         return error_response(&core, 400);
     };
     core.metrics.requests_total.add(1);
-    let client = request.arrival.client.ip().to_canonical();
+    let peer = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
     let answer = if head.method == Method::Connect {
         Answer::status(405)
     } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
         Answer::status(413)
     } else {
-        let incoming = Incoming { head: &head, normalized: &normalized, buffer: &request.head, client };
+        let seen = Seen::of(&plan, &head, peer);
+        let incoming = Incoming { head: &head, normalized: &normalized, buffer: &request.head, peer, seen };
         fetch::answer(&core, incoming, &mut body).await
     };
-    let exchange = Exchange { core: Rc::clone(&core), client, head: request.head.clone() };
+    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
     exchange.respond(&head, answer, body)
 }

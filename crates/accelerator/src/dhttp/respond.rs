@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes as Buffer;
 use tidegate_dhttp::driver::{Aborted, Body, BodySender, Response};
@@ -28,9 +29,10 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// One request whose answer is on its way.
 pub(crate) struct Exchange {
     pub core: Rc<DataCore>,
-    pub client: IpAddr,
+    pub peer: IpAddr,
     /// The request head's bytes, for the log.
     pub head: Buffer,
+    pub began: Instant,
 }
 
 /// An error before the request could be read.
@@ -82,7 +84,7 @@ impl Exchange {
     }
 
     fn streamed(self, head: &RequestHead<'_>, streamed: Box<Streamed>, body: UploadedBody) -> Response {
-        let framing = ClientFraming::of(head, &streamed.response);
+        let framing = ClientFraming::of(head, &streamed);
         let mut streamed = streamed;
         let mut first = std::mem::take(&mut streamed.head);
         heads::write_cache_status(&self.core.plan().pseudonym, &streamed, &mut first);
@@ -107,10 +109,10 @@ impl Exchange {
         framing: ClientFraming,
         sender: BodySender,
     ) {
-        let status = streamed.response.head().status;
+        let status = streamed.status;
         let label = streamed.forward.reason.token();
         let mut bytes = Bytes { head: first.len() as u64, body: 0 };
-        let upload = streamed.response.take_upload();
+        let upload = streamed.take_upload();
         let ended = {
             let mut download =
                 std::pin::pin!(download(&mut streamed, first, framing, sender, &mut bytes.body));
@@ -175,7 +177,7 @@ impl Exchange {
     fn account(&self, status: u16, bytes: Bytes, cache: &'static str) {
         let mut parser = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
         if let Ok(Progress::Complete { .. }) = parser.parse(&self.head) {
-            self.core.account(self.client, &parser.head(&self.head), status, bytes, cache);
+            self.core.account(self.peer, &parser.head(&self.head), status, bytes, cache, self.began);
         }
     }
 }
@@ -207,7 +209,7 @@ async fn download(
     }
     if chunked {
         let mut out = Vec::new();
-        write_last_chunk(streamed.response.trailers(), &mut out);
+        write_last_chunk(streamed.trailers(), &mut out);
         *sent_bytes += out.len() as u64;
         sender.send(out.into()).await?;
     }

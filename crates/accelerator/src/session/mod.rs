@@ -24,6 +24,7 @@ use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, Reque
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::access_log::Record;
 use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
