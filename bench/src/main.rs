@@ -5,6 +5,7 @@
 //! of the machine's speed meets all of them; the figures are medians with the least and the greatest. CPU is what the
 //! server's processes used, user and system, divided by the requests that were answered.
 
+mod dhttp;
 mod report;
 mod scenarios;
 
@@ -53,6 +54,8 @@ enum Internal {
         /// Bytes of the body.
         size_bytes: usize,
     },
+    /// Compare small answers by DHTTP with nginx's over connections that are kept.
+    Dhttp,
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Some(Internal::Bare { address, size_bytes }) => {
             bare::serve(*address, *size_bytes).map_err(|error| format!("bare: {error}"))
         }
+        Some(Internal::Dhttp) => dhttp::compare(&cli.tidegate, cli.rounds, cli.seconds),
         None => compare(&cli),
     };
     match result {

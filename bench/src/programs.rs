@@ -1,6 +1,6 @@
 //! How each program is set up: at its best for the scenario, with one core's worth of threads and without a log.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 
@@ -72,6 +72,28 @@ impl Peer {
         tidegate(binary, site, config, |command| {
             command.arg("--root").arg(&site.directory);
         })
+    }
+
+    /// tidegate with one data core that serves DHTTP at the second address returned.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn tidegate_dhttp(binary: &Path, site: &Site) -> Result<(Self, SocketAddr), String> {
+        let (address, admin) = (free_address()?, free_address()?);
+        // Below the clients' ports, which is where the system's own choice would be.
+        let dhttp = (20_000..32_768)
+            .map(|port| SocketAddr::from(([127, 0, 0, 1], port)))
+            .find(|address| TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok())
+            .ok_or("no free port")?;
+        let config = format!(
+            "workers = 1\n[admin]\naddress = \"{admin}\"\n[[listen]]\naddress = \"{address}\"\n[[listen]]\n\
+             address = \"{dhttp}\"\nprotocol = \"dhttp\"\n[[route]]\nroot = \"{}\"\n",
+            site.directory.display()
+        );
+        let config = site.write("dhttp.toml", &config)?;
+        let mut command = Command::new(binary);
+        command.args(["run", "--config"]).arg(config);
+        Ok((Self::start("dhttp", SERVER_CORE, address, &command)?, dhttp))
     }
 
     /// tidegate before an upstream, with one data core, its cache and its default protections.

@@ -2,13 +2,14 @@
 
 use std::cell::{Cell, Ref, RefCell};
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use tidegate_http::RequestParser;
+use tidegate_dhttp::driver::ServerHandle;
+use tidegate_http::{FieldId, RequestHead, RequestParser, Version};
 use tidegate_store::Store;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -18,11 +19,13 @@ use tokio::sync::watch;
 use tokio::task::LocalSet;
 use tokio::time::MissedTickBehavior;
 
-use crate::access_log::{LogBuffer, LogSender};
+use crate::access_log::{LogBuffer, LogSender, Record};
 use crate::clock::Clock;
+use crate::dhttp::{self, DhttpStart};
 use crate::metrics::CoreMetrics;
 use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
+use crate::service::seen::Seen;
 use crate::session::deadlines::Deadlines;
 use crate::session::first::First;
 use crate::session::{self, Times};
@@ -43,8 +46,11 @@ pub(crate) enum Phase {
 /// What a core is started with.
 pub(crate) struct Start {
     pub index: usize,
-    /// The sockets of each address: one, or one per priority class.
-    pub listeners: Vec<Vec<StdListener>>,
+    pub listeners: Vec<Bound>,
+    /// Where the core puts the handles of its DHTTP servers.
+    pub dhttp: Arc<Mutex<Vec<ServerHandle>>>,
+    pub dhttp_token_secret: [u8; 16],
+    pub workers: usize,
     pub plan: watch::Receiver<Arc<Plan>>,
     pub phase: watch::Receiver<Phase>,
     pub metrics: Arc<CoreMetrics>,
@@ -52,6 +58,13 @@ pub(crate) struct Start {
     pub flights: Arc<Flights>,
     pub open: Arc<AtomicUsize>,
     pub log: Option<LogSender>,
+}
+
+/// The sockets of one core for one listening address.
+pub(crate) enum Bound {
+    /// One, or one per priority class.
+    Http(Vec<StdListener>),
+    Dhttp(tidegate_dhttp::driver::Listener),
 }
 
 /// What every connection of a core shares. Only this core's thread touches it.
@@ -73,6 +86,15 @@ pub(crate) struct DataCore {
     times: Cell<Times>,
     draining: Cell<bool>,
     open: Arc<AtomicUsize>,
+}
+
+/// Bytes of a response that were sent.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Bytes {
+    /// Status lines and field lines.
+    pub head: u64,
+    /// Content, with its transfer coding.
+    pub body: u64,
 }
 
 /// Buffers that keep their memory from request to request.
@@ -105,22 +127,38 @@ impl DataCore {
                 draining: Cell::new(false),
                 open: start.open,
             });
-            core.serve(start.index, start.listeners, start.plan, start.phase).await;
+            let dhttp = DhttpStart {
+                handles: start.dhttp,
+                token_secret: start.dhttp_token_secret,
+                workers: start.workers,
+            };
+            core.serve(start.index, start.listeners, dhttp, start.plan, start.phase).await;
         }));
     }
 
     async fn serve(
         self: &Rc<Self>,
         index: usize,
-        listeners: Vec<Vec<StdListener>>,
+        listeners: Vec<Bound>,
+        start: DhttpStart,
         plan: watch::Receiver<Arc<Plan>>,
         mut phase: watch::Receiver<Phase>,
     ) {
         let mut tasks = Vec::new();
-        for address in listeners {
-            match address.into_iter().map(watch).collect() {
-                Ok(sockets) => tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(sockets))),
-                Err(error) => tracing::error!(%error, "a listening socket could not be watched"),
+        let mut dhttp = Vec::new();
+        for bound in listeners {
+            let failed = match bound {
+                Bound::Http(sockets) => sockets
+                    .into_iter()
+                    .map(watch)
+                    .collect::<io::Result<Vec<_>>>()
+                    .map(|sockets| tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(sockets)))),
+                Bound::Dhttp(listener) => {
+                    dhttp::serve(self, listener, &start).map(|server| dhttp.push(server))
+                }
+            };
+            if let Err(error) = failed {
+                tracing::error!(%error, "a listening socket could not be watched");
             }
         }
         tasks.push(tokio::task::spawn_local(Rc::clone(self).sweep()));
@@ -131,17 +169,19 @@ impl DataCore {
         for task in &tasks {
             task.abort();
         }
-        self.finish_requests().await;
+        dhttp.iter().for_each(|server| server.handle.drain());
+        self.finish_requests(&dhttp).await;
         if let Some(log) = &self.log {
             log.flush(&self.metrics);
         }
     }
 
     /// Waits for requests in progress, at most for the drain timeout.
-    async fn finish_requests(&self) {
+    async fn finish_requests(&self, dhttp: &[dhttp::Server]) {
         self.deadlines.end_tunnels();
         let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
-        while self.deadlines.len() > 0 && self.clock.elapsed_ms() < end_ms {
+        let busy = || self.deadlines.len() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
+        while busy() && self.clock.elapsed_ms() < end_ms {
             self.deadlines.end_idle();
             self.deadlines.sweep(self.clock.elapsed_ms());
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -214,6 +254,36 @@ impl DataCore {
             if ended {
                 return;
             }
+        }
+    }
+
+    /// Counts and logs an answered request, which `began` then, if that is logged.
+    pub(crate) fn account(
+        &self,
+        peer: IpAddr,
+        head: &RequestHead<'_>,
+        status: u16,
+        bytes: Bytes,
+        cache: &'static str,
+        began: Option<Instant>,
+    ) {
+        self.metrics.count_response(status, bytes.head + bytes.body);
+        if let Some(log) = &self.log {
+            let record = Record {
+                client: self.with_plan(|plan| Seen::of(plan, head, peer.to_canonical()).client),
+                unix_s: self.clock.unix_s(),
+                duration: began.map_or(Duration::ZERO, |began| began.elapsed()),
+                host: head.fields.get(FieldId::Host).unwrap_or(b""),
+                method: head.method_bytes,
+                target: head.target,
+                http11: head.version == Version::Http11,
+                status,
+                bytes: bytes.body,
+                referer: head.fields.get(FieldId::Referer).unwrap_or(b""),
+                user_agent: head.fields.get(FieldId::UserAgent).unwrap_or(b""),
+                cache,
+            };
+            log.record(&record, &self.metrics);
         }
     }
 

@@ -8,18 +8,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket, Type};
 use tidegate_core::metrics::Sample;
+use tidegate_dhttp::driver::{BindError, Listener as DhttpListener, ServerHandle};
+use tidegate_dhttp::ports::{ClientPorts, PortRangeError};
 use tidegate_store::{OpenReport, Store, StoreError};
 use tokio::sync::watch;
 
 use crate::access_log::{AccessLogWriter, LogSender};
-use crate::data_core::{DataCore, Phase};
+use crate::data_core::{Bound, DataCore, Phase};
 use crate::metrics::CoreMetrics;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 use crate::service::flights::Flights;
 use crate::service::plan::{Plan, PlanError};
-use crate::settings::{Cache, Settings};
+use crate::settings::{self, Cache, Settings};
 use crate::upstream::UpstreamStatus;
 
 /// Connections that the kernel completes and keeps for a core that is busy.
@@ -36,6 +38,14 @@ pub enum StartError {
         address: SocketAddr,
         /// What the system said.
         source: io::Error,
+    },
+    /// DHTTP cannot be served on this port.
+    #[error("cannot serve DHTTP on {address}: {source}")]
+    DhttpPort {
+        /// The listener's address.
+        address: SocketAddr,
+        /// Why.
+        source: PortRangeError,
     },
     /// Routes, roots or upstreams do not fit together.
     #[error(transparent)]
@@ -59,9 +69,6 @@ pub enum StartError {
     NeedsRestart(&'static str),
 }
 
-/// The sockets of one address, and the address.
-type Bound = (Vec<TcpListener>, SocketAddr);
-
 /// A handle of a running engine.
 #[derive(Clone)]
 pub struct Engine {
@@ -72,12 +79,14 @@ struct Shared {
     started: Instant,
     cache_settings: Cache,
     addresses: Vec<SocketAddr>,
-    configured: Vec<SocketAddr>,
+    configured: Vec<settings::Listener>,
     workers: usize,
     metrics: Vec<Arc<CoreMetrics>>,
     store: Option<Arc<Store>>,
     flights: Arc<Flights>,
     report: Option<OpenReport>,
+    /// Of every core's DHTTP servers.
+    dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     plan: watch::Sender<Arc<Plan>>,
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -90,8 +99,8 @@ impl Engine {
         Self::start_on(settings, Vec::new())
     }
 
-    /// As [`Self::start`], but on sockets that listen already: one entry for each of the first listeners of the
-    /// settings, with a socket per priority class, the highest first. All data cores accept from them.
+    /// As [`Self::start`], but on sockets that listen already: one entry for each of the first HTTP listeners of
+    /// the settings, with a socket per priority class, the highest first. All data cores accept from them.
     pub fn start_on(settings: Settings, held: Vec<Vec<TcpListener>>) -> Result<Self, StartError> {
         let workers = settings.workers.max(1);
         let sockets = bind_all(&settings, workers, &held)?;
@@ -112,12 +121,13 @@ impl Engine {
             started: Instant::now(),
             cache_settings: settings.cache.clone(),
             addresses,
-            configured: settings.listeners.iter().map(|listener| listener.address).collect(),
+            configured: settings.listeners.clone(),
             workers,
             metrics,
             store,
             flights: Arc::default(),
             report,
+            dhttp: Arc::default(),
             plan: plan_sender,
             phase,
             threads: Mutex::new(Vec::new()),
@@ -128,14 +138,18 @@ impl Engine {
         Ok(engine)
     }
 
-    fn spawn_cores(&self, sockets: Vec<Vec<Bound>>) -> Result<(), StartError> {
+    fn spawn_cores(&self, sockets: Vec<Vec<(Bound, SocketAddr)>>) -> Result<(), StartError> {
         let shared = &self.shared;
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
+        let dhttp_token_secret = tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?;
         for (index, listeners) in sockets.into_iter().enumerate() {
             let start = crate::data_core::Start {
                 index,
-                listeners: listeners.into_iter().map(|(sockets, _)| sockets).collect(),
+                listeners: listeners.into_iter().map(|(bound, _)| bound).collect(),
+                dhttp: Arc::clone(&shared.dhttp),
+                dhttp_token_secret,
+                workers: shared.workers,
                 plan: shared.plan.subscribe(),
                 phase: shared.phase.subscribe(),
                 metrics: Arc::clone(&shared.metrics[index]),
@@ -167,19 +181,19 @@ impl Engine {
         let mut sum: Vec<Sample> = Vec::new();
         for metrics in &self.shared.metrics {
             let samples = metrics.samples();
-            if sum.is_empty() {
-                sum = samples;
-            } else {
-                for (total, sample) in sum.iter_mut().zip(samples) {
-                    total.value = total.value.wrapping_add(sample.value);
-                }
-            }
+            add_samples(&mut sum, samples);
         }
         let lost = lock(&self.shared.background).as_ref().map_or(0, AccessLogWriter::lost);
         if let Some(dropped) = sum.iter_mut().find(|sample| sample.name.ends_with("access_log_dropped_total"))
         {
             dropped.value = dropped.value.wrapping_add(lost);
         }
+        let mut dhttp: Vec<Sample> = Vec::new();
+        for server in lock(&self.shared.dhttp).iter() {
+            let protocol = server.metrics().samples();
+            add_samples(&mut dhttp, protocol.into_iter().chain(server.driver_metrics().samples()).collect());
+        }
+        sum.extend(dhttp);
         sum
     }
 
@@ -227,8 +241,7 @@ impl Engine {
 
     /// Puts new routes, upstreams and limits in force. On an error the old ones stay.
     pub fn reload(&self, settings: Settings) -> Result<(), StartError> {
-        let listeners: Vec<_> = settings.listeners.iter().map(|listener| listener.address).collect();
-        if listeners != self.shared.configured {
+        if settings.listeners != self.shared.configured {
             return Err(StartError::NeedsRestart("[[listen]]"));
         }
         if settings.cache != self.shared.cache_settings {
@@ -265,6 +278,17 @@ impl Engine {
     }
 }
 
+/// Adds each sample of one writer to the sums over all of them.
+fn add_samples(sum: &mut Vec<Sample>, samples: Vec<Sample>) {
+    if sum.is_empty() {
+        *sum = samples;
+        return;
+    }
+    for (total, sample) in sum.iter_mut().zip(samples) {
+        total.value = total.value.wrapping_add(sample.value);
+    }
+}
+
 /// A poisoned lock means that a thread panicked while it held one of these plain lists, which stay valid.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -291,43 +315,66 @@ fn bind_all(
     settings: &Settings,
     workers: usize,
     held: &[Vec<TcpListener>],
-) -> Result<Vec<Vec<Bound>>, StartError> {
-    let mut sets: Vec<Vec<Bound>> = (0..workers).map(|_| Vec::new()).collect();
-    for (index, listener) in settings.listeners.iter().enumerate() {
+) -> Result<Vec<Vec<(Bound, SocketAddr)>>, StartError> {
+    let mut sets: Vec<Vec<(Bound, SocketAddr)>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut held = held.iter();
+    for listener in &settings.listeners {
         let failed = |source| StartError::Listen { address: listener.address, source };
-        if let Some(first) = held.get(index).and_then(|sockets| sockets.first()) {
+        let is_http = listener.protocol == settings::Protocol::Http;
+        let sockets = if is_http { held.next().map_or(&[][..], Vec::as_slice) } else { &[] };
+        if let Some(first) = sockets.first() {
             let address = first.local_addr().map_err(failed)?;
             for set in &mut sets {
-                let sockets: io::Result<_> = held[index].iter().map(TcpListener::try_clone).collect();
-                set.push((sockets.map_err(failed)?, address));
+                let sockets: io::Result<_> = sockets.iter().map(TcpListener::try_clone).collect();
+                set.push((Bound::Http(sockets.map_err(failed)?), address));
             }
             continue;
         }
         // Another server's SO_REUSEPORT socket would let ours bind beside it, and each would get a share of the
         // clients: an exclusive bind first finds that out.
-        drop(bind(listener.address, false).map_err(failed)?);
+        drop(bind(listener.address, Type::STREAM, false).map_err(failed)?);
         let mut address = listener.address;
+        if listener.protocol == settings::Protocol::Dhttp {
+            drop(bind(listener.address, Type::DGRAM, false).map_err(failed)?);
+        }
         for set in &mut sets {
-            let socket = bind(address, true).map_err(failed)?;
-            socket.listen(LISTEN_BACKLOG).map_err(failed)?;
-            address = socket.local_addr().ok().and_then(|address| address.as_socket()).unwrap_or(address);
-            set.push((vec![socket.into()], address));
+            let bound = match listener.protocol {
+                settings::Protocol::Http => {
+                    let socket = bind(address, Type::STREAM, true).map_err(failed)?;
+                    socket.listen(LISTEN_BACKLOG).map_err(failed)?;
+                    let local = socket.local_addr().ok().and_then(|address| address.as_socket());
+                    address = local.unwrap_or(address);
+                    Bound::Http(vec![socket.into()])
+                }
+                settings::Protocol::Dhttp => match DhttpListener::bind(address, &ClientPorts::default()) {
+                    Ok(listener) => Bound::Dhttp(listener),
+                    Err(BindError::Io(source)) => return Err(failed(source)),
+                    Err(BindError::Port(source)) => {
+                        return Err(StartError::DhttpPort { address: listener.address, source });
+                    }
+                },
+            };
+            set.push((bound, address));
         }
     }
     Ok(sets)
 }
 
-fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
+fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind.nonblocking(), None)?;
+    if kind == Type::STREAM {
+        socket.set_reuse_address(true)?;
+    }
     if shared {
         socket.set_reuse_port(true)?;
     }
     if address.is_ipv6() {
         socket.set_only_v6(!address.ip().is_unspecified())?;
     }
-    // Accepted sockets inherit this, which saves a system call for each.
-    socket.set_tcp_nodelay(true)?;
+    if kind == Type::STREAM {
+        // Accepted sockets inherit this, which saves a system call for each.
+        socket.set_tcp_nodelay(true)?;
+    }
     socket.bind(&address.into())?;
     Ok(socket)
 }

@@ -1,13 +1,14 @@
 //! The accelerator: listeners, sessions, cache, static files and upstreams.
 //!
 //! A request's path through this crate: `engine` (starts the cores) → `data_core` (a thread, a runtime and listening
-//! sockets) → `session` (HTTP/1 over one connection) → `service` (route, cache, static files or `upstream`) → back
-//! through the session.
+//! sockets) → `session` (HTTP/1 over one connection) or `dhttp` → `service` (route, cache, static files or `upstream`) → back
+//! through the session or `dhttp`.
 
 mod access_log;
 mod admission;
 mod clock;
 mod data_core;
+mod dhttp;
 mod engine;
 pub mod metrics;
 mod service;

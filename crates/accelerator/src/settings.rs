@@ -43,8 +43,20 @@ pub struct Settings {
 /// One listening address.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Listener {
-    /// Address and port; cleartext HTTP/1.
+    /// Address and port.
     pub address: SocketAddr,
+    /// What is spoken there.
+    pub protocol: Protocol,
+}
+
+/// What is spoken at a listening address.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Protocol {
+    /// Cleartext HTTP/1.
+    #[default]
+    Http,
+    /// DHTTP: requests and short responses by UDP, long responses by connections that the server opens.
+    Dhttp,
 }
 
 /// A group of origin servers that serve the same content.

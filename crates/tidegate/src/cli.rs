@@ -10,7 +10,7 @@ use tidegate_policy::PortRange;
 
 use crate::gate::commands::{self, Add, Attach};
 use crate::units::ListenAddress;
-use crate::{client, config, run, units};
+use crate::{client, config, fetch, gateway, intercept, run, units};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -98,6 +98,19 @@ enum Command {
         #[command(subcommand)]
         command: GateCommand,
     },
+    /// Fetch a URL by HTTP or DHTTP.
+    #[command(after_help = "Example:\n  tidegate fetch -v -o page.html dhttp://127.0.0.1:8080/page")]
+    Fetch(fetch::FetchArgs),
+    /// Be a local HTTP proxy that speaks DHTTP to servers that offer it.
+    #[command(
+        after_help = "Example:\n  tidegate gateway --listen 127.0.0.1:3128\n  curl --proxy http://127.0.0.1:3128 http://example.org/"
+    )]
+    Gateway(gateway::GatewayArgs),
+    /// Be a cache on a router that answers DHTTP requests on their way to servers.
+    #[command(
+        after_help = "Example:\n  nft add table ip dhttp\n  nft add chain ip dhttp on_the_way '{ type filter hook prerouting priority mangle; }'\n  nft add rule ip dhttp on_the_way udp dport 80 tproxy to :8053 meta mark set 1 accept\n  ip rule add fwmark 1 lookup 100\n  ip route add local default dev lo table 100\n  tidegate intercept --listen 0.0.0.0:8053 --from 192.0.2.1:8054"
+    )]
+    Intercept(intercept::InterceptArgs),
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -302,6 +315,9 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             GateCommand::Detach { interface, json } => commands::detach(interface.as_deref(), json),
             GateCommand::Show(args) => commands::show(args.admin, args.json),
         },
+        Command::Fetch(args) => fetch::fetch(&args),
+        Command::Gateway(args) => gateway::run(&args, cli.log),
+        Command::Intercept(args) => intercept::run(&args, cli.log),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();

@@ -5,7 +5,10 @@ mod admin;
 mod cli;
 mod client;
 mod config;
+mod fetch;
 mod gate;
+mod gateway;
+mod intercept;
 mod run;
 mod units;
 

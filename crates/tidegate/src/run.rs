@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate_accelerator::settings::{Listener, Route, Settings, Target, Upstream};
+use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
 use tidegate_accelerator::{Engine, StartError};
 use tidegate_gate::GateError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -34,7 +34,8 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         probe_upstreams(&loaded)?;
     }
     let admin_listener = listen_for_admin(&loaded.admin)?;
-    let listen: Vec<SocketAddr> = loaded.listen.iter().map(|listen| listen.address).collect();
+    let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol == Protocol::Http);
+    let listen: Vec<SocketAddr> = http.map(|listener| listener.address).collect();
     let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
     let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen).map_err(gate_failed)?;
     let mut settings = loaded.settings.clone();
@@ -174,7 +175,7 @@ pub(crate) fn start_log(form: LogForm) {
 }
 
 /// The soft limit on descriptors is often 1024, each client takes one; failing to raise it is survivable.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -196,7 +197,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     let settings = &mut loaded.settings;
     if let Some(address) = &args.listen {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
-        settings.listeners = vec![Listener { address: listen.address }];
+        settings.listeners = vec![Listener { address: listen.address, protocol: Protocol::Http }];
         loaded.listen = vec![listen];
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
@@ -280,8 +281,12 @@ fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
 }
 
 fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener, gatekeeper: &Gatekeeper) {
-    for address in engine.listen_addresses() {
-        tracing::info!("listening on http://{address}");
+    for (address, listener) in engine.listen_addresses().into_iter().zip(&settings.listeners) {
+        let scheme = match listener.protocol {
+            Protocol::Http => "http",
+            Protocol::Dhttp => "dhttp",
+        };
+        tracing::info!("listening on {scheme}://{address}");
     }
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     if settings.limits.connections as u64 >= most {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 15] = [
+const COMMANDS: [&[&str]; 18] = [
     &["run"],
     &["check"],
     &["status"],
@@ -24,6 +24,9 @@ const COMMANDS: [&[&str]; 15] = [
     &["gate", "detach"],
     &["gate", "show"],
     &["completions"],
+    &["fetch"],
+    &["gateway"],
+    &["intercept"],
 ];
 
 /// What an ended command left.

@@ -21,7 +21,7 @@ use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Epoch, Join, Leader, News, Outcome};
-use crate::service::lookup::{Found, Hit, find, hit};
+use crate::service::lookup::{Found, Hit, count_hit, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
@@ -246,12 +246,7 @@ impl Fetch<'_> {
     }
 
     fn stored(&self, hit: Hit) -> Answer {
-        let metrics = &self.core.metrics;
-        if hit.stale {
-            metrics.cache_stale_total.add(1)
-        } else {
-            metrics.cache_hits_total.add(1)
-        }
+        count_hit(self.core, &hit);
         Answer::Stored(hit)
     }
 

@@ -83,14 +83,16 @@ pub(crate) fn lookup(
         None => return Lookup::Miss,
     }
     match find(store, head, key, core.clock.unix_s()) {
-        Found::Usable { hit, refresh: false } => {
-            let counter =
-                if hit.stale { &core.metrics.cache_stale_total } else { &core.metrics.cache_hits_total };
-            counter.add(1);
-            Lookup::Hit(hit)
-        }
+        Found::Usable { hit, refresh: false } => Lookup::Hit(hit),
         _ => Lookup::Miss,
     }
+}
+
+/// Counts a hit that is sent.
+#[inline]
+pub(crate) fn count_hit(core: &DataCore, hit: &Hit) {
+    let counter = if hit.stale { &core.metrics.cache_stale_total } else { &core.metrics.cache_hits_total };
+    counter.add(1);
 }
 
 /// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants.

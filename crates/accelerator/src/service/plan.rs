@@ -10,7 +10,7 @@ use tidegate_store::Store;
 
 use crate::admission::Admission;
 use crate::service::files::{Root, RootPlace};
-use crate::settings::{Limits, Route, Settings, Target};
+use crate::settings::{Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
 
 /// Why settings do not fit together.
@@ -54,6 +54,8 @@ pub(crate) struct Plan {
     pub pseudonym: String,
     pub connections: Option<Arc<dyn Admission>>,
     pub requests: Option<Arc<dyn Admission>>,
+    /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
+    pub alternatives: Vec<u8>,
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
@@ -109,6 +111,7 @@ impl Plan {
             pseudonym: settings.pseudonym.clone(),
             connections: settings.connections.clone(),
             requests: settings.requests.clone(),
+            alternatives: alternatives(&settings.listeners),
             groups: Arc::new(Groups::new(&settings.upstreams)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,
@@ -136,6 +139,19 @@ impl Plan {
     pub(crate) fn is_trusted(&self, client: std::net::IpAddr) -> bool {
         self.trusted_proxies.iter().any(|prefix| prefix.contains(client))
     }
+}
+
+/// RFC 7838 §3: on this host, another protocol at another port.
+fn alternatives(listeners: &[Listener]) -> Vec<u8> {
+    let mut ports: Vec<u16> = listeners
+        .iter()
+        .filter(|listener| listener.protocol == Protocol::Dhttp)
+        .map(|listener| listener.address.port())
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let offers: Vec<String> = ports.iter().map(|port| format!("dhttp=\":{port}\"")).collect();
+    if offers.is_empty() { Vec::new() } else { format!("Alt-Svc: {}\r\n", offers.join(", ")).into_bytes() }
 }
 
 fn unknown_upstream(route: &Route, name: &str) -> PlanError {

@@ -3,16 +3,13 @@
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 
-use tidegate_http::cache::CacheStatus;
 use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
-use tidegate_http::{
-    BodyFraming, Method, RequestHead, Version, write_chunk_header, write_decimal, write_last_chunk,
-};
+use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
-use crate::data_core::millis;
+use crate::data_core::{Bytes, millis};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
@@ -21,8 +18,9 @@ use crate::service::seen::Seen;
 use crate::service::transfer::ready;
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
+use crate::session::respond::{self, ClientFraming};
 use crate::session::transmit::{self, RateWatch, Unsent};
-use crate::session::{Bytes, Connection, Request, respond};
+use crate::session::{Asker, Connection, Request};
 use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
@@ -67,7 +65,8 @@ impl Connection<'_> {
             match answer {
                 Answer::Streamed(streamed) if streamed.status == 101 => {
                     let rest = body.into_rest();
-                    self.account(&head, 101, Bytes::default(), "tunnel");
+                    let Asker { peer, began } = self.asker;
+                    self.core.account(peer.ip(), &head, 101, Bytes::default(), "tunnel", began);
                     Box::pin(self.tunnel(*streamed, &rest)).await;
                     return None;
                 }
@@ -81,7 +80,14 @@ impl Connection<'_> {
                 return None;
             }
         };
-        self.account(&head, delivered.status, delivered.bytes, delivered.cache);
+        self.core.account(
+            self.asker.peer.ip(),
+            &head,
+            delivered.status,
+            delivered.bytes,
+            delivered.cache,
+            self.asker.began,
+        );
         (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
     }
 
@@ -129,7 +135,7 @@ impl Connection<'_> {
     ) -> io::Result<Delivered> {
         let mut out = Vec::with_capacity(512);
         let plan = self.core.plan();
-        let form = respond::write_hit(self.core, &plan.pseudonym, head, &hit, keep_alive, &mut out);
+        let form = respond::write_hit(self.core, &plan.pseudonym, head, &hit, Some(keep_alive), &mut out);
         let label = hit.label();
         let mut bytes = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
         bytes.extend_from_slice(&out);
@@ -171,9 +177,10 @@ impl Connection<'_> {
         let status = streamed.status;
         self.send_interim(&mut streamed, version, &mut watch).await?;
         let mut out = std::mem::take(&mut streamed.head);
-        write_cache_status(&self.core.plan().pseudonym, &streamed, &mut out);
+        respond::write_cache_status(&self.core.plan().pseudonym, &streamed, &mut out);
         framing.write_fields(&mut out);
         respond::write_connection(version, keep_alive, &mut out);
+        respond::write_alternatives(self.core, &mut out);
         out.extend_from_slice(b"\r\n");
         let head_bytes = out.len() as u64 + watch.sent;
         let chunked = framing == ClientFraming::Chunked;
@@ -265,6 +272,7 @@ impl Connection<'_> {
             let _ = write!(out, "Content-Length: {}\r\n", end - start);
         }
         respond::write_connection(head.version, keep_alive, &mut out);
+        respond::write_alternatives(self.core, &mut out);
         out.extend_from_slice(b"\r\n");
         let mut watch = RateWatch::new(self.core);
         self.send(&mut watch, &out).await?;
@@ -349,56 +357,4 @@ async fn beside<T>(
             _ => download.await,
         },
     }
-}
-
-/// How the client learns where the body ends.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum ClientFraming {
-    NoBody,
-    /// No body, but the length that a GET would have had.
-    HeadOnly(u64),
-    Length(u64),
-    Chunked,
-    UntilClose,
-}
-
-impl ClientFraming {
-    /// RFC 9112 §6.3, for our own response.
-    fn of(request: &RequestHead<'_>, response: &Streamed) -> Self {
-        if request.method == Method::Head {
-            return response.content_length.map_or(Self::NoBody, Self::HeadOnly);
-        }
-        match response.framing {
-            BodyFraming::None if matches!(response.status, 204 | 304 | 0..200) => Self::NoBody,
-            BodyFraming::None => Self::Length(0),
-            BodyFraming::Length(length) => Self::Length(length),
-            BodyFraming::Chunked | BodyFraming::UntilClose if request.version == Version::Http11 => {
-                Self::Chunked
-            }
-            BodyFraming::Chunked | BodyFraming::UntilClose => Self::UntilClose,
-        }
-    }
-
-    fn write_fields(self, out: &mut Vec<u8>) {
-        match self {
-            Self::Length(length) | Self::HeadOnly(length) => {
-                out.extend_from_slice(b"Content-Length: ");
-                write_decimal(length, out);
-                out.extend_from_slice(b"\r\n");
-            }
-            Self::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
-            Self::NoBody | Self::UntilClose => {}
-        }
-    }
-}
-
-/// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
-fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
-    if let Some(age_s) = streamed.age_s {
-        let _ = write!(out, "Age: {age_s}\r\n");
-    }
-    out.extend_from_slice(b"Cache-Status: ");
-    let handling = streamed.forward.handling();
-    CacheStatus { handling, ttl_s: None, key: None }.write(pseudonym, out);
-    out.extend_from_slice(b"\r\n");
 }

@@ -10,7 +10,7 @@ mod body;
 pub(crate) mod deadlines;
 mod exchange;
 pub(crate) mod first;
-mod respond;
+pub(crate) mod respond;
 mod transmit;
 
 use std::io;
@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::Verdict;
 use tidegate_http::normalize::normalize;
-use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser, Version};
+use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::access_log::Record;
 use crate::admission::{Admission, Asked};
-use crate::data_core::{DataCore, Scratch, millis};
+use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::{Slot, Waiting};
@@ -90,15 +90,6 @@ enum Step {
     Close,
 }
 
-/// Bytes of a response that were sent.
-#[derive(Clone, Copy, Default)]
-struct Bytes {
-    /// Status lines and field lines.
-    head: u64,
-    /// Content, with its transfer coding.
-    body: u64,
-}
-
 /// What became of one request.
 enum Handled {
     Answered {
@@ -148,14 +139,15 @@ impl Asker {
         let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
             return Ok(Handled::NeedsExchange);
         };
+        lookup::count_hit(core, &hit);
         let keep_alive = head.keep_alive && !core.is_draining();
         out.clear();
-        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, keep_alive, out);
+        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
         let (sent, total) =
             transmit::send_hit(stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
         let body = form.body.1 - form.body.0;
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
-        self.account(core, head, form.status, bytes, hit.label());
+        core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
         Ok(match sent {
             transmit::Sent::All => Handled::Answered { keep_alive },
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
@@ -173,36 +165,6 @@ impl Asker {
         let Ok(local) = stream.local_addr() else { return Verdict::Drop };
         let cookie = head.fields.get(tidegate_http::FieldId::Cookie);
         rules.on_request(&Asked { peer: self.peer, local, path, cookie })
-    }
-
-    /// Counts and logs an answered request.
-    fn account(
-        self,
-        core: &DataCore,
-        head: &RequestHead<'_>,
-        status: u16,
-        bytes: Bytes,
-        cache: &'static str,
-    ) {
-        core.metrics.count_response(status, bytes.head + bytes.body);
-        if let Some(log) = &core.log {
-            let peer = self.peer.ip().to_canonical();
-            let record = Record {
-                client: core.with_plan(|plan| Seen::of(plan, head, peer).client),
-                unix_s: core.clock.unix_s(),
-                duration: self.began.map_or(Duration::ZERO, |began| began.elapsed()),
-                host: head.fields.get(tidegate_http::FieldId::Host).unwrap_or(b""),
-                method: head.method_bytes,
-                target: head.target,
-                http11: head.version == Version::Http11,
-                status,
-                bytes: bytes.body,
-                referer: head.fields.get(tidegate_http::FieldId::Referer).unwrap_or(b""),
-                user_agent: head.fields.get(tidegate_http::FieldId::UserAgent).unwrap_or(b""),
-                cache,
-            };
-            log.record(&record, &core.metrics);
-        }
     }
 }
 
@@ -384,16 +346,14 @@ impl Connection<'_> {
         let body = if is_head { 0 } else { respond::error_body_length(503) };
         // A client that does not take its answers is not owed this one.
         let sent = self.stream.try_write(&out).is_ok_and(|length| length == out.len());
-        self.account(head, 503, Bytes { head: out.len() as u64 - body, body }, "none");
+        let bytes = Bytes { head: out.len() as u64 - body, body };
+        let Asker { peer, began } = self.asker;
+        self.core.account(peer.ip(), head, 503, bytes, "none", began);
         if sent && keep_alive {
             self.await_next();
             return None;
         }
         Some(Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false })
-    }
-
-    fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
-        self.asker.account(self.core, head, status, bytes, cache);
     }
 
     /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
@@ -489,7 +449,7 @@ impl Times {
 
 impl Hit {
     /// How the access log names this answer.
-    fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self.forwarded {
             _ if self.stale => "stale",
             Some(forwarded) if forwarded.upstream_status == 304 => "revalidated",

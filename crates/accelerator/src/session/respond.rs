@@ -3,10 +3,10 @@
 use std::io::Write;
 
 use tidegate_http::cache::CacheStatus;
-use tidegate_http::{Method, RequestHead, Version, status_reason, write_decimal};
+use tidegate_http::{BodyFraming, Method, RequestHead, Version, status_reason, write_decimal};
 
 use crate::data_core::DataCore;
-use crate::service::fill;
+use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Form, Hit};
 
 /// How a stored object is sent.
@@ -18,13 +18,14 @@ pub(crate) struct HitForm {
     pub body: (u64, u64),
 }
 
-/// Puts together what precedes the body beyond the stored head.
+/// Puts together what precedes the body beyond the stored head. `keep_alive` is absent where the client has no
+/// connection that could be kept or closed.
 pub(crate) fn write_hit(
     core: &DataCore,
     pseudonym: &str,
     head: &RequestHead<'_>,
     hit: &Hit,
-    keep_alive: bool,
+    keep_alive: Option<bool>,
     out: &mut Vec<u8>,
 ) -> HitForm {
     let length = hit.object.body_length();
@@ -73,7 +74,10 @@ pub(crate) fn write_hit(
     } else if form.with_stored_head || form.status == 206 || form.status == 304 {
         write_date(core, out);
     }
-    write_connection(head.version, keep_alive, out);
+    if let Some(keep_alive) = keep_alive {
+        write_connection(head.version, keep_alive, out);
+        write_alternatives(core, out);
+    }
     out.extend_from_slice(b"\r\n");
     form
 }
@@ -107,6 +111,11 @@ pub(crate) fn write_connection(version: Version, keep_alive: bool, out: &mut Vec
         (Version::Http10, true) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
         (Version::Http11, true) => {}
     }
+}
+
+/// By which other protocols this site can be had (RFC 7838).
+pub(crate) fn write_alternatives(core: &DataCore, out: &mut Vec<u8>) {
+    core.with_plan(|plan| out.extend_from_slice(&plan.alternatives));
 }
 
 fn error_body(status: u16) -> String {
@@ -147,6 +156,58 @@ pub(crate) fn write_error_for(
     if !is_head {
         out.extend_from_slice(body.as_bytes());
     }
+}
+
+/// How the client learns where the body ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum ClientFraming {
+    NoBody,
+    /// No body, but the length that a GET would have had.
+    HeadOnly(u64),
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+impl ClientFraming {
+    /// RFC 9112 §6.3, for our own response.
+    pub(crate) fn of(request: &RequestHead<'_>, response: &Streamed) -> Self {
+        if request.method == Method::Head {
+            return response.content_length.map_or(Self::NoBody, Self::HeadOnly);
+        }
+        match response.framing {
+            BodyFraming::None if matches!(response.status, 204 | 304 | 0..200) => Self::NoBody,
+            BodyFraming::None => Self::Length(0),
+            BodyFraming::Length(length) => Self::Length(length),
+            BodyFraming::Chunked | BodyFraming::UntilClose if request.version == Version::Http11 => {
+                Self::Chunked
+            }
+            BodyFraming::Chunked | BodyFraming::UntilClose => Self::UntilClose,
+        }
+    }
+
+    pub(crate) fn write_fields(self, out: &mut Vec<u8>) {
+        match self {
+            Self::Length(length) | Self::HeadOnly(length) => {
+                out.extend_from_slice(b"Content-Length: ");
+                write_decimal(length, out);
+                out.extend_from_slice(b"\r\n");
+            }
+            Self::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
+            Self::NoBody | Self::UntilClose => {}
+        }
+    }
+}
+
+/// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
+pub(crate) fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
+    if let Some(age_s) = streamed.age_s {
+        let _ = write!(out, "Age: {age_s}\r\n");
+    }
+    out.extend_from_slice(b"Cache-Status: ");
+    let handling = streamed.forward.handling();
+    CacheStatus { handling, ttl_s: None, key: None }.write(pseudonym, out);
+    out.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]

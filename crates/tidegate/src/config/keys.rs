@@ -119,7 +119,8 @@ static LISTEN: Section = Section {
             "protocol",
             Kind::Protocol,
             Is("http"),
-            "What is spoken there. This version has http only and refuses to start with https, dhttp or trickles.",
+            "What is spoken there; dhttp takes a UDP and a TCP port below 32768. This version refuses to start with \
+             https or trickles.",
         ),
     ],
 };

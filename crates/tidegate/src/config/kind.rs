@@ -40,7 +40,7 @@ pub(super) enum Kind {
         max: u64,
     },
     Choice(&'static [&'static str]),
-    /// `http`; other names are known, and refused with a word of their own.
+    /// `http` or `dhttp`; other names are known, and refused with a word of their own.
     Protocol,
     /// Letters, digits, `-`, `.` and `_`.
     Name,
@@ -175,9 +175,9 @@ impl Kind {
             },
             Self::Choice(names) => check(names.contains(&text)),
             Self::Protocol => match text {
-                "http" => Ok(Value::Text(text.to_owned())),
-                "https" | "dhttp" | "trickles" => {
-                    Err(format!("expected \"http\": {text} is not available in this version"))
+                "http" | "dhttp" => Ok(Value::Text(text.to_owned())),
+                "https" | "trickles" => {
+                    Err(format!("expected {}: {text} is not available in this version", self.expected()))
                 }
                 _ => Err(wrong()),
             },
@@ -244,7 +244,7 @@ impl Kind {
                 }
                 None => "nothing".into(),
             },
-            Self::Protocol => "\"http\"".into(),
+            Self::Protocol => "\"http\" or \"dhttp\"".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
             Self::Server => "HOST:PORT or http://HOST:PORT".into(),

@@ -3,8 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{
-    AccessLog, Balance, Cache, HealthCheck, Limits, Listener, LogFormat, Route, Settings, Target, Upstream,
+    AccessLog, Balance, Cache, HealthCheck, Limits, Listener, LogFormat, Protocol, Route, Settings, Target,
+    Upstream,
 };
+use tidegate_dhttp::ports::ClientPorts;
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{HeadLimits, Progress, RequestParser};
 
@@ -21,7 +23,10 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let required = required(file, &routes, report);
     let settings = Settings {
         workers: file.integer("workers").map_or_else(cores, to_usize),
-        listeners: listen.iter().map(|listen| Listener { address: listen.address }).collect(),
+        listeners: listen
+            .iter()
+            .map(|(listen, protocol)| Listener { address: listen.address, protocol: *protocol })
+            .collect(),
         upstreams,
         routes,
         cache: file.table("cache").map(|values| cache(values, report)).unwrap_or_default(),
@@ -35,6 +40,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     };
     let gate = rules::build(file, personality(file), report);
     let admin = admin(file, report);
+    let listen = listen.into_iter().map(|(listen, _)| listen).collect();
     Loaded { settings, listen, admin, required, gate, warnings: Vec::new() }
 }
 
@@ -85,11 +91,11 @@ fn admin(file: &Values, report: &mut Report<'_>) -> ListenAddress {
     address
 }
 
-fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<ListenAddress> {
-    let mut listeners: Vec<ListenAddress> = Vec::new();
+fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<(ListenAddress, Protocol)> {
+    let mut listeners: Vec<(ListenAddress, Protocol)> = Vec::new();
     for section in file.tables("listen") {
         let Some(listen) = section.listen("address") else { continue };
-        if let Some(known) = listeners.iter().find(|known| known.overlaps(&listen)) {
+        if let Some((known, _)) = listeners.iter().find(|(known, _)| known.overlaps(&listen)) {
             let offset = section.offset_of("address").unwrap_or(section.offset);
             if known.address == listen.address {
                 let message = format!("listen.address: {:?} is listed twice", listen.written);
@@ -102,9 +108,28 @@ fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<ListenAddress> {
             }
             continue;
         }
-        listeners.push(listen);
+        let protocol = match section.text("protocol").as_deref() {
+            Some("dhttp") => Protocol::Dhttp,
+            _ => Protocol::Http,
+        };
+        if protocol == Protocol::Dhttp
+            && let Err(why) = dhttp_port(listen.address.port())
+        {
+            let offset = section.offset_of("address").unwrap_or(section.offset);
+            let hint = "clients of DHTTP use these ports; choose a lower one".to_owned();
+            report.error(offset, format!("listen.address: {:?}: {why}", listen.written), Some(hint));
+        }
+        listeners.push((listen, protocol));
     }
     listeners
+}
+
+/// DHTTP §IV-C: servers and clients share no port.
+fn dhttp_port(port: u16) -> Result<(), String> {
+    if port == 0 {
+        return Err("DHTTP needs a definite port".into());
+    }
+    ClientPorts::default().allow_server(port).map_err(|error| error.to_string())
 }
 
 fn upstreams(file: &Values, report: &mut Report<'_>) -> Vec<Upstream> {

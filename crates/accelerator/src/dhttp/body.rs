@@ -1,0 +1,50 @@
+//! A request body as DHTTP's driver hands it on, bounded in size.
+
+use bytes::Bytes;
+use tidegate_dhttp::driver::Body;
+
+use crate::upstream::{BodyReadError, RequestBody};
+
+/// A request body on its way in. The driver holds the client to the minimum rate.
+pub(crate) struct UploadedBody {
+    body: Body,
+    piece: Bytes,
+    received: u64,
+    limit: u64,
+    untouched: bool,
+    ended: bool,
+}
+
+impl UploadedBody {
+    pub(crate) fn new(body: Body, limit: u64) -> Self {
+        Self { body, piece: Bytes::new(), received: 0, limit, untouched: true, ended: false }
+    }
+}
+
+impl RequestBody for UploadedBody {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        self.untouched = false;
+        loop {
+            match self.body.next().await {
+                None => {
+                    self.ended = true;
+                    return Ok(None);
+                }
+                Some(Err(_)) => return Err(BodyReadError::ClientGone),
+                Some(Ok(piece)) if piece.is_empty() => {}
+                Some(Ok(piece)) => {
+                    self.received += piece.len() as u64;
+                    if self.received > self.limit {
+                        return Err(BodyReadError::TooLarge);
+                    }
+                    self.piece = piece;
+                    return Ok(Some(&self.piece));
+                }
+            }
+        }
+    }
+
+    fn is_replayable(&self) -> bool {
+        self.untouched || (self.ended && self.received == 0)
+    }
+}

@@ -1,0 +1,276 @@
+//! Answers of the service as DHTTP's driver takes them: the whole of a short one, a long one piece by piece.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes as Buffer;
+use tidegate_dhttp::driver::{Aborted, Body, BodySender, Response};
+use tidegate_http::{
+    Method, Progress, RequestHead, RequestParser, Version, status_reason, write_chunk_header,
+    write_last_chunk,
+};
+use tidegate_store::Object;
+
+use crate::data_core::{Bytes, DataCore};
+use crate::dhttp::body::UploadedBody;
+use crate::service::fetch::Answer;
+use crate::service::files::OpenFile;
+use crate::service::fill::{self, Streamed};
+use crate::service::lookup::{Form, Hit};
+use crate::session::respond::{self as heads, ClientFraming};
+
+/// Bytes of a file or of a stored object that are handed over at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// One request whose answer is on its way.
+pub(crate) struct Exchange {
+    pub core: Rc<DataCore>,
+    pub peer: IpAddr,
+    /// The request head's bytes, for the log.
+    pub head: Buffer,
+    pub began: Instant,
+}
+
+/// An error before the request could be read.
+pub(crate) fn error_response(core: &DataCore, status: u16) -> Response {
+    let mut out = Vec::with_capacity(256);
+    heads::write_error(status, &core.clock.date(), true, &mut out);
+    core.metrics.count_response(status, out.len() as u64);
+    whole(out)
+}
+
+fn whole(bytes: Vec<u8>) -> Response {
+    let total = bytes.len() as u64;
+    Response::from_wire(Body::full(bytes.into()), Some(total))
+}
+
+impl Exchange {
+    pub(crate) fn respond(self, head: &RequestHead<'_>, answer: Answer, body: UploadedBody) -> Response {
+        // DHTTP's own framing is HTTP/1.1's, whatever the request says.
+        let head = RequestHead { version: Version::Http11, ..*head };
+        match answer {
+            Answer::Stored(hit) => self.stored(&head, &hit),
+            Answer::Streamed(streamed) => self.streamed(&head, streamed, body),
+            Answer::File(file) => self.file(&head, file),
+            Answer::Local { status, fields } => self.local(&head, status, &fields),
+        }
+    }
+
+    fn local(&self, head: &RequestHead<'_>, status: u16, fields: &[u8]) -> Response {
+        let mut out = Vec::with_capacity(512);
+        let is_head = head.method == Method::Head;
+        let date = self.core.clock.date();
+        heads::write_error_for(Version::Http11, is_head, status, &date, true, fields, &mut out);
+        let body = if is_head { 0 } else { heads::error_body_length(status) };
+        self.account(status, Bytes { head: out.len() as u64 - body, body }, "none");
+        whole(out)
+    }
+
+    fn stored(&self, head: &RequestHead<'_>, hit: &Hit) -> Response {
+        let mut out = Vec::with_capacity(512);
+        let plan = self.core.plan();
+        let form = heads::write_hit(&self.core, &plan.pseudonym, head, hit, None, &mut out);
+        let mut first = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
+        first.extend_from_slice(&out);
+        let (start, end) = form.body;
+        let bytes = Bytes { head: first.len() as u64, body: end - start };
+        self.account(form.status, bytes, hit.label());
+        let pieces = Extents { object: hit.object.clone(), at: start, end };
+        Response::from_wire(Body::pieces(first.into(), pieces), Some(bytes.head + bytes.body))
+    }
+
+    fn streamed(self, head: &RequestHead<'_>, streamed: Box<Streamed>, body: UploadedBody) -> Response {
+        let framing = ClientFraming::of(head, &streamed);
+        let mut streamed = streamed;
+        let mut first = std::mem::take(&mut streamed.head);
+        heads::write_cache_status(&self.core.plan().pseudonym, &streamed, &mut first);
+        framing.write_fields(&mut first);
+        first.extend_from_slice(b"\r\n");
+        let total_bytes = match framing {
+            ClientFraming::Length(length) => Some(first.len() as u64 + length),
+            ClientFraming::NoBody | ClientFraming::HeadOnly(_) => Some(first.len() as u64),
+            ClientFraming::Chunked | ClientFraming::UntilClose => None,
+        };
+        let (sender, http) = Body::channel();
+        tokio::task::spawn_local(async move { self.pump(streamed, body, first, framing, sender).await });
+        Response::from_wire(http, total_bytes)
+    }
+
+    /// Hands a response on as it comes from the upstream, while the request's body may still be on its way there.
+    async fn pump(
+        self,
+        mut streamed: Box<Streamed>,
+        mut body: UploadedBody,
+        first: Vec<u8>,
+        framing: ClientFraming,
+        sender: BodySender,
+    ) {
+        let status = streamed.status;
+        let label = streamed.forward.reason.token();
+        let mut bytes = Bytes { head: first.len() as u64, body: 0 };
+        let upload = streamed.take_upload();
+        let ended = {
+            let mut download =
+                std::pin::pin!(download(&mut streamed, first, framing, sender, &mut bytes.body));
+            match upload {
+                Some(mut upload) => tokio::select! {
+                    biased;
+                    ended = &mut download => ended,
+                    // A server that takes no more may still answer in full.
+                    _ = upload.run(&mut body) => download.await,
+                },
+                None => download.await,
+            }
+        };
+        match ended {
+            Ok(()) => self.account(status, bytes, label),
+            Err(Aborted) => self.core.metrics.responses_broken_total.add(1),
+        }
+    }
+
+    fn file(self, head: &RequestHead<'_>, file: OpenFile) -> Response {
+        let (status, start, end) = match file.form {
+            Form::Whole => (200, 0, file.length),
+            Form::Part { start, end } => (206, start, end),
+            Form::NotModified => (304, 0, 0),
+            Form::PreconditionFailed => return self.local(head, 412, b""),
+            Form::Unsatisfiable => {
+                let fields = format!("Content-Range: bytes */{}\r\n", file.length);
+                return self.local(head, 416, fields.as_bytes());
+            }
+        };
+        let mut first = Vec::with_capacity(512);
+        let _ = write!(first, "HTTP/1.1 {status} {}\r\nDate: ", status_reason(status));
+        first.extend_from_slice(&self.core.clock.date());
+        first.extend_from_slice(b"\r\n");
+        first.extend_from_slice(fill::stored_fields_of(&file.head));
+        if status == 206 {
+            let _ = write!(first, "Content-Range: bytes {start}-{}/{}\r\n", end - 1, file.length);
+        }
+        if status != 304 {
+            let _ = write!(first, "Content-Length: {}\r\n", end - start);
+        }
+        first.extend_from_slice(b"\r\n");
+        let (start, end) = if head.method == Method::Head { (0, 0) } else { (start, end) };
+        let bytes = Bytes { head: first.len() as u64, body: end - start };
+        let (mut sender, http) = Body::channel();
+        tokio::task::spawn_local(async move {
+            let mut sent = sender.send(first.into()).await;
+            if sent.is_ok() {
+                sent = send_file(file, start, end, &mut sender).await;
+            }
+            match sent {
+                Ok(()) => {
+                    sender.end();
+                    self.account(status, bytes, "file");
+                }
+                Err(Aborted) => self.core.metrics.responses_broken_total.add(1),
+            }
+        });
+        Response::from_wire(http, Some(bytes.head + bytes.body))
+    }
+
+    fn account(&self, status: u16, bytes: Bytes, cache: &'static str) {
+        let mut parser = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
+        if let Ok(Progress::Complete { .. }) = parser.parse(&self.head) {
+            self.core.account(self.peer, &parser.head(&self.head), status, bytes, cache, Some(self.began));
+        }
+    }
+}
+
+async fn download(
+    streamed: &mut Streamed,
+    first: Vec<u8>,
+    framing: ClientFraming,
+    mut sender: BodySender,
+    sent_bytes: &mut u64,
+) -> Result<(), Aborted> {
+    sender.send(first.into()).await?;
+    let chunked = framing == ClientFraming::Chunked;
+    let wanted = !matches!(framing, ClientFraming::NoBody | ClientFraming::HeadOnly(_));
+    while let Some(piece) = streamed.chunk().await.map_err(|_| Aborted)? {
+        if piece.is_empty() || !wanted {
+            continue;
+        }
+        let mut out = Vec::with_capacity(piece.len() + 24);
+        if chunked {
+            write_chunk_header(piece.len(), &mut out);
+        }
+        out.extend_from_slice(piece);
+        if chunked {
+            out.extend_from_slice(b"\r\n");
+        }
+        *sent_bytes += out.len() as u64;
+        sender.send(out.into()).await?;
+    }
+    if chunked {
+        let mut out = Vec::new();
+        write_last_chunk(streamed.trailers(), &mut out);
+        *sent_bytes += out.len() as u64;
+        sender.send(out.into()).await?;
+    }
+    sender.end();
+    Ok(())
+}
+
+/// Reads off the data core's thread: the disk may be slow.
+async fn send_file(file: OpenFile, start: u64, end: u64, sender: &mut BodySender) -> Result<(), Aborted> {
+    let file = Arc::new(file.file);
+    let mut at = start;
+    while at < end {
+        let length = PIECE_BYTES.min((end - at) as usize);
+        let file = Arc::clone(&file);
+        let read = tokio::task::spawn_blocking(move || {
+            let mut piece = vec![0; length];
+            file.read_exact_at(&mut piece, at).map(|()| piece)
+        });
+        // A file that has become shorter cannot keep the length that was announced.
+        let piece = read.await.ok().and_then(Result::ok).ok_or(Aborted)?;
+        sender.send(piece.into()).await?;
+        at += length as u64;
+    }
+    Ok(())
+}
+
+/// A part of a stored object's body, piece by piece, out of the arena: nothing is copied.
+struct Extents {
+    object: Object,
+    at: u64,
+    end: u64,
+}
+
+impl Iterator for Extents {
+    type Item = Buffer;
+
+    fn next(&mut self) -> Option<Buffer> {
+        if self.at >= self.end {
+            return None;
+        }
+        let start = self.at;
+        let left = usize::try_from(self.end - start).unwrap_or(usize::MAX);
+        let length = self.object.body_at(start).len().min(PIECE_BYTES).min(left);
+        if length == 0 {
+            return None;
+        }
+        self.at += length as u64;
+        Some(Buffer::from_owner(Extent { object: self.object.clone(), start, length }))
+    }
+}
+
+/// Keeps its object in its place for as long as the bytes are in use.
+struct Extent {
+    object: Object,
+    start: u64,
+    length: usize,
+}
+
+impl AsRef<[u8]> for Extent {
+    fn as_ref(&self) -> &[u8] {
+        let extent = self.object.body_at(self.start);
+        &extent[..self.length.min(extent.len())]
+    }
+}

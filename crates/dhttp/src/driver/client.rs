@@ -1,0 +1,494 @@
+//! A client core over tokio's sockets.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tidegate_http::Method;
+use tokio::io::{AsyncWrite, Interest};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use super::icmp;
+use super::ports::{Pair, bind_pair};
+use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+use super::service::Body;
+use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_body};
+use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
+use crate::wire::RequestId;
+
+/// Settings of a client's driver.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Settings of the protocol.
+    pub protocol: ClientConfig,
+    /// The client's IPv4 address; unspecified: the system chooses.
+    pub bind_v4: Ipv4Addr,
+    /// The client's IPv6 address, on hosts that have one; unspecified: the system chooses.
+    pub bind_v6: Ipv6Addr,
+    /// How long a server may take to accept a connection of the client's.
+    pub connect_timeout: Duration,
+    /// How long a server may take to begin a response on a connection, and be silent within it.
+    pub progress_timeout: Duration,
+    /// How long a connection that a server opened is kept between responses.
+    pub idle_timeout: Duration,
+    /// Most connections that servers opened.
+    pub accepted: usize,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            protocol: ClientConfig::default(),
+            bind_v4: Ipv4Addr::UNSPECIFIED,
+            bind_v6: Ipv6Addr::UNSPECIFIED,
+            connect_timeout: Duration::from_secs(10),
+            progress_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(60),
+            accepted: 256,
+        }
+    }
+}
+
+/// A client. Clones share its ports; when the last one goes, they are closed.
+#[derive(Clone, Debug)]
+pub struct DhttpClient(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// The core has changed: there may be another time to wait for.
+    changed: Arc<Notify>,
+    timer: Mutex<Option<AbortHandle>>,
+    accepted: AtomicUsize,
+    options: ClientOptions,
+    metrics: Arc<ClientMetrics>,
+}
+
+#[derive(Debug)]
+struct State {
+    core: Client,
+    /// Whom to tell of each outstanding request.
+    waiting: HashMap<RequestId, mpsc::Sender<Notice>>,
+    /// The current pair of ports, and those that outstanding requests need.
+    pairs: Vec<Pair>,
+}
+
+/// What a waiting request is told. More than a few cannot come: each ends one of the core's channels.
+const NOTICES: usize = 4;
+
+#[derive(Debug)]
+enum Notice {
+    Datagram { from: SocketAddr, http: Bytes },
+    Stream { from: SocketAddr, head: ResponseHead, body: Body },
+    UseTcp(TcpReason),
+    UseHttp,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            timer.abort();
+        }
+        // Dropping a pair of ports ends its tasks.
+    }
+}
+
+/// Ends the request when its caller has the response, or gives up.
+struct Outstanding<'c> {
+    client: &'c DhttpClient,
+    id: RequestId,
+}
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        let mut state = self.client.0.state();
+        state.waiting.remove(&self.id);
+        state.core.finish(self.id);
+        self.client.0.drain(&mut state);
+    }
+}
+
+impl DhttpClient {
+    /// A client on the current tokio runtime.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn new(options: ClientOptions) -> io::Result<Self> {
+        let core = Client::new(options.protocol.clone(), super::server::random()?);
+        let client = Self(Arc::new(Shared {
+            metrics: core.metrics(),
+            state: Mutex::new(State { core, waiting: HashMap::new(), pairs: Vec::new() }),
+            changed: Arc::default(),
+            timer: Mutex::default(),
+            accepted: AtomicUsize::new(0),
+            options,
+        }));
+        let timer = run_timers(Arc::downgrade(&client.0), Arc::clone(&client.0.changed));
+        *client.0.timer.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(tokio::spawn(timer).abort_handle());
+        Ok(client)
+    }
+
+    /// The counters.
+    pub fn metrics(&self) -> &ClientMetrics {
+        &self.0.metrics
+    }
+
+    /// Fetches a `dhttp://` or `dhttpt://` URL.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn get(&self, url: &str) -> Result<FetchResponse, FetchError> {
+        let url = DhttpUrl::parse(url)?;
+        let unresolved = || FetchError::Resolve(url.host.clone());
+        let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await.map_err(|_| unresolved())?;
+        let mut outcome = Err(unresolved());
+        for server in found {
+            outcome = self.fetch(FetchRequest::get(&url, server)).await;
+            // Nobody is there: perhaps at another address of the name.
+            if !matches!(outcome, Err(FetchError::NoAnswer { sent: false, .. })) {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Makes one request. Dropping the future gives it up. Every wait within is bounded, so that it ends whatever the
+    /// network does.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn fetch(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
+        request.check()?;
+        let (outstanding, udp_port, mut notices) = self.start(&request)?;
+        let id = outstanding.id;
+        match notices.recv().await.ok_or(FetchError::Ended)? {
+            Notice::Datagram { from, http } => {
+                let (status, head, body) =
+                    whole_response(&http, request.method).ok_or(FetchError::BadAnswer)?;
+                Ok(FetchResponse { status, head, body: Body::full(body), via: Via::Datagram, from })
+            }
+            Notice::Stream { from, head: ResponseHead { status, head, .. }, body } => {
+                Ok(FetchResponse { status, head, body, via: Via::ServerConnection, from })
+            }
+            // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
+            // (DHTTP §IV-E).
+            Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer) if request.http.is_some() => {
+                self.by_stream(request, None).await
+            }
+            Notice::UseTcp(reason) => {
+                tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
+                self.by_stream(request, Some((id, udp_port))).await
+            }
+            Notice::UseHttp => match request.http {
+                Some(_) => self.by_stream(request, None).await,
+                // It may be UDP alone that does not reach it.
+                None => self.by_stream(request, Some((id, udp_port))).await,
+            },
+        }
+    }
+
+    /// Makes one request by HTTP, at the request's address for HTTP.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn fetch_http(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
+        request.check()?;
+        self.by_stream(request, None).await
+    }
+
+    fn start(
+        &self,
+        request: &FetchRequest,
+    ) -> Result<(Outstanding<'_>, u16, mpsc::Receiver<Notice>), FetchError> {
+        let (http, streamed) = match &request.body {
+            FetchBody::Full(body) if body.is_empty() => (request.head.clone(), false),
+            FetchBody::Full(body) if body.len() > self.0.options.protocol.request_bytes => {
+                (Bytes::new(), true)
+            }
+            FetchBody::Full(body) => ([&request.head[..], body].concat().into(), false),
+            FetchBody::Streamed(_) => (Bytes::new(), true),
+        };
+        let new = NewRequest {
+            server: SocketAddr::new(request.server.ip().to_canonical(), request.server.port()),
+            site: request.site.clone(),
+            method: request.method,
+            http,
+            by_tcp: request.by_tcp || streamed,
+        };
+        let now = Instant::now();
+        let mut state = self.0.state();
+        if state.core.wants_ports(now) {
+            let pair = self.open_ports(&mut state.core, now).map_err(FetchError::Ports)?;
+            state.pairs.push(pair);
+        }
+        let udp_port = state.pairs.last().map_or(0, |pair| pair.udp_port);
+        let (sender, notices) = mpsc::channel(NOTICES);
+        let id = state.core.start(new, now)?;
+        state.waiting.insert(id, sender);
+        self.0.drain(&mut state);
+        Ok((Outstanding { client: self, id }, udp_port, notices))
+    }
+
+    fn open_ports(&self, core: &mut Client, now: Instant) -> io::Result<Pair> {
+        let options = &self.0.options;
+        let (mut pair, listeners) = bind_pair(core, options.bind_v4, options.bind_v6, now)?;
+        for socket in pair.sockets() {
+            let run = receive(Arc::downgrade(&self.0), socket, pair.generation);
+            pair.tasks.push(tokio::spawn(run).abort_handle());
+        }
+        for listener in listeners {
+            let run = accept(Arc::downgrade(&self.0), listener, pair.generation);
+            pair.tasks.push(tokio::spawn(run).abort_handle());
+        }
+        Ok(pair)
+    }
+
+    /// Over a connection that the client opens; without `dhttp`, the id and the other port, by HTTP.
+    async fn by_stream(
+        &self,
+        request: FetchRequest,
+        dhttp: Option<(RequestId, u16)>,
+    ) -> Result<FetchResponse, FetchError> {
+        let options = &self.0.options;
+        let limits = self.0.limits();
+        let to = if dhttp.is_some() { request.server } else { request.http.unwrap_or(request.server) };
+        let not_sent = |reason| FetchError::NoAnswer { reason, sent: false };
+        let stream = timeout(options.connect_timeout, TcpStream::connect(to))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(not_sent)?;
+        stream.set_nodelay(true).map_err(not_sent)?;
+        let (read, write) = stream.into_split();
+        let header = dhttp.map_or_else(Vec::new, |(id, port)| self.0.state().core.tcp_header(id, port));
+        let first = [&header[..], &request.head].concat();
+        // A task of its own: a server may answer while the body is still sent.
+        tokio::spawn(upload(write, first, request.body, limits.clone()));
+        let mut reader = Reader::new(read, limits);
+        let response = async {
+            if let Some((id, _)) = dhttp
+                && reader.response_id().await? != id
+            {
+                return Err(StreamError::Response);
+            }
+            reader.response_head(request.method, options.progress_timeout).await
+        };
+        let head = match response.await {
+            Ok(head) => head,
+            Err(StreamError::Io(reason)) => return Err(FetchError::NoAnswer { reason, sent: true }),
+            Err(error @ (StreamError::Closed | StreamError::Slow)) => {
+                return Err(FetchError::NoAnswer { reason: io::Error::other(error), sent: true });
+            }
+            Err(_) => return Err(FetchError::BadAnswer),
+        };
+        let (sender, body) = Body::channel();
+        tokio::spawn(async move { reader.body(head.framing, sender).await });
+        let via = if dhttp.is_some() { Via::ClientConnection } else { Via::Http };
+        Ok(FetchResponse { status: head.status, head: head.head, body, via, from: to })
+    }
+}
+
+/// Sends a request; what goes wrong shows in the response that does not come.
+async fn upload<W: AsyncWrite + Unpin>(mut to: W, first: Vec<u8>, body: FetchBody, limits: StreamLimits) {
+    let body = match body {
+        FetchBody::Full(bytes) => Body::full(bytes),
+        FetchBody::Streamed(body) => body,
+    };
+    if let Err(error) = write_body(&mut to, &first, body, &limits).await {
+        tracing::debug!(%error, "request was not sent whole");
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn limits(&self) -> StreamLimits {
+        StreamLimits {
+            head_timeout: self.options.progress_timeout,
+            progress_timeout: self.options.progress_timeout,
+            idle_timeout: self.options.idle_timeout,
+            min_rate_bytes_per_s: 0,
+        }
+    }
+
+    /// Does what the core wants done.
+    fn drain(&self, state: &mut State) {
+        while let Some(transmit) = state.core.poll_transmit() {
+            if let Some(pair) = state.pairs.iter().find(|pair| pair.generation == transmit.generation) {
+                pair.send(transmit.to, &transmit.payload);
+            }
+        }
+        while let Some(event) = state.core.poll_event() {
+            let (id, notice) = match event {
+                Event::Response { id, from, http, .. } => (id, Notice::Datagram { from, http }),
+                Event::UseTcp { id, reason } => (id, Notice::UseTcp(reason)),
+                Event::UseHttp { id } => (id, Notice::UseHttp),
+            };
+            if let Some(waiting) = state.waiting.get(&id) {
+                // The first notice ends the wait: what cannot be queued behind it is not needed.
+                let _ = waiting.try_send(notice);
+            }
+        }
+        let core = &state.core;
+        state.pairs.retain(|pair| core.is_in_use(pair.generation));
+        self.changed.notify_one();
+    }
+}
+
+async fn run_timers(shared: Weak<Shared>, changed: Arc<Notify>) {
+    loop {
+        let deadline = match shared.upgrade() {
+            Some(shared) => shared.state().core.poll_timeout(),
+            None => return,
+        };
+        let wait = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = changed.notified() => {}
+            () = wait => {
+                let Some(shared) = shared.upgrade() else { return };
+                let mut state = shared.state();
+                state.core.handle_timeout(Instant::now());
+                shared.drain(&mut state);
+            }
+        }
+    }
+}
+
+async fn receive(shared: Weak<Shared>, socket: Arc<UdpSocket>, generation: Generation) {
+    let mut buffer = vec![0; 65_536];
+    loop {
+        let Ok(ready) = socket.ready(Interest::READABLE | Interest::ERROR).await else { return };
+        let Some(shared) = shared.upgrade() else { return };
+        if ready.is_error() {
+            while let Some(server) = icmp::next_unreachable(&socket) {
+                let mut state = shared.state();
+                state.core.handle_unreachable(server, Instant::now());
+                shared.drain(&mut state);
+            }
+        }
+        // Bounded, so that other tasks get their turn.
+        for _ in 0..64 {
+            match socket.try_recv_from(&mut buffer) {
+                Ok((length, from)) => {
+                    let mut state = shared.state();
+                    state.core.handle_datagram(generation, from, &buffer[..length], Instant::now());
+                    shared.drain(&mut state);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // An ICMP report, which the error queue has in full.
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+async fn accept(shared: Weak<Shared>, listener: TcpListener, generation: Generation) {
+    loop {
+        let accepted = listener.accept().await;
+        let Some(alive) = shared.upgrade() else { return };
+        match accepted {
+            Ok((stream, peer)) => {
+                if alive.accepted.fetch_add(1, Ordering::Relaxed) >= alive.options.accepted {
+                    // Closed at once: the server tells us to open one ourselves.
+                    alive.accepted.fetch_sub(1, Ordering::Relaxed);
+                    alive.metrics_of_refusal();
+                    continue;
+                }
+                let shared = Weak::clone(&shared);
+                let limits = alive.limits();
+                tokio::spawn(async move {
+                    if let Err(error) = serve_connection(&shared, stream, peer, generation, limits).await {
+                        tracing::debug!(%error, %peer, "connection of a server ended");
+                    }
+                    if let Some(shared) = shared.upgrade() {
+                        shared.accepted.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot accept");
+                drop(alive);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn metrics_of_refusal(&self) {
+        // Under the lock, because a counter has one writer at a time.
+        let _state = self.state();
+        self.metrics.dhttp_client_connections_refused_total.add(1);
+    }
+}
+
+/// A connection that a server, or a cache, has opened: one response after another.
+async fn serve_connection(
+    shared: &Weak<Shared>,
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    generation: Generation,
+    limits: StreamLimits,
+) -> Result<(), StreamError> {
+    let patience = limits.progress_timeout;
+    // Both halves live as long as the connection: closing the writing one would tell the server to stop.
+    let (read, _write) = stream.split();
+    let mut reader = Reader::new(read, limits);
+    loop {
+        let id = match reader.response_id().await {
+            Ok(id) => id,
+            Err(StreamError::Closed | StreamError::Slow) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let (method, waiting) = {
+            let Some(shared) = shared.upgrade() else { return Ok(()) };
+            let mut state = shared.state();
+            let claim = state.core.claim(generation, peer.ip(), id);
+            shared.drain(&mut state);
+            let method: Method = claim.map_err(|_| StreamError::Response)?;
+            (method, state.waiting.get(&id).cloned())
+        };
+        let head = match reader.response_head(method, patience).await {
+            Ok(head) => head,
+            Err(error) => {
+                if let Some(shared) = shared.upgrade() {
+                    let mut state = shared.state();
+                    state.core.on_claim_broken(id);
+                    shared.drain(&mut state);
+                }
+                return Err(error);
+            }
+        };
+        let framing = head.framing;
+        let (sender, body) = Body::channel();
+        let notice = Notice::Stream { from: peer, head, body };
+        if waiting.is_none_or(|waiting| waiting.try_send(notice).is_err()) {
+            // Nobody waits any more, and what follows cannot be told from this response without reading all of it.
+            return Ok(());
+        }
+        if reader.body(framing, sender).await.is_err() {
+            return Err(StreamError::Response);
+        }
+    }
+}
+
+/// The future of [`DhttpClient::fetch`] may move between threads.
+const _: fn() = || {
+    fn moves<F: Future + Send>(_: fn(DhttpClient, FetchRequest) -> F) {}
+    moves(|client, request| async move { client.fetch(request).await.is_ok() });
+};

@@ -1,0 +1,21 @@
+//! The protocol over tokio's sockets: a server in front of a [`Service`], and a client.
+
+mod accepted;
+mod client;
+mod icmp;
+mod listener;
+mod ports;
+mod request;
+mod server;
+mod service;
+pub(crate) mod stream;
+mod udp;
+
+pub use client::{ClientOptions, DhttpClient};
+pub use listener::{BindError, Listener};
+pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
+pub use service::{
+    Aborted, Arrival, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Service,
+    method_of,
+};

@@ -1,0 +1,578 @@
+//! A server core over tokio's sockets: one UDP socket and one listener on the same port number, one thread.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use rand::TryRng;
+use tidegate_core::metric_set;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, LocalSet, spawn_local};
+use tokio::time::timeout;
+
+use super::listener::Listener;
+use super::service::{Arrival, Body, Immediate, Request, Response, Service};
+use super::stream::{Reader, StreamLimits, write_message};
+use super::udp::{BATCH, Receiver, Sender};
+use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
+use crate::wire::RequestId;
+
+/// How long a full socket may hold up the core before what is to be sent counts as lost.
+const SEND_PATIENCE: Duration = Duration::from_millis(5);
+
+/// How long the end of a response of unknown length is waited for, once it has begun.
+const GATHER_PATIENCE: Duration = Duration::from_millis(50);
+
+/// Settings of a server's driver.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Settings of the protocol.
+    pub protocol: ServerConfig,
+    /// The secret of address tokens: the same for all cores, and for all servers of one address.
+    pub token_secret: [u8; 16],
+    /// How long the service may take to begin a response; then it is 504.
+    pub response_timeout: Duration,
+    /// How long a request head may take on a connection that the client opened.
+    pub head_timeout: Duration,
+    /// How long a client may take nothing of a response, or send nothing of a body.
+    pub progress_timeout: Duration,
+    /// How long a connection that the client opened is kept between requests.
+    pub idle_timeout: Duration,
+    /// Slowest average at which a client may send a body or take a response, in bytes per second; 0 turns it off.
+    pub min_rate_bytes_per_s: u64,
+    /// Most connections that clients opened.
+    pub accepted: usize,
+}
+
+impl ServerOptions {
+    /// The defaults, with a random secret.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            protocol: ServerConfig::default(),
+            token_secret: random()?,
+            response_timeout: Duration::from_secs(30),
+            head_timeout: Duration::from_secs(10),
+            progress_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(15),
+            min_rate_bytes_per_s: 500,
+            accepted: 10_000,
+        })
+    }
+}
+
+/// A secret for address tokens, to be given to every core.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn random_secret() -> io::Result<[u8; 16]> {
+    random()
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rand::rngs::SysRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+metric_set! {
+    /// What the driver of one server core counts. The core is the only writer.
+    pub struct DriverMetrics {
+        Counter dhttp_datagrams_received_total: "Datagrams received.",
+        Counter dhttp_datagrams_sent_total: "Datagrams handed to the kernel.",
+        Counter dhttp_datagrams_unsent_total: "Datagrams dropped because the socket stayed full.",
+        Counter dhttp_accepted_total: "Connections that clients opened.",
+        Gauge dhttp_accepted_open: "Connections that clients opened, open now.",
+        Counter dhttp_accepted_refused_total: "Connections of clients closed at once because the limit was reached.",
+        Counter dhttp_accept_errors_total: "Failed accepts, such as for want of file descriptors.",
+        Counter dhttp_stream_requests_total: "Requests on connections that clients opened.",
+        Counter dhttp_stream_errors_total: "Connections of clients ended by a malformed, slow or broken message.",
+        Counter dhttp_response_timeouts_total: "Requests answered 504 because the service took too long.",
+        Counter dhttp_responses_aborted_total: "Responses that broke off while they were made.",
+    }
+}
+
+/// Watches and stops a server from any thread.
+#[derive(Clone, Debug)]
+pub struct ServerHandle {
+    protocol: Arc<ServerMetrics>,
+    pub(super) driver: Arc<DriverMetrics>,
+    stressed: Arc<AtomicBool>,
+    pub(super) ending: watch::Sender<Ending>,
+}
+
+/// How soon a server ends.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, PartialOrd)]
+pub(super) enum Ending {
+    #[default]
+    NotYet,
+    /// When everything that has been asked is answered.
+    Drained,
+    AtOnce,
+}
+
+impl ServerHandle {
+    /// Counters of the protocol.
+    pub fn metrics(&self) -> &ServerMetrics {
+        &self.protocol
+    }
+
+    /// Counters of the driver.
+    pub fn driver_metrics(&self) -> &DriverMetrics {
+        &self.driver
+    }
+
+    /// Under stress no connections are opened; see [`Server::set_stressed`].
+    pub fn set_stressed(&self, stressed: bool) {
+        self.stressed.store(stressed, Ordering::Relaxed);
+    }
+
+    /// Ends the server's future; what is being answered is given up.
+    pub fn stop(&self) {
+        self.ending.send_replace(Ending::AtOnce);
+    }
+
+    /// Takes no more requests, and ends the server's future when those that have come are answered.
+    pub fn drain(&self) {
+        self.ending.send_if_modified(|ending| {
+            let begins = *ending < Ending::Drained;
+            if begins {
+                *ending = Ending::Drained;
+            }
+            begins
+        });
+    }
+}
+
+/// Serves one core's sockets. The future is to run on that core's thread, inside a runtime with I/O and time.
+///
+/// # Errors
+/// The sockets cannot be used with the runtime, or there are no random numbers.
+pub fn serve<S: Service>(
+    listener: Listener,
+    service: S,
+    options: ServerOptions,
+) -> io::Result<(ServerHandle, impl Future<Output = ()>)> {
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let core = Server::new(options.protocol.clone(), options.token_secret, random()?, Instant::now(), unix_s);
+    let handle = ServerHandle {
+        protocol: core.metrics(),
+        driver: Arc::default(),
+        stressed: Arc::default(),
+        ending: watch::Sender::default(),
+    };
+    let driver = Rc::new(Driver {
+        udp: UdpSocket::from_std(listener.udp)?,
+        answers: listener.answers.map(UdpSocket::from_std).transpose()?,
+        local: listener.local,
+        core: RefCell::new(core),
+        service,
+        connections: RefCell::default(),
+        changed: Notify::new(),
+        handle: handle.clone(),
+        limits: StreamLimits {
+            head_timeout: options.head_timeout,
+            progress_timeout: options.progress_timeout,
+            idle_timeout: options.idle_timeout,
+            min_rate_bytes_per_s: options.min_rate_bytes_per_s,
+        },
+        scratch: RefCell::default(),
+        options,
+    });
+    let tcp = listener.tcp.map(TcpListener::from_std).transpose()?;
+    Ok((handle, async move { LocalSet::new().run_until(driver.run(tcp)).await }))
+}
+
+/// A response that a connection is to carry.
+struct Job {
+    id: RequestId,
+    http: oneshot::Receiver<Body>,
+}
+
+struct Connection {
+    jobs: mpsc::UnboundedSender<Job>,
+    task: AbortHandle,
+}
+
+pub(super) struct Driver<S> {
+    udp: UdpSocket,
+    /// Whence answers leave, if not from `udp`.
+    answers: Option<UdpSocket>,
+    local: SocketAddr,
+    core: RefCell<Server>,
+    pub(super) service: S,
+    /// As many as the protocol core knows; their queues are bounded by it too.
+    connections: RefCell<HashMap<ConnectionId, Connection>>,
+    /// A task has changed the core: there may be something to send, to close or to wait for.
+    pub(super) changed: Notify,
+    pub(super) handle: ServerHandle,
+    pub(super) options: ServerOptions,
+    pub(super) limits: StreamLimits,
+    /// Responses that are there already are put together here.
+    scratch: RefCell<Vec<u8>>,
+}
+
+/// Gives a request up unless it is answered.
+struct TicketGuard<S: Service> {
+    driver: Rc<Driver<S>>,
+    ticket: Option<Ticket>,
+}
+
+impl<S: Service> Drop for TicketGuard<S> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.driver.core.borrow_mut().abandon(ticket);
+        }
+    }
+}
+
+impl<S: Service> Driver<S> {
+    async fn run(self: Rc<Self>, mut tcp: Option<TcpListener>) {
+        let mut draining = false;
+        let mut receiver = Receiver::new();
+        let mut sender = Sender::new();
+        let mut ending = self.handle.ending.subscribe();
+        loop {
+            match *ending.borrow_and_update() {
+                Ending::NotYet => {}
+                Ending::Drained if !self.is_idle() => {
+                    draining = true;
+                    tcp = None;
+                }
+                Ending::Drained | Ending::AtOnce => return,
+            }
+            let deadline = self.core.borrow().poll_timeout();
+            let far = Instant::now() + Duration::from_secs(3600);
+            tokio::select! {
+                // The sender is in the handle, which lives as long as this.
+                _ = ending.changed() => {}
+                ready = self.udp.readable(), if !draining => match ready {
+                    Ok(()) => self.receive(&mut receiver),
+                    Err(error) => tracing::warn!(%error, "cannot wait for datagrams"),
+                },
+                accepted = accept(tcp.as_ref()) => match accepted {
+                    Ok((stream, peer)) => self.accept(stream, peer),
+                    Err(error) => {
+                        self.handle.driver.dhttp_accept_errors_total.add(1);
+                        tracing::debug!(%error, "cannot accept");
+                        // Out of descriptors: the backlog stays readable, and asking again at once would spin.
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                },
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep_until(deadline.unwrap_or(far).into()) => {
+                    self.core.borrow_mut().handle_timeout(Instant::now());
+                }
+            }
+            self.core.borrow_mut().set_stressed(self.handle.stressed.load(Ordering::Relaxed));
+            self.flush(&mut sender).await;
+        }
+    }
+
+    /// Whether everything that has been asked is answered.
+    fn is_idle(&self) -> bool {
+        self.core.borrow().is_idle() && self.handle.driver.dhttp_accepted_open.get() == 0
+    }
+
+    /// Takes what has come, a few batches at most, so that other tasks get their turn.
+    fn receive(self: &Rc<Self>, receiver: &mut Receiver) {
+        let reading = self.service.reading();
+        self.core.borrow_mut().set_reading(reading.personality, reading.limits);
+        let now = Instant::now();
+        for _ in 0..4 {
+            match receiver.receive(&self.udp) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Such as an ICMP message about something that was sent.
+                Err(error) => return tracing::debug!(%error, "cannot receive"),
+            }
+            self.handle.driver.dhttp_datagrams_received_total.add(receiver.len() as u64);
+            for index in 0..receiver.len() {
+                let (arrival, datagram) = receiver.datagram(index);
+                self.handle_datagram(arrival, datagram, now);
+            }
+            if receiver.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn handle_datagram(self: &Rc<Self>, arrival: Arrival, datagram: &[u8], now: Instant) {
+        let mut core = self.core.borrow_mut();
+        let received = core.handle_datagram(arrival.client, datagram, now);
+        let Received::Request { ticket, http, head_bytes } = received else { return };
+        let mut long = core.must_use_connection(&ticket);
+        if http.len() == head_bytes && !long {
+            let mut response = self.scratch.borrow_mut();
+            response.clear();
+            let most_bytes = core.room_bytes(&ticket);
+            let head = core.request_head(http);
+            match self.service.respond_now(&arrival, &head, most_bytes, &mut response) {
+                Immediate::Written => {
+                    let id = ticket.id();
+                    let route = core.respond(ticket, &response, now);
+                    if route != Route::Datagram {
+                        drop(core);
+                        if let Some(job) = self.follow(route, id) {
+                            let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
+                        }
+                    }
+                    return;
+                }
+                Immediate::Long => long = true,
+                Immediate::Unknown => {}
+            }
+        }
+        if !core.is_proved(&ticket) && (long || core.is_stressed() || core.can_prove(&ticket)) {
+            // A forged address must not cost the site work; who is real has a token one round trip later, and keeps it.
+            core.respond_long(ticket, now);
+            return;
+        }
+        drop(core);
+        let http = Bytes::copy_from_slice(http);
+        let request =
+            Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
+        let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket) };
+        let answer = Rc::clone(self).answer(guard, request, long);
+        let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
+        // A response that is there already needs no task.
+        if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            spawn_local(answer);
+        }
+    }
+
+    async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, long: bool) {
+        let Some(id) = guard.ticket.as_ref().map(Ticket::id) else { return };
+        if long {
+            // Set up while the response is made (DHTTP §III).
+            if let Some(job) = self.route_long(&mut guard, id) {
+                let response = self.respond(request).await;
+                // The connection has broken: the core has told the client.
+                let _ = job.send(response.http);
+            }
+            return;
+        }
+        let Response { total_bytes, mut http } = self.respond(request).await;
+        let threshold = guard.ticket.as_ref().map_or(0, |ticket| self.core.borrow().room_bytes(ticket));
+        if total_bytes.is_some_and(|bytes| bytes > threshold as u64) {
+            if let Some(job) = self.route_long(&mut guard, id) {
+                let _ = job.send(http);
+            }
+            return;
+        }
+        let gathered = gather(&mut http, threshold).await.unwrap_or_else(|_| {
+            self.handle.driver.dhttp_responses_aborted_total.add(1);
+            // Nothing of it has been sent yet.
+            Gathered::Whole(Response::full(502, &[], b"").into_bytes())
+        });
+        match gathered {
+            Gathered::Whole(whole) => {
+                let Some(ticket) = guard.ticket.take() else { return };
+                let route = self.core.borrow_mut().respond(ticket, &whole, Instant::now());
+                if let Some(job) = self.follow(route, id) {
+                    let _ = job.send(Body::full(whole));
+                }
+            }
+            Gathered::TooLong(start) => {
+                if let Some(job) = self.route_long(&mut guard, id) {
+                    http.unread(start);
+                    let _ = job.send(http);
+                }
+            }
+        }
+    }
+
+    pub(super) async fn respond(&self, request: Request) -> Response {
+        match timeout(self.options.response_timeout, self.service.call(request)).await {
+            Ok(response) => response,
+            Err(_) => {
+                self.handle.driver.dhttp_response_timeouts_total.add(1);
+                Response::full(504, &[], b"")
+            }
+        }
+    }
+
+    /// Has a connection for a long response, and begins to open it if there is none.
+    fn route_long(
+        self: &Rc<Self>,
+        guard: &mut TicketGuard<S>,
+        id: RequestId,
+    ) -> Option<oneshot::Sender<Body>> {
+        let ticket = guard.ticket.take()?;
+        let route = self.core.borrow_mut().respond_long(ticket, Instant::now());
+        self.follow(route, id)
+    }
+
+    /// Where to put the response, if a connection is to carry it.
+    fn follow(self: &Rc<Self>, route: Route, id: RequestId) -> Option<oneshot::Sender<Body>> {
+        self.changed.notify_one();
+        let connection = match route {
+            Route::Datagram => return None,
+            Route::Connection(connection) => connection,
+            Route::NewConnection(connection, to) => {
+                let (jobs, queue) = mpsc::unbounded_channel();
+                let task = spawn_local(Rc::clone(self).connection(connection, to, queue)).abort_handle();
+                self.connections.borrow_mut().insert(connection, Connection { jobs, task });
+                connection
+            }
+        };
+        let (sender, http) = oneshot::channel();
+        let connections = self.connections.borrow();
+        connections.get(&connection)?.jobs.send(Job { id, http }).ok()?;
+        Some(sender)
+    }
+
+    /// A connection that the server opens, to its end.
+    async fn connection(
+        self: Rc<Self>,
+        connection: ConnectionId,
+        to: SocketAddr,
+        jobs: mpsc::UnboundedReceiver<Job>,
+    ) {
+        if let Err(error) = self.carry(connection, to, jobs).await {
+            tracing::debug!(%error, %to, "connection to a client ended");
+        }
+        self.connections.borrow_mut().remove(&connection);
+        self.core.borrow_mut().on_connection_closed(connection, Instant::now());
+        self.changed.notify_one();
+    }
+
+    async fn carry(
+        &self,
+        connection: ConnectionId,
+        to: SocketAddr,
+        mut jobs: mpsc::UnboundedReceiver<Job>,
+    ) -> io::Result<()> {
+        let mut stream = self.connect(to).await?;
+        self.core.borrow_mut().on_connected(connection, Instant::now());
+        self.changed.notify_one();
+        let (read, mut write) = stream.split();
+        let mut reader = Reader::new(read, self.limits.clone());
+        loop {
+            let job = tokio::select! {
+                biased;
+                // The client closes, or speaks, which is not for it to do here.
+                () = reader.closed() => return Ok(()),
+                job = jobs.recv() => match job {
+                    Some(job) => job,
+                    None => return Ok(()),
+                },
+            };
+            let http = job.http.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+            write_message(&mut write, &job.id.0, http, &self.limits).await?;
+            self.core.borrow_mut().on_response_sent(connection, job.id, Instant::now());
+            self.changed.notify_one();
+        }
+    }
+
+    async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        if !self.local.ip().is_unspecified() {
+            // From the address that was asked, so that the client does not take it for a cache.
+            socket.bind(SocketAddr::new(self.local.ip(), 0))?;
+        }
+        socket.set_nodelay(true)?;
+        socket.connect(to).await
+    }
+
+    /// Sends and closes what the core wants sent and closed.
+    async fn flush(&self, sender: &mut Sender) {
+        loop {
+            let mut batch: Vec<Transmit> = Vec::new();
+            {
+                let mut core = self.core.borrow_mut();
+                while batch.len() < BATCH
+                    && let Some(transmit) = core.poll_transmit()
+                {
+                    batch.push(transmit);
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            self.send(sender, &batch).await;
+        }
+        loop {
+            let Some(connection) = self.core.borrow_mut().poll_close() else { break };
+            if let Some(connection) = self.connections.borrow_mut().remove(&connection) {
+                connection.task.abort();
+            }
+        }
+    }
+
+    /// An IPv4 client's address as a socket for both families takes it.
+    fn on_socket(&self, to: SocketAddr) -> SocketAddr {
+        match to {
+            SocketAddr::V4(v4) if self.local.is_ipv6() => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            to => to,
+        }
+    }
+
+    async fn send(&self, sender: &mut Sender, mut batch: &[Transmit]) {
+        let metrics = &self.handle.driver;
+        let socket = self.answers.as_ref().unwrap_or(&self.udp);
+        while !batch.is_empty() {
+            match sender.send(
+                &self.udp,
+                batch.iter().map(|transmit| (self.on_socket(transmit.to), transmit.payload.as_slice())),
+            ) {
+                Ok(sent) => {
+                    metrics.dhttp_datagrams_sent_total.add(sent as u64);
+                    batch = &batch[sent..];
+                }
+                Err(_) => {
+                    if timeout(SEND_PATIENCE, socket.writable()).await.is_err() {
+                        metrics.dhttp_datagrams_unsent_total.add(batch.len() as u64);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The next connection; never one if there is no listener.
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What was gathered of a response that may be short.
+enum Gathered {
+    Whole(Bytes),
+    TooLong(Bytes),
+}
+
+/// Waits a little for the end of a response that may be short. One that is made bit by bit counts as long.
+async fn gather(http: &mut Body, most_bytes: usize) -> Result<Gathered, super::service::Aborted> {
+    let end = tokio::time::Instant::now() + GATHER_PATIENCE;
+    let mut whole = Bytes::new();
+    loop {
+        let Ok(next) = tokio::time::timeout_at(end, http.next()).await else {
+            return Ok(Gathered::TooLong(whole));
+        };
+        let Some(piece) = next else { return Ok(Gathered::Whole(whole)) };
+        let piece = piece?;
+        whole = if whole.is_empty() { piece } else { [whole, piece].concat().into() };
+        if whole.len() > most_bytes {
+            return Ok(Gathered::TooLong(whole));
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! What a site offers, seen from the driver: a request goes in, a response comes out.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use tidegate_http::normalize::Personality;
+use tidegate_http::{HeadLimits, Method, RequestHead, status_reason, write_chunk_header, write_last_chunk};
+use tokio::sync::mpsc;
+
+/// Pieces of a body that wait to be taken.
+const BODY_PIECES: usize = 4;
+
+/// The other side ended before the body did.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the body ended early")]
+pub struct Aborted;
+
+/// A body as it arrives: pieces of any size, then nothing more.
+#[derive(Debug)]
+pub struct Body {
+    first: Option<Bytes>,
+    rest: Option<Rest>,
+}
+
+enum Rest {
+    Queue {
+        pieces: mpsc::Receiver<Bytes>,
+        /// Set before the sender goes, if the body is complete.
+        complete: Arc<AtomicBool>,
+    },
+    Iterator(Box<dyn Iterator<Item = Bytes> + Send>),
+}
+
+impl std::fmt::Debug for Rest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Queue { .. } => f.write_str("Queue"),
+            Self::Iterator(_) => f.write_str("Iterator"),
+        }
+    }
+}
+
+/// Where a body that is still being made is put. Dropping it without [`BodySender::end`] aborts the body.
+#[derive(Debug)]
+pub struct BodySender {
+    pieces: mpsc::Sender<Bytes>,
+    complete: Arc<AtomicBool>,
+}
+
+impl BodySender {
+    /// Hands on a piece, once there is room for it.
+    ///
+    /// # Errors
+    /// Nobody wants the body any more.
+    pub async fn send(&mut self, piece: Bytes) -> Result<(), Aborted> {
+        self.pieces.send(piece).await.map_err(|_| Aborted)
+    }
+
+    /// The body is complete.
+    pub fn end(self) {
+        self.complete.store(true, Ordering::Release);
+    }
+}
+
+impl Body {
+    /// A body that is there already.
+    pub fn full(bytes: Bytes) -> Self {
+        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None }
+    }
+
+    /// A body that is still being made.
+    pub fn channel() -> (BodySender, Self) {
+        let (sender, pieces) = mpsc::channel(BODY_PIECES);
+        let complete = Arc::new(AtomicBool::new(false));
+        let rest = Rest::Queue { pieces, complete: Arc::clone(&complete) };
+        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest) })
+    }
+
+    /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
+    pub fn pieces(first: Bytes, rest: impl Iterator<Item = Bytes> + Send + 'static) -> Self {
+        Self { rest: Some(Rest::Iterator(Box::new(rest))), ..Self::full(first) }
+    }
+
+    /// The next piece; `None` at the end.
+    ///
+    /// # Errors
+    /// The body ended early.
+    pub async fn next(&mut self) -> Option<Result<Bytes, Aborted>> {
+        if let Some(first) = self.first.take() {
+            return Some(Ok(first));
+        }
+        let (piece, complete) = match self.rest.as_mut()? {
+            Rest::Iterator(pieces) => (pieces.next(), true),
+            Rest::Queue { pieces, complete } => {
+                let piece = pieces.recv().await;
+                (piece, complete.load(Ordering::Acquire))
+            }
+        };
+        if let Some(piece) = piece {
+            return Some(Ok(piece));
+        }
+        self.rest = None;
+        (!complete).then_some(Err(Aborted))
+    }
+
+    /// All of it, if that is not more than `limit_bytes`.
+    ///
+    /// # Errors
+    /// The body ended early, or is longer.
+    pub async fn collect(mut self, limit_bytes: usize) -> Result<Bytes, Aborted> {
+        let mut whole = Vec::new();
+        while let Some(piece) = self.next().await {
+            let piece = piece?;
+            if whole.len() + piece.len() > limit_bytes {
+                return Err(Aborted);
+            }
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole.into())
+    }
+
+    /// Puts `bytes` in front of what is still to come.
+    pub(super) fn unread(&mut self, bytes: Bytes) {
+        debug_assert!(self.first.is_none());
+        self.first = Some(bytes);
+    }
+}
+
+/// Between whom a request is on its way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Arrival {
+    /// The client's address and UDP port.
+    pub client: SocketAddr,
+    /// Whom the client asked, where that is somebody else: the request was taken on its way.
+    pub server: Option<SocketAddr>,
+}
+
+/// A request for a [`Service`].
+#[derive(Debug)]
+pub struct Request {
+    /// Between whom it is on its way.
+    pub arrival: Arrival,
+    /// The request head as received, with its final CRLF; well formed.
+    pub head: Bytes,
+    /// The body, without the chunked coding if there was one.
+    pub body: Body,
+}
+
+/// A response from a [`Service`]: HTTP/1.1 as on the wire.
+#[derive(Debug)]
+pub struct Response {
+    /// Length of the whole in bytes where it is known: the channel is chosen before the body is made.
+    pub(super) total_bytes: Option<u64>,
+    /// Head and body as they are sent. The body must be delimited by Content-Length or the chunked coding.
+    pub(super) http: Body,
+}
+
+impl Response {
+    /// A response as it is to be sent: head and body, the body delimited by Content-Length or the chunked coding.
+    /// `total_bytes` is the length of all of it, where it is known beforehand.
+    pub fn from_wire(http: Body, total_bytes: Option<u64>) -> Self {
+        Self { total_bytes, http }
+    }
+
+    /// A response with a body that is there already. `fields` must not state a framing.
+    pub fn full(status: u16, fields: &[(&str, &str)], body: &[u8]) -> Self {
+        let mut http = head(status, fields, Some(body.len() as u64));
+        http.extend_from_slice(body);
+        Self { total_bytes: Some(http.len() as u64), http: Body::full(http.into()) }
+    }
+
+    /// The bytes of a response that is there whole.
+    pub(super) fn into_bytes(self) -> Bytes {
+        self.http.first.unwrap_or_default()
+    }
+
+    /// The answer to HEAD for a body of this length.
+    pub fn head_only(status: u16, fields: &[(&str, &str)], body_bytes: u64) -> Self {
+        let http = head(status, fields, Some(body_bytes));
+        Self { total_bytes: Some(http.len() as u64), http: Body::full(http.into()) }
+    }
+
+    /// A response whose body is still being made. Send exactly `body_bytes`, if stated; without it the body is chunked.
+    pub fn streamed(status: u16, fields: &[(&str, &str)], body_bytes: Option<u64>) -> (ResponseSender, Self) {
+        let http = head(status, fields, body_bytes);
+        let total_bytes = body_bytes.map(|bytes| bytes.saturating_add(http.len() as u64));
+        let (sender, mut body) = Body::channel();
+        body.unread(http.into());
+        (ResponseSender { sender, chunked: body_bytes.is_none() }, Self { total_bytes, http: body })
+    }
+}
+
+/// Where the body of [`Response::streamed`] is put. Dropping it without [`ResponseSender::end`] aborts the response.
+#[derive(Debug)]
+pub struct ResponseSender {
+    sender: BodySender,
+    chunked: bool,
+}
+
+impl ResponseSender {
+    /// Hands on a piece of the body, once there is room for it.
+    ///
+    /// # Errors
+    /// The client is gone, or was answered in another way.
+    pub async fn send(&mut self, piece: Bytes) -> Result<(), Aborted> {
+        if !self.chunked {
+            return self.sender.send(piece).await;
+        }
+        if piece.is_empty() {
+            return Ok(());
+        }
+        let mut chunk = Vec::with_capacity(piece.len() + 24);
+        write_chunk_header(piece.len(), &mut chunk);
+        chunk.extend_from_slice(&piece);
+        chunk.extend_from_slice(b"\r\n");
+        self.sender.send(chunk.into()).await
+    }
+
+    /// The body is complete.
+    pub async fn end(mut self) {
+        if self.chunked {
+            let mut last = Vec::new();
+            write_last_chunk([], &mut last);
+            // Nobody left to tell is no reason to abort.
+            let _ = self.sender.send(last.into()).await;
+        }
+        self.sender.end();
+    }
+}
+
+fn head(status: u16, fields: &[(&str, &str)], body_bytes: Option<u64>) -> Vec<u8> {
+    let mut head = format!("HTTP/1.1 {status} {}\r\n", status_reason(status)).into_bytes();
+    for (name, value) in fields {
+        tidegate_http::forward::write_field(name.as_bytes(), value.as_bytes(), &mut head);
+    }
+    match body_bytes {
+        Some(length) => {
+            let length = length.to_string();
+            tidegate_http::forward::write_field(b"Content-Length", length.as_bytes(), &mut head);
+        }
+        None => tidegate_http::forward::write_field(b"Transfer-Encoding", b"chunked", &mut head),
+    }
+    head.extend_from_slice(b"\r\n");
+    head
+}
+
+/// How request heads are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// How request targets are normalized.
+    pub personality: Personality,
+    /// Sizes of a request head.
+    pub limits: HeadLimits,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self { personality: Personality::Strict, limits: HeadLimits::default() }
+    }
+}
+
+/// What [`Service::respond_now`] can say of a response.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Immediate {
+    /// It was written, all of it.
+    Written,
+    /// It is longer than a datagram may be: the connection for it is made ready before [`Service::call`] makes it.
+    Long,
+    /// It has to be made by [`Service::call`] first.
+    Unknown,
+}
+
+/// A site. Every core has its own; what it calls may take its time, but a response that is there at the first poll is
+/// sent without a task of its own.
+pub trait Service: 'static {
+    /// How request heads are read from now on; asked once for each batch of datagrams.
+    fn reading(&self) -> Reading {
+        Reading::default()
+    }
+
+    /// Writes the response to a request by UDP if it is there already and has at most `most_bytes`, with its body and
+    /// without a transfer coding. This is how a cache hit costs neither a task nor a copy of the request.
+    fn respond_now(
+        &self,
+        arrival: &Arrival,
+        head: &RequestHead<'_>,
+        most_bytes: usize,
+        http: &mut Vec<u8>,
+    ) -> Immediate {
+        let _ = (arrival, head, most_bytes, http);
+        Immediate::Unknown
+    }
+
+    /// Answers one request. Dropping the future gives the request up.
+    fn call(&self, request: Request) -> impl Future<Output = Response> + 'static;
+}
+
+/// The method of a well-formed request head.
+pub fn method_of(head: &[u8]) -> Method {
+    Method::from_bytes(head.split(|byte| *byte == b' ').next().unwrap_or(b""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn wire(response: Response) -> Result<Bytes, Aborted> {
+        response.http.collect(10_000).await
+    }
+
+    #[tokio::test]
+    async fn a_full_response_states_its_length() {
+        let response = Response::full(404, &[("Content-Type", "text/plain")], b"none");
+        assert_eq!(response.total_bytes, Some(75));
+        let http = wire(response).await.unwrap();
+        assert_eq!(
+            http,
+            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: 4\r\n\r\nnone"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_streamed_response_of_unknown_length_is_chunked() {
+        let (mut sender, response) = Response::streamed(200, &[], None);
+        sender.send(Bytes::from_static(b"abc")).await.unwrap();
+        sender.send(Bytes::new()).await.unwrap();
+        sender.end().await;
+        assert!(wire(response).await.unwrap().ends_with(b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n"));
+    }
+
+    #[tokio::test]
+    async fn a_sender_that_is_dropped_aborts_the_body_even_when_the_queue_is_full() {
+        let (mut sender, response) = Response::streamed(200, &[], Some(100));
+        for _ in 0..BODY_PIECES {
+            sender.send(Bytes::from_static(b"abc")).await.unwrap();
+        }
+        drop(sender);
+        assert_eq!(wire(response).await, Err(Aborted));
+    }
+}

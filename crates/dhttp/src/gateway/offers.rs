@@ -1,0 +1,122 @@
+//! Which servers have said that they speak DHTTP, and on which port (RFC 7838).
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// How long an offer holds that names no time (RFC 7838 §3.1).
+const DEFAULT_AGE: Duration = Duration::from_secs(86_400);
+/// Longer promises are not believed.
+const MOST_AGE: Duration = Duration::from_secs(7 * 86_400);
+
+/// The offers known. The oldest makes room for the newest.
+#[derive(Debug)]
+pub(super) struct Offers {
+    capacity: usize,
+    known: HashMap<(String, u16), (u16, Instant)>,
+    order: VecDeque<(String, u16)>,
+}
+
+impl Offers {
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity: capacity.max(1), known: HashMap::new(), order: VecDeque::new() }
+    }
+
+    /// The port of `host`, whose port for HTTP is `port`.
+    pub fn port(&mut self, host: &str, port: u16, now: Instant) -> Option<u16> {
+        let (offered, until) = self.known.get(&(host.to_ascii_lowercase(), port))?;
+        (*until > now).then_some(*offered)
+    }
+
+    /// Takes over what a response's `Alt-Svc` says. It speaks for its own host only: for another one, nothing proves
+    /// that it may (RFC 7838 §2.1).
+    pub fn learn(&mut self, host: &str, port: u16, field: &[u8], now: Instant) {
+        let origin = (host.to_ascii_lowercase(), port);
+        let Some(offer) = parse(field, host) else { return };
+        self.order.retain(|known| *known != origin);
+        match offer {
+            Offer::Clear => {
+                self.known.remove(&origin);
+            }
+            Offer::Port(offered, age) => {
+                if self.order.len() >= self.capacity
+                    && let Some(oldest) = self.order.pop_front()
+                {
+                    self.known.remove(&oldest);
+                }
+                self.known.insert(origin.clone(), (offered, now + age));
+                self.order.push_back(origin);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Eq, PartialEq)]
+enum Offer {
+    /// `clear`: nothing is offered any more.
+    Clear,
+    Port(u16, Duration),
+}
+
+/// The first alternative that is DHTTP on the same host; `None` if there is none.
+fn parse(field: &[u8], host: &str) -> Option<Offer> {
+    let field = std::str::from_utf8(field).ok()?;
+    if field.trim() == "clear" {
+        return Some(Offer::Clear);
+    }
+    // A quoted authority holds no comma and no semicolon.
+    field.split(',').find_map(|alternative| {
+        let mut parts = alternative.split(';').map(str::trim);
+        let authority = parts.next()?.strip_prefix("dhttp=")?.strip_prefix('"')?.strip_suffix('"')?;
+        let (name, port) = authority.rsplit_once(':')?;
+        if !name.is_empty() && !name.eq_ignore_ascii_case(host) {
+            return None;
+        }
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let age = parts
+            .find_map(|parameter| parameter.strip_prefix("ma="))
+            .map_or(Some(DEFAULT_AGE), |seconds| seconds.parse().ok().map(Duration::from_secs))?;
+        Some(Offer::Port(port, age.min(MOST_AGE)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_names_a_port_of_its_own_host() {
+        let day = DEFAULT_AGE;
+        for (field, offer) in [
+            ("dhttp=\":8080\"", Some(Offer::Port(8080, day))),
+            ("h2=\":443\", dhttp=\":81\"; ma=60", Some(Offer::Port(81, Duration::from_secs(60)))),
+            ("dhttp=\"a.example:81\";persist=1", Some(Offer::Port(81, day))),
+            ("dhttp=\":81\"; ma=99999999", Some(Offer::Port(81, MOST_AGE))),
+            ("clear", Some(Offer::Clear)),
+            ("dhttp=\"other.example:81\"", None),
+            ("dhttp=\":0\"", None),
+            ("dhttp=\":81\"; ma=x", None),
+            ("dhttp=:81", None),
+            ("h3=\":443\"", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(field.as_bytes(), "a.example"), offer, "{field}");
+        }
+    }
+
+    #[test]
+    fn offers_expire_are_withdrawn_and_are_bounded() {
+        let now = Instant::now();
+        let mut offers = Offers::new(2);
+        offers.learn("A.example", 80, b"dhttp=\":81\"; ma=60", now);
+        assert_eq!(offers.port("a.EXAMPLE", 80, now), Some(81));
+        assert_eq!(offers.port("a.example", 8080, now), None);
+        assert_eq!(offers.port("a.example", 80, now + Duration::from_secs(60)), None);
+        offers.learn("a.example", 80, b"clear", now);
+        assert_eq!(offers.port("a.example", 80, now), None);
+        for host in ["a", "b", "c"] {
+            offers.learn(host, 80, b"dhttp=\":81\"", now);
+        }
+        assert_eq!(offers.port("a", 80, now), None);
+        assert_eq!((offers.known.len(), offers.order.len()), (2, 2));
+    }
+}

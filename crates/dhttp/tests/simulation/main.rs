@@ -1,0 +1,83 @@
+//! Clients, a lossy network with an attacker, and a server, all in virtual time. A failure prints its seed.
+#![allow(clippy::unwrap_used, reason = "a test may end with a panic")]
+
+mod world;
+
+use world::{Conditions, World};
+
+const LOSSY: Conditions = Conditions {
+    loss: 0.05,
+    duplication: 0.03,
+    reordering: 0.1,
+    broken_connections: 0.02,
+    slow: 0.02,
+    attack: 0.2,
+};
+
+fn run(seed: u64, conditions: Conditions, clients: usize, requests: u64) -> World {
+    let mut world = World::new(seed, conditions, clients);
+    world.run(requests);
+    world.check_outcome();
+    world
+}
+
+#[test]
+fn every_request_is_answered_once_whatever_the_seed() {
+    for seed in 0..150 {
+        run(seed, LOSSY, 5, 150);
+    }
+}
+
+#[test]
+fn every_request_is_answered_once_when_a_third_of_the_datagrams_is_lost() {
+    let conditions = Conditions { loss: 0.33, duplication: 0.2, reordering: 0.5, ..LOSSY };
+    for seed in 1000..1030 {
+        run(seed, conditions, 3, 100);
+    }
+}
+
+#[test]
+fn every_request_is_answered_by_tcp_when_all_datagrams_are_lost() {
+    let world = run(1, Conditions { loss: 1.0, attack: 0.0, ..LOSSY }, 2, 50);
+    assert_eq!(world.server.metrics().dhttp_responses_udp_total.get(), 0);
+}
+
+#[test]
+fn a_hundred_thousand_requests_with_loss_duplication_and_reordering_are_answered_once() {
+    let world = run(7, LOSSY, 20, 100_000);
+    let metrics = world.server.metrics();
+    // That the test exercised what it is for.
+    assert!(metrics.dhttp_requests_answered_total.get() > 0);
+    assert!(metrics.dhttp_requests_duplicate_total.get() > 0);
+    assert!(metrics.dhttp_connections_failed_total.get() > 0);
+    assert!(metrics.dhttp_responses_connection_total.get() > 10_000);
+    assert!(metrics.dhttp_repairs_total.get() > 0 && world.in_pieces > 0);
+}
+
+#[test]
+fn without_loss_nothing_is_resent_and_short_responses_go_by_udp() {
+    let perfect = Conditions {
+        loss: 0.0,
+        duplication: 0.0,
+        reordering: 0.0,
+        broken_connections: 0.0,
+        slow: 0.0,
+        attack: 0.0,
+    };
+    let world = run(3, perfect, 5, 2000);
+    let metrics = world.server.metrics();
+    assert_eq!(metrics.dhttp_high_loss.get(), 0);
+    assert_eq!(metrics.dhttp_requests_resent_total.get(), 0);
+    assert_eq!(world.short_by_udp, world.short_asked);
+    assert!(world.in_pieces > 0);
+    assert_eq!(metrics.dhttp_repairs_total.get(), 0);
+}
+
+#[test]
+fn a_seed_gives_the_same_run_twice() {
+    let trace = || {
+        let world = run(11, LOSSY, 3, 300);
+        (world.steps, world.datagrams_to_server, world.server.metrics().dhttp_responses_udp_total.get())
+    };
+    assert_eq!(trace(), trace());
+}

@@ -1,0 +1,547 @@
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tidegate_dhttp::client::{Client, ClientConfig, Event, Generation, NewRequest};
+use tidegate_dhttp::server::{ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, Ticket};
+use tidegate_dhttp::wire::{Request, RequestId};
+use tidegate_http::Method;
+
+/// Probabilities of what the network does, of responses slower than the client's timers, and of an attack with each
+/// request.
+#[derive(Clone, Copy)]
+pub struct Conditions {
+    pub loss: f64,
+    pub duplication: f64,
+    pub reordering: f64,
+    pub broken_connections: f64,
+    pub slow: f64,
+    pub attack: f64,
+}
+
+/// What one request asks for, and what became of it.
+struct Job {
+    size: usize,
+    idempotent: bool,
+    /// Until the service has the response.
+    takes: Duration,
+    executed: u32,
+    answers: u32,
+    failures: u32,
+}
+
+struct SimClient {
+    core: Client,
+    ip: IpAddr,
+    /// Connections to it are refused, or get no answer.
+    firewall: Option<bool>,
+    udp_ports: BTreeMap<u16, Generation>,
+    tcp_ports: BTreeMap<u16, Generation>,
+    port_of: HashMap<Generation, u16>,
+    jobs: HashMap<RequestId, u64>,
+}
+
+struct Connection {
+    to: SocketAddr,
+    responses: VecDeque<(RequestId, u64, bool)>,
+    open: bool,
+    carrying: bool,
+}
+
+enum Step {
+    Begin(u64),
+    ToServer { from: SocketAddr, datagram: Vec<u8> },
+    ToClient { client: usize, port: u16, from: SocketAddr, datagram: Vec<u8> },
+    Executed { ticket: Ticket, job: u64 },
+    Made { id: RequestId, connection: ConnectionId },
+    Accepted { connection: ConnectionId, refused: bool },
+    Carried { connection: ConnectionId },
+    TcpRequest { client: usize, id: RequestId },
+    TcpResponse { client: usize, id: RequestId },
+    ClientTimer(usize),
+    ServerTimer,
+}
+
+pub struct World {
+    seed: u64,
+    rng: StdRng,
+    conditions: Conditions,
+    start: Instant,
+    now: Instant,
+    pub server: Server,
+    server_address: SocketAddr,
+    clients: Vec<SimClient>,
+    jobs: Vec<Job>,
+    connections: HashMap<ConnectionId, Connection>,
+    agenda: BinaryHeap<Reverse<(Instant, u64)>>,
+    pending: HashMap<u64, Step>,
+    pub steps: u64,
+    next: u64,
+    /// Datagrams an attacker has seen, a sample.
+    captured: Vec<(SocketAddr, Vec<u8>)>,
+    /// Bytes that were sent in a victim's name, and bytes the victim got.
+    victims: HashMap<SocketAddr, (usize, usize)>,
+    victim_hosts: HashSet<IpAddr>,
+    pub datagrams_to_server: u64,
+    pub short_asked: u64,
+    pub short_by_udp: u64,
+    pub in_pieces: u64,
+}
+
+const ONE_WAY: Duration = Duration::from_millis(20);
+
+impl World {
+    pub fn new(seed: u64, conditions: Conditions, clients: usize) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let now = Instant::now();
+        let config = ServerConfig {
+            connections: ConnectionLimits { total: 8, per_client: 3, ..ConnectionLimits::default() },
+            ..ServerConfig::default()
+        };
+        let server = Server::new(config, rng.random(), rng.random(), now, 1_700_000_000);
+        let clients = (0..clients)
+            .map(|n| SimClient {
+                core: Client::new(
+                    ClientConfig { port_requests: 50, ..ClientConfig::default() },
+                    rng.random(),
+                ),
+                ip: IpAddr::from([10, 0, 0, n as u8]),
+                firewall: (n % 4 == 3).then(|| rng.random()),
+                udp_ports: BTreeMap::new(),
+                tcp_ports: BTreeMap::new(),
+                port_of: HashMap::new(),
+                jobs: HashMap::new(),
+            })
+            .collect();
+        Self {
+            seed,
+            rng,
+            conditions,
+            start: now,
+            now,
+            server,
+            server_address: "192.0.2.1:8080".parse().unwrap(),
+            clients,
+            jobs: Vec::new(),
+            connections: HashMap::new(),
+            agenda: BinaryHeap::new(),
+            pending: HashMap::new(),
+            steps: 0,
+            next: 0,
+            captured: Vec::new(),
+            victims: HashMap::new(),
+            victim_hosts: HashSet::new(),
+            datagrams_to_server: 0,
+            short_asked: 0,
+            short_by_udp: 0,
+            in_pieces: 0,
+        }
+    }
+
+    pub fn run(&mut self, requests: u64) {
+        for n in 0..requests {
+            let at = self.now + Duration::from_millis(5) * n as u32;
+            self.at(at, Step::Begin(n));
+        }
+        while let Some(Reverse((at, number))) = self.agenda.pop() {
+            let step = self.pending.remove(&number).expect("each step is there once");
+            self.now = self.now.max(at);
+            self.steps += 1;
+            self.step(step);
+            if self.steps.is_multiple_of(256) {
+                self.server.check_invariants();
+                self.clients.iter().for_each(|client| client.core.check_invariants());
+            }
+            assert!(self.now - self.start < Duration::from_secs(7200), "seed {}: no end", self.seed);
+        }
+    }
+
+    /// Every request was answered exactly once, and executed once if it must not be repeated.
+    pub fn check_outcome(&self) {
+        let seed = self.seed;
+        for (n, job) in self.jobs.iter().enumerate() {
+            if job.idempotent {
+                assert_eq!((job.answers, job.failures), (1, 0), "seed {seed}, request {n}");
+            } else {
+                assert_eq!(job.answers + job.failures, 1, "seed {seed}, request {n}");
+                assert!(job.executed <= 1, "seed {seed}, request {n} was executed twice");
+            }
+            assert!(job.executed >= job.answers, "seed {seed}, request {n}: an answer without execution");
+        }
+        for (victim, (received, sent)) in &self.victims {
+            assert!(*sent <= 3 * received, "seed {seed}: {victim} got {sent} bytes for {received}");
+        }
+        self.server.check_invariants();
+        assert_eq!(self.server.metrics().dhttp_requests_in_flight.get(), 0, "seed {seed}");
+        for client in &self.clients {
+            assert!(client.jobs.is_empty(), "seed {seed}: requests still wait");
+            assert_eq!(client.core.poll_timeout(), None);
+        }
+    }
+
+    fn at(&mut self, at: Instant, step: Step) {
+        self.next += 1;
+        self.agenda.push(Reverse((at, self.next)));
+        self.pending.insert(self.next, step);
+    }
+
+    fn after(&mut self, delay: Duration, step: Step) {
+        self.at(self.now + delay, step);
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        self.rng.random_bool(probability)
+    }
+
+    /// Once, twice or not at all, sooner or later.
+    fn deliver(&mut self, make: impl Fn() -> Step) {
+        let copies = if self.chance(self.conditions.duplication) { 2 } else { 1 };
+        for _ in 0..copies {
+            if !self.chance(self.conditions.loss) {
+                let late =
+                    if self.chance(self.conditions.reordering) { self.rng.random_range(0..200) } else { 0 };
+                self.after(ONE_WAY + Duration::from_millis(late), make());
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Begin(n) => self.begin(n),
+            Step::ToServer { from, datagram } => self.server_receives(from, &datagram),
+            Step::ToClient { client, port, from, datagram } => {
+                let now = self.now;
+                let sim = &mut self.clients[client];
+                if let Some(generation) = sim.udp_ports.get(&port) {
+                    sim.core.handle_datagram(*generation, from, &datagram, now);
+                    self.drain_client(client);
+                }
+            }
+            Step::Executed { ticket, job } => self.executed(ticket, job),
+            Step::Made { id, connection } => {
+                if let Some(connection) = self.connections.get_mut(&connection)
+                    && let Some(response) = connection.responses.iter_mut().find(|(other, ..)| *other == id)
+                {
+                    response.2 = true;
+                }
+                self.carry(connection);
+            }
+            Step::Accepted { connection, refused } => self.accepted(connection, refused),
+            Step::Carried { connection } => self.carried(connection),
+            Step::TcpRequest { client, id } => self.tcp_request(client, id),
+            Step::TcpResponse { client, id } => self.tcp_response(client, id),
+            Step::ClientTimer(client) => {
+                let due = self.clients[client].core.poll_timeout().is_some_and(|at| at <= self.now);
+                if due {
+                    self.clients[client].core.handle_timeout(self.now);
+                    self.drain_client(client);
+                }
+            }
+            Step::ServerTimer => {
+                if self.server.poll_timeout().is_some_and(|at| at <= self.now) {
+                    self.server.handle_timeout(self.now);
+                    self.drain_server();
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, n: u64) {
+        let idempotent = !self.chance(0.1);
+        let size = match self.rng.random_range(0..10) {
+            0..7 => self.rng.random_range(60..1460),
+            // In several datagrams, if the client has proved its address.
+            7 => self.rng.random_range(1461..14_600),
+            _ => 20_000,
+        };
+        let takes = if self.chance(self.conditions.slow) { 7_000 } else { self.rng.random_range(0..30) };
+        self.jobs.push(Job {
+            size,
+            idempotent,
+            takes: Duration::from_millis(takes),
+            executed: 0,
+            answers: 0,
+            failures: 0,
+        });
+        let client = self.rng.random_range(0..self.clients.len());
+        if self.clients[client].core.wants_ports(self.now) {
+            self.bind(client);
+        }
+        let method = if idempotent { Method::Get } else { Method::Post };
+        let http = Bytes::from(format!("GET /{n} HTTP/1.1\r\nHost: example\r\n\r\n"));
+        let request =
+            NewRequest { server: self.server_address, site: "example".into(), method, http, by_tcp: false };
+        self.short_asked += u64::from(idempotent && size <= 1460);
+        let sim = &mut self.clients[client];
+        let id = sim.core.start(request, self.now).expect("far below the limit");
+        sim.jobs.insert(id, n);
+        self.drain_client(client);
+        if self.chance(self.conditions.attack) {
+            self.attack();
+        }
+    }
+
+    fn bind(&mut self, client: usize) {
+        let now = self.now;
+        let sim = &mut self.clients[client];
+        let free = |core: &mut Client, taken: &BTreeMap<u16, Generation>| {
+            std::iter::repeat_with(|| core.random_port()).find(|port| !taken.contains_key(port)).unwrap()
+        };
+        let (udp, tcp) = (free(&mut sim.core, &sim.udp_ports), free(&mut sim.core, &sim.tcp_ports));
+        let generation = sim.core.use_ports(tcp, now);
+        sim.udp_ports.insert(udp, generation);
+        sim.tcp_ports.insert(tcp, generation);
+        sim.port_of.insert(generation, udp);
+        let core = &sim.core;
+        sim.udp_ports.retain(|_, generation| core.is_in_use(*generation));
+        sim.tcp_ports.retain(|_, generation| core.is_in_use(*generation));
+    }
+
+    /// Forged answers with guessed ids, replays of anything, requests in a victim's name with stolen tokens.
+    fn attack(&mut self) {
+        let noise = RequestId(self.rng.random());
+        let client = self.rng.random_range(0..self.clients.len());
+        let ports: Vec<u16> = self.clients[client].udp_ports.keys().copied().collect();
+        let from = self.server_address;
+        for port in ports {
+            for tail in [&b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"[..], b"\x01", b"\x02\x01x"] {
+                let datagram = [&noise.0[..], tail].concat();
+                self.after(ONE_WAY, Step::ToClient { client, port, from, datagram });
+            }
+        }
+        if self.captured.is_empty() {
+            return;
+        }
+        for _ in 0..3 {
+            let (from, datagram) = self.captured[self.rng.random_range(0..self.captured.len())].clone();
+            if from == self.server_address {
+                let port = self.clients[client].udp_ports.keys().next().copied().unwrap_or(0);
+                self.after(ONE_WAY, Step::ToClient { client, port, from, datagram });
+            } else {
+                let victim = SocketAddr::from(([198, 51, 100, self.rng.random_range(0..4)], from.port()));
+                self.victim_hosts.insert(victim.ip());
+                self.victims.entry(victim).or_default().0 += datagram.len();
+                self.after(ONE_WAY, Step::ToServer { from: victim, datagram: datagram.clone() });
+                self.after(ONE_WAY, Step::ToServer { from, datagram });
+            }
+        }
+    }
+
+    fn capture(&mut self, from: SocketAddr, datagram: &[u8]) {
+        if self.captured.len() < 100 {
+            self.captured.push((from, datagram.to_vec()));
+        } else if self.chance(0.05) {
+            let place = self.rng.random_range(0..100);
+            self.captured[place] = (from, datagram.to_vec());
+        }
+    }
+
+    fn server_receives(&mut self, from: SocketAddr, datagram: &[u8]) {
+        self.datagrams_to_server += 1;
+        if let Received::Request { ticket, http, .. } = self.server.handle_datagram(from, datagram, self.now)
+        {
+            let target = http[5..].split(|byte| *byte == b' ').next().unwrap();
+            let job: u64 = std::str::from_utf8(target).unwrap().parse().unwrap();
+            assert!(self.jobs[job as usize].idempotent, "seed {}: by UDP what must not be", self.seed);
+            self.jobs[job as usize].executed += 1;
+            let takes = self.jobs[job as usize].takes;
+            if self.server.must_use_connection(&ticket) {
+                self.route_long(ticket, job, takes);
+            } else {
+                self.after(takes, Step::Executed { ticket, job });
+            }
+        }
+        self.drain_server();
+    }
+
+    fn executed(&mut self, ticket: Ticket, job: u64) {
+        let size = self.jobs[job as usize].size;
+        if size > 14_600 {
+            self.route_long(ticket, job, Duration::ZERO);
+        } else {
+            let id = ticket.id();
+            let route = self.server.respond(ticket, &response(job, size), self.now);
+            self.route(route, id, job, Duration::ZERO);
+        }
+        self.drain_server();
+    }
+
+    fn route_long(&mut self, ticket: Ticket, job: u64, takes: Duration) {
+        let id = ticket.id();
+        let route = self.server.respond_long(ticket, self.now);
+        self.route(route, id, job, takes);
+    }
+
+    fn route(&mut self, route: Route, id: RequestId, job: u64, takes: Duration) {
+        let connection = match route {
+            Route::Datagram => return,
+            Route::Connection(connection) => connection,
+            Route::NewConnection(connection, to) => {
+                assert!(!self.victim_hosts.contains(&to.ip()), "seed {}: a SYN to {to}", self.seed);
+                let fresh = Connection { to, responses: VecDeque::new(), open: false, carrying: false };
+                self.connections.insert(connection, fresh);
+                let client = self.clients.iter().find(|client| client.ip == to.ip());
+                let listening = client.is_some_and(|client| client.tcp_ports.contains_key(&to.port()));
+                match client.and_then(|client| client.firewall) {
+                    Some(true) => {}
+                    firewall => {
+                        let refused = firewall.is_some() || !listening;
+                        self.after(2 * ONE_WAY, Step::Accepted { connection, refused });
+                    }
+                }
+                connection
+            }
+        };
+        let entry = self.connections.get_mut(&connection).expect("the server knows its connections");
+        entry.responses.push_back((id, job, false));
+        self.after(takes, Step::Made { id, connection });
+    }
+
+    fn accepted(&mut self, connection: ConnectionId, refused: bool) {
+        let Some(entry) = self.connections.get_mut(&connection) else { return };
+        if refused {
+            return self.break_connection(connection);
+        }
+        entry.open = true;
+        self.server.on_connected(connection, self.now);
+        self.carry(connection);
+        self.drain_server();
+    }
+
+    /// Starts the next response of a connection if it is open and the response was made.
+    fn carry(&mut self, connection: ConnectionId) {
+        let Some(entry) = self.connections.get_mut(&connection) else { return };
+        if entry.open && !entry.carrying && entry.responses.front().is_some_and(|(.., made)| *made) {
+            entry.carrying = true;
+            self.after(2 * ONE_WAY, Step::Carried { connection });
+        }
+    }
+
+    fn carried(&mut self, connection: ConnectionId) {
+        let Some(entry) = self.connections.get_mut(&connection) else { return };
+        entry.carrying = false;
+        let (to, Some((id, job, _))) = (entry.to, entry.responses.pop_front()) else { return };
+        let client = self.clients.iter().position(|client| client.ip == to.ip()).unwrap();
+        let sim = &mut self.clients[client];
+        let generation = sim.tcp_ports.get(&to.port()).copied();
+        let claimed = generation
+            .is_some_and(|generation| sim.core.claim(generation, self.server_address.ip(), id).is_ok());
+        let broken = self.chance(self.conditions.broken_connections);
+        if claimed && broken {
+            self.clients[client].core.on_claim_broken(id);
+        } else if claimed {
+            self.answered(client, id, job);
+        }
+        if broken || !claimed {
+            self.break_connection(connection);
+        } else {
+            self.server.on_response_sent(connection, id, self.now);
+            self.carry(connection);
+        }
+        self.drain_client(client);
+        self.drain_server();
+    }
+
+    fn break_connection(&mut self, connection: ConnectionId) {
+        self.connections.remove(&connection);
+        self.server.on_connection_closed(connection, self.now);
+        self.drain_server();
+    }
+
+    fn tcp_request(&mut self, client: usize, id: RequestId) {
+        let Some(&job) = self.clients[client].jobs.get(&id) else { return };
+        let idempotent = self.jobs[job as usize].idempotent;
+        let (before, after) =
+            (self.conditions.broken_connections / 2.0, self.conditions.broken_connections / 2.0);
+        let lost_before = self.chance(before);
+        if !lost_before {
+            self.jobs[job as usize].executed += 1;
+        }
+        if lost_before || self.chance(after) {
+            if idempotent {
+                self.after(2 * ONE_WAY, Step::TcpRequest { client, id });
+            } else {
+                self.jobs[job as usize].failures += 1;
+                self.clients[client].jobs.remove(&id);
+                self.clients[client].core.finish(id);
+            }
+            return;
+        }
+        let takes = self.jobs[job as usize].takes;
+        self.after(takes + ONE_WAY, Step::TcpResponse { client, id });
+    }
+
+    fn tcp_response(&mut self, client: usize, id: RequestId) {
+        if let Some(&job) = self.clients[client].jobs.get(&id) {
+            self.answered(client, id, job);
+        }
+    }
+
+    fn answered(&mut self, client: usize, id: RequestId, job: u64) {
+        let expected = self.clients[client].jobs.remove(&id);
+        assert_eq!(expected, Some(job), "seed {}: the answer to another request", self.seed);
+        self.jobs[job as usize].answers += 1;
+        self.clients[client].core.finish(id);
+    }
+
+    fn drain_client(&mut self, client: usize) {
+        let ip = self.clients[client].ip;
+        while let Some(transmit) = self.clients[client].core.poll_transmit() {
+            let from = SocketAddr::new(ip, self.clients[client].port_of[&transmit.generation]);
+            assert!(Request::parse(&transmit.payload).is_ok() && transmit.payload.len() <= 1472);
+            self.capture(from, &transmit.payload);
+            self.deliver(|| Step::ToServer { from, datagram: transmit.payload.clone() });
+        }
+        while let Some(event) = self.clients[client].core.poll_event() {
+            match event {
+                Event::Response { id, http, .. } => {
+                    let job = self.clients[client].jobs[&id];
+                    let size = self.jobs[job as usize].size;
+                    assert_eq!(http, response(job, size), "seed {}", self.seed);
+                    self.short_by_udp += u64::from(size <= 1460);
+                    self.in_pieces += u64::from(size > 1460);
+                    self.answered(client, id, job);
+                }
+                Event::UseTcp { id, .. } | Event::UseHttp { id } => {
+                    self.after(3 * ONE_WAY, Step::TcpRequest { client, id });
+                }
+            }
+        }
+        if let Some(at) = self.clients[client].core.poll_timeout() {
+            self.at(at, Step::ClientTimer(client));
+        }
+    }
+
+    fn drain_server(&mut self) {
+        let from = self.server_address;
+        while let Some(transmit) = self.server.poll_transmit() {
+            if let Some((_, sent)) = self.victims.get_mut(&transmit.to) {
+                *sent += transmit.payload.len();
+                continue;
+            }
+            self.capture(from, &transmit.payload);
+            let Some(client) = self.clients.iter().position(|client| client.ip == transmit.to.ip()) else {
+                continue;
+            };
+            let port = transmit.to.port();
+            self.deliver(|| Step::ToClient { client, port, from, datagram: transmit.payload.clone() });
+        }
+        while let Some(connection) = self.server.poll_close() {
+            self.connections.remove(&connection);
+        }
+        if let Some(at) = self.server.poll_timeout() {
+            self.at(at, Step::ServerTimer);
+        }
+    }
+}
+
+fn response(job: u64, size: usize) -> Vec<u8> {
+    let head = format!("HTTP/1.1 200 OK\r\nX-Job: {job}\r\n\r\n");
+    let mut http = head.into_bytes();
+    http.resize(size.max(http.len()), b'x');
+    http
+}

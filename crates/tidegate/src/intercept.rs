@@ -1,0 +1,84 @@
+//! `tidegate intercept`: an interception cache for DHTTP on a router.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+use tidegate_dhttp::driver::{ClientOptions, DhttpClient, Listener, ServerOptions, serve as serve_listener};
+use tidegate_dhttp::intercept::{CacheOptions, InterceptionCache};
+use tidegate_dhttp::ports::ClientPorts;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::{Failure, LogForm};
+use crate::{run, units};
+
+/// How long requests in progress may go on after a signal.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What `tidegate intercept` takes.
+#[derive(Args)]
+pub(crate) struct InterceptArgs {
+    /// Where the router's TPROXY rule sends requests to: ADDRESS:PORT.
+    #[arg(long, value_name = "ADDR")]
+    listen: SocketAddr,
+    /// This host's own ADDRESS:PORT, from which requests are answered; another port than --listen's.
+    #[arg(long, value_name = "ADDR")]
+    from: SocketAddr,
+    /// Memory for responses.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    memory: String,
+    /// Longest body that is stored.
+    #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+    max_object: String,
+}
+
+/// Serves until a signal ends it.
+pub(crate) fn run(args: &InterceptArgs, log: LogForm) -> Result<(), Failure> {
+    let size = |name: &str, text: &str| {
+        let bytes = units::size(text).map_err(|error| Failure::usage(format!("error: --{name}: {error}")))?;
+        usize::try_from(bytes).map_err(|_| Failure::usage(format!("error: --{name}: more than there can be")))
+    };
+    let options = CacheOptions {
+        memory_bytes: size("memory", &args.memory)?,
+        object_bytes: size("max-object", &args.max_object)?,
+    };
+    if args.listen.port() == args.from.port() {
+        return Err(Failure::usage("error: --from: expected another port than --listen's".to_owned()));
+    }
+    run::start_log(log);
+    run::raise_descriptor_limit();
+    let listener = Listener::intercept(args.listen, args.from, &ClientPorts::default()).map_err(|error| {
+        Failure::runtime(format!(
+            "error: cannot intercept at {} and answer from {}: {error}; it needs CAP_NET_ADMIN",
+            args.listen, args.from
+        ))
+    })?;
+    let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(async {
+        let (mut terminate, mut interrupt) = (
+            signal(SignalKind::terminate()).map_err(failed)?,
+            signal(SignalKind::interrupt()).map_err(failed)?,
+        );
+        let client = DhttpClient::new(ClientOptions::default()).map_err(failed)?;
+        let cache = InterceptionCache::new(client, options);
+        let metrics = cache.metrics();
+        let (handle, serving) =
+            serve_listener(listener, cache, ServerOptions::new().map_err(failed)?).map_err(failed)?;
+        tracing::info!("intercepting at {}, answering from {}", args.listen, args.from);
+        let mut serving = std::pin::pin!(serving);
+        tokio::select! {
+            () = &mut serving => {}
+            _ = terminate.recv() => handle.drain(),
+            _ = interrupt.recv() => handle.drain(),
+        }
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, serving).await;
+        tracing::info!(
+            hits = metrics.intercept_hits_total.get(),
+            misses = metrics.intercept_misses_total.get(),
+            "stopped"
+        );
+        Ok(())
+    })
+}

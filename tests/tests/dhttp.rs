@@ -1,0 +1,151 @@
+//! A site over DHTTP beside HTTP: one cache, one set of limits, one log; fetched by `tidegate fetch`.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Output;
+use std::time::Duration;
+
+use tidegate_e2e::{Gate, Origin, Reply, Tidegate, content, eventually, free_port};
+
+/// A tidegate that serves `origin` by HTTP and by DHTTP.
+fn start(origin: &Origin, limits: &str) -> (Tidegate, SocketAddr) {
+    let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let tidegate = Tidegate::builder()
+        .origin(origin)
+        .limits(limits)
+        .tables(&format!(
+            "[[listen]]\naddress = \"{address}\"\nprotocol = \"dhttp\"\n[log]\naccess = \"@DIR@/access.log\""
+        ))
+        .start();
+    (tidegate, address)
+}
+
+/// What `tidegate fetch -v` wrote to both outputs.
+fn fetch(url: &str) -> (Vec<u8>, String) {
+    let Output { stdout, stderr, .. } =
+        std::process::Command::new(Tidegate::binary()).args(["fetch", "-v", url]).output().unwrap();
+    (stdout, String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn object_in_the_cache_one_copy_answers_http_and_dhttp() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/short" => Reply::cacheable("short"),
+        _ => Reply::cacheable(content(1, 300_000)),
+    });
+    let (tidegate, dhttp) = start(&origin, "");
+    let first = tidegate.get("/short");
+    assert_eq!(
+        (first.text(), first.field("Alt-Svc")),
+        ("short".into(), format!("dhttp=\":{}\"", dhttp.port()))
+    );
+    let (body, said) = fetch(&format!("dhttp://{dhttp}/short"));
+    // Another authority is another URL, and another object.
+    assert_eq!((body.as_slice(), origin.count()), (&b"short"[..], 2), "{said}");
+
+    let (body, said) = fetch(&format!("dhttp://{dhttp}/short"));
+    assert_eq!((body.as_slice(), origin.count()), (&b"short"[..], 2), "{said}");
+    assert!(said.contains("in a datagram") && said.contains("; hit; ttl="), "{said}");
+
+    for _ in 0..2 {
+        let (body, said) = fetch(&format!("dhttp://{dhttp}/long"));
+        assert!(body == content(1, 300_000), "{said}");
+        assert!(said.contains("on a connection that the server opened"), "{said}");
+    }
+    assert_eq!(origin.count(), 3);
+    assert_eq!(tidegate.metric("tidegate_dhttp_connections_opened_total"), 2.0);
+    assert!(tidegate.metric("tidegate_dhttp_responses_udp_total") >= 2.0);
+    let log = || std::fs::read_to_string(tidegate.directory().join("access.log")).unwrap();
+    eventually("the log has the requests", || {
+        log().contains("\"GET /long HTTP/1.1\" 200 300000").then_some(())
+    });
+    assert_eq!(log().matches("\"GET /short HTTP/1.1\" 200 5").count(), 3, "{}", log());
+}
+
+#[test]
+fn host_of_both_listeners_one_object() {
+    let origin = Origin::start(|_| Reply::cacheable("shared"));
+    let (tidegate, dhttp) = start(&origin, "");
+    let (body, _) = fetch(&format!("dhttp://{dhttp}/page"));
+    assert_eq!(body, b"shared");
+    let mut client = tidegate.connect();
+    client.send(format!("GET /page HTTP/1.1\r\nHost: {dhttp}\r\n\r\n"));
+    assert!(client.response().is_hit());
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn post_by_udp_is_answered_use_tcp_and_never_forwarded() {
+    let origin = Origin::start(|_| Reply::ok("done"));
+    let (tidegate, dhttp) = start(&origin, "");
+    let socket = client_socket();
+    let request = [
+        &b"\x01\x02\x03\x04\x05\x06\x07\x08\xa0\x00\x02\x00"[..],
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab",
+    ]
+    .concat();
+    for _ in 0..3 {
+        socket.send_to(&request, dhttp).unwrap();
+        let mut answer = [0; 100];
+        let length = socket.recv(&mut answer).unwrap();
+        assert_eq!(&answer[..length], b"\x01\x02\x03\x04\x05\x06\x07\x08\x01");
+    }
+    assert_eq!(origin.count(), 0);
+    assert_eq!(tidegate.metric("tidegate_dhttp_requests_unsafe_total"), 3.0);
+}
+
+#[test]
+fn upload_over_the_clients_connection_reaches_the_origin_within_the_limit() {
+    let origin = Origin::start(|request| Reply::ok(format!("{} bytes", request.body.len())));
+    let (tidegate, dhttp) = start(&origin, "body_size = \"1000B\"");
+    for (size, wanted) in [(1000, "HTTP/1.1 200 "), (1001, "HTTP/1.1 413 ")] {
+        let mut client = tidegate_e2e::Client::connect(dhttp);
+        client.send(b"\x01\x02\x03\x04\x05\x06\x07\x08\xa0\x00\x00");
+        client.send(format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n"));
+        client.send(vec![b'x'; size]);
+        let answer = client.read_bytes(8 + wanted.len());
+        assert_eq!(&answer[..8], b"\x01\x02\x03\x04\x05\x06\x07\x08");
+        assert_eq!(String::from_utf8_lossy(&answer[8..]), wanted);
+    }
+    assert_eq!(origin.count(), 1);
+    assert_eq!(origin.last().field("X-Forwarded-For"), "127.0.0.1");
+    assert!(tidegate.metric("tidegate_dhttp_stream_requests_total") >= 2.0);
+}
+
+#[test]
+fn drain_during_a_miss_the_answer_still_comes() {
+    let gate = Gate::default();
+    let passing = gate.clone();
+    let origin = Origin::start(move |_| {
+        passing.pass();
+        Reply::ok("late")
+    });
+    let (mut tidegate, dhttp) = start(&origin, "");
+    let waiting = std::thread::spawn(move || fetch(&format!("dhttp://{dhttp}/slow")));
+    eventually("the origin is asked", || (origin.count() > 0).then_some(()));
+    let drained = tidegate.command(&["drain"]);
+    assert!(drained.status.success());
+    gate.open();
+    assert_eq!(waiting.join().unwrap().0, b"late");
+    assert!(tidegate.wait().success());
+}
+
+#[test]
+fn origin_that_breaks_off_a_short_answer_is_a_502_at_once() {
+    let origin = Origin::start(|_| {
+        Reply::RawThenClose(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec())
+    });
+    let (_tidegate, dhttp) = start(&origin, "");
+    let (_, said) = fetch(&format!("dhttp://{dhttp}/half"));
+    assert!(said.contains("in a datagram") && said.contains("< HTTP/1.1 502 "), "{said}");
+}
+
+/// A socket on one of the ports that clients use.
+fn client_socket() -> UdpSocket {
+    let socket = (0..100)
+        .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
+        .find(|socket| socket.local_addr().unwrap().port() >= 32_768)
+        .unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket
+}
