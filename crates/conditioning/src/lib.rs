@@ -1,0 +1,9 @@
+//! Connection conditioning: small programs in front of a server pass the client's socket and its request along a chain.
+//!
+//! The paper is Park and Pai, "Connection Conditioning: Architecture-Independent Support for Simple, Robust Servers"
+//! (§ numbers in this crate are its). [`wire`], [`link`] and [`ledger`] are the protocol between neighbours;
+//! [`server`] is the server's end of the chain.
+
+pub mod ledger;
+pub mod link;
+pub mod wire;
