@@ -206,6 +206,13 @@ impl Ledger {
         }
     }
 
+    /// Nobody is known to hold the socket.
+    pub fn forget_holder(&self, slot: u32) {
+        if let Some(slot) = self.slot(slot) {
+            slot.holder.store(0, Ordering::Release);
+        }
+    }
+
     /// One more process is about to hold the socket (§3.2, cc_fork).
     pub fn share(&self, id: Id) {
         self.update(id.slot, |generation, state, holders| {

@@ -4,6 +4,13 @@
 //! (§ numbers in this crate are its). [`wire`], [`link`] and [`ledger`] are the protocol between neighbours;
 //! [`server`] is the server's end of the chain.
 
+pub mod arguments;
+pub mod filters;
+pub mod keeper;
+pub mod launcher;
 pub mod ledger;
 pub mod link;
+pub mod neighbours;
+pub mod server;
+pub mod tree;
 pub mod wire;

@@ -1,0 +1,275 @@
+//! bind, listen, accept, close, dup, epoll_ctl, setsockopt and what else is about a descriptor as a whole.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use libc::{c_char, c_int, c_void, epoll_event, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use rustix::fs::OFlags;
+use tidegate_conditioning::server::{self, AcceptOptions, Closing, connection::Interest};
+
+use crate::next::next;
+use crate::{errno, fail, state};
+
+fn borrow(fd: c_int) -> BorrowedFd<'static> {
+    // SAFETY: a number from the server, used for single system calls that fail with EBADF if it is none.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn read_address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
+    if address.is_null() || (length as usize) < size_of::<sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: the caller passes `length` readable bytes; the family says which structure they are.
+    unsafe {
+        match c_int::from((*address).sa_family) {
+            libc::AF_INET => {
+                let v4 = &*address.cast::<sockaddr_in>();
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 if length as usize >= size_of::<sockaddr_in6>() => {
+                let v6 = &*address.cast::<sockaddr_in6>();
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(SocketAddr::new(ip.into(), u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Writes an address as accept(2) does: cut to the caller's length, with the full length reported.
+fn write_address(value: SocketAddr, address: *mut sockaddr, length: *mut socklen_t) {
+    if address.is_null() || length.is_null() {
+        return;
+    }
+    let put = |source: *const u8, size: usize| {
+        // SAFETY: the caller passes `*length` writable bytes at `address`; no more than `size` are read.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, address.cast::<u8>(), size.min(*length as usize));
+            *length = size as socklen_t;
+        }
+    };
+    match value.ip() {
+        IpAddr::V4(ip) => {
+            let v4 = sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: value.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(ip).to_be() },
+                sin_zero: [0; 8],
+            };
+            put((&raw const v4).cast(), size_of::<sockaddr_in>());
+        }
+        IpAddr::V6(ip) => {
+            let v6 = sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: value.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
+                sin6_scope_id: 0,
+            };
+            put((&raw const v6).cast(), size_of::<sockaddr_in6>());
+        }
+    }
+}
+
+/// bind(2): on the chain's port nothing is bound, because the first filter owns it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    if let Some(address) = read_address(address, length)
+        && rustix::net::sockopt::socket_type(borrow(fd)) == Ok(rustix::net::SocketType::STREAM)
+        && state::bind(fd, address)
+    {
+        return 0;
+    }
+    next!(bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int)
+}
+
+/// listen(2): the chain's link takes the place of the socket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if server::is_listener(fd) {
+        return 0;
+    }
+    let Some(chain) = state::chain_for(fd) else {
+        return next!(listen(fd: c_int, backlog: c_int) -> c_int);
+    };
+    let put = || {
+        let flags = rustix::fs::fcntl_getfl(borrow(fd))?;
+        let cloexec = rustix::io::fcntl_getfd(borrow(fd))?.contains(rustix::io::FdFlags::CLOEXEC);
+        let cloexec = if cloexec { libc::O_CLOEXEC } else { 0 };
+        // SAFETY: dup3 as a raw system call: the server's own descriptor now is the link.
+        unsafe { libc::syscall(libc::SYS_dup3, std::os::fd::AsRawFd::as_raw_fd(&chain.link), fd, cloexec) };
+        rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
+        server::listen(fd, chain)
+    };
+    put().map_or_else(fail, |()| 0)
+}
+
+/// accept(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let options = AcceptOptions { follow: true, ..AcceptOptions::default() };
+    match server::accept(fd, options) {
+        Some(accepted) => present(accepted, address, length),
+        None => next!(accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+    }
+}
+
+/// accept4(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let options = AcceptOptions {
+        nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+        cloexec: flags & libc::SOCK_CLOEXEC != 0,
+        follow: true,
+    };
+    match server::accept(fd, options) {
+        Some(accepted) => present(accepted, address, length),
+        None => {
+            next!(accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int)
+        }
+    }
+}
+
+fn present(
+    accepted: Result<(c_int, SocketAddr), rustix::io::Errno>,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    match accepted {
+        Ok((fd, peer)) => {
+            write_address(peer, address, length);
+            fd
+        }
+        Err(error) => fail(error),
+    }
+}
+
+/// getsockname(2): a listening socket has the address that the server asked for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    if let Some(bound) = state::bound_address(fd) {
+        write_address(bound, address, length);
+        return 0;
+    }
+    next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int)
+}
+
+/// setsockopt(2): options of TCP mean nothing to a link, nor to a descriptor whose connection is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    if level != libc::SOL_SOCKET && (server::is_ended(fd) || server::is_listener(fd)) {
+        return 0;
+    }
+    let result = next!(
+        setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int
+    );
+    if result == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_CORK && length as usize >= size_of::<c_int>()
+    {
+        // SAFETY: the kernel just read an int there.
+        server::corked(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0);
+    }
+    result
+}
+
+/// close(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    server::closing(fd, Closing::AsFollowed);
+    state::forget(fd);
+    next!(close(fd: c_int) -> c_int)
+}
+
+/// dup(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    let new = next!(dup(fd: c_int) -> c_int);
+    if new >= 0 {
+        server::duplicated(fd, new);
+    }
+    new
+}
+
+/// dup2(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(fd: c_int, other: c_int) -> c_int {
+    if fd != other {
+        server::closing(other, Closing::AsFollowed);
+    }
+    let new = next!(dup2(fd: c_int, other: c_int) -> c_int);
+    if new >= 0 && fd != other {
+        server::duplicated(fd, new);
+    }
+    new
+}
+
+/// dup3(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
+    if fd != other {
+        server::closing(other, Closing::AsFollowed);
+    }
+    let new = next!(dup3(fd: c_int, other: c_int, flags: c_int) -> c_int);
+    if new >= 0 {
+        server::duplicated(fd, new);
+    }
+    new
+}
+
+/// epoll_ctl(2): registrations are written down, because a filter's handle to the same socket would keep them alive
+/// after close.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let result =
+        next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
+    let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
+    // SAFETY: the kernel just read the event; it is packed, hence the unaligned read. A null one is a deletion.
+    let (events, data) = match unsafe { event.as_ref() } {
+        Some(_) => {
+            // SAFETY: as above.
+            let event = unsafe { event.read_unaligned() };
+            (event.events, event.u64)
+        }
+        None => (0, 0),
+    };
+    match server::registered(Interest { epoll, fd, events, data }, operation, outcome) {
+        Ok(()) => 0,
+        Err(error) => fail(error),
+    }
+}
+
+/// execve(2): connections that the new program does not inherit are let go.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(
+    path: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    server::before_exit();
+    next!(execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
+}
+
+/// execv(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
+    server::before_exit();
+    next!(execv(path: *const c_char, arguments: *const *const c_char) -> c_int)
+}
+
+/// execvp(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(path: *const c_char, arguments: *const *const c_char) -> c_int {
+    server::before_exit();
+    next!(execvp(path: *const c_char, arguments: *const *const c_char) -> c_int)
+}

@@ -1,0 +1,86 @@
+//! The chain that this process was started behind, and the sockets that are to stand for it.
+
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tidegate_conditioning::neighbours::environment;
+use tidegate_conditioning::server::{self, table::Chain};
+
+struct Preloaded {
+    chain: Arc<Chain>,
+    port: u16,
+    /// Sockets that were bound to the conditioned port: nothing is bound, because the first filter has the port.
+    bound: Mutex<Vec<(RawFd, SocketAddr)>>,
+}
+
+/// A server has a few listening sockets; one that exceeds this binds as if there were no chain, and fails.
+const MOST_BOUND: usize = 1024;
+
+static STATE: OnceLock<Option<Preloaded>> = OnceLock::new();
+
+/// What is known already: safe to ask while [`preloaded`] is finding out, which closes descriptors itself.
+fn known() -> Option<&'static Preloaded> {
+    STATE.get()?.as_ref()
+}
+
+fn preloaded() -> Option<&'static Preloaded> {
+    STATE
+        .get_or_init(|| {
+            let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
+            let port = std::env::var("TIDEGATE_CC_PORT").ok()?.parse().ok()?;
+            let (link, ledger) = (number(environment::UPSTREAM)?, number(environment::LEDGER)?);
+            // Duplicates: the originals stay as they were inherited, for a program that this one becomes or starts.
+            let duplicate = |fd: RawFd| {
+                // SAFETY: borrowed for one fcntl, which fails if the number is no open descriptor.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()
+            };
+            let chain = server::chain(duplicate(link)?, &duplicate(ledger)?).ok()?;
+            // SAFETY: a plain function; it runs when the program ends by `exit`.
+            unsafe { libc::atexit(at_exit) };
+            Some(Preloaded { chain, port, bound: Mutex::new(Vec::new()) })
+        })
+        .as_ref()
+}
+
+extern "C" fn at_exit() {
+    server::before_exit();
+}
+
+impl Preloaded {
+    fn bound(&self) -> MutexGuard<'_, Vec<(RawFd, SocketAddr)>> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A stream socket is to be bound to `address`: true if the chain has that port, and the socket is remembered.
+pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
+    let Some(preloaded) = preloaded().filter(|preloaded| preloaded.port == address.port()) else { return false };
+    let mut bound = preloaded.bound();
+    bound.retain(|(other, _)| *other != fd);
+    if bound.len() >= MOST_BOUND {
+        return false;
+    }
+    bound.push((fd, address));
+    true
+}
+
+/// The address that a socket was bound to in name only.
+pub(crate) fn bound_address(fd: RawFd) -> Option<SocketAddr> {
+    let preloaded = known()?;
+    preloaded.bound().iter().find(|(other, _)| *other == fd).map(|(_, address)| *address)
+}
+
+/// `fd` was closed.
+pub(crate) fn forget(fd: RawFd) {
+    if let Some(preloaded) = known() {
+        preloaded.bound().retain(|(other, _)| *other != fd);
+    }
+}
+
+/// The chain, if `fd` was bound to its port.
+pub(crate) fn chain_for(fd: RawFd) -> Option<Arc<Chain>> {
+    let preloaded = known()?;
+    preloaded.bound().iter().any(|(other, _)| *other == fd).then(|| preloaded.chain.clone())
+}

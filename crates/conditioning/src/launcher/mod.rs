@@ -1,0 +1,394 @@
+//! Starts a chain of filters and the command behind it, and keeps the chain whole.
+//!
+//! The launcher owns both ends of every link. A filter that dies is started anew on the same links, so that nothing that
+//! was under way in them is lost and no neighbour has to connect again.
+
+mod children;
+mod plan;
+
+use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+
+use crate::ledger::Ledger;
+use crate::link;
+use crate::neighbours::word;
+use children::{Child, FilterProcess, Signals, reap_descendants};
+pub use plan::{FilterSpec, plan};
+
+/// How many times in a row a filter may die before it is ready.
+const FRUITLESS_STARTS: u32 = 5;
+/// How long filters may take to become ready, and the command to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The arguments of `tidegate condition`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'")]
+pub struct ConditionArgs {
+    /// Address and port that clients connect to; `:80` listens on all IPv4 addresses.
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
+    pub listen: SocketAddr,
+    /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own.
+    /// Without any: package, persist, normalize, prior.
+    #[arg(long = "filter", value_name = "NAME[=ARGS]")]
+    pub filters: Vec<FilterSpec>,
+    /// Port that COMMAND listens on, if it is not the one of --listen.
+    #[arg(long, value_name = "PORT")]
+    pub server_port: Option<u16>,
+    /// How long COMMAND may take until it listens.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub start_timeout: u64,
+    /// Connections that may wait to be accepted.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub backlog: i32,
+    /// The preload library, if it is not where it was installed.
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_PRELOAD")]
+    pub preload: Option<PathBuf>,
+    /// The program that is the filters, if it is not where it was installed.
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_CC")]
+    pub filter_program: Option<PathBuf>,
+    /// The server and its arguments.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Reads `ADDR:PORT`, or `:PORT`.
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    full.parse().map_err(|_| "expected an address and a port, such as 127.0.0.1:8080, [::]:80 or :80".to_owned())
+}
+
+/// Why a chain could not be started, or could not go on. One line each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// No filter has that name.
+    #[error("unknown filter {name:?}; known are {known}")]
+    UnknownFilter {
+        /// The name as given.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A filter's arguments were refused.
+    #[error("filter {name}: {reason}")]
+    FilterArguments {
+        /// The filter.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The listening socket could not be made.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// Why, such as "address in use".
+        reason: io::Error,
+    },
+    /// A file that belongs to the installation is missing.
+    #[error("cannot find {0}; name it with {1}")]
+    Missing(&'static str, &'static str),
+    /// A program could not be started.
+    #[error("cannot start {program}: {reason}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why.
+        reason: io::Error,
+    },
+    /// A filter ended before it was ready.
+    #[error("filter {name} exited at start ({status})")]
+    FilterExited {
+        /// The filter.
+        name: String,
+        /// Its exit status.
+        status: String,
+    },
+    /// A filter did not become ready in time.
+    #[error("filter {name} was not ready after {} s", PATIENCE.as_secs())]
+    FilterSilent {
+        /// The filter.
+        name: String,
+    },
+    /// The command does not serve.
+    #[error("{command} did not listen on port {port} within {seconds} s; it may be statically linked, or use another port (--server-port)")]
+    NeverListened {
+        /// The command.
+        command: String,
+        /// The port it was expected to listen on.
+        port: u16,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// A system call of the launcher's own failed.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] io::Error),
+}
+
+impl LaunchError {
+    /// The exit code: 2 for bad usage, 1 for failures at run time.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::UnknownFilter { .. } | Self::FilterArguments { .. } => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Runs `tidegate condition` to its end and returns the command's exit code.
+///
+/// Call it on the main thread of a process that does nothing else: it takes over signals and child processes.
+///
+/// # Errors
+/// See [`LaunchError`]; every process that was started has ended by then.
+pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
+    let filters = plan(&args.filters)?;
+    let program = plan::filter_program(args.filter_program.as_deref())?;
+    let preload = plan::preload_library(args.preload.as_deref())?;
+    let listener = listen(args.listen, args.backlog)?;
+    let mut chain = RunningChain::start(&filters, &program, listener)?;
+    let server_port = args.server_port.unwrap_or(args.listen.port());
+    let server_end = chain.take_server_end();
+    let command = children::start_command(&args.command, &preload, server_port, &server_end, &chain.ledger_file)?;
+    drop(server_end);
+    let limit = Duration::from_secs(args.start_timeout);
+    chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))
+}
+
+/// Runs a chain for a server that was started by somebody else and holds the other end of `server_end`'s link: what
+/// cc_createlsock does in a process of its own. Returns when that server is gone.
+///
+/// # Errors
+/// See [`LaunchError`].
+pub fn serve_chain(
+    filters: &[FilterSpec],
+    program: Option<&std::path::Path>,
+    listener: OwnedFd,
+    filter_end: OwnedFd,
+    ledger: (Ledger, OwnedFd),
+    ready: impl FnOnce(),
+) -> Result<u8, LaunchError> {
+    let filters = plan(filters)?;
+    let program = plan::filter_program(program)?;
+    let mut chain = RunningChain::start_with(&filters, &program, listener, filter_end, None, ledger)?;
+    ready();
+    chain.supervise(None)
+}
+
+/// A listening socket whose connections are reported once data has arrived.
+///
+/// # Errors
+/// The address is in use, or not ours, or a privileged port.
+pub fn listen(address: SocketAddr, backlog: i32) -> Result<OwnedFd, LaunchError> {
+    let failed = |error: rustix::io::Errno| LaunchError::Listen { address, reason: error.into() };
+    let family = if address.is_ipv4() {
+        rustix::net::AddressFamily::INET
+    } else {
+        rustix::net::AddressFamily::INET6
+    };
+    let socket = rustix::net::socket_with(
+        family,
+        rustix::net::SocketType::STREAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
+    rustix::net::bind(&socket, &address).map_err(failed)?;
+    rustix::net::listen(&socket, backlog).map_err(failed)?;
+    let flags = rustix::fs::fcntl_getfl(&socket).map_err(failed)? | rustix::fs::OFlags::NONBLOCK;
+    rustix::fs::fcntl_setfl(&socket, flags).map_err(failed)?;
+    Ok(socket)
+}
+
+struct Served<'c> {
+    child: Child,
+    port: u16,
+    limit: Duration,
+    command: &'c [OsString],
+}
+
+/// The chain while it runs.
+struct RunningChain {
+    filters: Vec<FilterProcess>,
+    signals: Signals,
+    ledger: Ledger,
+    ledger_file: OwnedFd,
+    server_end: Option<OwnedFd>,
+}
+
+impl RunningChain {
+    fn start(filters: &[FilterSpec], program: &std::path::Path, listener: OwnedFd) -> Result<Self, LaunchError> {
+        let system = |error| LaunchError::System("socketpair", error);
+        let (filter_end, server_end) = link::pair().map_err(system)?;
+        let ledger = Ledger::create().map_err(|error| LaunchError::System("ledger", error))?;
+        Self::start_with(filters, program, listener, filter_end, Some(server_end), ledger)
+    }
+
+    fn start_with(
+        filters: &[FilterSpec],
+        program: &std::path::Path,
+        listener: OwnedFd,
+        filter_end: OwnedFd,
+        server_end: Option<OwnedFd>,
+        (ledger, ledger_file): (Ledger, OwnedFd),
+    ) -> Result<Self, LaunchError> {
+        let signals = Signals::take().map_err(|error| LaunchError::System("signalfd", error))?;
+        let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+        let mut chain = Self { filters: Vec::new(), signals, ledger, ledger_file, server_end };
+        let mut upstream: Option<OwnedFd> = None;
+        let mut listener = Some(listener);
+        let mut last = Some(filter_end);
+        for (at, spec) in filters.iter().enumerate() {
+            let (downstream, next) = if at + 1 == filters.len() {
+                (last.take(), None)
+            } else {
+                let (up, down) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
+                (Some(up), Some(down))
+            };
+            let Some(downstream) = downstream else { break };
+            let upstream = std::mem::replace(&mut upstream, next);
+            let filter = FilterProcess::new(spec.clone(), program, upstream, downstream, listener.take());
+            chain.filters.push(filter);
+        }
+        for at in 0..chain.filters.len() {
+            chain.filters[at].start(&chain.ledger_file)?;
+        }
+        chain.await_ready()?;
+        Ok(chain)
+    }
+
+    fn await_ready(&mut self) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(waiting) = self.filters.iter().find(|filter| !filter.is_ready) {
+            if Instant::now() >= deadline {
+                return Err(LaunchError::FilterSilent { name: waiting.spec.name.clone() });
+            }
+            self.wait(None, Duration::from_millis(100));
+            for filter in &mut self.filters {
+                filter.hear();
+                if !filter.is_ready && let Some(status) = filter.has_ended() {
+                    return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
+                }
+            }
+            if self.signals.next().is_some_and(|signal| signal != Signal::USR1) {
+                return Err(LaunchError::System("start", io::ErrorKind::Interrupted.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_server_end(&mut self) -> Option<OwnedFd> {
+        self.server_end.take()
+    }
+
+    /// Waits for a signal, a filter's word or end, or the command's end.
+    fn wait(&self, command: Option<&Child>, timeout: Duration) -> bool {
+        let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        for filter in &self.filters {
+            watched.extend(filter.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        }
+        if let Some(command) = command {
+            watched.push(PollFd::from_borrowed_fd(command.pidfd(), PollFlags::IN));
+        }
+        // Only its hang-up is of interest: the server's processes are gone.
+        let last_link = self.filters.last().map(FilterProcess::downstream);
+        if let Some(link) = last_link {
+            watched.push(PollFd::from_borrowed_fd(link, PollFlags::empty()));
+        }
+        let timeout = rustix::time::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let _ = poll(&mut watched, Some(&timeout));
+        last_link.is_some() && watched.last().is_some_and(|link| link.revents().contains(PollFlags::HUP))
+    }
+
+    fn supervise(&mut self, served: Option<Served<'_>>) -> Result<u8, LaunchError> {
+        let started = Instant::now();
+        let mut ending: Option<Instant> = None;
+        loop {
+            let listening = self.ledger.is_listening();
+            let pause = if listening || served.is_none() { Duration::from_secs(1) } else { Duration::from_millis(50) };
+            let hung_up = self.wait(served.as_ref().map(|served| &served.child), pause);
+            match &served {
+                Some(served) => {
+                    if let Some(code) = served.child.exit_code() {
+                        return Ok(code);
+                    }
+                    if !listening && started.elapsed() >= served.limit {
+                        served.child.kill(Signal::KILL);
+                        return Err(LaunchError::NeverListened {
+                            command: served.command.first().map_or_else(String::new, |c| c.to_string_lossy().into_owned()),
+                            port: served.port,
+                            seconds: served.limit.as_secs(),
+                        });
+                    }
+                }
+                None if hung_up => return Ok(0),
+                None => {}
+            }
+            while let Some(signal) = self.signals.next() {
+                if signal == Signal::USR1 {
+                    self.filters.iter().for_each(|filter| filter.say(word::COUNTERS));
+                } else if let Some(served) = &served {
+                    // A second signal does not wait for the command.
+                    served.child.kill(if ending.is_some() { Signal::KILL } else { signal });
+                    ending.get_or_insert_with(Instant::now);
+                } else {
+                    return Ok(0);
+                }
+            }
+            if ending.is_some_and(|since| since.elapsed() > PATIENCE) && let Some(served) = &served {
+                served.child.kill(Signal::KILL);
+            }
+            self.mend()?;
+        }
+    }
+
+    /// Starts anew what died, and has the neighbours hand again what it held.
+    fn mend(&mut self) -> Result<(), LaunchError> {
+        for at in 0..self.filters.len() {
+            self.filters[at].hear();
+            if let Some(status) = self.filters[at].has_ended() {
+                let filter = &mut self.filters[at];
+                filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };
+                if filter.fruitless >= FRUITLESS_STARTS {
+                    return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
+                }
+                eprintln!("tidegate: filter {} ended ({status}), starting it again", filter.spec.name);
+                filter.start(&self.ledger_file)?;
+                // A filter of another origin may not keep what it handed on: those before it hand it again.
+                for before in (0..at).rev() {
+                    self.filters[before].say(word::HAND_AGAIN);
+                    if !self.filters[before].spec.is_program() {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RunningChain {
+    fn drop(&mut self) {
+        for filter in &mut self.filters {
+            filter.end();
+        }
+        reap_descendants();
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd()
+    }
+}

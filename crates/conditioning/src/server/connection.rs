@@ -1,0 +1,210 @@
+//! A client's socket in the server: what the server may still read of the request, and when its end is over.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::event::epoll;
+use tidegate_http::Method;
+
+use crate::ledger::State;
+use crate::link;
+use crate::server::response::{Extent, ResponseTracker};
+use crate::server::table::Chain;
+use crate::wire::{Bundle, Id, Notice, flags};
+
+/// Where the next bytes of the request come from.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Source {
+    /// From the copy in the bundle, which replaces what is on the socket.
+    Copy,
+    /// From the socket, at most so many bytes.
+    Socket(u64),
+    /// The request has been read to its end.
+    Exhausted,
+}
+
+/// One accepted request.
+#[derive(Debug)]
+pub struct Connection {
+    chain: Arc<Chain>,
+    id: Id,
+    flags: u16,
+    /// Rewritten bytes, and how many of them were read.
+    copy: Vec<u8>,
+    copy_read: usize,
+    /// Bytes to discard from the socket once the copy has been read. They stay there until then, so that poll, select
+    /// and epoll find the descriptor readable as long as there is something to read.
+    replaces: u64,
+    socket_left: u64,
+    tracker: Option<ResponseTracker>,
+    corked: bool,
+    /// Descriptors of this process that are this connection.
+    pub descriptors: Vec<RawFd>,
+    /// Where the server registered them.
+    pub interests: Vec<Interest>,
+}
+
+/// A registration with epoll.
+#[derive(Clone, Copy, Debug)]
+pub struct Interest {
+    /// The epoll descriptor.
+    pub epoll: RawFd,
+    /// The connection's descriptor.
+    pub fd: RawFd,
+    /// What was asked for.
+    pub events: u32,
+    /// The server's own data.
+    pub data: u64,
+}
+
+impl Connection {
+    /// A request just claimed; with `follow`, the response is followed to its end.
+    pub fn new(chain: Arc<Chain>, bundle: Bundle, fd: RawFd, follow: bool) -> Self {
+        let rewritten = bundle.has(flags::REWRITTEN);
+        let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
+        let method = if bundle.has(flags::HEAD_METHOD) { Method::Head } else { Method::Get };
+        let follow = follow && bundle.has(flags::PERSISTENT) && !bundle.has(flags::FINAL);
+        Self {
+            chain,
+            id: bundle.id,
+            flags: bundle.flags,
+            socket_left: bundle.socket_bytes.saturating_sub(replaces),
+            copy: if rewritten { bundle.request } else { Vec::new() },
+            copy_read: 0,
+            replaces,
+            tracker: follow.then(|| ResponseTracker::new(method)),
+            corked: false,
+            descriptors: vec![fd],
+            interests: Vec::new(),
+        }
+    }
+
+    /// Which presentation this is.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// The chain that it came from.
+    pub fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// Where the next bytes are.
+    pub fn source(&self) -> Source {
+        if self.copy_read < self.copy.len() {
+            Source::Copy
+        } else if self.flags & flags::FINAL != 0 {
+            Source::Socket(u64::MAX)
+        } else if self.socket_left > 0 {
+            Source::Socket(self.socket_left)
+        } else {
+            Source::Exhausted
+        }
+    }
+
+    /// Rewritten bytes that were not read yet.
+    pub fn unread_copy(&self) -> &[u8] {
+        &self.copy[self.copy_read..]
+    }
+
+    /// The server took `length` bytes of the copy.
+    pub fn took_copy(&mut self, fd: BorrowedFd<'_>, length: usize) {
+        self.copy_read = (self.copy_read + length).min(self.copy.len());
+        if self.copy_read == self.copy.len() {
+            self.copy = Vec::new();
+            self.copy_read = 0;
+            discard(fd, self.replaces);
+            self.replaces = 0;
+        }
+    }
+
+    /// The server took `length` bytes from the socket.
+    pub fn took_from_socket(&mut self, length: u64) {
+        self.socket_left = self.socket_left.saturating_sub(length);
+    }
+
+    /// The tracker of the response, if it is followed.
+    pub fn tracker(&mut self) -> Option<&mut ResponseTracker> {
+        self.tracker.as_mut()
+    }
+
+    /// The server set TCP_CORK.
+    pub fn set_corked(&mut self, corked: bool) {
+        self.corked = corked;
+    }
+
+    /// Whether the server's end is over although it keeps its descriptor: the request is read to its end, the response
+    /// complete, and both sides want to keep the connection.
+    pub fn is_over(&self) -> bool {
+        self.source() == Source::Exhausted && self.is_answered()
+    }
+
+    fn is_answered(&self) -> bool {
+        self.tracker.as_ref().is_some_and(|tracker| tracker.extent() == Extent::Complete { keep_alive: true })
+    }
+
+    /// Whether closing now is a local matter, as far as can be known from following the response.
+    pub fn closes_locally(&self) -> bool {
+        self.is_over()
+    }
+
+    /// The last descriptor of this process is gone, or about to go. Returns whether no process holds it now.
+    pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: bool) -> bool {
+        let end = if locally { State::EndedLocally } else { State::EndedForAll };
+        let ledger = &self.chain.ledger;
+        if let Some(fd) = fd.filter(|_| locally && self.corked) {
+            // What is corked would otherwise wait for the next response, or 200 ms.
+            let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
+        }
+        if !ledger.release(self.id, end) {
+            return false;
+        }
+        if !locally && let Some(fd) = fd {
+            // The filters close their copies a moment later; the client need not wait for that.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+        }
+        let notice = if locally { Notice::ClosedLocally(self.id) } else { Notice::ClosedForAll(self.id) };
+        // A full link loses nothing: the ledger says the same, and filters look there.
+        let _ = link::send_notice(std::os::fd::AsFd::as_fd(&self.chain.link), notice);
+        true
+    }
+
+    /// Removes the registrations of `fd`: epoll would keep them as long as any filter holds the socket.
+    pub fn forget_interests(&mut self, fd: RawFd) -> Vec<Interest> {
+        let (of_fd, others) = self.interests.drain(..).partition(|interest: &Interest| interest.fd == fd);
+        self.interests = others;
+        let of_fd: Vec<Interest> = of_fd;
+        for interest in &of_fd {
+            // SAFETY: numbers borrowed for one call each, which fails harmlessly if the server closed them.
+            let (epoll, fd) =
+                unsafe { (BorrowedFd::borrow_raw(interest.epoll), BorrowedFd::borrow_raw(interest.fd)) };
+            let _ = epoll::delete(epoll, fd);
+        }
+        of_fd
+    }
+}
+
+/// Takes `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)).
+fn discard(fd: BorrowedFd<'_>, length: u64) {
+    let mut left = length as usize;
+    while left > 0 {
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        // SAFETY: with MSG_TRUNC, TCP writes nothing to the buffer; `recv` as a raw system call, so that no preload
+        // library sees it.
+        let got = unsafe {
+            libc::syscall(
+                libc::SYS_recvfrom,
+                std::os::fd::AsRawFd::as_raw_fd(&fd),
+                std::ptr::null_mut::<u8>(),
+                left,
+                flags,
+                0usize,
+                0usize,
+            )
+        };
+        if got <= 0 {
+            return;
+        }
+        left -= got as usize;
+    }
+}
