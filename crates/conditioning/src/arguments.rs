@@ -49,7 +49,8 @@ impl Arguments {
     /// # Errors
     /// A key is unknown.
     pub fn parse(text: &str, known: &'static [Argument]) -> Result<Self, ArgumentError> {
-        let mut values: Vec<_> = known.iter().map(|argument| (argument, argument.default.to_owned())).collect();
+        let mut values: Vec<_> =
+            known.iter().map(|argument| (argument, argument.default.to_owned())).collect();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, "yes"));
             let Some(place) = values.iter_mut().find(|(argument, _)| argument.key == key) else {
@@ -72,9 +73,7 @@ impl Arguments {
     /// It cannot be read.
     pub fn number<N: FromStr>(&self, key: &'static str) -> Result<N, ArgumentError> {
         let value = self.text(key);
-        value
-            .parse()
-            .map_err(|_| ArgumentError::Value { key, value: value.to_owned(), expected: "a number" })
+        value.parse().map_err(|_| ArgumentError::Value { key, value: value.to_owned(), expected: "a number" })
     }
 
     /// `yes` or `no`.

@@ -154,8 +154,7 @@ impl Ledger {
         let slot = self.slot(slot)?;
         let mut word = slot.word.load(Ordering::Acquire);
         loop {
-            let next =
-                change((word >> 32) as u32, State::from_bits(word), word as u32 & 0x00ff_ffff)?;
+            let next = change((word >> 32) as u32, State::from_bits(word), word as u32 & 0x00ff_ffff)?;
             match slot.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(next),
                 Err(now) => word = now,
@@ -225,7 +224,11 @@ impl Ledger {
     pub fn release(&self, id: Id, end: State) -> bool {
         let word = self.update(id.slot, |generation, state, holders| {
             (generation == id.generation && state == State::Accepted).then(|| {
-                if holders > 1 { State::Accepted.word(generation, holders - 1) } else { end.word(generation, 0) }
+                if holders > 1 {
+                    State::Accepted.word(generation, holders - 1)
+                } else {
+                    end.word(generation, 0)
+                }
             })
         });
         word.is_some_and(|word| State::from_bits(word) != State::Accepted)

@@ -6,6 +6,7 @@
 
 pub mod arguments;
 pub mod filters;
+pub mod host;
 pub mod keeper;
 pub mod launcher;
 pub mod ledger;

@@ -133,13 +133,12 @@ pub fn receive(link: BorrowedFd<'_>, dont_wait: bool, cloexec: bool) -> io::Resu
     flags.set(RecvFlags::CMSG_CLOEXEC, cloexec);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message =
-        match rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
-            Ok(message) => message,
-            Err(Errno::AGAIN) => return Ok(Received::Nothing),
-            Err(Errno::CONNRESET) => return Ok(Received::Gone),
-            Err(error) => return Err(error.into()),
-        };
+    let message = match rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+        Ok(message) => message,
+        Err(Errno::AGAIN) => return Ok(Received::Nothing),
+        Err(Errno::CONNRESET) => return Ok(Received::Gone),
+        Err(error) => return Err(error.into()),
+    };
     let mut descriptors = control
         .drain()
         .filter_map(|message| match message {

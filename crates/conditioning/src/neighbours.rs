@@ -197,9 +197,8 @@ pub fn monotonic_ns() -> u64 {
 /// Answers a client with an error and nothing else, as far as it fits the socket's buffer.
 pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
     let reason = tidegate_http::status_reason(status);
-    let head = format!(
-        "HTTP/1.1 {status} {reason}\r\nContent-Length: 0\r\nConnection: close\r\n{extra_fields}\r\n"
-    );
+    let head =
+        format!("HTTP/1.1 {status} {reason}\r\nContent-Length: 0\r\nConnection: close\r\n{extra_fields}\r\n");
     let _ = rustix::net::send(socket, head.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     // What the client sent is taken off, because unread bytes would turn the close into a reset that destroys the answer.
     let mut sink = [0u8; 4096];

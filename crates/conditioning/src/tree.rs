@@ -214,8 +214,7 @@ impl<T> AddressTree<T> {
 
     /// Removes the oldest item at the end of the path of the most items (§4.2, request packaging).
     pub fn pop_heaviest(&mut self) -> Option<(IpAddr, T)> {
-        let root =
-            if self.node(ROOT_V6).count > self.node(ROOT_V4).count { ROOT_V6 } else { ROOT_V4 };
+        let root = if self.node(ROOT_V6).count > self.node(ROOT_V4).count { ROOT_V6 } else { ROOT_V4 };
         if self.node(root).count == 0 {
             return None;
         }
@@ -345,7 +344,9 @@ mod tests {
     #[test]
     fn requests_of_one_address_keep_their_order_and_addresses_take_turns() {
         let mut tree = AddressTree::new(1000);
-        for (host, item) in [("10.0.0.1", "a1"), ("10.0.0.1", "a2"), ("172.16.0.1", "b1"), ("172.16.0.1", "b2")] {
+        for (host, item) in
+            [("10.0.0.1", "a1"), ("10.0.0.1", "a2"), ("172.16.0.1", "b1"), ("172.16.0.1", "b2")]
+        {
             tree.insert(ip(host), item);
         }
         assert_eq!(order(&mut tree), ["a1", "b1", "a2", "b2"]);

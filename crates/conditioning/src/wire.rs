@@ -192,8 +192,7 @@ impl Bundle {
         let replaces = u32_at(datagram, 36);
         let head_bytes = u32_at(datagram, 40);
         let port = u16_at(datagram, 46);
-        let address: [u8; 16] =
-            datagram.get(48..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default();
+        let address: [u8; 16] = datagram.get(48..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default();
         let ip: IpAddr = match datagram[44] {
             4 => Ipv4Addr::new(address[0], address[1], address[2], address[3]).into(),
             6 => Ipv6Addr::from(address).into(),

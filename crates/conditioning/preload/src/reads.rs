@@ -9,7 +9,13 @@ use crate::next::next;
 const MOST_VECTORS: usize = 1024;
 
 /// Reads into one buffer; `real` reads at most so many bytes from the socket.
-fn read_one(fd: c_int, buffer: *mut u8, length: size_t, peek: bool, real: impl Fn(size_t) -> ssize_t) -> ssize_t {
+fn read_one(
+    fd: c_int,
+    buffer: *mut u8,
+    length: size_t,
+    peek: bool,
+    real: impl Fn(size_t) -> ssize_t,
+) -> ssize_t {
     if length == 0 {
         return real(0);
     }
@@ -40,9 +46,13 @@ fn read_one(fd: c_int, buffer: *mut u8, length: size_t, peek: bool, real: impl F
 /// read(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
-    read_one(fd, buffer.cast(), length, false, |most| {
-        next!(read(fd: c_int, buffer: *mut c_void, most: size_t) -> ssize_t)
-    })
+    read_one(
+        fd,
+        buffer.cast(),
+        length,
+        false,
+        |most| next!(read(fd: c_int, buffer: *mut c_void, most: size_t) -> ssize_t),
+    )
 }
 
 /// read(2) as fortified programs call it.
@@ -58,9 +68,13 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, length: size
 /// recv(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) -> ssize_t {
-    read_one(fd, buffer.cast(), length, flags & libc::MSG_PEEK != 0, |most| {
-        next!(recv(fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int) -> ssize_t)
-    })
+    read_one(
+        fd,
+        buffer.cast(),
+        length,
+        flags & libc::MSG_PEEK != 0,
+        |most| next!(recv(fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int) -> ssize_t),
+    )
 }
 
 /// recv(2) as fortified programs call it.

@@ -175,7 +175,10 @@ pub unsafe extern "C" fn setsockopt(
     let result = next!(
         setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int
     );
-    if result == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_CORK && length as usize >= size_of::<c_int>()
+    if result == 0
+        && level == libc::IPPROTO_TCP
+        && name == libc::TCP_CORK
+        && length as usize >= size_of::<c_int>()
     {
         // SAFETY: the kernel just read an int there.
         server::corked(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0);
@@ -230,7 +233,12 @@ pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
 /// epoll_ctl(2): registrations are written down, because a filter's handle to the same socket would keep them alive
 /// after close.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+pub unsafe extern "C" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
     let result =
         next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };

@@ -56,7 +56,9 @@ impl Preloaded {
 
 /// A stream socket is to be bound to `address`: true if the chain has that port, and the socket is remembered.
 pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
-    let Some(preloaded) = preloaded().filter(|preloaded| preloaded.port == address.port()) else { return false };
+    let Some(preloaded) = preloaded().filter(|preloaded| preloaded.port == address.port()) else {
+        return false;
+    };
     let mut bound = preloaded.bound();
     bound.retain(|(other, _)| *other != fd);
     if bound.len() >= MOST_BOUND {

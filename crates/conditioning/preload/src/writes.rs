@@ -15,7 +15,9 @@ fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
 }
 
 fn wrote_vectors(fd: c_int, first: *const iovec, count: usize, written: ssize_t) {
-    let Some(vectors) = vectors(first, count).filter(|_| written > 0 && server::is_followed(fd)) else { return };
+    let Some(vectors) = vectors(first, count).filter(|_| written > 0 && server::is_followed(fd)) else {
+        return;
+    };
     server::wrote(fd, |tracker| {
         let mut left = written as usize;
         for vector in vectors {

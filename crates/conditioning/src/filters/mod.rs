@@ -1,5 +1,11 @@
 //! The filters, each a program of its own: `tidegate-cc filter NAME`.
 
+pub mod normalize;
+pub mod pass;
+pub mod prior;
+pub mod slowread;
+pub mod stats;
+
 use std::process::ExitCode;
 
 use tidegate_core::metrics::Sample;
@@ -36,6 +42,41 @@ pub const KINDS: &[Kind] = &[
         run: |arguments| Keeper::new(Place::inherit()?, Settings::read(arguments, false)?)?.run(),
         check: |arguments| Settings::read(arguments, false).map(drop),
     },
+    Kind {
+        name: "prior",
+        help: "serves the least recently served address range next",
+        arguments: prior::ARGUMENTS,
+        run: prior::run,
+        check: |arguments| prior::check(arguments).map(drop),
+    },
+    Kind {
+        name: "slowread",
+        help: "holds address ranges to their share of the connections in service",
+        arguments: slowread::ARGUMENTS,
+        run: slowread::run,
+        check: |arguments| slowread::check(arguments).map(drop),
+    },
+    Kind {
+        name: "normalize",
+        help: "refuses what is malformed or ambiguous, and brings URLs into one form",
+        arguments: normalize::ARGUMENTS,
+        run: normalize::run,
+        check: |arguments| normalize::check(arguments).map(drop),
+    },
+    Kind {
+        name: "stats",
+        help: "counts and times requests, for Prometheus",
+        arguments: stats::ARGUMENTS,
+        run: stats::run,
+        check: stats::check,
+    },
+    Kind {
+        name: "pass",
+        help: "hands on everything unchanged",
+        arguments: pass::ARGUMENTS,
+        run: pass::run,
+        check: pass::check,
+    },
 ];
 
 /// The filter of that name.
@@ -64,7 +105,10 @@ impl Kind {
         }
         text.push_str("`:\n");
         for argument in self.arguments {
-            text.push_str(&format!("  {:<12} {} (default {:?})\n", argument.key, argument.help, argument.default));
+            text.push_str(&format!(
+                "  {:<12} {} (default {:?})\n",
+                argument.key, argument.help, argument.default
+            ));
         }
         text
     }
@@ -105,4 +149,32 @@ pub fn names() -> String {
 pub fn print_counters(name: &str, samples: &[Sample]) {
     let values: Vec<_> = samples.iter().map(|sample| format!("{}={}", sample.name, sample.value)).collect();
     eprintln!("{name}: {}", values.join(" "));
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use crate::wire::{Bundle, Id};
+
+    /// A request as it comes to a filter; without a head, the shortest one.
+    pub(crate) fn request(slot: u32, peer: &str, head: &str) -> Bundle {
+        let head = if head.is_empty() { "GET / HTTP/1.0\r\n\r\n" } else { head };
+        Bundle {
+            id: Id { slot, generation: 1 },
+            flags: 0,
+            peer: std::net::SocketAddr::new(peer.parse().unwrap(), 1000),
+            socket_bytes: head.len() as u64,
+            arrived_ns: 0,
+            replaces: 0,
+            head_bytes: head.len() as u32,
+            request: head.into(),
+        }
+    }
+
+    #[test]
+    fn every_default_is_accepted_by_its_filter() {
+        for kind in super::KINDS {
+            kind.check("").unwrap_or_else(|error| panic!("{}: {error}", kind.name));
+            assert!(kind.help_text().contains(kind.help));
+        }
+    }
 }

@@ -28,20 +28,44 @@ use whole::{HEAD_BYTES, Reader};
 /// The arguments of `package`.
 pub const PACKAGE_ARGUMENTS: &[Argument] = &[
     Argument { key: "timeout", default: "10s", help: "how long a request may take to arrive whole" },
-    Argument { key: "keep", default: "no", help: "keep connections that the server closed locally: yes if `persist` follows" },
+    Argument {
+        key: "keep",
+        default: "no",
+        help: "keep connections that the server closed locally: yes if `persist` follows",
+    },
     Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" },
     Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
-    Argument { key: "connections", default: "0", help: "greatest number of connections; 0: as many as descriptors allow" },
-    Argument { key: "window", default: "16384", help: "bytes that the next program may have unread when it is handed more" },
+    Argument {
+        key: "connections",
+        default: "0",
+        help: "greatest number of connections; 0: as many as descriptors allow",
+    },
+    Argument {
+        key: "window",
+        default: "16384",
+        help: "bytes that the next program may have unread when it is handed more",
+    },
 ];
 
 /// The arguments of `persist`.
 pub const PERSIST_ARGUMENTS: &[Argument] = &[
-    Argument { key: "timeout", default: "10s", help: "how long a request may take to arrive whole once it began" },
+    Argument {
+        key: "timeout",
+        default: "10s",
+        help: "how long a request may take to arrive whole once it began",
+    },
     Argument { key: "idle", default: "60s", help: "how long a connection may be idle" },
     Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
-    Argument { key: "connections", default: "0", help: "greatest number of connections; 0: as many as descriptors allow" },
-    Argument { key: "window", default: "16384", help: "bytes that the next program may have unread when it is handed more" },
+    Argument {
+        key: "connections",
+        default: "0",
+        help: "greatest number of connections; 0: as many as descriptors allow",
+    },
+    Argument {
+        key: "window",
+        default: "16384",
+        help: "bytes that the next program may have unread when it is handed more",
+    },
 ];
 
 metric_set! {
@@ -93,7 +117,8 @@ impl Settings {
     pub fn read(arguments: &Arguments, is_first: bool) -> Result<Self, FilterError> {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
         // `persist` gives way before `package` must: an idle connection is worth less than one that is arriving.
-        let fits = usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 4 } else { 3 } / 4;
+        let fits =
+            usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 4 } else { 3 } / 4;
         let asked: usize = arguments.number("connections")?;
         Ok(Self {
             timeout: arguments.duration("timeout")?,
@@ -197,7 +222,7 @@ impl Keeper {
     fn event(&mut self, key: u64, flags: EventFlags) -> Result<Flow, FilterError> {
         match key {
             KEY_LISTENER => self.accept(),
-            KEY_UPSTREAM => return self.from_upstream(),
+            KEY_UPSTREAM => return self.take_bundles(),
             KEY_DOWNSTREAM => {
                 if flags.contains(EventFlags::HUP) {
                     return Ok(Flow::Break(()));
@@ -220,7 +245,8 @@ impl Keeper {
 
     fn until_next_deadline(&mut self) -> Duration {
         let mut next = self.next_sweep;
-        let lists = [(self.incomplete.first(), self.settings.timeout), (self.idle.first(), self.settings.idle)];
+        let lists =
+            [(self.incomplete.first(), self.settings.timeout), (self.idle.first(), self.settings.idle)];
         for (first, after) in lists {
             if let Some(connection) = first.and_then(|index| self.connections.by_index(index)) {
                 next = next.min(connection.since + after);
@@ -433,7 +459,8 @@ impl Keeper {
                 self.queue.pop_front();
                 continue;
             };
-            let Some(bundle) = connection.bundle.as_ref().filter(|_| connection.phase == Phase::Queued) else {
+            let Some(bundle) = connection.bundle.as_ref().filter(|_| connection.phase == Phase::Queued)
+            else {
                 self.queue.pop_front();
                 continue;
             };
@@ -455,7 +482,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn from_upstream(&mut self) -> Result<Flow, FilterError> {
+    fn take_bundles(&mut self) -> Result<Flow, FilterError> {
         for _ in 0..64 {
             let Some(upstream) = &self.place.upstream else { break };
             match link::receive(upstream.as_fd(), true, true) {
@@ -581,6 +608,13 @@ impl Keeper {
                     self.notice(Notice::ClosedLocally(id));
                 }
                 (_, State::EndedForAll) => self.end(index),
+                // The first filter has ended the connection, and perhaps given its slot to another.
+                (generation, state)
+                    if self.place.upstream.is_some()
+                        && (state == State::Free || generation != id.generation) =>
+                {
+                    self.forget(index);
+                }
                 (generation, State::Accepted) if self.place.upstream.is_none() => {
                     let holder = self.place.ledger.holder(id.slot);
                     if holder != 0 && !*alive.entry(holder).or_insert_with(|| is_alive(holder)) {

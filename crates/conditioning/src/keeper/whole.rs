@@ -131,13 +131,11 @@ mod tests {
     #[test]
     fn a_request_is_whole_with_its_content_and_not_before() {
         let get = b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /next";
-        assert_eq!(
-            whole_at(get, 27),
-            Whole { head_bytes: 27, socket_bytes: 27, flags: flags::PERSISTENT }
-        );
+        assert_eq!(whole_at(get, 27), Whole { head_bytes: 27, socket_bytes: 27, flags: flags::PERSISTENT });
         let post = b"POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nabcGET";
         assert_eq!(whole_at(post, 41), Whole { head_bytes: 38, socket_bytes: 41, flags: 0 });
-        let chunked = b"HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nmore";
+        let chunked =
+            b"HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nmore";
         let whole = whole_at(chunked, chunked.len() - 4);
         assert_eq!(whole.socket_bytes, chunked.len() as u64 - 4);
         assert_eq!(whole.flags, flags::PERSISTENT | flags::HEAD_METHOD);

@@ -82,8 +82,8 @@ impl Child {
         }
         let child = command.spawn().map_err(started)?;
         let pid = Pid::from_child(&child);
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|error| started(error.into()))?;
+        let pidfd =
+            rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| started(error.into()))?;
         Ok(Self { pid, pidfd })
     }
 

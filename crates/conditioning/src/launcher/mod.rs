@@ -61,7 +61,8 @@ pub struct ConditionArgs {
 /// Reads `ADDR:PORT`, or `:PORT`.
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
-    full.parse().map_err(|_| "expected an address and a port, such as 127.0.0.1:8080, [::]:80 or :80".to_owned())
+    full.parse()
+        .map_err(|_| "expected an address and a port, such as 127.0.0.1:8080, [::]:80 or :80".to_owned())
 }
 
 /// Why a chain could not be started, or could not go on. One line each.
@@ -118,7 +119,9 @@ pub enum LaunchError {
         name: String,
     },
     /// The command does not serve.
-    #[error("{command} did not listen on port {port} within {seconds} s; it may be statically linked, or use another port (--server-port)")]
+    #[error(
+        "{command} did not listen on port {port} within {seconds} s; it may be statically linked, or use another port (--server-port)"
+    )]
     NeverListened {
         /// The command.
         command: String,
@@ -156,7 +159,8 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let mut chain = RunningChain::start(&filters, &program, listener)?;
     let server_port = args.server_port.unwrap_or(args.listen.port());
     let server_end = chain.take_server_end();
-    let command = children::start_command(&args.command, &preload, server_port, &server_end, &chain.ledger_file)?;
+    let command =
+        children::start_command(&args.command, &preload, server_port, &server_end, &chain.ledger_file)?;
     drop(server_end);
     let limit = Duration::from_secs(args.start_timeout);
     chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))
@@ -188,11 +192,8 @@ pub fn serve_chain(
 /// The address is in use, or not ours, or a privileged port.
 pub fn listen(address: SocketAddr, backlog: i32) -> Result<OwnedFd, LaunchError> {
     let failed = |error: rustix::io::Errno| LaunchError::Listen { address, reason: error.into() };
-    let family = if address.is_ipv4() {
-        rustix::net::AddressFamily::INET
-    } else {
-        rustix::net::AddressFamily::INET6
-    };
+    let family =
+        if address.is_ipv4() { rustix::net::AddressFamily::INET } else { rustix::net::AddressFamily::INET6 };
     let socket = rustix::net::socket_with(
         family,
         rustix::net::SocketType::STREAM,
@@ -225,7 +226,11 @@ struct RunningChain {
 }
 
 impl RunningChain {
-    fn start(filters: &[FilterSpec], program: &std::path::Path, listener: OwnedFd) -> Result<Self, LaunchError> {
+    fn start(
+        filters: &[FilterSpec],
+        program: &std::path::Path,
+        listener: OwnedFd,
+    ) -> Result<Self, LaunchError> {
         let system = |error| LaunchError::System("socketpair", error);
         let (filter_end, server_end) = link::pair().map_err(system)?;
         let ledger = Ledger::create().map_err(|error| LaunchError::System("ledger", error))?;
@@ -274,7 +279,9 @@ impl RunningChain {
             self.wait(None, Duration::from_millis(100));
             for filter in &mut self.filters {
                 filter.hear();
-                if !filter.is_ready && let Some(status) = filter.has_ended() {
+                if !filter.is_ready
+                    && let Some(status) = filter.has_ended()
+                {
                     return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
                 }
             }
@@ -316,7 +323,11 @@ impl RunningChain {
         let mut ending: Option<Instant> = None;
         loop {
             let listening = self.ledger.is_listening();
-            let pause = if listening || served.is_none() { Duration::from_secs(1) } else { Duration::from_millis(50) };
+            let pause = if listening || served.is_none() {
+                Duration::from_secs(1)
+            } else {
+                Duration::from_millis(50)
+            };
             let hung_up = self.wait(served.as_ref().map(|served| &served.child), pause);
             match &served {
                 Some(served) => {
@@ -326,7 +337,10 @@ impl RunningChain {
                     if !listening && started.elapsed() >= served.limit {
                         served.child.kill(Signal::KILL);
                         return Err(LaunchError::NeverListened {
-                            command: served.command.first().map_or_else(String::new, |c| c.to_string_lossy().into_owned()),
+                            command: served
+                                .command
+                                .first()
+                                .map_or_else(String::new, |c| c.to_string_lossy().into_owned()),
                             port: served.port,
                             seconds: served.limit.as_secs(),
                         });
@@ -346,7 +360,9 @@ impl RunningChain {
                     return Ok(0);
                 }
             }
-            if ending.is_some_and(|since| since.elapsed() > PATIENCE) && let Some(served) = &served {
+            if ending.is_some_and(|since| since.elapsed() > PATIENCE)
+                && let Some(served) = &served
+            {
                 served.child.kill(Signal::KILL);
             }
             self.mend()?;

@@ -54,8 +54,10 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
         if filter.is_program() {
             continue;
         }
-        let kind = filters::find(&filter.name)
-            .ok_or_else(|| LaunchError::UnknownFilter { name: filter.name.clone(), known: filters::names() })?;
+        let kind = filters::find(&filter.name).ok_or_else(|| LaunchError::UnknownFilter {
+            name: filter.name.clone(),
+            known: filters::names(),
+        })?;
         let refused = |reason: String| LaunchError::FilterArguments { name: filter.name.clone(), reason };
         kind.check(&filter.arguments).map_err(|error| refused(error.to_string()))?;
         if at > 0 && filter.name == "package" {

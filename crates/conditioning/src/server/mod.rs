@@ -85,11 +85,7 @@ pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, Socket
     }
 }
 
-fn accept_from(
-    fd: RawFd,
-    chain: &Arc<Chain>,
-    options: AcceptOptions,
-) -> Result<(RawFd, SocketAddr), Errno> {
+fn accept_from(fd: RawFd, chain: &Arc<Chain>, options: AcceptOptions) -> Result<(RawFd, SocketAddr), Errno> {
     loop {
         let received = link::receive(borrow(fd), false, options.cloexec)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -230,15 +226,12 @@ fn end_locally(connection: &mut Connection) {
     let socket = descriptors.first().map(|&fd| borrow(fd));
     connection.release(socket, true);
     for fd in descriptors {
-        let interests = connection.forget_interests(fd);
+        let mut interests = connection.forget_interests(fd);
         replace(ended, fd);
-        let _ = table::set(fd, Entry::Ended);
-        for interest in interests {
-            // A registration for one event may be spent: the server will ask again (see `register`).
-            if interest.events & libc::EPOLLONESHOT as u32 == 0 {
-                add(interest);
-            }
-        }
+        // A registration for one event may be spent: the server will ask again (see `registered`).
+        interests.retain(|interest| interest.events & libc::EPOLLONESHOT as u32 == 0);
+        interests.iter().for_each(|&interest| add(interest));
+        let _ = table::set(fd, Entry::Ended(Arc::new(Mutex::new(interests))));
     }
 }
 
@@ -255,30 +248,35 @@ fn add(interest: Interest) {
     let _ = epoll::add(borrow(interest.epoll), borrow(interest.fd), data, events);
 }
 
+fn remove(interest: Interest) {
+    // Fails harmlessly if the server removed it itself, or closed its epoll descriptor.
+    let _ = epoll::delete(borrow(interest.epoll), borrow(interest.fd));
+}
+
 /// The server changed its registration of `fd` with epoll; `result` is what the call returned. Returns what it should.
-pub fn registered(
-    interest: Interest,
-    operation: i32,
-    result: Result<(), Errno>,
-) -> Result<(), Errno> {
+pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>) -> Result<(), Errno> {
     match table::get(interest.fd) {
         Some(Entry::Connection(connection)) if result.is_ok() => {
-            let mut connection = lock(&connection);
-            connection.interests.retain(|i| (i.epoll, i.fd) != (interest.epoll, interest.fd));
-            // One descriptor is in a handful of epoll sets at most; a server that exceeds this leaks a registration.
-            if operation != libc::EPOLL_CTL_DEL && connection.interests.len() < 64 {
-                connection.interests.push(interest);
-            }
+            note_interest(&mut lock(&connection).interests, interest, operation);
         }
-        Some(Entry::Ended) if result == Err(Errno::NOENT) => {
-            if operation == libc::EPOLL_CTL_MOD {
+        Some(Entry::Ended(interests)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
+            if result.is_err() && operation == libc::EPOLL_CTL_MOD {
                 add(interest);
             }
+            note_interest(&mut lock(&interests), interest, operation);
             return Ok(());
         }
         _ => {}
     }
     result
+}
+
+fn note_interest(interests: &mut Vec<Interest>, interest: Interest, operation: i32) {
+    interests.retain(|i| (i.epoll, i.fd) != (interest.epoll, interest.fd));
+    // One descriptor is in a handful of epoll sets at most; a server that exceeds this leaks a registration.
+    if operation != libc::EPOLL_CTL_DEL && interests.len() < 64 {
+        interests.push(interest);
+    }
 }
 
 /// The server set or cleared TCP_CORK.
@@ -307,7 +305,17 @@ pub enum Closing {
 /// The server is about to close `fd`: call before close(2). Tells the chain if this is the last descriptor of its
 /// connection in any process.
 pub fn closing(fd: RawFd, closing: Closing) {
-    let Some(Entry::Connection(connection)) = table::take(fd) else { return };
+    let connection = match table::take(fd) {
+        Some(Entry::Connection(connection)) => connection,
+        Some(Entry::Ended(interests)) => {
+            lock(&interests)
+                .iter()
+                .filter(|interest| interest.fd == fd)
+                .for_each(|&interest| remove(interest));
+            return;
+        }
+        _ => return,
+    };
     let mut guard = lock(&connection);
     guard.forget_interests(fd);
     guard.descriptors.retain(|&other| other != fd);

@@ -1,8 +1,6 @@
 //! Follows what a server writes, to know when its response is complete by its own framing (RFC 9112 §6.3).
 
-use tidegate_http::{
-    BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, ResponseParser,
-};
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, ResponseParser};
 
 /// Heads of responses are the server's own: generous, but bounded.
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64 * 1024, head_bytes: 256 * 1024, fields: 1000 };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ledger::Ledger;
-use crate::server::connection::Connection;
+use crate::server::connection::{Connection, Interest};
 
 /// Descriptors from this number on are never conditioned; accepting one fails as if the process were out of them.
 pub const DESCRIPTORS: usize = 65_536;
@@ -26,8 +26,9 @@ pub enum Entry {
     Listener(Arc<Chain>),
     /// A client's socket.
     Connection(Arc<Mutex<Connection>>),
-    /// Was a client's socket; now it is at end-of-file, because the server's end of the connection is over.
-    Ended,
+    /// Was a client's socket; now it is at end-of-file, because the server's end of the connection is over. All these
+    /// descriptors are one file, which is never closed: closing one would leave what is registered for it with epoll.
+    Ended(Arc<Mutex<Vec<Interest>>>),
 }
 
 const NONE: u8 = 0;
@@ -69,7 +70,7 @@ pub fn set(fd: RawFd, entry: Entry) -> bool {
     let kind = match entry {
         Entry::Listener(_) => LISTENER,
         Entry::Connection(_) => CONNECTION,
-        Entry::Ended => ENDED,
+        Entry::Ended(_) => ENDED,
     };
     *lock(&ENTRIES[index]) = Some(entry);
     KINDS[index].store(kind, Ordering::Release);

@@ -1,0 +1,192 @@
+//! The launcher: what it refuses, what it mends, and that it leaves nothing behind.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{Chain, Client, Site, free_port, processes, program, strs};
+
+/// Runs a chain that must fail: its exit code and what it wrote to standard error.
+fn fails(port: u16, filters: &[&str], extra: &[&str], command: &[&str]) -> (i32, String) {
+    let mut launcher = Chain::command(port, filters, command);
+    let mut words: Vec<_> = launcher.get_args().map(ToOwned::to_owned).collect();
+    words.splice(1..1, extra.iter().map(Into::into));
+    launcher = {
+        let mut with_extra = Command::new(program());
+        with_extra.args(words).envs(launcher.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        // SAFETY: setsid is async-signal-safe.
+        unsafe {
+            with_extra.pre_exec(|| {
+                libc::setsid();
+                Ok(())
+            })
+        };
+        with_extra
+    };
+    let child = launcher.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let session = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(processes(session, ""), [0i32; 0], "processes left behind");
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn one_line(text: &str, about: &str) {
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains(about), "{text}");
+}
+
+#[test]
+fn an_unknown_filter_is_one_line_and_exit_code_2() {
+    let (code, text) = fails(free_port(), &["persits"], &[], &["sleep", "60"]);
+    assert_eq!(code, 2);
+    one_line(&text, "unknown filter \"persits\"; known are package, persist");
+    let (code, text) = fails(free_port(), &["persist=idle=never"], &[], &["sleep", "60"]);
+    assert_eq!(code, 2);
+    one_line(&text, "expected a duration");
+}
+
+#[test]
+fn a_filter_that_exits_at_start_is_one_line_and_exit_code_1() {
+    let (code, text) = fails(free_port(), &["/bin/false"], &[], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "filter /bin/false exited at start (exit code 1)");
+    let (code, text) = fails(free_port(), &["/no/such/filter"], &[], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "cannot start /no/such/filter");
+}
+
+#[test]
+fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
+    let (code, text) = fails(free_port(), &[], &["--start-timeout", "1"], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "sleep did not listen on port");
+    let (code, text) = fails(free_port(), &[], &[], &["/no/such/server"]);
+    assert_eq!(code, 1);
+    one_line(&text, "cannot start /no/such/server");
+}
+
+#[test]
+fn an_address_in_use_is_one_line_and_exit_code_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (code, text) = fails(taken.local_addr().unwrap().port(), &[], &[], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "Address already in use");
+}
+
+#[test]
+fn the_commands_exit_code_is_the_launchers() {
+    let (code, _) = fails(free_port(), &["package"], &[], &["sh", "-c", "exit 7"]);
+    assert_eq!(code, 7);
+}
+
+#[test]
+fn a_launcher_that_is_killed_takes_its_filters_and_the_server_with_it() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
+    let session = chain.child.id();
+    chain.signal(libc::SIGKILL);
+    common::wait_until("everything has ended", || {
+        processes(session, "").iter().all(|&pid| pid == session as i32)
+    });
+}
+
+/// Keep-alive clients that count what they get; `kill -9` in between.
+#[test]
+fn a_filter_that_is_killed_under_load_costs_no_response() {
+    let site = Site::new();
+    let port = free_port();
+    let filters =
+        ["package", "persist", "normalize", "stats=listen=127.0.0.1:0", "slowread=exempt=100", "prior"];
+    let chain = Chain::start(port, &filters, &strs(&site.nginx(port)));
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for worker in 0..8 {
+            let (stop, answered, chain) = (&stop, &answered, &chain);
+            scope.spawn(move || {
+                let mut client = chain.client();
+                let mut count = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    count += 1;
+                    // Half of the clients also come anew now and then.
+                    if worker % 2 == 0 && count % 10 == 0 {
+                        client = chain.client();
+                    }
+                    assert_eq!(client.get("/small").body, b"small\n");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let guard = StopOnDrop(&stop);
+        for round in 0..3 {
+            for name in ["persist", "normalize", "stats", "slowread", "prior"] {
+                let pid = chain.processes(&format!("cc-{name} "))[0];
+                // SAFETY: a signal to a process of this test's own chain.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+                common::wait_until("the filter runs again", || {
+                    chain.processes(&format!("cc-{name} ")).iter().any(|&other| other != pid)
+                });
+                let before = answered.load(Ordering::Relaxed);
+                common::wait_until(&format!("{name} serves again in round {round}"), || {
+                    answered.load(Ordering::Relaxed) > before + 50
+                });
+            }
+        }
+        drop(guard);
+    });
+    assert!(answered.load(Ordering::Relaxed) > 750);
+    chain.stop();
+}
+
+struct StopOnDrop<'s>(&'s AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_first_filter_may_die_and_connections_that_it_handed_on_live() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
+    let mut client = chain.client();
+    assert_eq!(client.get("/small").status, 200);
+    let pid = chain.processes("cc-package ")[0];
+    // SAFETY: a signal to a process of this test's own chain.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(client.get("/small").body, b"small\n");
+    let mut another = Client::try_connect(chain.address).unwrap();
+    assert_eq!(another.get("/small").body, b"small\n");
+    assert_eq!(client.get("/small").body, b"small\n");
+}
+
+#[test]
+fn each_filter_has_its_own_name_and_cannot_gain_privileges() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist", "pass", "prior"], &strs(&site.nginx(port)));
+    for name in ["package", "persist", "pass", "prior"] {
+        let pid = chain.processes(&format!("cc-{name} "))[0];
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(comm.trim(), format!("cc-{name}"));
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+    }
+}
+
+#[test]
+fn every_filter_explains_itself() {
+    let list = Command::new(program()).arg("filter").output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    for line in list.lines() {
+        let name = line.split_whitespace().next().unwrap();
+        let help = Command::new(program()).args(["filter", name, "--help"]).output().unwrap();
+        assert!(help.status.success() && String::from_utf8(help.stdout).unwrap().contains(name));
+    }
+    assert!(list.lines().count() >= 7);
+}
