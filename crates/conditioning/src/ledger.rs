@@ -16,9 +16,13 @@ use crate::wire::Id;
 /// Connections that a chain can have at a time.
 pub const SLOTS: u32 = 131_072;
 
+/// Among the bits that count processes: one that is done said that the connection ends locally.
+const SAID_LOCAL: u32 = 1 << 23;
+const HOLDERS: u32 = SAID_LOCAL - 1;
+
 #[repr(C)]
 struct Slot {
-    /// Generation (32 bits), state (8), processes that hold the socket (24).
+    /// Generation (32 bits), state (8), processes that hold the socket (24, see [`SAID_LOCAL`]).
     word: AtomicU64,
     /// The process that took the socket last.
     holder: AtomicU32,
@@ -215,23 +219,28 @@ impl Ledger {
     /// One more process is about to hold the socket (§3.2, cc_fork).
     pub fn share(&self, id: Id) {
         self.update(id.slot, |generation, state, holders| {
-            (generation == id.generation && state == State::Accepted)
+            (generation == id.generation && state == State::Accepted && (holders & HOLDERS) < HOLDERS)
                 .then(|| State::Accepted.word(generation, holders + 1))
         });
     }
 
-    /// A process is done with the socket; true for the last one, whose `end` is written down.
-    pub fn release(&self, id: Id, end: State) -> bool {
+    /// A process is done with the socket. It may know how the connection is to end: if not, those who held it before
+    /// decide, and if none of them said anything, it ends for everybody. Returns the end if this was the last process.
+    pub fn release(&self, id: Id, end: Option<State>) -> Option<State> {
         let word = self.update(id.slot, |generation, state, holders| {
-            (generation == id.generation && state == State::Accepted).then(|| {
-                if holders > 1 {
-                    State::Accepted.word(generation, holders - 1)
-                } else {
-                    end.word(generation, 0)
-                }
+            let ours = generation == id.generation && state == State::Accepted;
+            let local = match end {
+                Some(end) => end == State::EndedLocally,
+                None => holders & SAID_LOCAL != 0,
+            };
+            let last = if local { State::EndedLocally } else { State::EndedForAll };
+            let said = if local { SAID_LOCAL } else { 0 };
+            ours.then(|| match holders & HOLDERS {
+                0 | 1 => last.word(generation, 0),
+                more => State::Accepted.word(generation, (more - 1) | said),
             })
-        });
-        word.is_some_and(|word| State::from_bits(word) != State::Accepted)
+        })?;
+        Some(State::from_bits(word)).filter(|&state| state != State::Accepted)
     }
 
     /// Ends a presentation for everybody, whoever holds it.
@@ -263,7 +272,7 @@ mod tests {
         assert!(other.claim(id));
         assert!(!ledger.claim(id));
         assert_eq!(ledger.present(5), None, "the server has it");
-        assert!(ledger.release(id, State::EndedLocally));
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some(State::EndedLocally));
         assert_eq!(ledger.state(5), (id.generation, State::EndedLocally));
     }
 
@@ -284,11 +293,30 @@ mod tests {
         let id = ledger.present(1).unwrap();
         assert!(ledger.claim(id));
         ledger.share(id);
-        assert!(!ledger.release(id, State::EndedForAll));
-        assert!(ledger.release(id, State::EndedLocally));
-        assert!(!ledger.release(id, State::EndedLocally), "nobody holds it any more");
+        assert_eq!(ledger.release(id, Some(State::EndedForAll)), None);
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some(State::EndedLocally));
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), None, "nobody holds it any more");
         ledger.free(1);
         assert!(ledger.take(1));
+    }
+
+    #[test]
+    fn a_holder_without_an_opinion_leaves_the_end_to_the_others() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        for (first, last, end) in [
+            (Some(State::EndedLocally), None, State::EndedLocally),
+            (None, Some(State::EndedLocally), State::EndedLocally),
+            (None, None, State::EndedForAll),
+            (Some(State::EndedLocally), Some(State::EndedForAll), State::EndedForAll),
+        ] {
+            assert!(ledger.take(1));
+            let id = ledger.present(1).unwrap();
+            assert!(ledger.claim(id));
+            ledger.share(id);
+            assert_eq!(ledger.release(id, first), None);
+            assert_eq!(ledger.release(id, last), Some(end));
+            ledger.free(1);
+        }
     }
 
     #[test]

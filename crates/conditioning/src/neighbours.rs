@@ -21,6 +21,8 @@ pub mod environment {
     pub const CONTROL: &str = "TIDEGATE_CC_CONTROL";
     /// The ledger's memory file.
     pub const LEDGER: &str = "TIDEGATE_CC_LEDGER";
+    /// The address and port that an unmodified server is expected to listen on; read by the preload library.
+    pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
     /// The listening socket; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
-use libc::{c_char, c_int, c_void, epoll_event, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_char, c_int, c_uint, c_void, epoll_event, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use rustix::fs::OFlags;
 use tidegate_conditioning::server::{self, AcceptOptions, Closing, connection::Interest};
 
@@ -87,10 +87,10 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: sockl
 /// listen(2): the chain's link takes the place of the socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if server::is_listener(fd) {
+    if server::listener(fd).is_some() {
         return 0;
     }
-    let Some(chain) = state::chain_for(fd) else {
+    let Some((chain, address)) = state::chain_for(fd).zip(state::bound_address(fd)) else {
         return next!(listen(fd: c_int, backlog: c_int) -> c_int);
     };
     let put = || {
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         // SAFETY: dup3 as a raw system call: the server's own descriptor now is the link.
         unsafe { libc::syscall(libc::SYS_dup3, std::os::fd::AsRawFd::as_raw_fd(&chain.link), fd, cloexec) };
         rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
-        server::listen(fd, chain)
+        server::listen(fd, chain, address)
     };
     put().map_or_else(fail, |()| 0)
 }
@@ -153,11 +153,67 @@ fn present(
 /// getsockname(2): a listening socket has the address that the server asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    if let Some(bound) = state::bound_address(fd) {
+    if let Some(bound) = server::listener(fd).or_else(|| state::bound_address(fd)) {
         write_address(bound, address, length);
         return 0;
     }
-    next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int)
+    match server::addresses(fd) {
+        Some(Ok((_, local))) => {
+            write_address(local, address, length);
+            0
+        }
+        Some(Err(error)) => fail(error),
+        None => next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+    }
+}
+
+/// getpeername(2): of the family of the server's listening socket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match server::addresses(fd) {
+        Some(Ok((peer, _))) => {
+            write_address(peer, address, length);
+            0
+        }
+        Some(Err(error)) => fail(error),
+        None => next!(getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+    }
+}
+
+/// getsockopt(2): what stands for a listening socket answers like one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let Some(listens_on) = server::listener(fd).filter(|_| !value.is_null() && !length.is_null()) else {
+        return next!(
+            getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
+        );
+    };
+    let answer = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN | libc::SO_REUSEADDR) => 1,
+        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) if listens_on.is_ipv6() => libc::AF_INET6,
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => libc::AF_INET,
+        (libc::SOL_SOCKET, _) => {
+            return next!(
+                getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
+            );
+        }
+        _ => 0,
+    };
+    // SAFETY: the caller passes `*length` writable bytes at `value`.
+    unsafe {
+        let room = (*length as usize).min(size_of::<c_int>());
+        std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), value.cast(), room);
+        *length = room as socklen_t;
+    }
+    0
 }
 
 /// setsockopt(2): options of TCP mean nothing to a link, nor to a descriptor whose connection is over.
@@ -169,7 +225,7 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
-    if level != libc::SOL_SOCKET && (server::is_ended(fd) || server::is_listener(fd)) {
+    if level != libc::SOL_SOCKET && (server::is_ended(fd) || server::listener(fd).is_some()) {
         return 0;
     }
     let result = next!(
@@ -186,21 +242,72 @@ pub unsafe extern "C" fn setsockopt(
     result
 }
 
+/// shutdown(2): nothing is left to shut down where the server's end is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if server::is_ended(fd) {
+        return 0;
+    }
+    // A listening socket that is shut down is one of many handles to the chain: the others go on.
+    if server::listener(fd).is_some() {
+        return 0;
+    }
+    next!(shutdown(fd: c_int, how: c_int) -> c_int)
+}
+
 /// close(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if state::is_own(fd) {
+        return fail(rustix::io::Errno::BADF);
+    }
+    closing(fd);
+    next!(close(fd: c_int) -> c_int)
+}
+
+fn closing(fd: c_int) {
     server::closing(fd, Closing::AsFollowed);
     state::forget(fd);
-    next!(close(fd: c_int) -> c_int)
+}
+
+/// close_range(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_CLOEXEC == 0 {
+        let number = |n: c_uint| c_int::try_from(n).unwrap_or(c_int::MAX);
+        server::closing_range(number(first), number(last));
+    }
+    next!(close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int)
+}
+
+/// fclose(3): closes the descriptor without a call of close(2) that could be seen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
+    // What is buffered goes out first: the end of the response may be in it.
+    // SAFETY: the caller's own stream.
+    let fd = unsafe {
+        libc::fflush(file);
+        libc::fileno(file)
+    };
+    if fd >= 0 {
+        closing(fd);
+    }
+    next!(fclose(file: *mut libc::FILE) -> c_int)
+}
+
+fn duplicated(old: c_int, new: c_int) {
+    if new >= 0 && old != new {
+        server::duplicated(old, new);
+        state::duplicated(old, new);
+    }
 }
 
 /// dup(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     let new = next!(dup(fd: c_int) -> c_int);
-    if new >= 0 {
-        server::duplicated(fd, new);
-    }
+    duplicated(fd, new);
     new
 }
 
@@ -208,12 +315,10 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(fd: c_int, other: c_int) -> c_int {
     if fd != other {
-        server::closing(other, Closing::AsFollowed);
+        closing(other);
     }
     let new = next!(dup2(fd: c_int, other: c_int) -> c_int);
-    if new >= 0 && fd != other {
-        server::duplicated(fd, new);
-    }
+    duplicated(fd, new);
     new
 }
 
@@ -221,13 +326,31 @@ pub unsafe extern "C" fn dup2(fd: c_int, other: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
     if fd != other {
-        server::closing(other, Closing::AsFollowed);
+        closing(other);
     }
     let new = next!(dup3(fd: c_int, other: c_int, flags: c_int) -> c_int);
-    if new >= 0 {
-        server::duplicated(fd, new);
-    }
+    duplicated(fd, new);
     new
+}
+
+/// fcntl(2), of which every command takes at most one argument of a register's size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let result = next!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int);
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        duplicated(fd, result);
+    }
+    result
+}
+
+/// fcntl(2) as programs with large offsets call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let result = next!(fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int);
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        duplicated(fd, result);
+    }
+    result
 }
 
 /// epoll_ctl(2): registrations are written down, because a filter's handle to the same socket would keep them alive
@@ -264,20 +387,45 @@ pub unsafe extern "C" fn execve(
     arguments: *const *const c_char,
     environment: *const *const c_char,
 ) -> c_int {
-    server::before_exit();
+    server::before_exit(true);
     next!(execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
 }
 
 /// execv(3)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    server::before_exit();
+    server::before_exit(true);
     next!(execv(path: *const c_char, arguments: *const *const c_char) -> c_int)
 }
 
 /// execvp(3)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    server::before_exit();
+    server::before_exit(true);
     next!(execvp(path: *const c_char, arguments: *const *const c_char) -> c_int)
+}
+
+/// execvpe(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(
+    path: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    server::before_exit(true);
+    next!(execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
+}
+
+/// _exit(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    server::before_exit(false);
+    next!(_exit(status: c_int) -> !)
+}
+
+/// _Exit(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    server::before_exit(false);
+    next!(_Exit(status: c_int) -> !)
 }

@@ -1,7 +1,7 @@
 //! The chain that this process was started behind, and the sockets that are to stand for it.
 
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tidegate_conditioning::neighbours::environment;
@@ -9,7 +9,8 @@ use tidegate_conditioning::server::{self, table::Chain};
 
 struct Preloaded {
     chain: Arc<Chain>,
-    port: u16,
+    ledger: OwnedFd,
+    address: SocketAddr,
     /// Sockets that were bound to the conditioned port: nothing is bound, because the first filter has the port.
     bound: Mutex<Vec<(RawFd, SocketAddr)>>,
 }
@@ -25,27 +26,57 @@ fn known() -> Option<&'static Preloaded> {
 }
 
 fn preloaded() -> Option<&'static Preloaded> {
-    STATE
-        .get_or_init(|| {
-            let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
-            let port = std::env::var("TIDEGATE_CC_PORT").ok()?.parse().ok()?;
-            let (link, ledger) = (number(environment::UPSTREAM)?, number(environment::LEDGER)?);
-            // Duplicates: the originals stay as they were inherited, for a program that this one becomes or starts.
-            let duplicate = |fd: RawFd| {
-                // SAFETY: borrowed for one fcntl, which fails if the number is no open descriptor.
-                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-                rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()
-            };
-            let chain = server::chain(duplicate(link)?, &duplicate(ledger)?).ok()?;
-            // SAFETY: a plain function; it runs when the program ends by `exit`.
-            unsafe { libc::atexit(at_exit) };
-            Some(Preloaded { chain, port, bound: Mutex::new(Vec::new()) })
-        })
-        .as_ref()
+    STATE.get_or_init(preload).as_ref()
+}
+
+fn preload() -> Option<Preloaded> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
+    let address = std::env::var(environment::SERVER_ADDRESS).ok()?.parse().ok()?;
+    let (link, ledger) = (number(environment::UPSTREAM)?, number(environment::LEDGER)?);
+    // Duplicates: the originals stay as they were inherited, for a program that this one becomes or starts.
+    let duplicate = |fd: RawFd| {
+        // SAFETY: borrowed for one fcntl, which fails if the number is no open descriptor.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()
+    };
+    let ledger = duplicate(ledger)?;
+    let chain = server::chain(duplicate(link)?, &ledger).ok()?;
+    // SAFETY: a plain function; it runs when the program ends by `exit`.
+    unsafe { libc::atexit(at_exit) };
+    Some(Preloaded { chain, ledger, address, bound: Mutex::new(Vec::new()) })
+}
+
+/// Runs when the library is loaded: finds listening sockets that the program before this one had, as servers that
+/// replace themselves and those that are started with their sockets open (sd_listen_fds(3)) hand them on.
+extern "C" fn at_load() {
+    let Some(preloaded) = preloaded() else { return };
+    let Ok(link) = rustix::fs::fstat(&preloaded.chain.link) else { return };
+    let original = std::env::var(environment::UPSTREAM).ok().and_then(|text| text.parse::<RawFd>().ok());
+    let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers: Vec<RawFd> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in numbers {
+        if is_own(fd) || Some(fd) == original {
+            continue;
+        }
+        // SAFETY: borrowed for one fstat, which fails if the number is no open descriptor.
+        let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) });
+        if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (link.st_dev, link.st_ino)) {
+            let _ = server::listen(fd, preloaded.chain.clone(), preloaded.address);
+        }
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+/// Whether `fd` is one of this library's own, which a program that closes everything at its start must not close.
+pub(crate) fn is_own(fd: RawFd) -> bool {
+    known().is_some_and(|known| fd == known.chain.link.as_raw_fd() || fd == known.ledger.as_raw_fd())
 }
 
 extern "C" fn at_exit() {
-    server::before_exit();
+    server::before_exit(false);
 }
 
 impl Preloaded {
@@ -56,7 +87,7 @@ impl Preloaded {
 
 /// A stream socket is to be bound to `address`: true if the chain has that port, and the socket is remembered.
 pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
-    let Some(preloaded) = preloaded().filter(|preloaded| preloaded.port == address.port()) else {
+    let Some(preloaded) = preloaded().filter(|preloaded| preloaded.address.port() == address.port()) else {
         return false;
     };
     let mut bound = preloaded.bound();
@@ -72,6 +103,14 @@ pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
 pub(crate) fn bound_address(fd: RawFd) -> Option<SocketAddr> {
     let preloaded = known()?;
     preloaded.bound().iter().find(|(other, _)| *other == fd).map(|(_, address)| *address)
+}
+
+/// `new` has become a duplicate of `old`.
+pub(crate) fn duplicated(old: RawFd, new: RawFd) {
+    let Some(address) = bound_address(old) else { return };
+    if let Some(preloaded) = known() {
+        preloaded.bound().push((new, address));
+    }
 }
 
 /// `fd` was closed.

@@ -230,7 +230,7 @@ impl FilterProcess {
 pub fn start_command(
     command: &[OsString],
     preload: &Path,
-    port: u16,
+    address: std::net::SocketAddr,
     link: &Option<OwnedFd>,
     ledger: &OwnedFd,
 ) -> Result<Child, LaunchError> {
@@ -246,7 +246,7 @@ pub fn start_command(
         preloads.push(others);
     }
     let mut inherits = vec![ledger.as_raw_fd()];
-    process.args(arguments).env("LD_PRELOAD", preloads).env("TIDEGATE_CC_PORT", port.to_string());
+    process.args(arguments).env("LD_PRELOAD", preloads).env(environment::SERVER_ADDRESS, address.to_string());
     process.env(environment::LEDGER, ledger.as_raw_fd().to_string());
     if let Some(link) = link {
         process.env(environment::UPSTREAM, link.as_raw_fd().to_string());

@@ -158,9 +158,9 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let listener = listen(args.listen, args.backlog)?;
     let mut chain = RunningChain::start(&filters, &program, listener)?;
     let server_port = args.server_port.unwrap_or(args.listen.port());
+    let address = SocketAddr::new(args.listen.ip(), server_port);
     let server_end = chain.take_server_end();
-    let command =
-        children::start_command(&args.command, &preload, server_port, &server_end, &chain.ledger_file)?;
+    let command = children::start_command(&args.command, &preload, address, &server_end, &chain.ledger_file)?;
     drop(server_end);
     let limit = Duration::from_secs(args.start_timeout);
     chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))

@@ -38,6 +38,11 @@ pub struct Connection {
     socket_left: u64,
     tracker: Option<ResponseTracker>,
     corked: bool,
+    is_untouched: bool,
+    /// The client speaks HTTP/1.1 and wants to keep the connection.
+    keeps_alive: bool,
+    /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
+    pub presents_v6: bool,
     /// Descriptors of this process that are this connection.
     pub descriptors: Vec<RawFd>,
     /// Where the server registered them.
@@ -63,7 +68,9 @@ impl Connection {
         let rewritten = bundle.has(flags::REWRITTEN);
         let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
         let method = if bundle.has(flags::HEAD_METHOD) { Method::Head } else { Method::Get };
-        let follow = follow && bundle.has(flags::PERSISTENT) && !bundle.has(flags::FINAL);
+        let persists = bundle.has(flags::PERSISTENT) && !bundle.has(flags::FINAL);
+        let follow = follow && persists;
+        let keeps_alive = follow && speaks_http_1_1(bundle.head());
         Self {
             chain,
             id: bundle.id,
@@ -74,6 +81,9 @@ impl Connection {
             replaces,
             tracker: follow.then(|| ResponseTracker::new(method)),
             corked: false,
+            is_untouched: true,
+            keeps_alive,
+            presents_v6: false,
             descriptors: vec![fd],
             interests: Vec::new(),
         }
@@ -109,6 +119,7 @@ impl Connection {
 
     /// The server took `length` bytes of the copy.
     pub fn took_copy(&mut self, fd: BorrowedFd<'_>, length: usize) {
+        self.is_untouched = false;
         self.copy_read = (self.copy_read + length).min(self.copy.len());
         if self.copy_read == self.copy.len() {
             self.copy = Vec::new();
@@ -120,12 +131,27 @@ impl Connection {
 
     /// The server took `length` bytes from the socket.
     pub fn took_from_socket(&mut self, length: u64) {
+        self.is_untouched = false;
         self.socket_left = self.socket_left.saturating_sub(length);
     }
 
     /// The tracker of the response, if it is followed.
     pub fn tracker(&mut self) -> Option<&mut ResponseTracker> {
         self.tracker.as_mut()
+    }
+
+    /// The server wrote something.
+    pub fn set_touched(&mut self) {
+        self.is_untouched = false;
+    }
+
+    /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
+    /// locally, and the client that wanted to keep its connection need not be told.
+    pub fn instead_of(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if !self.keeps_alive {
+            return None;
+        }
+        self.tracker.as_ref()?.without_close(bytes)
     }
 
     /// The server set TCP_CORK.
@@ -143,22 +169,24 @@ impl Connection {
         self.tracker.as_ref().is_some_and(|tracker| tracker.extent() == Extent::Complete { keep_alive: true })
     }
 
-    /// Whether closing now is a local matter, as far as can be known from following the response.
-    pub fn closes_locally(&self) -> bool {
-        self.is_over()
+    /// Whether closing now is a local matter, as far as can be known from following the response. `None`: this process
+    /// did nothing with the connection, and another may.
+    pub fn closes_locally(&self) -> Option<bool> {
+        if self.is_over() {
+            return Some(true);
+        }
+        if self.is_untouched { None } else { Some(false) }
     }
 
-    /// The last descriptor of this process is gone, or about to go. Returns whether no process holds it now.
-    pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: bool) -> bool {
-        let end = if locally { State::EndedLocally } else { State::EndedForAll };
-        let ledger = &self.chain.ledger;
-        if let Some(fd) = fd.filter(|_| locally && self.corked) {
+    /// The last descriptor of this process is gone, or about to go.
+    pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: Option<bool>) {
+        let end = locally.map(|locally| if locally { State::EndedLocally } else { State::EndedForAll });
+        if let Some(fd) = fd.filter(|_| locally == Some(true) && self.corked) {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
-        if !ledger.release(self.id, end) {
-            return false;
-        }
+        let Some(end) = self.chain.ledger.release(self.id, end) else { return };
+        let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
@@ -166,7 +194,6 @@ impl Connection {
         let notice = if locally { Notice::ClosedLocally(self.id) } else { Notice::ClosedForAll(self.id) };
         // A full link loses nothing: the ledger says the same, and filters look there.
         let _ = link::send_notice(std::os::fd::AsFd::as_fd(&self.chain.link), notice);
-        true
     }
 
     /// Removes the registrations of `fd`: epoll would keep them as long as any filter holds the socket.
@@ -182,6 +209,11 @@ impl Connection {
         }
         of_fd
     }
+}
+
+fn speaks_http_1_1(head: &[u8]) -> bool {
+    let line = head.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    line.trim_ascii_end().ends_with(b"HTTP/1.1")
 }
 
 /// Takes `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)).

@@ -4,6 +4,7 @@
 //! No call here goes through libc's wrappers of `read`, `write`, `close` and so on, which the preload library interposes.
 
 pub mod connection;
+mod process;
 pub mod response;
 pub mod table;
 
@@ -51,13 +52,13 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Makes `fd` stand for the listening socket of a chain.
+/// Makes `fd` stand for the listening socket of a chain, at the address that the server asked for.
 ///
 /// # Errors
 /// The number is too high.
-pub fn listen(fd: RawFd, chain: Arc<Chain>) -> Result<(), Errno> {
+pub fn listen(fd: RawFd, chain: Arc<Chain>, address: SocketAddr) -> Result<(), Errno> {
     chain.ledger.set_listening();
-    if table::set(fd, Entry::Listener(chain)) { Ok(()) } else { Err(Errno::MFILE) }
+    if table::set(fd, Entry::Listener { chain, address }) { Ok(()) } else { Err(Errno::MFILE) }
 }
 
 /// A chain from its link and its ledger's memory file.
@@ -65,13 +66,42 @@ pub fn listen(fd: RawFd, chain: Arc<Chain>) -> Result<(), Errno> {
 /// # Errors
 /// The ledger cannot be mapped.
 pub fn chain(link: OwnedFd, ledger: &OwnedFd) -> std::io::Result<Arc<Chain>> {
-    at_fork_once();
+    process::own();
     Ok(Arc::new(Chain { link, ledger: Ledger::open(ledger.as_fd())? }))
 }
 
-/// Whether `fd` stands for a listening socket.
-pub fn is_listener(fd: RawFd) -> bool {
-    matches!(table::get(fd), Some(Entry::Listener(_)))
+/// The address that the listening socket `fd` stands for was asked to have; `None`: it is no listener of ours.
+pub fn listener(fd: RawFd) -> Option<SocketAddr> {
+    match table::get(fd)? {
+        Entry::Listener { address, .. } => Some(address),
+        _ => None,
+    }
+}
+
+/// An address as a socket shows it whose listening socket is an IPv6 one, or is not.
+fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if as_v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+        address if !as_v6 => SocketAddr::new(address.ip().to_canonical(), address.port()),
+        address => address,
+    }
+}
+
+/// The client's address and the server's, as the connection `fd` shows them.
+///
+/// # Errors
+/// As getsockname(2) and getpeername(2).
+pub fn addresses(fd: RawFd) -> Option<Result<(SocketAddr, SocketAddr), Errno>> {
+    let Entry::Connection(connection) = table::get(fd)? else { return None };
+    let as_v6 = lock(&connection).presents_v6;
+    let get = || {
+        let inet =
+            |address: rustix::net::SocketAddrAny| SocketAddr::try_from(address).map_err(|_| Errno::INVAL);
+        let peer = inet(rustix::net::getpeername(borrow(fd))?.ok_or(Errno::NOTCONN)?)?;
+        let local = inet(rustix::net::getsockname(borrow(fd))?)?;
+        Ok((presented(peer, as_v6), presented(local, as_v6)))
+    };
+    Some(get())
 }
 
 /// Accepts the next request. `None`: `fd` is no listener of ours.
@@ -80,12 +110,17 @@ pub fn is_listener(fd: RawFd) -> bool {
 /// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone; ECONNABORTED for a bundle that was refused.
 pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, SocketAddr), Errno>> {
     match table::get(fd) {
-        Some(Entry::Listener(chain)) => Some(accept_from(fd, &chain, options)),
+        Some(Entry::Listener { chain, address }) => Some(accept_from(fd, &chain, address.is_ipv6(), options)),
         _ => None,
     }
 }
 
-fn accept_from(fd: RawFd, chain: &Arc<Chain>, options: AcceptOptions) -> Result<(RawFd, SocketAddr), Errno> {
+fn accept_from(
+    fd: RawFd,
+    chain: &Arc<Chain>,
+    presents_v6: bool,
+    options: AcceptOptions,
+) -> Result<(RawFd, SocketAddr), Errno> {
     loop {
         let received = link::receive(borrow(fd), false, options.cloexec)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -99,6 +134,7 @@ fn accept_from(fd: RawFd, chain: &Arc<Chain>, options: AcceptOptions) -> Result<
                 return Err(Errno::MFILE);
             }
         };
+        let _in_use = process::in_use();
         let (bundle, socket) = (request.bundle, request.socket);
         let number = socket.as_raw_fd();
         if number as usize >= table::DESCRIPTORS {
@@ -110,8 +146,9 @@ fn accept_from(fd: RawFd, chain: &Arc<Chain>, options: AcceptOptions) -> Result<
             continue;
         }
         set_blocking(socket.as_fd(), !options.nonblocking);
-        let peer = bundle.peer;
-        let connection = Connection::new(chain.clone(), bundle, number, options.follow);
+        let peer = presented(bundle.peer, presents_v6);
+        let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
+        connection.presents_v6 = presents_v6;
         if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
             return Err(Errno::MFILE);
         }
@@ -130,6 +167,7 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
 
 /// What a read of up to `wanted` bytes from `fd` may do.
 pub fn reading(fd: RawFd, wanted: usize) -> Reading {
+    let _in_use = process::in_use();
     let Some(Entry::Connection(connection)) = table::get(fd) else { return Reading::AsUsual };
     let connection = lock(&connection);
     match connection.source() {
@@ -144,6 +182,7 @@ pub fn reading(fd: RawFd, wanted: usize) -> Reading {
 
 /// The server took `length` bytes after [`reading`] said from where. With `follow`, its end may now be over.
 pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
+    let _in_use = process::in_use();
     let Some(Entry::Connection(connection)) = table::get(fd) else { return };
     let mut guard = lock(&connection);
     if from_copy {
@@ -167,24 +206,53 @@ pub fn beyond(fd: RawFd) -> Result<(), Errno> {
     let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
     // A blocking server learns here that its client has left, as it would from read(2); nothing else ends the wait.
     let timeout = nonblocking.then(rustix::time::Timespec::default);
-    match rustix::event::poll(&mut watched, timeout.as_ref())? {
-        0 => Err(Errno::AGAIN),
-        _ => Ok(()),
+    if rustix::event::poll(&mut watched, timeout.as_ref())? > 0 {
+        return Ok(());
+    }
+    mute(fd);
+    Err(Errno::AGAIN)
+}
+
+/// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
+/// connection's end until its own end is over (level-triggered epoll).
+fn mute(fd: BorrowedFd<'_>) {
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    let Some(Entry::Connection(connection)) = table::get(fd.as_raw_fd()) else { return };
+    if !matches!(rustix::net::recv(fd, &mut [0u8; 1][..], flags), Ok((1, _))) {
+        return;
+    }
+    let _in_use = process::in_use();
+    let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+    for interest in lock(&connection).interests.iter().filter(|interest| interest.events & once == 0) {
+        let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
+        let data = epoll::EventData::new_u64(interest.data);
+        let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
     }
 }
 
 /// Whether what the server writes to `fd` is followed.
 pub fn is_followed(fd: RawFd) -> bool {
+    let _in_use = process::in_use();
     match table::get(fd) {
         Some(Entry::Connection(connection)) => lock(&connection).tracker().is_some(),
         _ => false,
     }
 }
 
+/// What is to be written to `fd` instead of `bytes`, which is as long; `None`: these bytes.
+pub fn instead_of(fd: RawFd, bytes: &[u8]) -> Option<Vec<u8>> {
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return None };
+    let _in_use = process::in_use();
+    let connection = lock(&connection);
+    (connection.source() == Source::Exhausted).then(|| connection.instead_of(bytes)).flatten()
+}
+
 /// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
 pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
+    let _in_use = process::in_use();
     let Some(Entry::Connection(connection)) = table::get(fd) else { return };
     let mut guard = lock(&connection);
+    guard.set_touched();
     if let Some(tracker) = guard.tracker() {
         follow(tracker);
     }
@@ -224,7 +292,7 @@ fn end_locally(connection: &mut Connection) {
     let Some(ended) = at_end_of_file() else { return };
     let descriptors = std::mem::take(&mut connection.descriptors);
     let socket = descriptors.first().map(|&fd| borrow(fd));
-    connection.release(socket, true);
+    connection.release(socket, Some(true));
     for fd in descriptors {
         let mut interests = connection.forget_interests(fd);
         replace(ended, fd);
@@ -255,6 +323,7 @@ fn remove(interest: Interest) {
 
 /// The server changed its registration of `fd` with epoll; `result` is what the call returned. Returns what it should.
 pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>) -> Result<(), Errno> {
+    let _in_use = process::in_use();
     match table::get(interest.fd) {
         Some(Entry::Connection(connection)) if result.is_ok() => {
             note_interest(&mut lock(&connection).interests, interest, operation);
@@ -281,9 +350,15 @@ fn note_interest(interests: &mut Vec<Interest>, interest: Interest, operation: i
 
 /// The server set or cleared TCP_CORK.
 pub fn corked(fd: RawFd, on: bool) {
+    let _in_use = process::in_use();
     if let Some(Entry::Connection(connection)) = table::get(fd) {
         lock(&connection).set_corked(on);
     }
+}
+
+/// Whether `fd` is a connection, or was one.
+pub fn is_ours(fd: RawFd) -> bool {
+    matches!(table::get(fd), Some(Entry::Connection(_) | Entry::Ended(_)))
 }
 
 /// Whether `fd` was a connection of which the server's end is over.
@@ -305,6 +380,10 @@ pub enum Closing {
 /// The server is about to close `fd`: call before close(2). Tells the chain if this is the last descriptor of its
 /// connection in any process.
 pub fn closing(fd: RawFd, closing: Closing) {
+    if table::get(fd).is_none() || !process::is_owner() {
+        return;
+    }
+    let _in_use = process::in_use();
     let connection = match table::take(fd) {
         Some(Entry::Connection(connection)) => connection,
         Some(Entry::Ended(interests)) => {
@@ -322,12 +401,13 @@ pub fn closing(fd: RawFd, closing: Closing) {
     if !guard.descriptors.is_empty() {
         return;
     }
+    let socket = Some(borrow(fd));
     let locally = match closing {
-        Closing::Locally => true,
-        Closing::ForAll => false,
+        Closing::Locally => Some(true),
+        Closing::ForAll => Some(false),
         Closing::AsFollowed => guard.closes_locally(),
     };
-    guard.release(Some(borrow(fd)), locally);
+    guard.release(socket, locally);
     let ledger = &guard.chain().ledger;
     let slot = guard.id().slot;
     if ledger.holder(slot) == std::process::id() {
@@ -337,44 +417,32 @@ pub fn closing(fd: RawFd, closing: Closing) {
 
 /// `new` has become a duplicate of `old`.
 pub fn duplicated(old: RawFd, new: RawFd) {
-    let Some(entry) = table::get(old) else { return };
+    let _in_use = process::in_use();
+    let Some(entry) = table::get(old).filter(|_| process::is_owner()) else { return };
     if let Entry::Connection(connection) = &entry {
         lock(connection).descriptors.push(new);
     }
     let _ = table::set(new, entry);
 }
 
-/// A child process is about to be made: it will hold every connection too.
-pub fn before_fork() {
-    for (_, connection) in table::connections() {
-        let connection = lock(&connection);
-        connection.chain().ledger.share(connection.id());
+/// The process is about to end, or to become another program: its connections go with it, but for those that the new
+/// program gets as its standard input or output.
+pub fn before_exit(becomes_another: bool) {
+    if !process::is_owner() {
+        return;
+    }
+    for (fd, _) in table::numbered_entries() {
+        if !becomes_another || fd > 2 {
+            closing(fd, Closing::AsFollowed);
+        }
     }
 }
 
-/// The process is about to end, or to become another program: its connections go with it.
-pub fn before_exit() {
-    for (fd, _) in table::connections() {
-        closing(fd, Closing::AsFollowed);
+/// The server is about to close every descriptor from `first` to `last`.
+pub fn closing_range(first: RawFd, last: RawFd) {
+    for (fd, _) in table::numbered_entries() {
+        if (first..=last).contains(&fd) {
+            closing(fd, Closing::AsFollowed);
+        }
     }
-}
-
-/// This process serves its connections from here on: filters ask after it if they wonder.
-pub fn adopt_connections() {
-    for (_, connection) in table::connections() {
-        let connection = lock(&connection);
-        connection.chain().ledger.note_holder(connection.id().slot);
-    }
-}
-
-extern "C" fn prepare() {
-    before_fork();
-}
-
-fn at_fork_once() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| {
-        // SAFETY: the handler is a plain function that lives as long as the program.
-        unsafe { libc::pthread_atfork(Some(prepare), None, None) };
-    });
 }

@@ -5,6 +5,9 @@ use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method
 /// Heads of responses are the server's own: generous, but bounded.
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64 * 1024, head_bytes: 256 * 1024, fields: 1000 };
 
+/// A `Connection` field is looked for in so many bytes.
+const HEAD_LOOKED_AT: usize = 8192;
+
 /// How far a response has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Extent {
@@ -109,6 +112,42 @@ impl ResponseTracker {
         }
     }
 
+    /// `bytes` without the announcement that the connection ends after this response, if they start with the response's
+    /// whole head, its framing says where it ends, and it announces so. The length stays the same.
+    pub fn without_close(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if !matches!(self.at, At::Head) || !self.head.is_empty() {
+            return None;
+        }
+        // The parser is asked only about the few that may announce it.
+        let start = &bytes[..bytes.len().min(HEAD_LOOKED_AT)];
+        let is_1_0 = start.starts_with(b"HTTP/1.0 ");
+        if !is_1_0 && memchr::memmem::find(start, b"lose").is_none() {
+            return None;
+        }
+        let (length, keep_alive) = self.framed_head(bytes)?;
+        if keep_alive {
+            return None;
+        }
+        let mut patched = bytes.to_vec();
+        if is_1_0 {
+            // RFC 9110 §6.2: who forwards a message sends a version of its own; the field is what HTTP/1.0 has instead.
+            patched[7] = b'1';
+        }
+        blank_connection_close(&mut patched[..length]);
+        self.framed_head(&patched).filter(|&found| found == (length, true)).map(|_| patched)
+    }
+
+    /// Length of the final response's head at the start of `bytes`, if its content has a known end, and whether the
+    /// connection persists.
+    fn framed_head(&self, bytes: &[u8]) -> Option<(usize, bool)> {
+        let mut parser = ResponseParser::new(LIMITS);
+        parser.reset(self.method);
+        let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
+        let head = parser.head(bytes);
+        let framed = head.framing != BodyFraming::UntilClose && head.status >= 200;
+        framed.then_some((length, head.keep_alive))
+    }
+
     fn head_bytes<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let before = self.head.len();
         // A head that one write brings is parsed where it lies.
@@ -148,6 +187,21 @@ impl ResponseTracker {
             };
         }
         &bytes[length - before..]
+    }
+}
+
+/// Puts spaces in place of the option `close` (RFC 9110 §7.6.1: a list may be empty).
+fn blank_connection_close(head: &mut [u8]) {
+    let mut at = 0;
+    while let Some(end) = head[at..].iter().position(|&byte| byte == b'\n') {
+        let line = &mut head[at..at + end];
+        at += end + 1;
+        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
+        let (name, value) = line.split_at_mut(colon);
+        if name.eq_ignore_ascii_case(b"connection") && value[1..].trim_ascii().eq_ignore_ascii_case(b"close")
+        {
+            value[1..].iter_mut().filter(|byte| byte.is_ascii_alphabetic()).for_each(|byte| *byte = b' ');
+        }
     }
 }
 
@@ -197,6 +251,31 @@ mod tests {
         assert_eq!(extent(Method::Get, b"not HTTP\r\n"), Extent::Unknown);
         let beyond = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab";
         assert_eq!(extent(Method::Get, beyond), Extent::Unknown);
+    }
+
+    #[test]
+    fn a_server_that_closes_after_each_response_does_so_locally() {
+        let patched = |response: &str| {
+            let tracker = ResponseTracker::new(Method::Get);
+            tracker.without_close(response.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
+        };
+        assert_eq!(
+            patched("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\na").unwrap(),
+            "HTTP/1.1 200 OK\r\nConnection:      \r\nContent-Length: 1\r\n\r\na"
+        );
+        assert_eq!(
+            patched("HTTP/1.0 200 OK\r\nconnection: Close\r\nContent-Length: 1\r\n\r\n").unwrap(),
+            "HTTP/1.1 200 OK\r\nconnection:      \r\nContent-Length: 1\r\n\r\n"
+        );
+        for untouched in [
+            "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end",
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n",
+            "HTTP/1.1 200 OK\r\nX: close\r\nContent-Length: 1\r\n\r\n",
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nX: close\r\n\r\n",
+            "HTTP/1.0 200 OK\r\n\r\nuntil the end",
+        ] {
+            assert_eq!(patched(untouched), None, "{untouched}");
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What a server process knows about its conditioned descriptors, by number.
 
+use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ledger::Ledger;
 use crate::server::connection::{Connection, Interest};
+use crate::server::process;
 
 /// Descriptors from this number on are never conditioned; accepting one fails as if the process were out of them.
 pub const DESCRIPTORS: usize = 65_536;
@@ -23,7 +25,12 @@ pub struct Chain {
 #[derive(Clone, Debug)]
 pub enum Entry {
     /// Stands for the listening socket: a handle to the chain's link.
-    Listener(Arc<Chain>),
+    Listener {
+        /// The chain.
+        chain: Arc<Chain>,
+        /// The address that the server asked to listen on.
+        address: SocketAddr,
+    },
     /// A client's socket.
     Connection(Arc<Mutex<Connection>>),
     /// Was a client's socket; now it is at end-of-file, because the server's end of the connection is over. All these
@@ -55,6 +62,7 @@ pub fn get(fd: RawFd) -> Option<Entry> {
     if KINDS[index].load(Ordering::Acquire) == NONE {
         return None;
     }
+    let _in_use = process::in_use();
     lock(&ENTRIES[index]).clone()
 }
 
@@ -68,11 +76,12 @@ pub fn is_ended(fd: RawFd) -> bool {
 pub fn set(fd: RawFd, entry: Entry) -> bool {
     let Some(index) = index(fd) else { return false };
     let kind = match entry {
-        Entry::Listener(_) => LISTENER,
+        Entry::Listener { .. } => LISTENER,
         Entry::Connection(_) => CONNECTION,
         Entry::Ended(_) => ENDED,
     };
-    *lock(&ENTRIES[index]) = Some(entry);
+    let _in_use = process::in_use();
+    let _before = lock(&ENTRIES[index]).replace(entry);
     KINDS[index].store(kind, Ordering::Release);
     true
 }
@@ -83,19 +92,27 @@ pub fn take(fd: RawFd) -> Option<Entry> {
     if KINDS[index].load(Ordering::Acquire) == NONE {
         return None;
     }
+    let _in_use = process::in_use();
     KINDS[index].store(NONE, Ordering::Release);
     lock(&ENTRIES[index]).take()
 }
 
+/// Every descriptor that is ours and what it is.
+pub fn numbered_entries() -> impl Iterator<Item = (RawFd, Entry)> {
+    let used = KINDS.iter().enumerate().filter(|(_, kind)| kind.load(Ordering::Acquire) != NONE);
+    used.filter_map(|(index, _)| Some((index as RawFd, get(index as RawFd)?)))
+}
+
+/// What the descriptors of this process are that are ours.
+pub fn entries() -> impl Iterator<Item = Entry> {
+    numbered_entries().map(|(_, entry)| entry)
+}
+
 /// Every connection of this process, once for each of its descriptors.
 pub fn connections() -> Vec<(RawFd, Arc<Mutex<Connection>>)> {
-    KINDS
-        .iter()
-        .enumerate()
-        .filter(|(_, kind)| kind.load(Ordering::Acquire) == CONNECTION)
-        .filter_map(|(index, _)| match get(index as RawFd) {
-            Some(Entry::Connection(connection)) => Some((index as RawFd, connection)),
-            _ => None,
-        })
-        .collect()
+    let connections = numbered_entries().filter_map(|(fd, entry)| match entry {
+        Entry::Connection(connection) => Some((fd, connection)),
+        _ => None,
+    });
+    connections.collect()
 }
