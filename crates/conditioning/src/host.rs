@@ -69,6 +69,7 @@ metric_set! {
         Counter requests_total: "Requests that came from upstream.",
         Counter handed_total: "Requests handed on.",
         Counter handed_again_total: "Requests handed on once more after a neighbour died.",
+        Counter given_up_total: "Requests ended because they were handed again too often.",
         Counter refused_total: "Requests refused with an answer.",
         Counter reset_total: "Connections ended without an answer.",
         Counter stale_total: "Bundles dropped because another copy was served or the connection was over.",
@@ -89,9 +90,13 @@ const KEY_DOWNSTREAM: u64 = 1;
 const KEY_CONTROL: u64 = 2;
 const SWEEP: Duration = Duration::from_secs(1);
 
+/// A request that was handed so many times more than once is not handed again: it may be what its filter dies of.
+pub(crate) const HANDED_AGAIN: u8 = 16;
+
 struct Held {
     request: Request,
     is_handed: bool,
+    again: u8,
     since: Instant,
 }
 
@@ -255,7 +260,7 @@ impl<F: Filter> Host<F> {
                 return self.end(id);
             }
         }
-        self.held.insert(id.slot, Held { request, is_handed: false, since: self.now });
+        self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
         self.counters.held.add(1);
     }
 
@@ -324,13 +329,17 @@ impl<F: Filter> Host<F> {
     }
 
     fn again(&mut self, id: Id) {
-        if let Some(held) = self.held.get_mut(&id.slot)
-            && held.is_handed
-        {
-            held.is_handed = false;
-            self.counters.handed_again_total.add(1);
-            self.passing.push_back(id);
+        let Some(held) = self.held.get_mut(&id.slot).filter(|held| held.is_handed) else { return };
+        held.again += 1;
+        if held.again > HANDED_AGAIN {
+            self.counters.given_up_total.add(1);
+            answer(held.request.socket.as_fd(), 503, "");
+            self.drop_held(id.slot);
+            return self.end(id);
         }
+        held.is_handed = false;
+        self.counters.handed_again_total.add(1);
+        self.passing.push_back(id);
     }
 
     fn handed_ids(&self) -> Vec<(Id, Instant)> {

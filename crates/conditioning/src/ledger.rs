@@ -33,7 +33,9 @@ struct Slot {
 struct Map {
     /// 1 once the server has begun to listen.
     listening: AtomicU32,
-    reserved: [u32; 3],
+    /// A port that the server listens on beside the chain; 0: none.
+    other_port: AtomicU32,
+    reserved: [u32; 2],
     slots: [Slot; SLOTS as usize],
 }
 
@@ -136,6 +138,16 @@ impl Ledger {
     /// Whether the server has begun to listen.
     pub fn is_listening(&self) -> bool {
         self.map().listening.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the server listens on a port that is not the chain's.
+    pub fn set_other_port(&self, port: u16) {
+        self.map().other_port.store(port.into(), Ordering::Release);
+    }
+
+    /// A port that the server listens on beside the chain.
+    pub fn other_port(&self) -> Option<u16> {
+        u16::try_from(self.map().other_port.load(Ordering::Acquire)).ok().filter(|&port| port != 0)
     }
 
     /// Which generation of a slot is where.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
+use tidegate_conditioning::{filters, launcher};
 
 use crate::{client, config, run};
 
@@ -79,6 +80,11 @@ enum Command {
         #[command(subcommand)]
         command: CacheCommand,
     },
+    /// Run a server, unmodified, behind a chain of filters.
+    Condition(launcher::ConditionArgs),
+    /// Be one filter of a chain: what `condition` starts.
+    #[command(hide = true, disable_help_flag = true)]
+    Filter(filters::FilterArgs),
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -175,6 +181,8 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             }
             CacheCommand::Save(args) => client::post(args.admin, "/api/cache/save", args.json),
         },
+        Command::Condition(args) => condition(&args),
+        Command::Filter(args) => std::process::exit(filters::run(&args).into()),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();
@@ -255,6 +263,15 @@ fn check(file: &Path, json: bool) -> Result<(), Failure> {
         (true, false) => print(&format!("{}: no errors\n", file.display())),
         (false, true) => Err(Failure::runtime(format!("error: {}: {} errors", file.display(), errors.len()))),
         (false, false) => Err(Failure::runtime(config::lines(&errors))),
+    }
+}
+
+/// Ends with the command's exit code.
+fn condition(args: &launcher::ConditionArgs) -> Result<(), Failure> {
+    match launcher::condition(args) {
+        Ok(0) => Ok(()),
+        Ok(code) => std::process::exit(code.into()),
+        Err(error) => Err(Failure { code: error.exit_code(), message: format!("error: {error}") }),
     }
 }
 

@@ -91,6 +91,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         return 0;
     }
     let Some((chain, address)) = state::chain_for(fd).zip(state::bound_address(fd)) else {
+        state::listens_elsewhere(fd);
         return next!(listen(fd: c_int, backlog: c_int) -> c_int);
     };
     let put = || {

@@ -105,6 +105,15 @@ pub(crate) fn bound_address(fd: RawFd) -> Option<SocketAddr> {
     preloaded.bound().iter().find(|(other, _)| *other == fd).map(|(_, address)| *address)
 }
 
+/// `fd` listens, and is none of ours: for the message to an operator who named another port.
+pub(crate) fn listens_elsewhere(fd: RawFd) {
+    // SAFETY: borrowed for one getsockname, which fails if the number is no socket.
+    let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(fd) });
+    if let (Some(known), Ok(Ok(address))) = (known(), name.map(SocketAddr::try_from)) {
+        known.chain.ledger.set_other_port(address.port());
+    }
+}
+
 /// `new` has become a duplicate of `old`.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     let Some(address) = bound_address(old) else { return };

@@ -1,4 +1,5 @@
-//! The filters of connection conditioning, each started as a process of its own, and the launcher of a chain.
+//! The filters of connection conditioning, each started as a process of its own, and the launcher of a chain: what the C
+//! library starts for a server that was written with it.
 
 use std::process::ExitCode;
 
@@ -14,17 +15,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a server behind a chain of filters
+    /// Run a server, unmodified, behind a chain of filters
     Condition(launcher::ConditionArgs),
-    /// Be one filter of a chain; what a launcher starts
+    /// Be one filter of a chain: what `condition` starts
     #[command(disable_help_flag = true)]
-    Filter {
-        /// The filter's name; without it, all filters are listed
-        name: Option<String>,
-        /// `key=value,key=value`, or --help
-        #[arg(default_value = "", allow_hyphen_values = true)]
-        arguments: String,
-    },
+    Filter(filters::FilterArgs),
 }
 
 fn main() -> ExitCode {
@@ -32,16 +27,10 @@ fn main() -> ExitCode {
         Command::Condition(args) => match launcher::condition(&args) {
             Ok(code) => ExitCode::from(code),
             Err(error) => {
-                eprintln!("tidegate-cc: {error}");
+                eprintln!("error: {error}");
                 ExitCode::from(error.exit_code())
             }
         },
-        Command::Filter { name: Some(name), arguments } => filters::run(&name, &arguments),
-        Command::Filter { name: None, .. } => {
-            for kind in filters::KINDS {
-                println!("{:<10} {}", kind.name, kind.help);
-            }
-            ExitCode::SUCCESS
-        }
+        Command::Filter(args) => ExitCode::from(filters::run(&args)),
     }
 }

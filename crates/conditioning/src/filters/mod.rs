@@ -6,8 +6,6 @@ pub mod prior;
 pub mod slowread;
 pub mod stats;
 
-use std::process::ExitCode;
-
 use tidegate_core::metrics::Sample;
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
@@ -114,15 +112,31 @@ impl Kind {
     }
 }
 
-/// Runs a filter to its end. The process is the filter's own from here on.
-pub fn run(name: &str, arguments: &str) -> ExitCode {
-    let Some(kind) = find(name) else {
-        eprintln!("tidegate-cc: unknown filter {name:?}; known are {}", names());
-        return ExitCode::from(2);
+/// The arguments of a filter's process.
+#[derive(clap::Args, Clone, Debug)]
+pub struct FilterArgs {
+    /// The filter's name; without it, all filters are listed.
+    name: Option<String>,
+    /// `key=value,key=value`, or --help.
+    #[arg(default_value = "", allow_hyphen_values = true)]
+    arguments: String,
+}
+
+/// Runs a filter to its end and returns the exit code. The process is the filter's own from here on.
+pub fn run(args: &FilterArgs) -> u8 {
+    let Some(name) = &args.name else {
+        for kind in KINDS {
+            println!("{:<10} {}", kind.name, kind.help);
+        }
+        return 0;
     };
-    if matches!(arguments, "--help" | "-h") {
+    let Some(kind) = find(name) else {
+        eprintln!("error: unknown filter {name:?}; known are {}", names());
+        return 2;
+    };
+    if matches!(args.arguments.as_str(), "--help" | "-h") {
         print!("{}", kind.help_text());
-        return ExitCode::SUCCESS;
+        return 0;
     }
     // What `ps` and `top` show; the launcher has set the first argument likewise.
     if let Ok(title) = std::ffi::CString::new(format!("cc-{name}")) {
@@ -130,12 +144,11 @@ pub fn run(name: &str, arguments: &str) -> ExitCode {
     }
     // A filter never needs more than it was started with.
     let _ = rustix::thread::set_no_new_privs(true);
-    match kind.read(arguments).map_err(FilterError::from).and_then(|arguments| (kind.run)(&arguments)) {
-        Ok(()) => ExitCode::SUCCESS,
+    match kind.read(&args.arguments).map_err(FilterError::from).and_then(|arguments| (kind.run)(&arguments)) {
+        Ok(()) => 0,
         Err(error) => {
             eprintln!("{name}: {error}");
-            let usage = matches!(error, FilterError::Arguments(_) | FilterError::NotInAChain(_));
-            ExitCode::from(if usage { 2 } else { 1 })
+            if matches!(error, FilterError::Arguments(_) | FilterError::NotInAChain(_)) { 2 } else { 1 }
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct Connection {
     pub has_served: bool,
     /// How often its incomplete request was looked at.
     pub looks: u8,
+    /// How often the request was handed more than once.
+    pub again: u8,
     /// The last presentation.
     pub id: Option<Id>,
     /// What is handed on, kept until the server is done, to be handed again.
@@ -61,6 +63,7 @@ impl Connection {
             is_watched: false,
             has_served: false,
             looks: 0,
+            again: 0,
             id: None,
             bundle: None,
             serial: 0,
@@ -109,6 +112,7 @@ impl Connection {
         }
         self.phase = Phase::Queued;
         self.looks = 0;
+        self.again = 0;
     }
 
     /// The server is done with the request, and the connection goes on.

@@ -16,6 +16,7 @@ use rustix::event::epoll::EventFlags;
 use tidegate_core::metric_set;
 
 use crate::arguments::{Argument, Arguments};
+use crate::host::HANDED_AGAIN;
 use crate::ledger::{SLOTS, State};
 use crate::link::{self, Received, Request};
 use crate::neighbours::{FilterError, Place, Poller, word};
@@ -74,6 +75,7 @@ metric_set! {
         Counter accepted_total: "Connections that came in.",
         Counter handed_total: "Requests handed on.",
         Counter handed_again_total: "Requests handed on once more after a neighbour died.",
+        Counter given_up_total: "Connections ended because their request was handed again too often.",
         Counter malformed_total: "Connections ended because the head of their request was malformed.",
         Counter timed_out_total: "Connections ended because their request did not arrive whole in time.",
         Counter idle_total: "Connections ended because no further request came in time.",
@@ -561,12 +563,23 @@ impl Keeper {
             }
             Notice::HandAgain(_) => {
                 if connection.phase == Phase::Handed && connection.id == Some(id) {
-                    connection.phase = Phase::Queued;
-                    self.counters.handed_again_total.add(1);
-                    self.queue.push_back(key);
+                    self.queue_again(key);
                 }
             }
         }
+    }
+
+    fn queue_again(&mut self, key: u64) {
+        let index = key as u32;
+        let Some(connection) = self.connections.get(key) else { return };
+        connection.again += 1;
+        if connection.again > HANDED_AGAIN {
+            self.counters.given_up_total.add(1);
+            return self.refuse(index, 503);
+        }
+        connection.phase = Phase::Queued;
+        self.counters.handed_again_total.add(1);
+        self.queue.push_back(key);
     }
 
     /// The downstream neighbour was started anew: the ledger says what became of each request that was handed to it.
@@ -578,9 +591,7 @@ impl Keeper {
             let Some(id) = connection.id else { continue };
             match self.place.ledger.state(id.slot) {
                 (generation, State::Held) if generation == id.generation && connection.bundle.is_some() => {
-                    connection.phase = Phase::Queued;
-                    self.counters.handed_again_total.add(1);
-                    self.queue.push_back(key);
+                    self.queue_again(key);
                 }
                 // Kept further on by a process that is no more: it lives on here.
                 (_, State::Held | State::EndedLocally) if self.settings.keep => {

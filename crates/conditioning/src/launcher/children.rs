@@ -15,13 +15,17 @@ use crate::launcher::{FilterSpec, LaunchError};
 use crate::link;
 use crate::neighbours::{environment, word};
 
-/// SIGTERM, SIGINT, SIGHUP and SIGUSR1, read from a descriptor.
+/// What the launcher does something about.
+const SIGNALS: &[libc::c_int] =
+    &[libc::SIGTERM, libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+
+/// [`SIGNALS`], read from a descriptor.
 pub struct Signals(OwnedFd);
 
 impl Signals {
     /// Blocks the signals and opens the descriptor.
     pub fn take() -> io::Result<Self> {
-        let set = signal_set(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1]);
+        let set = signal_set(SIGNALS);
         // SAFETY: both calls read an initialized set; the descriptor returned is ours alone.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
@@ -34,12 +38,15 @@ impl Signals {
         self.0.as_fd()
     }
 
-    /// The next signal that came.
-    pub fn next(&self) -> Option<Signal> {
+    /// The next signal that came, and whether a terminal sent it to the whole process group.
+    pub fn next(&self) -> Option<(Signal, bool)> {
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
         let got = rustix::io::read(&self.0, &mut info[..]).ok()?;
+        // The structure starts with ssi_signo, ssi_errno and ssi_code (signalfd(2)).
         let number = info[..got].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))?;
-        Signal::from_named_raw(number as i32)
+        let code = info[8..].first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
+        const SI_KERNEL: i32 = 0x80;
+        Some((Signal::from_named_raw(number as i32)?, code == Some(SI_KERNEL)))
     }
 }
 
@@ -62,7 +69,12 @@ pub struct Child {
 }
 
 impl Child {
-    fn spawn(mut command: Command, inherits: Vec<RawFd>, name: &str) -> Result<Self, LaunchError> {
+    fn spawn(
+        mut command: Command,
+        inherits: Vec<RawFd>,
+        name: &str,
+        own_group: bool,
+    ) -> Result<Self, LaunchError> {
         let started = |reason| LaunchError::Start { program: name.to_owned(), reason };
         let empty = signal_set(&[]);
         let parent = std::process::id();
@@ -71,6 +83,10 @@ impl Child {
             command.pre_exec(move || {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &empty, std::ptr::null_mut());
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                // A terminal's interrupt is the server's business: filters serve until it has ended.
+                if own_group {
+                    libc::setpgid(0, 0);
+                }
                 if libc::getppid() as u32 != parent {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
@@ -89,6 +105,10 @@ impl Child {
 
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 
     pub fn kill(&self, signal: Signal) {
@@ -181,8 +201,12 @@ impl FilterProcess {
         }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;
-        self.running = Some((Child::spawn(command, inherits, &self.spec.name)?, ours));
+        self.running = Some((Child::spawn(command, inherits, &self.spec.name, true)?, ours));
         Ok(())
+    }
+
+    pub fn pid(&self) -> Option<Pid> {
+        self.running.as_ref().map(|(child, _)| child.pid())
     }
 
     /// What to watch: the process's end and its word.
@@ -252,17 +276,22 @@ pub fn start_command(
         process.env(environment::UPSTREAM, link.as_raw_fd().to_string());
         inherits.push(link.as_raw_fd());
     }
-    Child::spawn(process, inherits, &name)
+    Child::spawn(process, inherits, &name, false)
+}
+
+/// The launcher's children: those that it started, and descendants whose parents have ended, because it is a subreaper.
+pub fn children() -> Vec<Pid> {
+    let me = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter_map(Pid::from_raw).collect()
 }
 
 /// Ends what the command left behind: as the subreaper, the launcher inherits it.
 pub fn reap_descendants() {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
-        let me = std::process::id();
-        let children = std::fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap_or_default();
         let mut any = false;
-        for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter_map(Pid::from_raw) {
+        for pid in children() {
             any = true;
             let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
             let _ = rustix::process::kill_process(pid, signal);

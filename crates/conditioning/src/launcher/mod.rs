@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'")]
 pub struct ConditionArgs {
-    /// Address and port that clients connect to; `:80` listens on all IPv4 addresses.
+    /// Address and port that clients connect to; `:80` listens on every address.
     #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
     pub listen: SocketAddr,
     /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own.
@@ -50,9 +50,6 @@ pub struct ConditionArgs {
     /// The preload library, if it is not where it was installed.
     #[arg(long, value_name = "FILE", env = "TIDEGATE_PRELOAD")]
     pub preload: Option<PathBuf>,
-    /// The program that is the filters, if it is not where it was installed.
-    #[arg(long, value_name = "FILE", env = "TIDEGATE_CC")]
-    pub filter_program: Option<PathBuf>,
     /// The server and its arguments.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -60,9 +57,18 @@ pub struct ConditionArgs {
 
 /// Reads `ADDR:PORT`, or `:PORT`.
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
-    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
-    full.parse()
-        .map_err(|_| "expected an address and a port, such as 127.0.0.1:8080, [::]:80 or :80".to_owned())
+    let every = if has_ipv6() { "[::]" } else { "0.0.0.0" };
+    let full = if text.starts_with(':') { format!("{every}{text}") } else { text.to_owned() };
+    let wrong = "expected an address and a port, such as 127.0.0.1:8080, [::]:80 or :80";
+    full.parse().ok().filter(|address: &SocketAddr| address.port() != 0).ok_or_else(|| wrong.to_owned())
+}
+
+fn has_ipv6() -> bool {
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET6, rustix::net::SocketType::STREAM, None);
+    socket.is_ok_and(|socket| {
+        rustix::net::bind(&socket, &SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0))).is_ok()
+    })
 }
 
 /// Why a chain could not be started, or could not go on. One line each.
@@ -130,6 +136,16 @@ pub enum LaunchError {
         /// How long it was waited for.
         seconds: u64,
     },
+    /// The command serves, but not where it was expected to.
+    #[error("{command} listens on port {other}, not {port}; say --server-port {other} to condition that")]
+    ListensElsewhere {
+        /// The command.
+        command: String,
+        /// The port it was expected to listen on.
+        port: u16,
+        /// The port that it listens on.
+        other: u16,
+    },
     /// A system call of the launcher's own failed.
     #[error("{0}: {1}")]
     System(&'static str, #[source] io::Error),
@@ -153,7 +169,8 @@ impl LaunchError {
 /// See [`LaunchError`]; every process that was started has ended by then.
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
-    let program = plan::filter_program(args.filter_program.as_deref())?;
+    // Whoever offers `condition` offers `filter` too.
+    let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let preload = plan::preload_library(args.preload.as_deref())?;
     let listener = listen(args.listen, args.backlog)?;
     let mut chain = RunningChain::start(&filters, &program, listener)?;
@@ -202,11 +219,19 @@ pub fn listen(address: SocketAddr, backlog: i32) -> Result<OwnedFd, LaunchError>
     )
     .map_err(failed)?;
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
+    if address.ip() == std::net::IpAddr::from(std::net::Ipv6Addr::UNSPECIFIED) {
+        rustix::net::sockopt::set_ipv6_v6only(&socket, false).map_err(failed)?;
+    }
     rustix::net::bind(&socket, &address).map_err(failed)?;
     rustix::net::listen(&socket, backlog).map_err(failed)?;
     let flags = rustix::fs::fcntl_getfl(&socket).map_err(failed)? | rustix::fs::OFlags::NONBLOCK;
     rustix::fs::fcntl_setfl(&socket, flags).map_err(failed)?;
     Ok(socket)
+}
+
+/// Whether a signal asks the server to end; the others are passed on for what they mean to the server.
+fn ends(signal: Signal) -> bool {
+    matches!(signal, Signal::TERM | Signal::INT | Signal::QUIT)
 }
 
 struct Served<'c> {
@@ -285,7 +310,7 @@ impl RunningChain {
                     return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
                 }
             }
-            if self.signals.next().is_some_and(|signal| signal != Signal::USR1) {
+            if self.signals.next().is_some_and(|(signal, _)| ends(signal)) {
                 return Err(LaunchError::System("start", io::ErrorKind::Interrupted.into()));
             }
         }
@@ -321,6 +346,7 @@ impl RunningChain {
     fn supervise(&mut self, served: Option<Served<'_>>) -> Result<u8, LaunchError> {
         let started = Instant::now();
         let mut ending: Option<Instant> = None;
+        let mut is_in_background = false;
         loop {
             let listening = self.ledger.is_listening();
             let pause = if listening || served.is_none() {
@@ -328,44 +354,73 @@ impl RunningChain {
             } else {
                 Duration::from_millis(50)
             };
-            let hung_up = self.wait(served.as_ref().map(|served| &served.child), pause);
-            match &served {
-                Some(served) => {
-                    if let Some(code) = served.child.exit_code() {
-                        return Ok(code);
+            let foreground = served.as_ref().filter(|_| !is_in_background);
+            let hung_up = self.wait(foreground.map(|served| &served.child), pause);
+            match foreground {
+                Some(served) => match served.child.exit_code() {
+                    // It left its work to processes of its own that have the server's end of the chain.
+                    Some(0) if listening && !hung_up && ending.is_none() => is_in_background = true,
+                    Some(code) => return Ok(code),
+                    None if !listening && started.elapsed() >= served.limit => {
+                        return Err(self.never_listened(served));
                     }
-                    if !listening && started.elapsed() >= served.limit {
-                        served.child.kill(Signal::KILL);
-                        return Err(LaunchError::NeverListened {
-                            command: served
-                                .command
-                                .first()
-                                .map_or_else(String::new, |c| c.to_string_lossy().into_owned()),
-                            port: served.port,
-                            seconds: served.limit.as_secs(),
-                        });
-                    }
-                }
+                    None => {}
+                },
                 None if hung_up => return Ok(0),
                 None => {}
             }
-            while let Some(signal) = self.signals.next() {
+            while let Some((signal, from_terminal)) = self.signals.next() {
                 if signal == Signal::USR1 {
                     self.filters.iter().for_each(|filter| filter.say(word::COUNTERS));
-                } else if let Some(served) = &served {
-                    // A second signal does not wait for the command.
-                    served.child.kill(if ending.is_some() { Signal::KILL } else { signal });
+                    continue;
+                }
+                if served.is_none() {
+                    if ends(signal) {
+                        return Ok(0);
+                    }
+                    continue;
+                }
+                // A second signal does not wait for the command.
+                let again = ending.is_some() && ends(signal);
+                if again || !from_terminal {
+                    self.tell_server(if again { Signal::KILL } else { signal });
+                }
+                if ends(signal) {
                     ending.get_or_insert_with(Instant::now);
-                } else {
-                    return Ok(0);
                 }
             }
-            if ending.is_some_and(|since| since.elapsed() > PATIENCE)
-                && let Some(served) = &served
-            {
-                served.child.kill(Signal::KILL);
+            if ending.is_some_and(|since| since.elapsed() > PATIENCE) {
+                self.tell_server(Signal::KILL);
             }
             self.mend()?;
+            self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
+        }
+    }
+
+    /// Collects processes of the server's whose parents have ended.
+    fn collect_orphans(&self, foreground: Option<&Served<'_>>) {
+        let command = foreground.map(|served| served.child.pid());
+        let own = |pid| Some(pid) == command || self.filters.iter().any(|filter| filter.pid() == Some(pid));
+        for pid in children::children().into_iter().filter(|&pid| !own(pid)) {
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+        }
+    }
+
+    fn never_listened(&self, served: &Served<'_>) -> LaunchError {
+        served.child.kill(Signal::KILL);
+        let command = served.command.first().map_or_else(String::new, |c| c.to_string_lossy().into_owned());
+        let (port, seconds) = (served.port, served.limit.as_secs());
+        match self.ledger.other_port() {
+            Some(other) => LaunchError::ListensElsewhere { command, port, other },
+            None => LaunchError::NeverListened { command, port, seconds },
+        }
+    }
+
+    /// Sends a signal to the command, or to what it left in the background.
+    fn tell_server(&self, signal: Signal) {
+        let filters: Vec<_> = self.filters.iter().filter_map(FilterProcess::pid).collect();
+        for pid in children::children().into_iter().filter(|pid| !filters.contains(pid)) {
+            let _ = rustix::process::kill_process(pid, signal);
         }
     }
 

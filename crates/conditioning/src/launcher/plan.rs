@@ -74,7 +74,7 @@ fn places(relative: &[&str]) -> Vec<PathBuf> {
     relative.iter().filter_map(|place| Some(beside?.join(place))).collect()
 }
 
-/// The program that is the filters.
+/// The program that is the filters for a server that was written with the C library.
 pub fn filter_program(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let missing = LaunchError::Missing("tidegate-cc", "--filter-program or TIDEGATE_CC");
     find("tidegate-cc", asked, &places(&[".", "..", "../libexec/tidegate"])).ok_or(missing)
@@ -83,7 +83,12 @@ pub fn filter_program(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
 /// The preload library.
 pub fn preload_library(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let missing = LaunchError::Missing("libtidegate_preload.so", "--preload or TIDEGATE_PRELOAD");
-    find("libtidegate_preload.so", asked, &places(&[".", "..", "../lib/tidegate", "../lib"])).ok_or(missing)
+    find(
+        "libtidegate_preload.so",
+        asked,
+        &places(&["deps", ".", "../deps", "..", "../lib/tidegate", "../lib"]),
+    )
+    .ok_or(missing)
 }
 
 fn find(name: &str, asked: Option<&Path>, places: &[PathBuf]) -> Option<PathBuf> {
