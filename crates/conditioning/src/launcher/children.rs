@@ -38,15 +38,12 @@ impl Signals {
         self.0.as_fd()
     }
 
-    /// The next signal that came, and whether a terminal sent it to the whole process group.
-    pub fn next(&self) -> Option<(Signal, bool)> {
+    /// The next signal that came.
+    pub fn next(&self) -> Option<Signal> {
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
         let got = rustix::io::read(&self.0, &mut info[..]).ok()?;
-        // The structure starts with ssi_signo, ssi_errno and ssi_code (signalfd(2)).
         let number = info[..got].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))?;
-        let code = info[8..].first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
-        const SI_KERNEL: i32 = 0x80;
-        Some((Signal::from_named_raw(number as i32)?, code == Some(SI_KERNEL)))
+        Signal::from_named_raw(number as i32)
     }
 }
 
@@ -69,12 +66,7 @@ pub struct Child {
 }
 
 impl Child {
-    fn spawn(
-        mut command: Command,
-        inherits: Vec<RawFd>,
-        name: &str,
-        own_group: bool,
-    ) -> Result<Self, LaunchError> {
+    fn spawn(mut command: Command, inherits: Vec<RawFd>, name: &str) -> Result<Self, LaunchError> {
         let started = |reason| LaunchError::Start { program: name.to_owned(), reason };
         let empty = signal_set(&[]);
         let parent = std::process::id();
@@ -83,10 +75,9 @@ impl Child {
             command.pre_exec(move || {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &empty, std::ptr::null_mut());
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-                // A terminal's interrupt is the server's business: filters serve until it has ended.
-                if own_group {
-                    libc::setpgid(0, 0);
-                }
+                // A terminal's interrupt is the launcher's to pass on: filters serve until the server has ended. And
+                // servers that signal their process group do not mean the launcher's.
+                libc::setpgid(0, 0);
                 if libc::getppid() as u32 != parent {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
@@ -201,7 +192,7 @@ impl FilterProcess {
         }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;
-        self.running = Some((Child::spawn(command, inherits, &self.spec.name, true)?, ours));
+        self.running = Some((Child::spawn(command, inherits, &self.spec.name)?, ours));
         Ok(())
     }
 
@@ -276,7 +267,7 @@ pub fn start_command(
         process.env(environment::UPSTREAM, link.as_raw_fd().to_string());
         inherits.push(link.as_raw_fd());
     }
-    Child::spawn(process, inherits, &name, false)
+    Child::spawn(process, inherits, &name)
 }
 
 /// The launcher's children: those that it started, and descendants whose parents have ended, because it is a subreaper.
@@ -290,14 +281,19 @@ pub fn children() -> Vec<Pid> {
 pub fn reap_descendants() {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
-        let mut any = false;
+        let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
         for pid in children() {
-            any = true;
-            let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
             let _ = rustix::process::kill_process(pid, signal);
         }
-        while let Ok(Some(_)) = rustix::process::waitpid(None, WaitOptions::NOHANG) {}
-        if !any || Instant::now() > deadline + Duration::from_secs(2) {
+        // The list may lack some while others are ending (proc_pid_task(5)); that nobody is left is said here.
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+        if Instant::now() > deadline + Duration::from_secs(2) {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));

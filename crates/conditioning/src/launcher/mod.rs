@@ -310,7 +310,7 @@ impl RunningChain {
                     return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
                 }
             }
-            if self.signals.next().is_some_and(|(signal, _)| ends(signal)) {
+            if self.signals.next().is_some_and(ends) {
                 return Err(LaunchError::System("start", io::ErrorKind::Interrupted.into()));
             }
         }
@@ -356,20 +356,23 @@ impl RunningChain {
             };
             let foreground = served.as_ref().filter(|_| !is_in_background);
             let hung_up = self.wait(foreground.map(|served| &served.child), pause);
-            match foreground {
-                Some(served) => match served.child.exit_code() {
-                    // It left its work to processes of its own that have the server's end of the chain.
-                    Some(0) if listening && !hung_up && ending.is_none() => is_in_background = true,
-                    Some(code) => return Ok(code),
-                    None if !listening && started.elapsed() >= served.limit => {
-                        return Err(self.never_listened(served));
-                    }
-                    None => {}
-                },
+            match foreground.map(|served| served.child.exit_code()) {
+                // It left its work to processes of its own that have the server's end of the chain.
+                Some(Some(0)) if ending.is_none() && !self.wait(None, Duration::ZERO) => {
+                    is_in_background = true
+                }
+                Some(Some(code)) => return Ok(code),
+                Some(None) => {}
                 None if hung_up => return Ok(0),
                 None => {}
             }
-            while let Some((signal, from_terminal)) = self.signals.next() {
+            if let Some(served) = served.as_ref().filter(|served| started.elapsed() >= served.limit)
+                && !self.ledger.is_listening()
+            {
+                self.tell_server(Signal::KILL);
+                return Err(self.never_listened(served));
+            }
+            while let Some(signal) = self.signals.next() {
                 if signal == Signal::USR1 {
                     self.filters.iter().for_each(|filter| filter.say(word::COUNTERS));
                     continue;
@@ -382,9 +385,7 @@ impl RunningChain {
                 }
                 // A second signal does not wait for the command.
                 let again = ending.is_some() && ends(signal);
-                if again || !from_terminal {
-                    self.tell_server(if again { Signal::KILL } else { signal });
-                }
+                self.tell_server(if again { Signal::KILL } else { signal });
                 if ends(signal) {
                     ending.get_or_insert_with(Instant::now);
                 }
@@ -392,7 +393,7 @@ impl RunningChain {
             if ending.is_some_and(|since| since.elapsed() > PATIENCE) {
                 self.tell_server(Signal::KILL);
             }
-            self.mend()?;
+            self.mend(hung_up)?;
             self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
         }
     }
@@ -407,7 +408,6 @@ impl RunningChain {
     }
 
     fn never_listened(&self, served: &Served<'_>) -> LaunchError {
-        served.child.kill(Signal::KILL);
         let command = served.command.first().map_or_else(String::new, |c| c.to_string_lossy().into_owned());
         let (port, seconds) = (served.port, served.limit.as_secs());
         match self.ledger.other_port() {
@@ -425,9 +425,13 @@ impl RunningChain {
     }
 
     /// Starts anew what died, and has the neighbours hand again what it held.
-    fn mend(&mut self) -> Result<(), LaunchError> {
+    fn mend(&mut self, hung_up: bool) -> Result<(), LaunchError> {
         for at in 0..self.filters.len() {
             self.filters[at].hear();
+            // The last filter ends when the server has: so will the chain, in a moment.
+            if hung_up && at + 1 == self.filters.len() {
+                continue;
+            }
             if let Some(status) = self.filters[at].has_ended() {
                 let filter = &mut self.filters[at];
                 filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };
