@@ -25,6 +25,14 @@ pub enum ArgumentError {
         /// What there is.
         known: String,
     },
+    /// A file that an argument names cannot be used.
+    #[error("{file}: {reason}")]
+    File {
+        /// The file.
+        file: String,
+        /// Why.
+        reason: String,
+    },
     /// The value is not of the kind that the key takes.
     #[error("{key}={value}: expected {expected}")]
     Value {

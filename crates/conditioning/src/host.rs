@@ -163,6 +163,7 @@ impl<F: Filter> Host<F> {
     }
 
     fn run(mut self) -> Result<(), FilterError> {
+        crate::confine::confine(self.filter.name());
         self.place.say_ready();
         loop {
             let timeout = self.next_sweep.saturating_duration_since(Instant::now());

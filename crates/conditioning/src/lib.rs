@@ -5,6 +5,7 @@
 //! [`server`] is the server's end of the chain.
 
 pub mod arguments;
+pub mod confine;
 pub mod filters;
 pub mod host;
 pub mod keeper;

@@ -23,6 +23,8 @@ pub mod environment {
     pub const LEDGER: &str = "TIDEGATE_CC_LEDGER";
     /// The address and port that an unmodified server is expected to listen on; read by the preload library.
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
+    /// `USER:GROUP` in numbers that a filter started as root becomes.
+    pub const USER: &str = "TIDEGATE_CC_USER";
     /// The listening socket; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }

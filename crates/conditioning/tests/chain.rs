@@ -165,17 +165,52 @@ fn the_first_filter_may_die_and_connections_that_it_handed_on_live() {
     assert_eq!(client.get("/small").body, b"small\n");
 }
 
+/// Every filter that there is, each with what it cannot do without.
+fn every_filter(site: &Site) -> Vec<String> {
+    let secrets = site.path().join("secrets");
+    std::fs::write(&secrets, "alice:secret\n").unwrap();
+    let rules = site.path().join("rules.toml");
+    std::fs::write(&rules, "[[request]]\npath = \"/forbidden*\"\naction = \"refuse\"\n").unwrap();
+    vec![
+        "package".to_owned(),
+        "persist".to_owned(),
+        "normalize".to_owned(),
+        format!("auth=file={}", secrets.display()),
+        format!("police=rules={}", rules.display()),
+        "stats=listen=127.0.0.1:0".to_owned(),
+        "slowread=exempt=100".to_owned(),
+        "pass".to_owned(),
+        "prior".to_owned(),
+    ]
+}
+
+const NAMES: [&str; 9] =
+    ["package", "persist", "normalize", "auth", "police", "stats", "slowread", "pass", "prior"];
+
+/// This test needs root to see that filters give it up.
 #[test]
-fn each_filter_has_its_own_name_and_cannot_gain_privileges() {
+fn each_filter_has_its_own_name_and_has_given_up_its_privileges() {
     let site = Site::new();
     let port = free_port();
-    let chain = Chain::start(port, &["package", "persist", "pass", "prior"], &strs(&site.nginx(port)));
-    for name in ["package", "persist", "pass", "prior"] {
+    let filters = every_filter(&site);
+    let chain = Chain::start(port, &strs(&filters), &strs(&site.nginx(port)));
+    for name in NAMES {
         let pid = chain.processes(&format!("cc-{name} "))[0];
         let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
         assert_eq!(comm.trim(), format!("cc-{name}"));
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t65534\t65534", "CapEff:\t0000000000000000"] {
+            assert!(status.contains(line), "{name}: {line}: {status}");
+        }
+    }
+    let mut client = chain.client();
+    assert_eq!(client.get("/small").status, 401);
+    assert!(client.is_ended());
+    let mut client = chain.client();
+    for (path, status) in [("/small", 200), ("//small", 200), ("/big", 200), ("/forbidden/x", 503)] {
+        let fields = "Host: test\r\nAuthorization: Basic YWxpY2U6c2VjcmV0";
+        client.send(format!("GET {path} HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes());
+        assert_eq!(client.response(false).status, status, "{path}");
     }
 }
 

@@ -1,7 +1,9 @@
 //! The filters, each a program of its own: `tidegate-cc filter NAME`.
 
+pub mod auth;
 pub mod normalize;
 pub mod pass;
+pub mod police;
 pub mod prior;
 pub mod slowread;
 pub mod stats;
@@ -60,6 +62,20 @@ pub const KINDS: &[Kind] = &[
         arguments: normalize::ARGUMENTS,
         run: normalize::run,
         check: |arguments| normalize::check(arguments).map(drop),
+    },
+    Kind {
+        name: "police",
+        help: "holds URLs, cookies and address ranges to their rates, and serves by priority",
+        arguments: police::ARGUMENTS,
+        run: police::run,
+        check: |arguments| police::check(arguments).map(drop),
+    },
+    Kind {
+        name: "auth",
+        help: "lets only clients pass that prove who they are",
+        arguments: auth::ARGUMENTS,
+        run: auth::run,
+        check: auth::check,
     },
     Kind {
         name: "stats",
@@ -153,6 +169,15 @@ pub fn run(args: &FilterArgs) -> u8 {
     }
 }
 
+/// A file that an argument names.
+fn read_file(key: &'static str, file: &str) -> Result<String, ArgumentError> {
+    if file.is_empty() {
+        return Err(ArgumentError::Value { key, value: String::new(), expected: "the name of a file" });
+    }
+    std::fs::read_to_string(file)
+        .map_err(|error| ArgumentError::File { file: file.to_owned(), reason: error.to_string() })
+}
+
 /// The names of all filters, for messages.
 pub fn names() -> String {
     KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ")
@@ -185,7 +210,7 @@ pub(crate) mod testing {
 
     #[test]
     fn every_default_is_accepted_by_its_filter() {
-        for kind in super::KINDS {
+        for kind in super::KINDS.iter().filter(|kind| kind.name != "auth") {
             kind.check("").unwrap_or_else(|error| panic!("{}: {error}", kind.name));
             assert!(kind.help_text().contains(kind.help));
         }

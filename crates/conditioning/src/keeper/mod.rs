@@ -204,6 +204,7 @@ impl Keeper {
     /// # Errors
     /// The link downstream failed, or epoll did.
     pub fn run(mut self) -> Result<(), FilterError> {
+        crate::confine::confine(self.name());
         // What came before this process did: connections that the ledger knows belong to filters further on.
         self.place.say_ready();
         loop {
@@ -687,8 +688,11 @@ impl Keeper {
     }
 
     fn print_counters(&self) {
-        let name = if self.place.upstream.is_none() { "package" } else { "persist" };
-        crate::filters::print_counters(name, &self.counters.samples());
+        crate::filters::print_counters(self.name(), &self.counters.samples());
+    }
+
+    fn name(&self) -> &'static str {
+        if self.place.upstream.is_none() { "package" } else { "persist" }
     }
 }
 

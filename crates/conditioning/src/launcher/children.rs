@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags};
@@ -136,6 +137,25 @@ impl Child {
     }
 }
 
+static FILTER_USER: OnceLock<String> = OnceLock::new();
+
+/// Filters started from now on become this user if they are root.
+///
+/// # Errors
+/// There is no such user, and it would be needed.
+pub fn become_user(name: &str) -> Result<(), LaunchError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let unknown = || LaunchError::UnknownUser(name.to_owned());
+    let name = std::ffi::CString::new(name).map_err(|_| unknown())?;
+    // SAFETY: a terminated string; the launcher has one thread, so that nobody else uses the static result.
+    let numbers = unsafe { libc::getpwnam(name.as_ptr()).as_ref() }.map(|user| (user.pw_uid, user.pw_gid));
+    let (user, group) = numbers.ok_or_else(unknown)?;
+    let _ = FILTER_USER.set(format!("{user}:{group}"));
+    Ok(())
+}
+
 /// A filter's process and everything that it is started with, again and again if need be.
 pub struct FilterProcess {
     pub spec: FilterSpec,
@@ -189,6 +209,9 @@ impl FilterProcess {
                 command.env(name, fd.as_raw_fd().to_string());
                 inherits.push(fd.as_raw_fd());
             }
+        }
+        if let Some(user) = FILTER_USER.get() {
+            command.env(environment::USER, user);
         }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;

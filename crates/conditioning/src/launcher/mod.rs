@@ -47,6 +47,9 @@ pub struct ConditionArgs {
     /// Connections that may wait to be accepted.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub backlog: i32,
+    /// User that filters become when they are started as root.
+    #[arg(long, value_name = "NAME", default_value = "nobody")]
+    pub filter_user: String,
     /// The preload library, if it is not where it was installed.
     #[arg(long, value_name = "FILE", env = "TIDEGATE_PRELOAD")]
     pub preload: Option<PathBuf>,
@@ -91,6 +94,9 @@ pub enum LaunchError {
         /// Why.
         reason: String,
     },
+    /// There is no such user.
+    #[error("there is no user {0:?}; name one with --filter-user")]
+    UnknownUser(String),
     /// The listening socket could not be made.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
@@ -155,7 +161,7 @@ impl LaunchError {
     /// The exit code: 2 for bad usage, 1 for failures at run time.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::UnknownFilter { .. } | Self::FilterArguments { .. } => 2,
+            Self::UnknownFilter { .. } | Self::FilterArguments { .. } | Self::UnknownUser(_) => 2,
             _ => 1,
         }
     }
@@ -169,6 +175,7 @@ impl LaunchError {
 /// See [`LaunchError`]; every process that was started has ended by then.
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
+    children::become_user(&args.filter_user)?;
     // Whoever offers `condition` offers `filter` too.
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let preload = plan::preload_library(args.preload.as_deref())?;
