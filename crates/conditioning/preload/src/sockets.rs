@@ -1,11 +1,11 @@
 //! bind, listen, accept, close, dup, epoll_ctl, setsockopt and what else is about a descriptor as a whole.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use libc::{c_char, c_int, c_uint, c_void, epoll_event, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_char, c_int, c_uint, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
-use tidegate_conditioning::server::{self, AcceptOptions, Closing, connection::Interest};
+use tidegate_conditioning::server::{self, AcceptOptions, Closing, address, connection::Interest};
 
 use crate::next::next;
 use crate::{errno, fail, state};
@@ -15,67 +15,16 @@ fn borrow(fd: c_int) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-fn read_address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
-    if address.is_null() || (length as usize) < size_of::<sockaddr_in>() {
-        return None;
-    }
-    // SAFETY: the caller passes `length` readable bytes; the family says which structure they are.
-    unsafe {
-        match c_int::from((*address).sa_family) {
-            libc::AF_INET => {
-                let v4 = &*address.cast::<sockaddr_in>();
-                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-                Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
-            }
-            libc::AF_INET6 if length as usize >= size_of::<sockaddr_in6>() => {
-                let v6 = &*address.cast::<sockaddr_in6>();
-                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                Some(SocketAddr::new(ip.into(), u16::from_be(v6.sin6_port)))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Writes an address as accept(2) does: cut to the caller's length, with the full length reported.
-fn write_address(value: SocketAddr, address: *mut sockaddr, length: *mut socklen_t) {
-    if address.is_null() || length.is_null() {
-        return;
-    }
-    let put = |source: *const u8, size: usize| {
-        // SAFETY: the caller passes `*length` writable bytes at `address`; no more than `size` are read.
-        unsafe {
-            std::ptr::copy_nonoverlapping(source, address.cast::<u8>(), size.min(*length as usize));
-            *length = size as socklen_t;
-        }
-    };
-    match value.ip() {
-        IpAddr::V4(ip) => {
-            let v4 = sockaddr_in {
-                sin_family: libc::AF_INET as u16,
-                sin_port: value.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from(ip).to_be() },
-                sin_zero: [0; 8],
-            };
-            put((&raw const v4).cast(), size_of::<sockaddr_in>());
-        }
-        IpAddr::V6(ip) => {
-            let v6 = sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as u16,
-                sin6_port: value.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
-                sin6_scope_id: 0,
-            };
-            put((&raw const v6).cast(), size_of::<sockaddr_in6>());
-        }
-    }
+fn write_address(value: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) {
+    // SAFETY: the caller's own arguments, as for the system call.
+    unsafe { address::write(value, to, length) }
 }
 
 /// bind(2): on the chain's port nothing is bound, because the first filter owns it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    if let Some(address) = read_address(address, length)
+    // SAFETY: the caller's own arguments, as for the system call.
+    if let Some(address) = unsafe { address::read(address, length) }
         && rustix::net::sockopt::socket_type(borrow(fd)) == Ok(rustix::net::SocketType::STREAM)
         && state::bind(fd, address)
     {

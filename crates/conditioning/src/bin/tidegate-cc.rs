@@ -20,17 +20,28 @@ enum Command {
     /// Be one filter of a chain: what `condition` starts
     #[command(disable_help_flag = true)]
     Filter(filters::FilterArgs),
+    /// Be the chain of a server that was written with the C library
+    #[command(hide = true)]
+    Serve {
+        /// The filters, the nearest to the client first
+        filters: Vec<launcher::FilterSpec>,
+    },
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Condition(args) => match launcher::condition(&args) {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::from(error.exit_code())
-            }
-        },
+        Command::Condition(args) => ended(launcher::condition(&args)),
+        Command::Serve { filters } => ended(launcher::serve(&filters)),
         Command::Filter(args) => ExitCode::from(filters::run(&args)),
+    }
+}
+
+fn ended(outcome: Result<u8, launcher::LaunchError>) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
     }
 }

@@ -27,8 +27,10 @@ impl Signals {
     /// Blocks the signals and opens the descriptor.
     pub fn take() -> io::Result<Self> {
         let set = signal_set(SIGNALS);
-        // SAFETY: both calls read an initialized set; the descriptor returned is ours alone.
+        // SAFETY: the calls read an initialized set; the descriptor returned is ours alone.
         unsafe {
+            // A server that does not wait for its children hands that down to who it starts, and this process waits.
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
             libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
             let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(OwnedFd::from_raw_fd(fd))) }

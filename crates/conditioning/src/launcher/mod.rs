@@ -18,9 +18,9 @@ use rustix::process::Signal;
 
 use crate::ledger::Ledger;
 use crate::link;
-use crate::neighbours::word;
+use crate::neighbours::{environment, word};
 use children::{Child, FilterProcess, Signals, reap_descendants};
-pub use plan::{FilterSpec, plan};
+pub use plan::{FilterSpec, filter_program, plan};
 
 /// How many times in a row a filter may die before it is ready.
 const FRUITLESS_STARTS: u32 = 5;
@@ -190,24 +190,53 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))
 }
 
-/// Runs a chain for a server that was started by somebody else and holds the other end of `server_end`'s link: what
-/// cc_createlsock does in a process of its own. Returns when that server is gone.
+/// Runs a chain for a server that was started by somebody else and holds the other end of the last link: what
+/// cc_createlsock starts. What belongs to the chain is inherited, as by a filter that is first and last at once. Returns
+/// when that server is gone.
 ///
 /// # Errors
 /// See [`LaunchError`].
-pub fn serve_chain(
+pub fn serve(filters: &[FilterSpec]) -> Result<u8, LaunchError> {
+    let missing = || LaunchError::System("place", io::ErrorKind::NotFound.into());
+    let need = |name| link::inherited(name).ok_or_else(missing);
+    let (listener, filter_end) = (need(environment::LISTEN)?, need(environment::DOWNSTREAM)?);
+    let (control, ledger_file) = (need(environment::CONTROL)?, need(environment::LEDGER)?);
+    // The server waits for this process, and learns from the descriptor what came of its child.
+    // SAFETY: this process has one thread; the parent ends without running anything of ours.
+    match unsafe { libc::fork() } {
+        -1 => return Err(LaunchError::System("fork", io::Error::last_os_error())),
+        0 => {}
+        // SAFETY: ends the process, which nothing waits for but the server.
+        _ => unsafe { libc::_exit(0) },
+    }
+    let say = |byte: u8| {
+        let _ = rustix::net::send(&control, &[byte], rustix::net::SendFlags::NOSIGNAL);
+    };
+    let _ = rustix::process::setsid();
+    let outcome = start_serving(filters, listener, filter_end, ledger_file);
+    match outcome {
+        Ok(mut chain) => {
+            say(word::READY);
+            chain.supervise(None)
+        }
+        Err(error) => {
+            say(error.exit_code());
+            Err(error)
+        }
+    }
+}
+
+fn start_serving(
     filters: &[FilterSpec],
-    program: Option<&std::path::Path>,
     listener: OwnedFd,
     filter_end: OwnedFd,
-    ledger: (Ledger, OwnedFd),
-    ready: impl FnOnce(),
-) -> Result<u8, LaunchError> {
+    ledger_file: OwnedFd,
+) -> Result<RunningChain, LaunchError> {
     let filters = plan(filters)?;
-    let program = plan::filter_program(program)?;
-    let mut chain = RunningChain::start_with(&filters, &program, listener, filter_end, None, ledger)?;
-    ready();
-    chain.supervise(None)
+    children::become_user("nobody")?;
+    let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
+    let ledger = Ledger::open(ledger_file.as_fd()).map_err(|error| LaunchError::System("ledger", error))?;
+    RunningChain::start_with(&filters, &program, listener, filter_end, None, (ledger, ledger_file))
 }
 
 /// A listening socket whose connections are reported once data has arrived.

@@ -27,6 +27,12 @@ impl FromStr for FilterSpec {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, arguments) = text.split_once('=').unwrap_or((text, ""));
+        // The paper's own names (§4.1).
+        let name = match name.strip_prefix("flt_") {
+            Some("request") => "package",
+            Some(name) => name,
+            None => name,
+        };
         Ok(Self { name: name.to_owned(), arguments: arguments.to_owned() })
     }
 }
@@ -75,8 +81,13 @@ fn places(relative: &[&str]) -> Vec<PathBuf> {
 }
 
 /// The program that is the filters for a server that was written with the C library.
+///
+/// # Errors
+/// It is nowhere.
 pub fn filter_program(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
-    let missing = LaunchError::Missing("tidegate-cc", "--filter-program or TIDEGATE_CC");
+    let named = std::env::var_os("TIDEGATE_CC").map(PathBuf::from);
+    let asked = asked.or(named.as_deref());
+    let missing = LaunchError::Missing("tidegate-cc", "TIDEGATE_CC");
     find("tidegate-cc", asked, &places(&[".", "..", "../libexec/tidegate"])).ok_or(missing)
 }
 

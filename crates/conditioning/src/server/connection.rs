@@ -39,6 +39,8 @@ pub struct Connection {
     tracker: Option<ResponseTracker>,
     corked: bool,
     is_untouched: bool,
+    is_shared: bool,
+    is_read_elsewhere: bool,
     /// The client speaks HTTP/1.1 and wants to keep the connection.
     keeps_alive: bool,
     /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
@@ -82,6 +84,8 @@ impl Connection {
             tracker: follow.then(|| ResponseTracker::new(method)),
             corked: false,
             is_untouched: true,
+            is_shared: false,
+            is_read_elsewhere: false,
             keeps_alive,
             presents_v6: false,
             descriptors: vec![fd],
@@ -178,6 +182,38 @@ impl Connection {
         if self.is_untouched { None } else { Some(false) }
     }
 
+    /// The server closes its end only. Takes what is left of the request off the socket, and says whether the connection
+    /// can go on: the rest was there, and the client wants to keep it. `None`: another process has the request.
+    pub fn close_locally(&mut self, fd: BorrowedFd<'_>) -> Option<bool> {
+        if self.is_shared && self.is_untouched {
+            return None;
+        }
+        if self.flags & flags::PERSISTENT == 0 || self.flags & flags::FINAL != 0 {
+            return Some(false);
+        }
+        let left = self.replaces + self.socket_left;
+        if left > 0 && self.is_read_elsewhere {
+            return Some(false);
+        }
+        let skipped = discard(fd, left);
+        self.copy = Vec::new();
+        (self.replaces, self.socket_left) = (0, left - skipped);
+        Some(skipped == left)
+    }
+
+    /// The process forks: both have the connection.
+    pub fn share(&mut self) {
+        self.is_shared = true;
+        self.chain.ledger.share(self.id);
+    }
+
+    /// This process is a child of the one that had the connection.
+    pub fn inherited(&mut self) {
+        self.interests.clear();
+        // What the parent began to read, it reads to its end.
+        self.is_read_elsewhere = !self.is_untouched;
+    }
+
     /// The last descriptor of this process is gone, or about to go.
     pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: Option<bool>) {
         let end = locally.map(|locally| if locally { State::EndedLocally } else { State::EndedForAll });
@@ -216,27 +252,22 @@ fn speaks_http_1_1(head: &[u8]) -> bool {
     line.trim_ascii_end().ends_with(b"HTTP/1.1")
 }
 
-/// Takes `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)).
-fn discard(fd: BorrowedFd<'_>, length: u64) {
-    let mut left = length as usize;
+/// Takes up to `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)). Returns how many.
+fn discard(fd: BorrowedFd<'_>, length: u64) -> u64 {
+    let mut left = length;
     while left > 0 {
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
         // SAFETY: with MSG_TRUNC, TCP writes nothing to the buffer; `recv` as a raw system call, so that no preload
         // library sees it.
         let got = unsafe {
-            libc::syscall(
-                libc::SYS_recvfrom,
-                std::os::fd::AsRawFd::as_raw_fd(&fd),
-                std::ptr::null_mut::<u8>(),
-                left,
-                flags,
-                0usize,
-                0usize,
-            )
+            let (fd, null) = (std::os::fd::AsRawFd::as_raw_fd(&fd), std::ptr::null_mut::<u8>());
+            libc::syscall(libc::SYS_recvfrom, fd, null, now, flags, 0usize, 0usize)
         };
-        if got <= 0 {
-            return;
+        match u64::try_from(got) {
+            Ok(got) if got > 0 => left -= got.min(left),
+            _ => break,
         }
-        left -= got as usize;
     }
+    length - left
 }

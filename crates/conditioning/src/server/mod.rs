@@ -3,6 +3,7 @@
 //!
 //! No call here goes through libc's wrappers of `read`, `write`, `close` and so on, which the preload library interposes.
 
+pub mod address;
 pub mod connection;
 mod process;
 pub mod response;
@@ -366,6 +367,21 @@ pub fn is_ended(fd: RawFd) -> bool {
     table::is_ended(fd)
 }
 
+/// Whether `fd` is a connection of which the request has been read to its end.
+pub fn is_read(fd: RawFd) -> bool {
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
+    let _in_use = process::in_use();
+    lock(&connection).source() == Source::Exhausted
+}
+
+/// This process serves its connections from here on: filters ask after it if they wonder.
+pub fn adopt_connections() {
+    for (_, connection) in table::connections() {
+        let connection = lock(&connection);
+        connection.chain().ledger.note_holder(connection.id().slot);
+    }
+}
+
 /// Who is to close a connection when the server does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Closing {
@@ -403,7 +419,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
     }
     let socket = Some(borrow(fd));
     let locally = match closing {
-        Closing::Locally => Some(true),
+        Closing::Locally => guard.close_locally(borrow(fd)),
         Closing::ForAll => Some(false),
         Closing::AsFollowed => guard.closes_locally(),
     };

@@ -48,8 +48,7 @@ extern "C" fn before_fork() {
         let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(guard));
     }
     for (_, connection) in table::connections() {
-        let connection = lock(&connection);
-        connection.chain().ledger.share(connection.id());
+        lock(&connection).share();
     }
 }
 
@@ -63,7 +62,7 @@ extern "C" fn in_child() {
     // What is registered with epoll is the parent's: the child's closes must not end it.
     for entry in table::entries() {
         match entry {
-            Entry::Connection(connection) => lock(&connection).interests.clear(),
+            Entry::Connection(connection) => lock(&connection).inherited(),
             Entry::Ended(interests) => lock(&interests).clear(),
             Entry::Listener { .. } => {}
         }
