@@ -225,3 +225,40 @@ fn every_filter_explains_itself() {
     }
     assert!(list.lines().count() >= 7);
 }
+
+/// A filter in another language (docs/protocol/filter.md).
+#[test]
+fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
+    let site = Site::new();
+    let port = free_port();
+    let filter = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/filters/tag.py");
+    let filter = format!("{filter}=value=seen,forbid=/private");
+    let chain = Chain::start(port, &["persist", &filter, "prior"], &strs(&site.nginx(port)));
+    let mut client = chain.client();
+    for _ in 0..5 {
+        let response = client.get("/small");
+        assert_eq!((&response.body[..], response.field("x-tag").as_deref()), (&b"small\n"[..], Some("seen")));
+    }
+    let long = "y".repeat(3000);
+    client.send(format!("GET /small HTTP/1.1\r\nHost: test\r\nX: {long}\r\n\r\n").as_bytes());
+    assert_eq!(client.response(false).field("x-tag").as_deref(), Some("seen"));
+    let pid = chain.processes("tag.py")[0];
+    // SAFETY: a signal to a process of this test's own chain.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(client.get("/small").field("x-tag").as_deref(), Some("seen"));
+    assert_eq!(client.get("/private/x").status, 403);
+    assert!(client.is_ended());
+    assert_eq!(chain.get("/small").status, 200);
+    chain.stop();
+}
+
+/// The document's table of bytes is the one that the code writes.
+#[test]
+fn the_protocol_document_names_the_sizes_that_the_code_has() {
+    use tidegate_conditioning::{ledger, wire};
+    let text = include_str!("../../../docs/protocol/filter.md");
+    for size in [wire::INLINE_BYTES, wire::REQUEST_BYTES, ledger::SLOTS as usize, wire::NOTICE_BYTES] {
+        assert!(text.contains(&size.to_string()), "{size}");
+    }
+    assert!(text.contains(&format!("| {} | … |", wire::HEADER_BYTES)));
+}

@@ -283,7 +283,7 @@ http {
   uwsgi_temp_path DIR/uwsgi; scgi_temp_path DIR/scgi;
   server {
     listen PORT; client_max_body_size 50m;
-    location / { add_header X-Peer $remote_addr; }
+    location / { add_header X-Peer $remote_addr; add_header X-Tag $http_x_tag; }
     location /upload { return 200 $content_length; }
   }
 }
