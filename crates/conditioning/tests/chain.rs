@@ -242,7 +242,7 @@ fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
     let long = "y".repeat(3000);
     client.send(format!("GET /small HTTP/1.1\r\nHost: test\r\nX: {long}\r\n\r\n").as_bytes());
     assert_eq!(client.response(false).field("x-tag").as_deref(), Some("seen"));
-    let pid = chain.processes("tag.py")[0];
+    let pid = chain.processes("python3 ")[0];
     // SAFETY: a signal to a process of this test's own chain.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     assert_eq!(client.get("/small").field("x-tag").as_deref(), Some("seen"));
