@@ -135,6 +135,11 @@ impl Ledger {
         self.map().listening.store(1, Ordering::Release);
     }
 
+    /// Takes [`Self::set_listening`] back.
+    pub fn clear_listening(&self) {
+        self.map().listening.store(0, Ordering::Release);
+    }
+
     /// Whether the server has begun to listen.
     pub fn is_listening(&self) -> bool {
         self.map().listening.load(Ordering::Acquire) != 0

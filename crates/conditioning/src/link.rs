@@ -101,6 +101,35 @@ fn memory_file(content: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
+/// Sends one descriptor and nothing else. Does not allocate.
+///
+/// # Errors
+/// The other end is gone.
+pub fn send_descriptor(to: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    rustix::net::sendmsg(to, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives what [`send_descriptor`] sent.
+///
+/// # Errors
+/// The other end is gone, or sent none.
+pub fn receive_descriptor(from: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0u8; 1];
+    rustix::net::recvmsg(from, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.next().and_then(|mut rights| rights.next()).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
 /// Sends a notice upstream.
 ///
 /// # Errors

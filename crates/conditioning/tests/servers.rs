@@ -4,80 +4,10 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
 
-use common::{Chain, Site, free_port, wait_until};
+use common::{Chain, Site, exercise, free_port, needs, wait_until};
 
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
-
-/// Installs a Debian package if the program that it brings is missing; false, said aloud, if that cannot be done.
-fn needs(program: &str, package: &str) -> bool {
-    let is_there = || {
-        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
-        std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
-    };
-    if is_there() {
-        return true;
-    }
-    for step in [&["update", "-qq"][..], &["install", "-y", "-qq", package]] {
-        let mut apt = Command::new("apt-get");
-        apt.args(step).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()).stderr(Stdio::null());
-        let _ = apt.status();
-    }
-    let done = is_there();
-    if !done {
-        eprintln!("SKIPPED: {program} is missing and Debian's package {package} cannot be installed");
-    }
-    done
-}
-
-/// What every server must do behind a chain. `/cgi/echo` says the method and the length of the content that it read;
-/// `/cgi/slow` takes a while.
-fn exercise(chain: &Chain, site: &Site) {
-    let mut client = chain.client();
-    for _ in 0..20 {
-        let response = client.get("/small");
-        assert_eq!((response.status, &response.body[..]), (200, &b"small\n"[..]));
-        assert_ne!(response.field("connection").unwrap_or_default().to_ascii_lowercase(), "close");
-    }
-    assert!(client.get("/big").body == site.big);
-    client.send(b"HEAD /big HTTP/1.1\r\nHost: test\r\n\r\n");
-    assert_eq!(client.response(true).field("content-length").unwrap(), "3000000");
-    assert_eq!(client.get("/missing").status, 404);
-    assert_eq!(client.get("/cgi/echo").body, b"GET 0\n");
-    for length in [5, 100_000, 2_000_000] {
-        let head = format!("POST /cgi/echo HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
-        client.send(head.as_bytes());
-        client.send(&site.big[..length]);
-        assert_eq!(String::from_utf8_lossy(&client.response(false).body), format!("POST {length}\n"));
-    }
-    // The request is read to its end, and the answer takes a while: nobody may tell the server that its client left.
-    assert_eq!(client.get("/cgi/slow").body, b"done\n");
-    let one = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
-    client.send(["/small", "/cgi/slow", "/small"].map(one).concat().as_bytes());
-    assert_eq!(client.response(false).body, b"small\n");
-    assert_eq!(client.response(false).body, b"done\n");
-    assert_eq!(client.response(false).body, b"small\n");
-    client.send(b"GET /small HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-    assert_eq!(client.response(false).body, b"small\n");
-    assert!(client.is_ended());
-    abort(chain);
-    let mut many: Vec<_> = (0..100).map(|_| chain.client()).collect();
-    for _ in 0..2 {
-        for client in &mut many {
-            assert_eq!(client.get("/small").body, b"small\n");
-        }
-    }
-}
-
-fn abort(chain: &Chain) {
-    for _ in 0..20 {
-        chain.client().send(b"GET /big HTTP/1.1\r\nHost: test\r\n\r\n");
-        chain.client().send(b"POST /cgi/echo HTTP/1.1\r\nHost: test\r\nContent-Length: 1000000\r\n\r\nabc");
-        chain.client().send(b"GET /cgi/slow HTTP/1.1\r\nHost: test\r\n\r\n");
-    }
-    assert_eq!(chain.get("/small").body, b"small\n");
-}
 
 fn run(site: &Site, environment: &[(&str, &str)], command: &dyn Fn(u16) -> Vec<String>) {
     let port = free_port();

@@ -77,6 +77,7 @@ pub unsafe extern "C" fn accept4(
         nonblocking: flags & libc::SOCK_NONBLOCK != 0,
         cloexec: flags & libc::SOCK_CLOEXEC != 0,
         follow: true,
+        dont_wait: false,
     };
     match server::accept(fd, options) {
         Some(accepted) => present(accepted, address, length),

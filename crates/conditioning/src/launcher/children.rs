@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
-use crate::launcher::{FilterSpec, LaunchError};
+use crate::launcher::{FilterSpec, LaunchError, notify};
 use crate::link;
 use crate::neighbours::{environment, word};
 
@@ -293,6 +293,23 @@ pub fn start_command(
         inherits.push(link.as_raw_fd());
     }
     Child::spawn(process, inherits, &name)
+}
+
+/// Starts the command so that its listening and accepting are questions to the descriptor that is returned.
+pub fn start_static_command(command: &[OsString]) -> Result<(Child, OwnedFd), LaunchError> {
+    let (program, arguments) = command.split_first().ok_or(LaunchError::Start {
+        program: "nothing".to_owned(),
+        reason: io::ErrorKind::InvalidInput.into(),
+    })?;
+    let name = program.to_string_lossy().into_owned();
+    let (ours, theirs) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
+    let mut process = Command::new(program);
+    process.args(arguments);
+    // SAFETY: system calls only, which touch the child alone.
+    unsafe { process.pre_exec(move || notify::install(theirs.as_fd())) };
+    let child = Child::spawn(process, Vec::new(), &name)?;
+    let questions = link::receive_descriptor(ours.as_fd());
+    Ok((child, questions.map_err(|error| LaunchError::System("seccomp", error))?))
 }
 
 /// The launcher's children: those that it started, and descendants whose parents have ended, because it is a subreaper.

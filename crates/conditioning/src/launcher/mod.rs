@@ -4,7 +4,9 @@
 //! was under way in them is lost and no neighbour has to connect again.
 
 mod children;
+mod notify;
 mod plan;
+mod relay;
 
 use std::ffi::OsString;
 use std::io;
@@ -41,6 +43,9 @@ pub struct ConditionArgs {
     /// Port that COMMAND listens on, if it is not the one of --listen.
     #[arg(long, value_name = "PORT")]
     pub server_port: Option<u16>,
+    /// How COMMAND is reached; by default, what its program file calls for.
+    #[arg(long, value_enum)]
+    pub via: Option<Via>,
     /// How long COMMAND may take until it listens.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub start_timeout: u64,
@@ -56,6 +61,15 @@ pub struct ConditionArgs {
     /// The server and its arguments.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// How the command's listening and accepting are taken over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Via {
+    /// By a library that is loaded before libc.
+    Preload,
+    /// By the kernel's questions to the launcher: for programs that make their system calls themselves.
+    Seccomp,
 }
 
 /// Reads `ADDR:PORT`, or `:PORT`.
@@ -178,14 +192,30 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     children::become_user(&args.filter_user)?;
     // Whoever offers `condition` offers `filter` too.
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
-    let preload = plan::preload_library(args.preload.as_deref())?;
+    let bypasses_libc = args.command.first().is_some_and(|program| notify::bypasses_libc(program.as_ref()));
+    let is_static =
+        args.via.unwrap_or(if bypasses_libc { Via::Seccomp } else { Via::Preload }) == Via::Seccomp;
+    let preload = if is_static { PathBuf::new() } else { plan::preload_library(args.preload.as_deref())? };
     let listener = listen(args.listen, args.backlog)?;
     let mut chain = RunningChain::start(&filters, &program, listener)?;
     let server_port = args.server_port.unwrap_or(args.listen.port());
     let address = SocketAddr::new(args.listen.ip(), server_port);
     let server_end = chain.take_server_end();
-    let command = children::start_command(&args.command, &preload, address, &server_end, &chain.ledger_file)?;
-    drop(server_end);
+    let command = if is_static {
+        let (command, questions) = children::start_static_command(&args.command)?;
+        let link = server_end.ok_or(LaunchError::System("link", io::ErrorKind::NotFound.into()))?;
+        let supervisor = notify::Supervisor::new(questions, link, &chain.ledger_file, address)
+            .map_err(|error| LaunchError::System("seccomp", error))?;
+        // It ends with the server; should it not, then with this process.
+        std::thread::spawn(move || supervisor.run());
+        command
+    } else {
+        let started =
+            children::start_command(&args.command, &preload, address, &server_end, &chain.ledger_file)?;
+        // Only the server's processes hold this end: its hang-up says that they have ended.
+        drop(server_end);
+        started
+    };
     let limit = Duration::from_secs(args.start_timeout);
     chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))
 }

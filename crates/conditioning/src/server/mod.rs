@@ -33,6 +33,8 @@ pub struct AcceptOptions {
     pub cloexec: bool,
     /// The response is followed, and the server's end ends with it; for servers that do not say so themselves.
     pub follow: bool,
+    /// The listening descriptor counts as a non-blocking one, whatever its flags say.
+    pub dont_wait: bool,
 }
 
 /// What a read of a descriptor may do.
@@ -67,7 +69,16 @@ pub fn listen(fd: RawFd, chain: Arc<Chain>, address: SocketAddr) -> Result<(), E
 /// # Errors
 /// The ledger cannot be mapped.
 pub fn chain(link: OwnedFd, ledger: &OwnedFd) -> std::io::Result<Arc<Chain>> {
-    process::own();
+    process::own(true);
+    Ok(Arc::new(Chain { link, ledger: Ledger::open(ledger.as_fd())? }))
+}
+
+/// As [`chain`], for a process of which children never serve its connections.
+///
+/// # Errors
+/// The ledger cannot be mapped.
+pub fn chain_without_children(link: OwnedFd, ledger: &OwnedFd) -> std::io::Result<Arc<Chain>> {
+    process::own(false);
     Ok(Arc::new(Chain { link, ledger: Ledger::open(ledger.as_fd())? }))
 }
 
@@ -123,7 +134,7 @@ fn accept_from(
     options: AcceptOptions,
 ) -> Result<(RawFd, SocketAddr), Errno> {
     loop {
-        let received = link::receive(borrow(fd), false, options.cloexec)
+        let received = link::receive(borrow(fd), options.dont_wait, options.cloexec)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let request = match received {
             Received::Request(request) => request,

@@ -70,11 +70,14 @@ extern "C" fn in_child() {
     in_parent();
 }
 
-/// The table is this process's from now on, and follows it through forks.
-pub(super) fn own() {
+/// The table is this process's from now on; with `children`, it follows it through forks.
+pub(super) fn own(children: bool) {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
         OWNER.store(std::process::id(), Ordering::Relaxed);
+        if !children {
+            return;
+        }
         // SAFETY: the handlers are plain functions that live as long as the program.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
