@@ -225,11 +225,38 @@ fn closing(fd: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if first > last {
+        return fail(rustix::io::Errno::INVAL);
+    }
     if flags & CLOSE_RANGE_CLOEXEC == 0 {
         let number = |n: c_uint| c_int::try_from(n).unwrap_or(c_int::MAX);
         server::closing_range(number(first), number(last));
     }
-    next!(close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int)
+    let mut from = first;
+    for own in state::own().into_iter().filter_map(|fd| c_uint::try_from(fd).ok()) {
+        if own < from || own > last {
+            continue;
+        }
+        if own > from {
+            let to = own - 1;
+            let result = next!(close_range(from: c_uint, to: c_uint, flags: c_int) -> c_int);
+            if result != 0 {
+                return result;
+            }
+        }
+        from = own + 1;
+    }
+    if from > last {
+        return 0;
+    }
+    next!(close_range(from: c_uint, last: c_uint, flags: c_int) -> c_int)
+}
+
+/// closefrom(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: numbers.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
 /// fclose(3): closes the descriptor without a call of close(2) that could be seen.

@@ -70,9 +70,18 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
-/// Whether `fd` is one of this library's own, which a program that closes everything at its start must not close.
+/// This library's own descriptors, which a program that closes everything at its start must not close.
+pub(crate) fn own() -> [RawFd; 2] {
+    known().map_or([-1, -1], |known| {
+        let mut own = [known.chain.link.as_raw_fd(), known.ledger.as_raw_fd()];
+        own.sort_unstable();
+        own
+    })
+}
+
+/// Whether `fd` is one of them.
 pub(crate) fn is_own(fd: RawFd) -> bool {
-    known().is_some_and(|known| fd == known.chain.link.as_raw_fd() || fd == known.ledger.as_raw_fd())
+    own().contains(&fd)
 }
 
 extern "C" fn at_exit() {
