@@ -63,6 +63,10 @@ fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
     let (code, text) = fails(free_port(), &[], &["--start-timeout", "1"], &["sleep", "60"]);
     assert_eq!(code, 1);
     one_line(&text, "sleep did not listen on port");
+    let elsewhere = "import socket,time; s=socket.create_server(('127.0.0.1',0)); time.sleep(60)";
+    let (code, text) = fails(free_port(), &[], &["--start-timeout", "2"], &["python3", "-c", elsewhere]);
+    assert_eq!(code, 1);
+    one_line(&text, "python3 listens on port");
     let (code, text) = fails(free_port(), &[], &[], &["/no/such/server"]);
     assert_eq!(code, 1);
     one_line(&text, "cannot start /no/such/server");
@@ -78,8 +82,12 @@ fn an_address_in_use_is_one_line_and_exit_code_1() {
 
 #[test]
 fn the_commands_exit_code_is_the_launchers() {
-    let (code, _) = fails(free_port(), &["package"], &[], &["sh", "-c", "exit 7"]);
+    let (code, text) = fails(free_port(), &["package"], &[], &["sh", "-c", "exit 7"]);
     assert_eq!(code, 7);
+    one_line(&text, "sh ended (exit code 7) before it listened on port");
+    let (code, text) = fails(free_port(), &["package"], &[], &["true"]);
+    assert_eq!(code, 1);
+    one_line(&text, "true ended (exit code 0) before it listened on port");
 }
 
 #[test]

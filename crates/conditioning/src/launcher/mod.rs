@@ -47,7 +47,7 @@ pub struct ConditionArgs {
     #[arg(long, value_enum)]
     pub via: Option<Via>,
     /// How long COMMAND may take until it listens.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub start_timeout: u64,
     /// Connections that may wait to be accepted.
     #[arg(long, value_name = "N", default_value_t = 4096)]
@@ -146,7 +146,7 @@ pub enum LaunchError {
     },
     /// The command does not serve.
     #[error(
-        "{command} did not listen on port {port} within {seconds} s; it may be statically linked, or use another port (--server-port)"
+        "{command} did not listen on port {port} within {seconds} s; it may use another port (--server-port), or reach the kernel by itself (--via seccomp)"
     )]
     NeverListened {
         /// The command.
@@ -155,6 +155,16 @@ pub enum LaunchError {
         port: u16,
         /// How long it was waited for.
         seconds: u64,
+    },
+    /// The command ended before it served.
+    #[error("{command} ended (exit code {code}) before it listened on port {port}")]
+    CommandEnded {
+        /// The command.
+        command: String,
+        /// Its exit code.
+        code: u8,
+        /// The port it was expected to listen on.
+        port: u16,
     },
     /// The command serves, but not where it was expected to.
     #[error("{command} listens on port {other}, not {port}; say --server-port {other} to condition that")]
@@ -175,6 +185,7 @@ impl LaunchError {
     /// The exit code: 2 for bad usage, 1 for failures at run time.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Self::CommandEnded { code, .. } if *code != 0 => *code,
             Self::UnknownFilter { .. } | Self::FilterArguments { .. } | Self::UnknownUser(_) => 2,
             _ => 1,
         }
@@ -427,7 +438,8 @@ impl RunningChain {
                 Some(Some(0)) if ending.is_none() && !self.wait(None, Duration::ZERO) => {
                     is_in_background = true
                 }
-                Some(Some(code)) => return Ok(code),
+                Some(Some(code)) if ending.is_some() || self.ledger.is_listening() => return Ok(code),
+                Some(Some(code)) => return Err(self.ended_early(served.as_ref(), code)),
                 Some(None) => {}
                 None if hung_up => return Ok(0),
                 None => {}
@@ -471,6 +483,12 @@ impl RunningChain {
         for pid in children::children().into_iter().filter(|&pid| !own(pid)) {
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
         }
+    }
+
+    fn ended_early(&self, served: Option<&Served<'_>>, code: u8) -> LaunchError {
+        let command = served.and_then(|served| served.command.first());
+        let command = command.map_or_else(String::new, |command| command.to_string_lossy().into_owned());
+        LaunchError::CommandEnded { command, code, port: served.map_or(0, |served| served.port) }
     }
 
     fn never_listened(&self, served: &Served<'_>) -> LaunchError {

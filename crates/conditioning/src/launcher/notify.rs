@@ -74,12 +74,27 @@ fn inspect(file: &mut File) -> io::Result<bool> {
         let kind = header.first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
         has_interpreter |= kind == PT_INTERP;
         if kind == PT_NOTE {
-            // A note's name follows three words: "Go\0\0" for Go's build identity.
-            let mut note = [0u8; 16];
-            is_go |= file.read_exact_at(&mut note, u64_at(&header, 8)).is_ok() && note.ends_with(b"Go\0\0");
+            let mut notes = vec![0u8; u64_at(&header, 32).min(4096) as usize];
+            let alignment = u64_at(&header, 48).clamp(4, 8) as usize;
+            is_go |= file.read_exact_at(&mut notes, u64_at(&header, 8)).is_ok()
+                && has_note_of_go(&notes, alignment);
         }
     }
     Ok(!has_interpreter || is_go)
+}
+
+/// Whether Go's build identity is among these notes: lengths of name and content, a kind, name and content.
+fn has_note_of_go(mut notes: &[u8], alignment: usize) -> bool {
+    while let Some((head, rest)) = notes.split_first_chunk::<12>() {
+        let word = |at: usize| head[at..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b)) as usize;
+        let name = word(0).next_multiple_of(4);
+        if rest.starts_with(b"Go\0\0") && name == 4 {
+            return true;
+        }
+        let length = (12 + name.min(4096) + word(4).min(4096)).next_multiple_of(alignment);
+        notes = notes.get(length..).unwrap_or_default();
+    }
+    false
 }
 
 /// Makes [`CALLS`] of this process and its descendants questions to whoever holds the descriptor, which is sent over
@@ -398,4 +413,35 @@ fn write_address_at(process: u32, at: u64, length_at: u64, value: SocketAddr) ->
     let fits = written.len().min(u32::from_ne_bytes(room) as usize);
     memory.write_all_at(&written[..fits], at)?;
     memory.write_all_at(&length.to_ne_bytes(), length_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_of_gos_is_found_after_others() {
+        let note = |name: &[u8], content: &[u8]| {
+            let mut bytes = (name.len() as u32).to_le_bytes().to_vec();
+            bytes.extend_from_slice(&(content.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(&[4, 0, 0, 0]);
+            bytes.extend_from_slice(name);
+            bytes.extend_from_slice(content);
+            bytes
+        };
+        let gnu = note(b"GNU\0", &[7; 20]);
+        assert!(!has_note_of_go(&gnu, 4));
+        let both = [gnu, note(b"Go\0\0", &[1; 8])].concat();
+        assert!(has_note_of_go(&both, 4));
+        for end in 0..both.len() {
+            has_note_of_go(&both[..end], 4);
+        }
+        assert!(!has_note_of_go(&[0xff; 64], 8));
+    }
+
+    #[test]
+    fn dynamically_linked_programs_are_reached_by_the_preload_library() {
+        assert!(!bypasses_libc("sh".as_ref()));
+        assert!(!bypasses_libc("/no/such/program".as_ref()));
+    }
 }
