@@ -133,6 +133,21 @@ fn connection_close_and_http_1_0_end_with_the_response() {
 }
 
 #[test]
+fn a_chain_without_persist_keeps_connections_all_the_same_unless_told_not_to() {
+    let site = Site::new();
+    let chain = start(&site, &["package", "normalize"]);
+    let mut client = chain.client();
+    for _ in 0..10 {
+        assert_eq!(client.get("//small").body, b"small\n");
+    }
+    let site = Site::new();
+    let chain = start(&site, &["package=keep=no"]);
+    let mut client = chain.client();
+    assert_eq!(client.get("/small").body, b"small\n");
+    assert!(client.is_ended());
+}
+
+#[test]
 fn incomplete_requests_end_after_their_time_and_never_reach_the_server() {
     let site = Site::new();
     let chain = start(&site, &["package=timeout=300ms", "persist", "prior"]);

@@ -31,8 +31,8 @@ pub const PACKAGE_ARGUMENTS: &[Argument] = &[
     Argument { key: "timeout", default: "10s", help: "how long a request may take to arrive whole" },
     Argument {
         key: "keep",
-        default: "no",
-        help: "keep connections that the server closed locally: yes if `persist` follows",
+        default: "yes",
+        help: "present further requests of a connection too, where no `persist` does; no: end it with its first response",
     },
     Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" },
     Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },

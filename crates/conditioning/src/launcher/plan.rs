@@ -37,7 +37,7 @@ impl FromStr for FilterSpec {
     }
 }
 
-/// The chain to start: every chain begins with `package`, and `package` keeps connections if `persist` follows.
+/// The chain to start: every chain begins with `package`.
 ///
 /// # Errors
 /// A filter is unknown, or its arguments are refused.
@@ -50,11 +50,6 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
     };
     if chain.first().is_none_or(|first| first.name != "package") {
         chain.insert(0, FilterSpec { name: "package".to_owned(), arguments: String::new() });
-    }
-    let persists = chain.iter().any(|filter| filter.name == "persist");
-    if persists && !chain[0].arguments.contains("keep") {
-        let separator = if chain[0].arguments.is_empty() { "" } else { "," };
-        chain[0].arguments.push_str(&format!("{separator}keep=yes"));
     }
     for (at, filter) in chain.iter().enumerate() {
         if filter.is_program() {
@@ -125,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_begins_with_package_which_keeps_what_persist_needs() {
-        assert_eq!(names(&["persist=idle=5s"]).unwrap(), ["package=keep=yes", "persist=idle=5s"]);
+    fn a_chain_begins_with_package() {
+        assert_eq!(names(&["persist=idle=5s"]).unwrap(), ["package=", "persist=idle=5s"]);
         assert_eq!(names(&["package=timeout=1s"]).unwrap(), ["package=timeout=1s"]);
         assert_eq!(names(&["./own=x"]).unwrap(), ["package=", "./own=x"]);
     }
