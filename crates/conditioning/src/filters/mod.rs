@@ -158,6 +158,10 @@ pub fn run(args: &FilterArgs) -> u8 {
     if let Ok(title) = std::ffi::CString::new(format!("cc-{name}")) {
         let _ = rustix::thread::set_name(&title);
     }
+    // Each connection is a descriptor: as many as the administrator allows, not as few as programs with select(2) can bear.
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let most = rustix::process::Rlimit { current: files.maximum, maximum: files.maximum };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, most);
     // A filter never needs more than it was started with.
     let _ = rustix::thread::set_no_new_privs(true);
     match kind.read(&args.arguments).map_err(FilterError::from).and_then(|arguments| (kind.run)(&arguments)) {

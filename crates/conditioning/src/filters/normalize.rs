@@ -42,7 +42,10 @@ impl Normalize {
     }
 
     /// The head in normal form; `None` if it is already.
-    fn normal_head(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, HeadError> {
+    ///
+    /// # Errors
+    /// It is malformed, incomplete, or has no normal form; the error knows the status to answer.
+    pub fn normal_head(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, HeadError> {
         self.parser.reset();
         let Progress::Complete { length } = self.parser.parse(bytes)? else {
             return Err(HeadError::BadTarget);

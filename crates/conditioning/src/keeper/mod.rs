@@ -5,8 +5,8 @@
 //! request can be handed again as long as no server has claimed it, and a server needs no library to read it.
 
 mod connection;
-mod list;
-mod whole;
+pub mod list;
+pub mod whole;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
