@@ -6,6 +6,8 @@
 
 mod connection;
 pub mod list;
+mod outcome;
+mod settings;
 pub mod whole;
 
 use std::collections::{HashMap, VecDeque};
@@ -13,80 +15,16 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
-use tidegate_core::metric_set;
 
-use crate::arguments::{Argument, Arguments};
-use crate::host::HANDED_AGAIN;
-use crate::ledger::{SLOTS, State};
+use crate::ledger::SLOTS;
 use crate::link::{self, Received, Request};
 use crate::neighbours::{FilterError, Place, Poller, word};
 use crate::tree::AddressTree;
-use crate::wire::{Id, Notice};
+use crate::wire::Notice;
 use connection::{Connection, Connections, Phase};
 use list::List;
+pub use settings::{Counters, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
 use whole::{HEAD_BYTES, Reader};
-
-/// The arguments of `package`.
-pub const PACKAGE_ARGUMENTS: &[Argument] = &[
-    Argument { key: "timeout", default: "10s", help: "how long a request may take to arrive whole" },
-    Argument {
-        key: "keep",
-        default: "yes",
-        help: "present further requests of a connection too, where no `persist` does; no: end it with its first response",
-    },
-    Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" },
-    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
-    Argument {
-        key: "connections",
-        default: "0",
-        help: "greatest number of connections; 0: as many as descriptors allow",
-    },
-    Argument {
-        key: "window",
-        default: "16384",
-        help: "bytes that the next program may have unread when it is handed more",
-    },
-];
-
-/// The arguments of `persist`.
-pub const PERSIST_ARGUMENTS: &[Argument] = &[
-    Argument {
-        key: "timeout",
-        default: "10s",
-        help: "how long a request may take to arrive whole once it began",
-    },
-    Argument { key: "idle", default: "60s", help: "how long a connection may be idle" },
-    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
-    Argument {
-        key: "connections",
-        default: "0",
-        help: "greatest number of connections; 0: as many as descriptors allow",
-    },
-    Argument {
-        key: "window",
-        default: "16384",
-        help: "bytes that the next program may have unread when it is handed more",
-    },
-];
-
-metric_set! {
-    /// What a keeper counts.
-    pub struct Counters {
-        Counter accepted_total: "Connections that came in.",
-        Counter handed_total: "Requests handed on.",
-        Counter handed_again_total: "Requests handed on once more after a neighbour died.",
-        Counter given_up_total: "Connections ended because their request was handed again too often.",
-        Counter malformed_total: "Connections ended because the head of their request was malformed.",
-        Counter timed_out_total: "Connections ended because their request did not arrive whole in time.",
-        Counter idle_total: "Connections ended because no further request came in time.",
-        Counter pressed_incomplete_total: "Incomplete connections ended along the heaviest path, out of descriptors.",
-        Counter pressed_idle_total: "Idle connections ended, out of descriptors.",
-        Counter refused_total: "Connections ended at once because nothing else could be ended.",
-        Counter server_died_total: "Connections ended because the process that served them died.",
-        Gauge connections: "Connections held.",
-        Gauge incomplete: "Connections whose request has not arrived whole.",
-    }
-}
 
 const KEY_UPSTREAM: u64 = u64::MAX;
 const KEY_DOWNSTREAM: u64 = u64::MAX - 1;
@@ -99,39 +37,6 @@ const DRIP: Duration = Duration::from_millis(50);
 /// Looks before a connection counts as dripping.
 const PROMPT_LOOKS: u8 = 8;
 const READ_ONCE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
-
-/// How a keeper was told to behave.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    timeout: Duration,
-    idle: Duration,
-    keep: bool,
-    content_bytes: u64,
-    most: usize,
-    window_bytes: usize,
-}
-
-impl Settings {
-    /// Reads the arguments of `package` or `persist`.
-    ///
-    /// # Errors
-    /// A value is not of its kind.
-    pub fn read(arguments: &Arguments, is_first: bool) -> Result<Self, FilterError> {
-        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
-        // `persist` gives way before `package` must: an idle connection is worth less than one that is arriving.
-        let fits =
-            usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 4 } else { 3 } / 4;
-        let asked: usize = arguments.number("connections")?;
-        Ok(Self {
-            timeout: arguments.duration("timeout")?,
-            idle: arguments.duration("idle")?,
-            keep: if is_first { arguments.flag("keep")? } else { true },
-            content_bytes: arguments.number("content")?,
-            most: if asked == 0 { fits } else { asked.min(fits) }.clamp(1, SLOTS as usize),
-            window_bytes: arguments.number("window")?,
-        })
-    }
-}
 
 /// A keeper at work.
 pub struct Keeper {
@@ -529,118 +434,6 @@ impl Keeper {
         self.queue.push_back(key);
     }
 
-    fn notices(&mut self) {
-        while let Some(notice) = link::receive_notice(self.place.downstream.as_fd()) {
-            match notice {
-                Ok(notice) => self.notice(notice),
-                Err(_) => self.counters.refused_total.add(1),
-            }
-        }
-    }
-
-    fn notice(&mut self, notice: Notice) {
-        let id = notice.id();
-        let Some(&index) = self.by_slot.get(&id.slot) else {
-            if self.place.upstream.is_none() {
-                // A connection that an earlier process of this filter handed on.
-                if matches!(notice, Notice::ClosedForAll(_) | Notice::ClosedLocally(_)) {
-                    self.place.ledger.free(id.slot);
-                }
-            } else {
-                self.place.tell_upstream(notice);
-            }
-            return;
-        };
-        let Some(connection) = self.connections.by_index(index) else { return };
-        let key = connection.key(index);
-        match notice {
-            Notice::ClosedForAll(_) => self.end(index),
-            Notice::ClosedLocally(_) if !self.settings.keep => self.end(index),
-            Notice::ClosedLocally(_) => {
-                if connection.phase == Phase::Handed {
-                    connection.served(self.now);
-                    self.look(key);
-                }
-            }
-            Notice::HandAgain(_) => {
-                if connection.phase == Phase::Handed && connection.id == Some(id) {
-                    self.queue_again(key);
-                }
-            }
-        }
-    }
-
-    fn queue_again(&mut self, key: u64) {
-        let index = key as u32;
-        let Some(connection) = self.connections.get(key) else { return };
-        connection.again += 1;
-        if connection.again > HANDED_AGAIN {
-            self.counters.given_up_total.add(1);
-            return self.refuse(index, 503);
-        }
-        connection.phase = Phase::Queued;
-        self.counters.handed_again_total.add(1);
-        self.queue.push_back(key);
-    }
-
-    /// The downstream neighbour was started anew: the ledger says what became of each request that was handed to it.
-    fn hand_again(&mut self) {
-        self.notices();
-        for index in self.connections.indexes(Phase::Handed) {
-            let Some(connection) = self.connections.by_index(index) else { continue };
-            let key = connection.key(index);
-            let Some(id) = connection.id else { continue };
-            match self.place.ledger.state(id.slot) {
-                (generation, State::Held) if generation == id.generation && connection.bundle.is_some() => {
-                    self.queue_again(key);
-                }
-                // Kept further on by a process that is no more: it lives on here.
-                (_, State::Held | State::EndedLocally) if self.settings.keep => {
-                    connection.served(self.now);
-                    self.look(key);
-                }
-                (_, State::Accepted) => {}
-                _ => self.end(index),
-            }
-        }
-    }
-
-    fn sweep(&mut self) {
-        self.next_sweep = self.now + SWEEP;
-        let mut alive = HashMap::new();
-        for index in self.connections.indexes(Phase::Handed) {
-            let Some(connection) = self.connections.by_index(index) else { continue };
-            let Some(id) = connection.id else { continue };
-            // A notice that is under way needs no help.
-            if self.now.saturating_duration_since(connection.since) < SWEEP {
-                continue;
-            }
-            match self.place.ledger.state(id.slot) {
-                (generation, State::EndedLocally) if generation == id.generation => {
-                    self.notice(Notice::ClosedLocally(id));
-                }
-                (_, State::EndedForAll) => self.end(index),
-                // The first filter has ended the connection, and perhaps given its slot to another.
-                (generation, state)
-                    if self.place.upstream.is_some()
-                        && (state == State::Free || generation != id.generation) =>
-                {
-                    self.forget(index);
-                }
-                (generation, State::Accepted) if self.place.upstream.is_none() => {
-                    let holder = self.place.ledger.holder(id.slot);
-                    if holder != 0 && !*alive.entry(holder).or_insert_with(|| is_alive(holder)) {
-                        self.counters.server_died_total.add(1);
-                        self.place.ledger.end(Id { slot: id.slot, generation });
-                        self.end(index);
-                    }
-                }
-                // `persist` holds it between requests, or a filter waits to hand it on.
-                _ => {}
-            }
-        }
-    }
-
     fn expire(&mut self) {
         while let Some(index) = self.incomplete.first() {
             let due = self.connections.by_index(index).map(|c| c.since + self.settings.timeout);
@@ -694,9 +487,4 @@ impl Keeper {
     fn name(&self) -> &'static str {
         if self.place.upstream.is_none() { "package" } else { "persist" }
     }
-}
-
-fn is_alive(process: u32) -> bool {
-    let Some(process) = rustix::process::Pid::from_raw(process as i32) else { return true };
-    rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
 }
