@@ -53,10 +53,10 @@ advisories: ## known vulnerabilities of dependencies (fetches the RustSec databa
 fmt: ## format the sources
 	cargo fmt --all
 
-build: ## build the release binary
-	cargo build --release --locked -p tidegate
+build: ## build the release binary, the C library and the preload library
+	cargo build --release --locked -p tidegate -p tidegate-conditioning -p tidegate-cc -p tidegate-preload
 
-install: build ## install binary, manual pages, completions, unit and example (PREFIX, DESTDIR)
+install: build ## install binary, C library, manual pages, completions, unit and example (PREFIX, DESTDIR)
 	@scripts/install "$(DESTDIR)" "$(PREFIX)" "$(release)/tidegate"
 
 uninstall: ## remove what install put there, except the configuration

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
+use tidegate_conditioning::{filters, launcher};
 use tidegate_core::IpPrefix;
 use tidegate_policy::PortRange;
 
@@ -111,6 +112,11 @@ enum Command {
         after_help = "Example:\n  nft add table ip dhttp\n  nft add chain ip dhttp on_the_way '{ type filter hook prerouting priority mangle; }'\n  nft add rule ip dhttp on_the_way udp dport 80 tproxy to :8053 meta mark set 1 accept\n  ip rule add fwmark 1 lookup 100\n  ip route add local default dev lo table 100\n  tidegate intercept --listen 0.0.0.0:8053 --from 192.0.2.1:8054"
     )]
     Intercept(intercept::InterceptArgs),
+    /// Run a server, unmodified, behind a chain of filters.
+    Condition(launcher::ConditionArgs),
+    /// Be one filter of a chain: what `condition` starts.
+    #[command(hide = true, disable_help_flag = true)]
+    Filter(filters::FilterArgs),
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -318,6 +324,8 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
         Command::Fetch(args) => fetch::fetch(&args),
         Command::Gateway(args) => gateway::run(&args, cli.log),
         Command::Intercept(args) => intercept::run(&args, cli.log),
+        Command::Condition(args) => condition(&args),
+        Command::Filter(args) => std::process::exit(filters::run(&args).into()),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();
@@ -411,6 +419,15 @@ fn check(file: &Path, json: bool) -> Result<(), Failure> {
         (true, false) => print(&format!("{}: no errors\n", file.display())),
         (false, true) => Err(Failure::runtime(format!("error: {}: {} errors", file.display(), errors.len()))),
         (false, false) => Err(Failure::runtime(config::lines(&errors))),
+    }
+}
+
+/// Ends with the command's exit code.
+fn condition(args: &launcher::ConditionArgs) -> Result<(), Failure> {
+    match launcher::condition(args) {
+        Ok(0) => Ok(()),
+        Ok(code) => std::process::exit(code.into()),
+        Err(error) => Err(Failure { code: error.exit_code(), message: format!("error: {error}") }),
     }
 }
 

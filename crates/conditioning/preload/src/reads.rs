@@ -1,0 +1,206 @@
+//! Reads stop at the end of the request: what follows on the socket is the next one, and the filters'.
+
+use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use tidegate_conditioning::server::{self, Reading};
+
+use crate::fail;
+use crate::next::next;
+
+const MOST_VECTORS: usize = 1024;
+
+/// Reads into one buffer; `real` reads at most so many bytes from the socket.
+fn read_one(
+    fd: c_int,
+    buffer: *mut u8,
+    length: size_t,
+    peek: bool,
+    real: impl Fn(size_t) -> ssize_t,
+) -> ssize_t {
+    if length == 0 {
+        return real(0);
+    }
+    match server::reading(fd, length) {
+        Reading::AsUsual => real(length),
+        Reading::Copy(bytes) => {
+            // SAFETY: the caller passes `length` writable bytes, and `bytes` are no more.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
+            if !peek {
+                server::took(fd, bytes.len(), true, true);
+            }
+            bytes.len() as ssize_t
+        }
+        Reading::Socket(most) => {
+            let got = real(most);
+            if got > 0 && !peek {
+                server::took(fd, got as usize, false, true);
+            }
+            got
+        }
+        Reading::Exhausted => match server::beyond(fd) {
+            Ok(()) => 0,
+            Err(error) => fail(error) as ssize_t,
+        },
+    }
+}
+
+/// read(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
+    read_one(
+        fd,
+        buffer.cast(),
+        length,
+        false,
+        |most| next!(read(fd: c_int, buffer: *mut c_void, most: size_t) -> ssize_t),
+    )
+}
+
+/// read(2) as fortified programs call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { read(fd, buffer, length) }
+}
+
+/// recv(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) -> ssize_t {
+    read_one(
+        fd,
+        buffer.cast(),
+        length,
+        flags & libc::MSG_PEEK != 0,
+        |most| next!(recv(fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int) -> ssize_t),
+    )
+}
+
+/// recv(2) as fortified programs call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { recv(fd, buffer, length, flags) }
+}
+
+/// recvfrom(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_length: *mut socklen_t,
+) -> ssize_t {
+    read_one(fd, buffer.cast(), length, flags & libc::MSG_PEEK != 0, |most| {
+        next!(recvfrom(
+            fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int,
+            address: *mut sockaddr, address_length: *mut socklen_t
+        ) -> ssize_t)
+    })
+}
+
+/// The first `most` bytes of what `vectors` describe.
+fn cut(vectors: &[iovec], most: usize) -> Vec<iovec> {
+    let mut left = most;
+    let mut result = Vec::with_capacity(vectors.len());
+    for vector in vectors {
+        if left == 0 {
+            break;
+        }
+        let length = vector.iov_len.min(left);
+        left -= length;
+        result.push(iovec { iov_base: vector.iov_base, iov_len: length });
+    }
+    result
+}
+
+fn total(vectors: &[iovec]) -> usize {
+    vectors.iter().map(|vector| vector.iov_len).sum()
+}
+
+/// Reads into several buffers; `real` is given vectors that hold as much as may be read from the socket.
+fn read_many(fd: c_int, vectors: &[iovec], peek: bool, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+    match server::reading(fd, total(vectors)) {
+        Reading::AsUsual => real(vectors),
+        Reading::Copy(bytes) => {
+            let mut rest = &bytes[..];
+            for vector in cut(vectors, bytes.len()) {
+                let (now, later) = rest.split_at(vector.iov_len);
+                // SAFETY: the caller's vector describes as many writable bytes.
+                unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), vector.iov_base.cast(), now.len()) };
+                rest = later;
+            }
+            if !peek {
+                server::took(fd, bytes.len(), true, true);
+            }
+            bytes.len() as ssize_t
+        }
+        Reading::Socket(most) => {
+            let got = real(&cut(vectors, most));
+            if got > 0 && !peek {
+                server::took(fd, got as usize, false, true);
+            }
+            got
+        }
+        Reading::Exhausted => match server::beyond(fd) {
+            Ok(()) => 0,
+            Err(error) => fail(error) as ssize_t,
+        },
+    }
+}
+
+/// The caller's vectors, if there is a sensible number of them.
+pub(crate) fn vectors<'v>(first: *const iovec, count: usize) -> Option<&'v [iovec]> {
+    if first.is_null() || count > MOST_VECTORS {
+        return None;
+    }
+    // SAFETY: the caller passes `count` vectors, as for the system call.
+    Some(unsafe { std::slice::from_raw_parts(first, count) })
+}
+
+/// readv(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t {
+    let real = |vectors: &[iovec]| {
+        let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
+        next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
+    };
+    match vectors(first, count.max(0) as usize).filter(|_| count > 0) {
+        Some(vectors) => read_many(fd, vectors, false, real),
+        None => next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t),
+    }
+}
+
+/// recvmsg(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller passes a message header or nothing.
+    let header = unsafe { message.as_ref() };
+    let found = header.and_then(|header| vectors(header.msg_iov, header.msg_iovlen));
+    let Some(vectors) = found.filter(|vectors| total(vectors) > 0) else {
+        return next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+    };
+    read_many(fd, vectors, flags & libc::MSG_PEEK != 0, |cut| {
+        if cut.len() == vectors.len() && total(cut) == total(vectors) {
+            return next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+        }
+        // SAFETY: `message` was read above; the copy lives for the call.
+        let mut header = unsafe { message.read() };
+        header.msg_iov = cut.as_ptr().cast_mut();
+        header.msg_iovlen = cut.len();
+        let message = &raw mut header;
+        next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t)
+    })
+}

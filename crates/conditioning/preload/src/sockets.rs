@@ -1,0 +1,409 @@
+//! bind, listen, accept, close, dup, epoll_ctl, setsockopt and what else is about a descriptor as a whole.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use libc::{c_char, c_int, c_uint, c_void, epoll_event, sockaddr, socklen_t};
+use rustix::fs::OFlags;
+use tidegate_conditioning::server::{self, AcceptOptions, Closing, address, connection::Interest};
+
+use crate::next::next;
+use crate::{errno, fail, state};
+
+fn borrow(fd: c_int) -> BorrowedFd<'static> {
+    // SAFETY: a number from the server, used for single system calls that fail with EBADF if it is none.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn write_address(value: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) {
+    // SAFETY: the caller's own arguments, as for the system call.
+    unsafe { address::write(value, to, length) }
+}
+
+/// bind(2): on the chain's port nothing is bound, because the first filter owns it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: the caller's own arguments, as for the system call.
+    if let Some(address) = unsafe { address::read(address, length) }
+        && rustix::net::sockopt::socket_type(borrow(fd)) == Ok(rustix::net::SocketType::STREAM)
+        && state::bind(fd, address)
+    {
+        return 0;
+    }
+    next!(bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int)
+}
+
+/// listen(2): the chain's link takes the place of the socket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if server::listener(fd).is_some() {
+        return 0;
+    }
+    let Some((chain, address)) = state::chain_for(fd).zip(state::bound_address(fd)) else {
+        state::listens_elsewhere(fd);
+        return next!(listen(fd: c_int, backlog: c_int) -> c_int);
+    };
+    let put = || {
+        let flags = rustix::fs::fcntl_getfl(borrow(fd))?;
+        let cloexec = rustix::io::fcntl_getfd(borrow(fd))?.contains(rustix::io::FdFlags::CLOEXEC);
+        let cloexec = if cloexec { libc::O_CLOEXEC } else { 0 };
+        // SAFETY: dup3 as a raw system call: the server's own descriptor now is the link.
+        unsafe { libc::syscall(libc::SYS_dup3, std::os::fd::AsRawFd::as_raw_fd(&chain.link), fd, cloexec) };
+        rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
+        server::listen(fd, chain, address)
+    };
+    put().map_or_else(fail, |()| 0)
+}
+
+/// accept(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let options = AcceptOptions { follow: true, ..AcceptOptions::default() };
+    match server::accept(fd, options) {
+        Some(accepted) => present(accepted, address, length),
+        None => next!(accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+    }
+}
+
+/// accept4(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let options = AcceptOptions {
+        nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+        cloexec: flags & libc::SOCK_CLOEXEC != 0,
+        follow: true,
+        dont_wait: false,
+    };
+    match server::accept(fd, options) {
+        Some(accepted) => present(accepted, address, length),
+        None => {
+            next!(accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int)
+        }
+    }
+}
+
+fn present(
+    accepted: Result<(c_int, SocketAddr), rustix::io::Errno>,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    match accepted {
+        Ok((fd, peer)) => {
+            write_address(peer, address, length);
+            fd
+        }
+        Err(error) => fail(error),
+    }
+}
+
+/// getsockname(2): a listening socket has the address that the server asked for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    if let Some(bound) = server::listener(fd).or_else(|| state::bound_address(fd)) {
+        write_address(bound, address, length);
+        return 0;
+    }
+    match server::addresses(fd) {
+        Some(Ok((_, local))) => {
+            write_address(local, address, length);
+            0
+        }
+        Some(Err(error)) => fail(error),
+        None => next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+    }
+}
+
+/// getpeername(2): of the family of the server's listening socket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match server::addresses(fd) {
+        Some(Ok((peer, _))) => {
+            write_address(peer, address, length);
+            0
+        }
+        Some(Err(error)) => fail(error),
+        None => next!(getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+    }
+}
+
+/// getsockopt(2): what stands for a listening socket answers like one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let Some(listens_on) = server::listener(fd).filter(|_| !value.is_null() && !length.is_null()) else {
+        return next!(
+            getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
+        );
+    };
+    let answer = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN | libc::SO_REUSEADDR) => 1,
+        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) if listens_on.is_ipv6() => libc::AF_INET6,
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => libc::AF_INET,
+        (libc::SOL_SOCKET, _) => {
+            return next!(
+                getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
+            );
+        }
+        _ => 0,
+    };
+    // SAFETY: the caller passes `*length` writable bytes at `value`.
+    unsafe {
+        let room = (*length as usize).min(size_of::<c_int>());
+        std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), value.cast(), room);
+        *length = room as socklen_t;
+    }
+    0
+}
+
+/// setsockopt(2): options of TCP mean nothing to a link, nor to a descriptor whose connection is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    if level != libc::SOL_SOCKET && (server::is_ended(fd) || server::listener(fd).is_some()) {
+        return 0;
+    }
+    let result = next!(
+        setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int
+    );
+    if result == 0
+        && level == libc::IPPROTO_TCP
+        && name == libc::TCP_CORK
+        && length as usize >= size_of::<c_int>()
+    {
+        // SAFETY: the kernel just read an int there.
+        server::corked(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0);
+    }
+    result
+}
+
+/// shutdown(2): nothing is left to shut down where the server's end is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if server::is_ended(fd) {
+        return 0;
+    }
+    // A listening socket that is shut down is one of many handles to the chain: the others go on.
+    if server::listener(fd).is_some() {
+        return 0;
+    }
+    next!(shutdown(fd: c_int, how: c_int) -> c_int)
+}
+
+/// close(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if state::is_own(fd) {
+        return fail(rustix::io::Errno::BADF);
+    }
+    closing(fd);
+    next!(close(fd: c_int) -> c_int)
+}
+
+fn closing(fd: c_int) {
+    server::closing(fd, Closing::AsFollowed);
+    state::forget(fd);
+}
+
+/// close_range(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if first > last {
+        return fail(rustix::io::Errno::INVAL);
+    }
+    if flags & CLOSE_RANGE_CLOEXEC == 0 {
+        let number = |n: c_uint| c_int::try_from(n).unwrap_or(c_int::MAX);
+        server::closing_range(number(first), number(last));
+    }
+    let mut from = first;
+    for own in state::own().into_iter().filter_map(|fd| c_uint::try_from(fd).ok()) {
+        if own < from || own > last {
+            continue;
+        }
+        if own > from {
+            let to = own - 1;
+            let result = next!(close_range(from: c_uint, to: c_uint, flags: c_int) -> c_int);
+            if result != 0 {
+                return result;
+            }
+        }
+        from = own + 1;
+    }
+    if from > last {
+        return 0;
+    }
+    next!(close_range(from: c_uint, last: c_uint, flags: c_int) -> c_int)
+}
+
+/// closefrom(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: numbers.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+/// fclose(3): closes the descriptor without a call of close(2) that could be seen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
+    // What is buffered goes out first: the end of the response may be in it.
+    // SAFETY: the caller's own stream.
+    let fd = unsafe {
+        libc::fflush(file);
+        libc::fileno(file)
+    };
+    if fd >= 0 {
+        closing(fd);
+    }
+    next!(fclose(file: *mut libc::FILE) -> c_int)
+}
+
+fn duplicated(old: c_int, new: c_int) {
+    if new >= 0 && old != new {
+        server::duplicated(old, new);
+        state::duplicated(old, new);
+    }
+}
+
+/// dup(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    let new = next!(dup(fd: c_int) -> c_int);
+    duplicated(fd, new);
+    new
+}
+
+/// dup2(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(fd: c_int, other: c_int) -> c_int {
+    if fd != other {
+        closing(other);
+    }
+    let new = next!(dup2(fd: c_int, other: c_int) -> c_int);
+    duplicated(fd, new);
+    new
+}
+
+/// dup3(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
+    if fd != other {
+        closing(other);
+    }
+    let new = next!(dup3(fd: c_int, other: c_int, flags: c_int) -> c_int);
+    duplicated(fd, new);
+    new
+}
+
+/// fcntl(2), of which every command takes at most one argument of a register's size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let result = next!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int);
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        duplicated(fd, result);
+    }
+    result
+}
+
+/// fcntl(2) as programs with large offsets call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let result = next!(fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int);
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        duplicated(fd, result);
+    }
+    result
+}
+
+/// epoll_ctl(2): registrations are written down, because a filter's handle to the same socket would keep them alive
+/// after close.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    let result =
+        next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
+    let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
+    // SAFETY: the kernel just read the event; it is packed, hence the unaligned read. A null one is a deletion.
+    let (events, data) = match unsafe { event.as_ref() } {
+        Some(_) => {
+            // SAFETY: as above.
+            let event = unsafe { event.read_unaligned() };
+            (event.events, event.u64)
+        }
+        None => (0, 0),
+    };
+    match server::registered(Interest { epoll, fd, events, data }, operation, outcome) {
+        Ok(()) => 0,
+        Err(error) => fail(error),
+    }
+}
+
+/// execve(2): connections that the new program does not inherit are let go.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(
+    path: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    server::before_exit(true);
+    next!(execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
+}
+
+/// execv(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
+    server::before_exit(true);
+    next!(execv(path: *const c_char, arguments: *const *const c_char) -> c_int)
+}
+
+/// execvp(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(path: *const c_char, arguments: *const *const c_char) -> c_int {
+    server::before_exit(true);
+    next!(execvp(path: *const c_char, arguments: *const *const c_char) -> c_int)
+}
+
+/// execvpe(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(
+    path: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    server::before_exit(true);
+    next!(execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
+}
+
+/// _exit(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    server::before_exit(false);
+    next!(_exit(status: c_int) -> !)
+}
+
+/// _Exit(3)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    server::before_exit(false);
+    next!(_Exit(status: c_int) -> !)
+}

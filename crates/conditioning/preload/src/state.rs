@@ -1,0 +1,145 @@
+//! The chain that this process was started behind, and the sockets that are to stand for it.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tidegate_conditioning::neighbours::environment;
+use tidegate_conditioning::server::{self, table::Chain};
+
+struct Preloaded {
+    chain: Arc<Chain>,
+    ledger: OwnedFd,
+    address: SocketAddr,
+    /// Sockets that were bound to the conditioned port: nothing is bound, because the first filter has the port.
+    bound: Mutex<Vec<(RawFd, SocketAddr)>>,
+}
+
+/// A server has a few listening sockets; one that exceeds this binds as if there were no chain, and fails.
+const MOST_BOUND: usize = 1024;
+
+static STATE: OnceLock<Option<Preloaded>> = OnceLock::new();
+
+/// What is known already: safe to ask while [`preloaded`] is finding out, which closes descriptors itself.
+fn known() -> Option<&'static Preloaded> {
+    STATE.get()?.as_ref()
+}
+
+fn preloaded() -> Option<&'static Preloaded> {
+    STATE.get_or_init(preload).as_ref()
+}
+
+fn preload() -> Option<Preloaded> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
+    let address = std::env::var(environment::SERVER_ADDRESS).ok()?.parse().ok()?;
+    let (link, ledger) = (number(environment::UPSTREAM)?, number(environment::LEDGER)?);
+    // Duplicates: the originals stay as they were inherited, for a program that this one becomes or starts.
+    let duplicate = |fd: RawFd| {
+        // SAFETY: borrowed for one fcntl, which fails if the number is no open descriptor.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()
+    };
+    let ledger = duplicate(ledger)?;
+    let chain = server::chain(duplicate(link)?, &ledger).ok()?;
+    // SAFETY: a plain function; it runs when the program ends by `exit`.
+    unsafe { libc::atexit(at_exit) };
+    Some(Preloaded { chain, ledger, address, bound: Mutex::new(Vec::new()) })
+}
+
+/// Runs when the library is loaded: finds listening sockets that the program before this one had, as servers that
+/// replace themselves and those that are started with their sockets open (sd_listen_fds(3)) hand them on.
+extern "C" fn at_load() {
+    let Some(preloaded) = preloaded() else { return };
+    let Ok(link) = rustix::fs::fstat(&preloaded.chain.link) else { return };
+    let original = std::env::var(environment::UPSTREAM).ok().and_then(|text| text.parse::<RawFd>().ok());
+    let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers: Vec<RawFd> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in numbers {
+        if is_own(fd) || Some(fd) == original {
+            continue;
+        }
+        // SAFETY: borrowed for one fstat, which fails if the number is no open descriptor.
+        let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) });
+        if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (link.st_dev, link.st_ino)) {
+            let _ = server::listen(fd, preloaded.chain.clone(), preloaded.address);
+        }
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+/// This library's own descriptors, which a program that closes everything at its start must not close.
+pub(crate) fn own() -> [RawFd; 2] {
+    known().map_or([-1, -1], |known| {
+        let mut own = [known.chain.link.as_raw_fd(), known.ledger.as_raw_fd()];
+        own.sort_unstable();
+        own
+    })
+}
+
+/// Whether `fd` is one of them.
+pub(crate) fn is_own(fd: RawFd) -> bool {
+    own().contains(&fd)
+}
+
+extern "C" fn at_exit() {
+    server::before_exit(false);
+}
+
+impl Preloaded {
+    fn bound(&self) -> MutexGuard<'_, Vec<(RawFd, SocketAddr)>> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A stream socket is to be bound to `address`: true if the chain has that port, and the socket is remembered.
+pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
+    let Some(preloaded) = preloaded().filter(|preloaded| preloaded.address.port() == address.port()) else {
+        return false;
+    };
+    let mut bound = preloaded.bound();
+    bound.retain(|(other, _)| *other != fd);
+    if bound.len() >= MOST_BOUND {
+        return false;
+    }
+    bound.push((fd, address));
+    true
+}
+
+/// The address that a socket was bound to in name only.
+pub(crate) fn bound_address(fd: RawFd) -> Option<SocketAddr> {
+    let preloaded = known()?;
+    preloaded.bound().iter().find(|(other, _)| *other == fd).map(|(_, address)| *address)
+}
+
+/// `fd` listens, and is none of ours: for the message to an operator who named another port.
+pub(crate) fn listens_elsewhere(fd: RawFd) {
+    // SAFETY: borrowed for one getsockname, which fails if the number is no socket.
+    let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(fd) });
+    if let (Some(known), Ok(Ok(address))) = (known(), name.map(SocketAddr::try_from)) {
+        known.chain.ledger.set_other_port(address.port());
+    }
+}
+
+/// `new` has become a duplicate of `old`.
+pub(crate) fn duplicated(old: RawFd, new: RawFd) {
+    let Some(address) = bound_address(old) else { return };
+    if let Some(preloaded) = known() {
+        preloaded.bound().push((new, address));
+    }
+}
+
+/// `fd` was closed.
+pub(crate) fn forget(fd: RawFd) {
+    if let Some(preloaded) = known() {
+        preloaded.bound().retain(|(other, _)| *other != fd);
+    }
+}
+
+/// The chain, if `fd` was bound to its port.
+pub(crate) fn chain_for(fd: RawFd) -> Option<Arc<Chain>> {
+    let preloaded = known()?;
+    preloaded.bound().iter().any(|(other, _)| *other == fd).then(|| preloaded.chain.clone())
+}

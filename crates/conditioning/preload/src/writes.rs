@@ -1,0 +1,236 @@
+//! What the server writes is followed, to know when its response is complete.
+
+use libc::{c_int, c_uint, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
+use tidegate_conditioning::server::{self, Reading};
+
+use crate::fail;
+use crate::next::next;
+use crate::reads::vectors;
+
+fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
+    if written > 0 {
+        // SAFETY: the kernel just read that many bytes of the caller's buffer.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), written as usize) };
+        server::wrote(fd, |tracker| tracker.wrote(bytes));
+    }
+}
+
+/// Writes one buffer by `real`, or what is to be written instead.
+fn write_one(
+    fd: c_int,
+    buffer: *const c_void,
+    length: size_t,
+    real: impl Fn(*const c_void) -> ssize_t,
+) -> ssize_t {
+    if server::is_ended(fd) {
+        return fail(Errno::PIPE) as ssize_t;
+    }
+    let instead = bytes(buffer, length).and_then(|bytes| server::instead_of(fd, bytes));
+    let buffer = instead.as_ref().map_or(buffer, |instead| instead.as_ptr().cast());
+    let written = real(buffer);
+    wrote(fd, buffer, written);
+    written
+}
+
+fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
+    if buffer.is_null() || length > isize::MAX as usize {
+        return None;
+    }
+    // SAFETY: the caller passes `length` readable bytes, as for the system call; they are read during the call only.
+    Some(unsafe { std::slice::from_raw_parts(buffer.cast(), length) })
+}
+
+/// Writes several buffers by `real`, or what is to be written instead: a response's head is in the first one.
+fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+    if server::is_ended(fd) {
+        return fail(Errno::PIPE) as ssize_t;
+    }
+    let first = vectors.iter().position(|vector| vector.iov_len > 0);
+    let instead = first.and_then(|first| {
+        let vector = vectors.get(first)?;
+        Some((first, server::instead_of(fd, bytes(vector.iov_base, vector.iov_len)?)?))
+    });
+    match instead {
+        None => {
+            let written = real(vectors);
+            wrote_vectors(fd, vectors.as_ptr(), vectors.len(), written);
+            written
+        }
+        Some((first, instead)) => {
+            let mut patched = vectors.to_vec();
+            patched[first].iov_base = instead.as_ptr().cast_mut().cast();
+            let written = real(&patched);
+            wrote_vectors(fd, patched.as_ptr(), patched.len(), written);
+            written
+        }
+    }
+}
+
+fn wrote_vectors(fd: c_int, first: *const iovec, count: usize, written: ssize_t) {
+    let Some(vectors) = vectors(first, count).filter(|_| written > 0 && server::is_followed(fd)) else {
+        return;
+    };
+    server::wrote(fd, |tracker| {
+        let mut left = written as usize;
+        for vector in vectors {
+            let length = vector.iov_len.min(left);
+            if length > 0 {
+                // SAFETY: the kernel just read these bytes of the caller's.
+                tracker.wrote(unsafe { std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), length) });
+            }
+            left -= length;
+        }
+    });
+}
+
+fn wrote_unseen(fd: c_int, written: ssize_t) {
+    if written > 0 {
+        server::wrote(fd, |tracker| tracker.wrote_unseen(written as u64));
+    }
+}
+
+/// write(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t {
+    write_one(
+        fd,
+        buffer,
+        length,
+        |buffer| next!(write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t),
+    )
+}
+
+/// send(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, length: size_t, flags: c_int) -> ssize_t {
+    write_one(
+        fd,
+        buffer,
+        length,
+        |buffer| next!(send(fd: c_int, buffer: *const c_void, length: size_t, flags: c_int) -> ssize_t),
+    )
+}
+
+/// sendto(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    length: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_length: socklen_t,
+) -> ssize_t {
+    write_one(fd, buffer, length, |buffer| {
+        next!(sendto(
+            fd: c_int, buffer: *const c_void, length: size_t, flags: c_int,
+            address: *const sockaddr, address_length: socklen_t
+        ) -> ssize_t)
+    })
+}
+
+/// writev(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t {
+    let Some(all) = vectors(first, count.max(0) as usize).filter(|_| server::is_ours(fd)) else {
+        return next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t);
+    };
+    write_many(fd, all, |vectors| {
+        let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
+        next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
+    })
+}
+
+/// sendmsg(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller passes a message header or nothing.
+    let header = unsafe { message.as_ref() }.filter(|_| server::is_ours(fd));
+    let found = header.and_then(|header| Some((header, vectors(header.msg_iov, header.msg_iovlen)?)));
+    let Some((header, all)) = found else {
+        return next!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t);
+    };
+    write_many(fd, all, |vectors| {
+        let mut header = *header;
+        header.msg_iov = vectors.as_ptr().cast_mut();
+        header.msg_iovlen = vectors.len();
+        let message = &raw const header;
+        next!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t)
+    })
+}
+
+/// sendmmsg(2): one message at a time, as the system call may return fewer than were asked for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut libc::mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    if !server::is_ours(fd) || messages.is_null() || count == 0 {
+        return next!(sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int);
+    }
+    // SAFETY: the caller passes at least one message.
+    let sent = unsafe { sendmsg(fd, &raw const (*messages).msg_hdr, flags) };
+    if sent < 0 {
+        return -1;
+    }
+    // SAFETY: as above.
+    unsafe { (*messages).msg_len = sent as c_uint };
+    1
+}
+
+/// sendfile(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    if server::is_ended(to) {
+        return fail(Errno::PIPE) as ssize_t;
+    }
+    let written = next!(sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t);
+    wrote_unseen(to, written);
+    written
+}
+
+/// sendfile(2) with large offsets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    if server::is_ended(to) {
+        return fail(Errno::PIPE) as ssize_t;
+    }
+    let written = next!(sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t);
+    wrote_unseen(to, written);
+    written
+}
+
+/// splice(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut off_t,
+    to: c_int,
+    to_offset: *mut off_t,
+    length: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let length = match server::reading(from, length) {
+        Reading::AsUsual => length,
+        Reading::Socket(most) => most,
+        // Who asks for bytes that are not on a socket reads them instead (splice(2), EINVAL).
+        Reading::Copy(_) => return fail(Errno::INVAL) as ssize_t,
+        Reading::Exhausted => {
+            return match server::beyond(from) {
+                Ok(()) => 0,
+                Err(error) => fail(error) as ssize_t,
+            };
+        }
+    };
+    let written = next!(splice(
+        from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, length: size_t, flags: c_uint
+    ) -> ssize_t);
+    if written > 0 {
+        server::took(from, written as usize, false, true);
+    }
+    wrote_unseen(to, written);
+    written
+}

@@ -1,0 +1,222 @@
+//! The filters, each a program of its own: `tidegate-cc filter NAME`.
+
+pub mod auth;
+pub mod normalize;
+pub mod pass;
+pub mod police;
+pub mod prior;
+pub mod slowread;
+pub mod stats;
+
+use tidegate_core::metrics::Sample;
+
+use crate::arguments::{Argument, ArgumentError, Arguments};
+use crate::keeper::{Keeper, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
+use crate::neighbours::{FilterError, Place};
+
+/// One filter: a row of the table that names, help texts, checks and starts come from.
+pub struct Kind {
+    /// The name in `--filter`, in `ps` and in counters.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub help: &'static str,
+    /// The arguments that it takes.
+    pub arguments: &'static [Argument],
+    run: fn(&Arguments) -> Result<(), FilterError>,
+    check: fn(&Arguments) -> Result<(), FilterError>,
+}
+
+/// Every filter that there is.
+pub const KINDS: &[Kind] = &[
+    Kind {
+        name: "package",
+        help: "owns the listening socket; hands on whole requests only; ends connections that stay incomplete",
+        arguments: PACKAGE_ARGUMENTS,
+        run: |arguments| Keeper::new(Place::inherit()?, Settings::read(arguments, true)?)?.run(),
+        check: |arguments| Settings::read(arguments, true).map(drop),
+    },
+    Kind {
+        name: "persist",
+        help: "presents each request of a persistent connection as a connection of its own",
+        arguments: PERSIST_ARGUMENTS,
+        run: |arguments| Keeper::new(Place::inherit()?, Settings::read(arguments, false)?)?.run(),
+        check: |arguments| Settings::read(arguments, false).map(drop),
+    },
+    Kind {
+        name: "prior",
+        help: "serves the least recently served address range next",
+        arguments: prior::ARGUMENTS,
+        run: prior::run,
+        check: |arguments| prior::check(arguments).map(drop),
+    },
+    Kind {
+        name: "slowread",
+        help: "holds address ranges to their share of the connections in service",
+        arguments: slowread::ARGUMENTS,
+        run: slowread::run,
+        check: |arguments| slowread::check(arguments).map(drop),
+    },
+    Kind {
+        name: "normalize",
+        help: "refuses what is malformed or ambiguous, and brings URLs into one form",
+        arguments: normalize::ARGUMENTS,
+        run: normalize::run,
+        check: |arguments| normalize::check(arguments).map(drop),
+    },
+    Kind {
+        name: "police",
+        help: "holds URLs, cookies and address ranges to their rates, and serves by priority",
+        arguments: police::ARGUMENTS,
+        run: police::run,
+        check: |arguments| police::check(arguments).map(drop),
+    },
+    Kind {
+        name: "auth",
+        help: "lets only clients pass that prove who they are",
+        arguments: auth::ARGUMENTS,
+        run: auth::run,
+        check: auth::check,
+    },
+    Kind {
+        name: "stats",
+        help: "counts and times requests, for Prometheus",
+        arguments: stats::ARGUMENTS,
+        run: stats::run,
+        check: stats::check,
+    },
+    Kind {
+        name: "pass",
+        help: "hands on everything unchanged",
+        arguments: pass::ARGUMENTS,
+        run: pass::run,
+        check: pass::check,
+    },
+];
+
+/// The filter of that name.
+pub fn find(name: &str) -> Option<&'static Kind> {
+    KINDS.iter().find(|kind| kind.name == name)
+}
+
+impl Kind {
+    /// Checks arguments without running anything.
+    ///
+    /// # Errors
+    /// An argument is unknown or its value not of its kind.
+    pub fn check(&self, text: &str) -> Result<(), FilterError> {
+        (self.check)(&self.read(text)?)
+    }
+
+    fn read(&self, text: &str) -> Result<Arguments, ArgumentError> {
+        Arguments::parse(text, self.arguments)
+    }
+
+    /// The text of `--help`.
+    pub fn help_text(&self) -> String {
+        let mut text = format!("{}: {}\n\nArguments, as in `--filter {}", self.name, self.help, self.name);
+        if let Some(first) = self.arguments.first() {
+            text.push_str(&format!("={}={}", first.key, first.default));
+        }
+        text.push_str("`:\n");
+        for argument in self.arguments {
+            text.push_str(&format!(
+                "  {:<12} {} (default {:?})\n",
+                argument.key, argument.help, argument.default
+            ));
+        }
+        text
+    }
+}
+
+/// The arguments of a filter's process.
+#[derive(clap::Args, Clone, Debug)]
+pub struct FilterArgs {
+    /// The filter's name; without it, all filters are listed.
+    name: Option<String>,
+    /// `key=value,key=value`, or --help.
+    #[arg(default_value = "", allow_hyphen_values = true)]
+    arguments: String,
+}
+
+/// Runs a filter to its end and returns the exit code. The process is the filter's own from here on.
+pub fn run(args: &FilterArgs) -> u8 {
+    let Some(name) = &args.name else {
+        for kind in KINDS {
+            println!("{:<10} {}", kind.name, kind.help);
+        }
+        return 0;
+    };
+    let Some(kind) = find(name) else {
+        eprintln!("error: unknown filter {name:?}; known are {}", names());
+        return 2;
+    };
+    if matches!(args.arguments.as_str(), "--help" | "-h") {
+        print!("{}", kind.help_text());
+        return 0;
+    }
+    // What `ps` and `top` show; the launcher has set the first argument likewise.
+    if let Ok(title) = std::ffi::CString::new(format!("cc-{name}")) {
+        let _ = rustix::thread::set_name(&title);
+    }
+    // Each connection is a descriptor: as many as the administrator allows, not as few as programs with select(2) can bear.
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let most = rustix::process::Rlimit { current: files.maximum, maximum: files.maximum };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, most);
+    // A filter never needs more than it was started with.
+    let _ = rustix::thread::set_no_new_privs(true);
+    match kind.read(&args.arguments).map_err(FilterError::from).and_then(|arguments| (kind.run)(&arguments)) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            if matches!(error, FilterError::Arguments(_) | FilterError::NotInAChain(_)) { 2 } else { 1 }
+        }
+    }
+}
+
+/// A file that an argument names.
+fn read_file(key: &'static str, file: &str) -> Result<String, ArgumentError> {
+    if file.is_empty() {
+        return Err(ArgumentError::Value { key, value: String::new(), expected: "the name of a file" });
+    }
+    std::fs::read_to_string(file)
+        .map_err(|error| ArgumentError::File { file: file.to_owned(), reason: error.to_string() })
+}
+
+/// The names of all filters, for messages.
+pub fn names() -> String {
+    KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ")
+}
+
+/// Writes a filter's counters to standard error, one line.
+pub fn print_counters(name: &str, samples: &[Sample]) {
+    let values: Vec<_> = samples.iter().map(|sample| format!("{}={}", sample.name, sample.value)).collect();
+    eprintln!("{name}: {}", values.join(" "));
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use crate::wire::{Bundle, Id};
+
+    /// A request as it comes to a filter; without a head, the shortest one.
+    pub(crate) fn request(slot: u32, peer: &str, head: &str) -> Bundle {
+        let head = if head.is_empty() { "GET / HTTP/1.0\r\n\r\n" } else { head };
+        Bundle {
+            id: Id { slot, generation: 1 },
+            flags: 0,
+            peer: std::net::SocketAddr::new(peer.parse().unwrap(), 1000),
+            socket_bytes: head.len() as u64,
+            arrived_ns: 0,
+            replaces: 0,
+            head_bytes: head.len() as u32,
+            request: head.into(),
+        }
+    }
+
+    #[test]
+    fn every_default_is_accepted_by_its_filter() {
+        for kind in super::KINDS.iter().filter(|kind| kind.name != "auth") {
+            kind.check("").unwrap_or_else(|error| panic!("{}: {error}", kind.name));
+            assert!(kind.help_text().contains(kind.help));
+        }
+    }
+}

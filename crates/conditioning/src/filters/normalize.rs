@@ -1,0 +1,181 @@
+//! `normalize`: one form per URL; what is malformed or ambiguous is refused, the slashes of the "beck" attack (§3.1) go.
+
+use std::time::Instant;
+
+use tidegate_core::metrics::{Kind, Sample};
+use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::{FieldId, HeadError, HeadLimits, Method, Progress, RequestHead, RequestParser, Version};
+
+use crate::arguments::{Argument, ArgumentError, Arguments};
+use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::neighbours::FilterError;
+use crate::wire::Bundle;
+
+pub(super) const ARGUMENTS: &[Argument] = &[
+    Argument {
+        key: "server",
+        default: "strict",
+        help: "whose reading of URLs applies: strict, apache, nginx or iis",
+    },
+    WINDOW,
+];
+
+/// Rewrites what is not in normal form, and refuses what has none.
+pub struct Normalize {
+    personality: Personality,
+    parser: RequestParser,
+    scratch: Vec<u8>,
+    rewritten: u64,
+    refused: u64,
+}
+
+impl Normalize {
+    /// Reads URLs as the server behind does.
+    pub fn new(personality: Personality) -> Self {
+        Self {
+            personality,
+            parser: RequestParser::new(HeadLimits::default()),
+            scratch: Vec::new(),
+            rewritten: 0,
+            refused: 0,
+        }
+    }
+
+    /// The head in normal form; `None` if it is already.
+    ///
+    /// # Errors
+    /// It is malformed, incomplete, or has no normal form; the error knows the status to answer.
+    pub fn normal_head(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, HeadError> {
+        self.parser.reset();
+        let Progress::Complete { length } = self.parser.parse(bytes)? else {
+            return Err(HeadError::BadTarget);
+        };
+        let head = self.parser.head(bytes);
+        let normal = normalize(&head, self.personality, &mut self.scratch)?;
+        if head.method == Method::Connect {
+            return Ok(None);
+        }
+        let mut target = normal.path.to_vec();
+        if let Some(query) = normal.query {
+            target.push(b'?');
+            target.extend_from_slice(query);
+        }
+        let host = head.fields.get(FieldId::Host);
+        let same_host = host.is_none() && normal.authority.is_empty() || host == Some(normal.authority);
+        if target == head.target && same_host {
+            return Ok(None);
+        }
+        Ok(Some(write_head(&head, &target, normal.authority, &bytes[..length])))
+    }
+}
+
+fn write_head(head: &RequestHead<'_>, target: &[u8], host: &[u8], original: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(original.len());
+    out.extend_from_slice(head.method_bytes);
+    out.push(b' ');
+    out.extend_from_slice(target);
+    out.extend_from_slice(match head.version {
+        Version::Http10 => b" HTTP/1.0\r\n",
+        Version::Http11 => b" HTTP/1.1\r\n",
+    });
+    if !host.is_empty() {
+        out.extend_from_slice(b"Host: ");
+        out.extend_from_slice(host);
+        out.extend_from_slice(b"\r\n");
+    }
+    for (id, name, value) in head.fields.iter() {
+        if id != FieldId::Host {
+            out.extend_from_slice(name);
+            out.extend_from_slice(b": ");
+            out.extend_from_slice(value);
+            out.extend_from_slice(b"\r\n");
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+impl Filter for Normalize {
+    fn name(&self) -> &'static str {
+        "normalize"
+    }
+
+    fn arrive(&mut self, request: &mut Bundle, _now: Instant) -> Disposition {
+        match self.normal_head(request.head()) {
+            Ok(None) => {}
+            Ok(Some(head)) => {
+                self.rewritten += 1;
+                request.rewrite_head(&head);
+            }
+            Err(error) => {
+                self.refused += 1;
+                return Disposition::Refuse(error.status(), "");
+            }
+        }
+        Disposition::Pass
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let counter = |name, help, value| Sample { name, help, kind: Kind::Counter, value };
+        vec![
+            counter("rewritten_total", "Requests brought into normal form.", self.rewritten),
+            counter("without_normal_form_total", "Requests refused: malformed or ambiguous.", self.refused),
+        ]
+    }
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
+    host::run(check(arguments)?, arguments)
+}
+
+pub(super) fn check(arguments: &Arguments) -> Result<Normalize, FilterError> {
+    arguments.number::<usize>("window")?;
+    let value = arguments.text("server");
+    let wrong = || ArgumentError::Value {
+        key: "server",
+        value: value.to_owned(),
+        expected: "strict, apache, nginx or iis",
+    };
+    Ok(Normalize::new(value.parse().map_err(|_| wrong())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filters::testing::request;
+    use crate::wire::flags;
+
+    fn arrive(head: &str) -> (Disposition, Bundle) {
+        let mut request = request(1, "192.0.2.1", head);
+        let disposition = Normalize::new(Personality::Strict).arrive(&mut request, Instant::now());
+        (disposition, request)
+    }
+
+    #[test]
+    fn the_slashes_of_the_beck_attack_never_reach_the_server() {
+        let attack = format!("GET {} HTTP/1.1\r\nHost: a\r\nX: y\r\n\r\n", "/".repeat(8000));
+        let (disposition, request) = arrive(&attack);
+        assert_eq!(disposition, Disposition::Pass);
+        assert_eq!(request.head(), b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\n\r\n");
+        assert!(request.has(flags::REWRITTEN));
+        assert_eq!(request.replaces as usize, attack.len());
+    }
+
+    #[test]
+    fn a_normal_request_is_left_in_the_sockets_buffer() {
+        let (disposition, request) = arrive("GET /a/b?c=d HTTP/1.1\r\nHost: example\r\n\r\n");
+        assert_eq!((disposition, request.flags & flags::REWRITTEN), (Disposition::Pass, 0));
+    }
+
+    #[test]
+    fn an_absolute_target_becomes_path_and_host() {
+        let (_, request) = arrive("GET http://Example.org/%7ea/../b HTTP/1.1\r\nHost: other\r\n\r\n");
+        assert_eq!(request.head(), b"GET /b HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    }
+
+    #[test]
+    fn a_request_without_normal_form_is_refused() {
+        assert_eq!(arrive("GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n").0, Disposition::Refuse(400, ""));
+        assert_eq!(arrive("GET /a%zz HTTP/1.1\r\nHost: a\r\n\r\n").0, Disposition::Refuse(400, ""));
+    }
+}

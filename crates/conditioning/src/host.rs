@@ -1,0 +1,378 @@
+//! The framework: runs a filter that is no more than a few functions as a process of its own.
+//!
+//! A per-request filter answers [`Filter::arrive`] with [`Disposition::Pass`] or a refusal. A policy filter answers
+//! [`Disposition::Hold`], and says in [`Filter::pick`] which of the requests it holds is next when the neighbour asks.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use tidegate_core::metric_set;
+use tidegate_core::metrics::Sample;
+
+use crate::arguments::{Argument, Arguments};
+use crate::ledger::State;
+use crate::link::{self, Received, Request};
+use crate::neighbours::{FilterError, Place, Poller, answer, word};
+use crate::wire::{Bundle, Id, Notice};
+
+/// What a filter decided about a request that arrived.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Disposition {
+    /// Hand it on, in the order of arrival.
+    Pass,
+    /// Keep it until [`Filter::pick`] names it.
+    Hold,
+    /// Answer with this status and these field lines (each ending in CRLF), and end the connection.
+    Refuse(u16, &'static str),
+    /// End the connection without an answer.
+    Reset,
+}
+
+/// A filter. Nothing here waits; `now` is the time of the event.
+pub trait Filter {
+    /// Its name in counters.
+    fn name(&self) -> &'static str;
+
+    /// A request has come; it may be rewritten.
+    fn arrive(&mut self, request: &mut Bundle, now: Instant) -> Disposition;
+
+    /// The neighbour asks: which of the requests held is next?
+    fn pick(&mut self, _now: Instant) -> Option<Id> {
+        None
+    }
+
+    /// A request was handed on.
+    fn handed(&mut self, _request: &Bundle, _now: Instant) {}
+
+    /// The server is done with a request, or its connection has ended, handed on or not.
+    fn closed(&mut self, _request: &Bundle, _now: Instant) {}
+
+    /// Whether the filter holds requests in an order of its own; if not, it takes no more than it can hand on.
+    fn holds(&self) -> bool {
+        false
+    }
+
+    /// The filter's own counters.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
+    }
+
+    /// A second has passed.
+    fn tick(&mut self, _now: Instant) {}
+}
+
+metric_set! {
+    /// What the framework counts for every filter.
+    pub struct Counters {
+        Counter requests_total: "Requests that came from upstream.",
+        Counter handed_total: "Requests handed on.",
+        Counter handed_again_total: "Requests handed on once more after a neighbour died.",
+        Counter given_up_total: "Requests ended because they were handed again too often.",
+        Counter refused_total: "Requests refused with an answer.",
+        Counter reset_total: "Connections ended without an answer.",
+        Counter stale_total: "Bundles dropped because another copy was served or the connection was over.",
+        Counter malformed_total: "Datagrams dropped because they were not of the protocol.",
+        Gauge held: "Requests held, handed on or not, that the server is not done with.",
+    }
+}
+
+/// The arguments that every filter takes beside its own.
+pub const WINDOW: Argument = Argument {
+    key: "window",
+    default: "16384",
+    help: "bytes that the next program may have unread when it is handed more; 0: one request at a time",
+};
+
+const KEY_UPSTREAM: u64 = 0;
+const KEY_DOWNSTREAM: u64 = 1;
+const KEY_CONTROL: u64 = 2;
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// A request that was handed so many times more than once is not handed again: it may be what its filter dies of.
+pub(crate) const HANDED_AGAIN: u8 = 16;
+
+struct Held {
+    request: Request,
+    is_handed: bool,
+    again: u8,
+    since: Instant,
+}
+
+/// A filter at work.
+pub struct Host<F> {
+    filter: F,
+    place: Place,
+    poller: Poller,
+    counters: Counters,
+    window_bytes: usize,
+    most: usize,
+    /// By slot: a connection has one request at a time.
+    held: HashMap<u32, Held>,
+    /// What is to be handed on in the order of arrival.
+    passing: VecDeque<Id>,
+    takes_more: bool,
+    scratch: Vec<u8>,
+    now: Instant,
+    next_sweep: Instant,
+}
+
+type Flow = std::ops::ControlFlow<()>;
+
+/// Runs `filter` in this process's place until the chain is gone.
+///
+/// # Errors
+/// There is no place in a chain, or a system call failed.
+pub fn run(filter: impl Filter, arguments: &Arguments) -> Result<(), FilterError> {
+    Host::new(filter, Place::inherit()?, arguments.number("window")?)?.run()
+}
+
+impl<F: Filter> Host<F> {
+    /// A filter in its place, ready to run.
+    ///
+    /// # Errors
+    /// The descriptors cannot be watched.
+    pub fn new(filter: F, place: Place, window_bytes: usize) -> Result<Self, FilterError> {
+        let poller = Poller::new()?;
+        let system = |error| FilterError::System("epoll_ctl", error);
+        let upstream = place
+            .upstream
+            .as_ref()
+            .ok_or(FilterError::NotInAChain(crate::neighbours::environment::UPSTREAM))?;
+        poller.add(upstream.as_fd(), KEY_UPSTREAM, EventFlags::IN).map_err(system)?;
+        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+        poller.add(place.downstream.as_fd(), KEY_DOWNSTREAM, both).map_err(system)?;
+        poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
+        let now = Instant::now();
+        Ok(Self {
+            filter,
+            place,
+            poller,
+            counters: Counters::default(),
+            window_bytes,
+            most: usize::try_from(files).unwrap_or(1024).saturating_sub(64).max(1),
+            held: HashMap::new(),
+            passing: VecDeque::new(),
+            takes_more: true,
+            scratch: Vec::new(),
+            now,
+            next_sweep: now + SWEEP,
+        })
+    }
+
+    fn run(mut self) -> Result<(), FilterError> {
+        crate::confine::confine(self.filter.name());
+        self.place.say_ready();
+        loop {
+            let timeout = self.next_sweep.saturating_duration_since(Instant::now());
+            let events = self.poller.wait(timeout)?;
+            self.now = Instant::now();
+            for (key, flags) in events {
+                if self.event(key, flags).is_break() {
+                    return Ok(());
+                }
+            }
+            if self.now >= self.next_sweep {
+                self.sweep();
+            }
+            self.pump()?;
+            self.adjust_intake();
+        }
+    }
+
+    fn event(&mut self, key: u64, flags: EventFlags) -> Flow {
+        match key {
+            KEY_UPSTREAM => return self.take_in(),
+            KEY_DOWNSTREAM => {
+                if flags.contains(EventFlags::HUP) {
+                    return Flow::Break(());
+                }
+                self.notices();
+            }
+            _ => loop {
+                match self.place.launchers_word() {
+                    Err(_) => return Flow::Break(()),
+                    Ok(None) => break,
+                    Ok(Some(word::HAND_AGAIN)) => self.hand_again(),
+                    Ok(Some(word::COUNTERS)) => self.print_counters(),
+                    Ok(Some(_)) => {}
+                }
+            },
+        }
+        Flow::Continue(())
+    }
+
+    /// Whether another request may be taken: a filter without an order of its own leaves waiting to those that have one.
+    fn has_room(&self) -> bool {
+        self.held.len() < self.most && (self.filter.holds() || self.passing.is_empty())
+    }
+
+    /// Back-pressure: while there is no room, what comes waits in the link and before it.
+    fn adjust_intake(&mut self) {
+        let wanted = self.has_room();
+        if wanted != self.takes_more
+            && let Some(upstream) = &self.place.upstream
+        {
+            let events = if wanted { EventFlags::IN } else { EventFlags::empty() };
+            self.takes_more = wanted ^ self.poller.rearm(upstream.as_fd(), KEY_UPSTREAM, events).is_err();
+        }
+    }
+
+    fn take_in(&mut self) -> Flow {
+        for _ in 0..64 {
+            if !self.has_room() {
+                break;
+            }
+            let Some(upstream) = &self.place.upstream else { break };
+            match link::receive(upstream.as_fd(), true, true) {
+                Ok(Received::Request(request)) => self.arrived(request),
+                Ok(Received::Nothing) | Err(_) => break,
+                Ok(Received::Gone) => return Flow::Break(()),
+                Ok(Received::Refused(_)) => self.counters.malformed_total.add(1),
+                Ok(Received::OutOfDescriptors(bundle)) => {
+                    self.place.tell_upstream(Notice::HandAgain(bundle.id));
+                }
+            }
+        }
+        Flow::Continue(())
+    }
+
+    fn arrived(&mut self, mut request: Request) {
+        let id = request.bundle.id;
+        let is_known = self.held.get(&id.slot).is_some_and(|held| held.request.bundle.id == id);
+        if is_known || !self.place.ledger.is_held(id) {
+            self.counters.stale_total.add(1);
+            return;
+        }
+        self.drop_held(id.slot);
+        self.counters.requests_total.add(1);
+        match self.filter.arrive(&mut request.bundle, self.now) {
+            Disposition::Pass => self.passing.push_back(id),
+            Disposition::Hold => {}
+            Disposition::Refuse(status, fields) => {
+                self.counters.refused_total.add(1);
+                answer(request.socket.as_fd(), status, fields);
+                return self.end(id);
+            }
+            Disposition::Reset => {
+                self.counters.reset_total.add(1);
+                return self.end(id);
+            }
+        }
+        self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
+        self.counters.held.add(1);
+    }
+
+    fn end(&self, id: Id) {
+        self.place.ledger.end(id);
+        self.place.tell_upstream(Notice::ClosedForAll(id));
+    }
+
+    fn drop_held(&mut self, slot: u32) {
+        if let Some(held) = self.held.remove(&slot) {
+            self.counters.held.sub(1);
+            self.filter.closed(&held.request.bundle, self.now);
+        }
+    }
+
+    fn pump(&mut self) -> Result<(), FilterError> {
+        while self.place.wants_more(self.window_bytes) {
+            let passing = self.passing.pop_front();
+            let Some(id) = passing.or_else(|| self.filter.pick(self.now)) else { break };
+            let waiting =
+                self.held.get(&id.slot).filter(|held| held.request.bundle.id == id && !held.is_handed);
+            let Some(held) = waiting else { continue };
+            if !self.place.ledger.is_held(id) {
+                // The client's connection ended, or another copy of this request is being served.
+                self.counters.stale_total.add(1);
+                self.drop_held(id.slot);
+                continue;
+            }
+            let handed = self
+                .place
+                .hand(&held.request.bundle, held.request.socket.as_fd(), &mut self.scratch)
+                .map_err(|error| FilterError::System("link downstream", error))?;
+            if !handed {
+                self.passing.push_front(id);
+                break;
+            }
+            self.counters.handed_total.add(1);
+            if let Some(held) = self.held.get_mut(&id.slot) {
+                held.is_handed = true;
+                held.since = self.now;
+                self.filter.handed(&held.request.bundle, self.now);
+            }
+        }
+        Ok(())
+    }
+
+    fn notices(&mut self) {
+        while let Some(notice) = link::receive_notice(self.place.downstream.as_fd()) {
+            let Ok(notice) = notice else {
+                self.counters.malformed_total.add(1);
+                continue;
+            };
+            let id = notice.id();
+            let is_ours = self.held.get(&id.slot).is_some_and(|held| held.request.bundle.id == id);
+            match notice {
+                Notice::HandAgain(_) if is_ours => self.again(id),
+                Notice::HandAgain(_) => self.place.tell_upstream(notice),
+                Notice::ClosedLocally(_) | Notice::ClosedForAll(_) => {
+                    if is_ours {
+                        self.drop_held(id.slot);
+                    }
+                    self.place.tell_upstream(notice);
+                }
+            }
+        }
+    }
+
+    fn again(&mut self, id: Id) {
+        let Some(held) = self.held.get_mut(&id.slot).filter(|held| held.is_handed) else { return };
+        held.again += 1;
+        if held.again > HANDED_AGAIN {
+            self.counters.given_up_total.add(1);
+            answer(held.request.socket.as_fd(), 503, "");
+            self.drop_held(id.slot);
+            return self.end(id);
+        }
+        held.is_handed = false;
+        self.counters.handed_again_total.add(1);
+        self.passing.push_back(id);
+    }
+
+    fn handed_ids(&self) -> Vec<(Id, Instant)> {
+        let handed = self.held.values().filter(|held| held.is_handed);
+        handed.map(|held| (held.request.bundle.id, held.since)).collect()
+    }
+
+    fn hand_again(&mut self) {
+        self.notices();
+        for (id, _) in self.handed_ids() {
+            if self.place.ledger.is_held(id) {
+                self.again(id);
+            }
+        }
+    }
+
+    /// Finds in the ledger what no notice said.
+    fn sweep(&mut self) {
+        self.next_sweep = self.now + SWEEP;
+        self.filter.tick(self.now);
+        for (id, since) in self.handed_ids() {
+            let (generation, state) = self.place.ledger.state(id.slot);
+            let lives = generation == id.generation && matches!(state, State::Held | State::Accepted);
+            if !lives && self.now.saturating_duration_since(since) >= SWEEP {
+                self.drop_held(id.slot);
+            }
+        }
+    }
+
+    fn print_counters(&self) {
+        let mut samples = self.counters.samples();
+        samples.extend(self.filter.samples());
+        crate::filters::print_counters(self.filter.name(), &samples);
+    }
+}

@@ -1,0 +1,490 @@
+//! Holds clients' connections between requests: the filters `package`, which owns the listening socket, and `persist`,
+//! which presents each request of a persistent connection as a connection of its own (§4.2).
+//!
+//! Requests stay in the kernel's socket buffer: a keeper peeks, and hands on the socket with a copy of the head. So a
+//! request can be handed again as long as no server has claimed it, and a server needs no library to read it.
+
+mod connection;
+pub mod list;
+mod outcome;
+mod settings;
+pub mod whole;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+
+use crate::ledger::SLOTS;
+use crate::link::{self, Received, Request};
+use crate::neighbours::{FilterError, Place, Poller, word};
+use crate::tree::AddressTree;
+use crate::wire::Notice;
+use connection::{Connection, Connections, Phase};
+use list::List;
+pub use settings::{Counters, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
+use whole::{HEAD_BYTES, Reader};
+
+const KEY_UPSTREAM: u64 = u64::MAX;
+const KEY_DOWNSTREAM: u64 = u64::MAX - 1;
+const KEY_CONTROL: u64 = u64::MAX - 2;
+const KEY_LISTENER: u64 = u64::MAX - 3;
+/// What the ledger knows and no notice said is looked for this often.
+const SWEEP: Duration = Duration::from_secs(1);
+/// A request that drips in is looked at this often at most, so that each byte does not cost a look at all before it.
+const DRIP: Duration = Duration::from_millis(50);
+/// Looks before a connection counts as dripping.
+const PROMPT_LOOKS: u8 = 8;
+const READ_ONCE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
+
+/// A keeper at work.
+pub struct Keeper {
+    place: Place,
+    poller: Poller,
+    settings: Settings,
+    counters: Counters,
+    connections: Connections,
+    by_slot: HashMap<u32, u32>,
+    /// Whole requests in the order in which they became so.
+    queue: VecDeque<u64>,
+    incomplete: List,
+    idle: List,
+    weights: AddressTree<u32>,
+    dripping: Vec<u64>,
+    reader: Reader,
+    peeked: Vec<u8>,
+    scratch: Vec<u8>,
+    next_slot: u32,
+    now: Instant,
+    next_sweep: Instant,
+}
+
+/// Whether the filter goes on.
+type Flow = std::ops::ControlFlow<()>;
+
+impl Keeper {
+    /// A keeper in its place, ready to run.
+    ///
+    /// # Errors
+    /// The descriptors of the place cannot be watched.
+    pub fn new(place: Place, settings: Settings) -> Result<Self, FilterError> {
+        let poller = Poller::new()?;
+        let system = |error| FilterError::System("epoll_ctl", error);
+        if let Some(upstream) = &place.upstream {
+            poller.add(upstream.as_fd(), KEY_UPSTREAM, EventFlags::IN).map_err(system)?;
+        }
+        if let Some(listener) = &place.listener {
+            poller.add(listener.as_fd(), KEY_LISTENER, EventFlags::IN).map_err(system)?;
+        }
+        // Edge-triggered, "writable" is reported each time the neighbour takes a bundle: it asks for the next.
+        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+        poller.add(place.downstream.as_fd(), KEY_DOWNSTREAM, both).map_err(system)?;
+        poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
+        let now = Instant::now();
+        let room = HEAD_BYTES as usize + settings.content_bytes.min(1 << 20) as usize;
+        Ok(Self {
+            place,
+            poller,
+            settings,
+            counters: Counters::default(),
+            connections: Connections::default(),
+            by_slot: HashMap::new(),
+            queue: VecDeque::new(),
+            incomplete: List::default(),
+            idle: List::default(),
+            weights: AddressTree::new(4 * settings.most + 64),
+            dripping: Vec::new(),
+            reader: Reader::new(settings.content_bytes),
+            peeked: vec![0; room],
+            scratch: Vec::new(),
+            next_slot: 0,
+            now,
+            next_sweep: now + SWEEP,
+        })
+    }
+
+    /// Runs until the launcher is gone.
+    ///
+    /// # Errors
+    /// The link downstream failed, or epoll did.
+    pub fn run(mut self) -> Result<(), FilterError> {
+        crate::confine::confine(self.name());
+        // What came before this process did: connections that the ledger knows belong to filters further on.
+        self.place.say_ready();
+        loop {
+            let timeout = self.until_next_deadline();
+            let events = self.poller.wait(timeout)?;
+            self.now = Instant::now();
+            for (key, flags) in events {
+                if self.event(key, flags)?.is_break() {
+                    return Ok(());
+                }
+            }
+            self.look_at_dripping();
+            self.expire();
+            self.pump()?;
+        }
+    }
+
+    fn event(&mut self, key: u64, flags: EventFlags) -> Result<Flow, FilterError> {
+        match key {
+            KEY_LISTENER => self.accept(),
+            KEY_UPSTREAM => return self.take_bundles(),
+            KEY_DOWNSTREAM => {
+                if flags.contains(EventFlags::HUP) {
+                    return Ok(Flow::Break(()));
+                }
+                self.notices();
+            }
+            KEY_CONTROL => loop {
+                match self.place.launchers_word() {
+                    Err(_) => return Ok(Flow::Break(())),
+                    Ok(None) => break,
+                    Ok(Some(word::HAND_AGAIN)) => self.hand_again(),
+                    Ok(Some(word::COUNTERS)) => self.print_counters(),
+                    Ok(Some(_)) => {}
+                }
+            },
+            key => self.look(key),
+        }
+        Ok(Flow::Continue(()))
+    }
+
+    fn until_next_deadline(&mut self) -> Duration {
+        let mut next = self.next_sweep;
+        let lists =
+            [(self.incomplete.first(), self.settings.timeout), (self.idle.first(), self.settings.idle)];
+        for (first, after) in lists {
+            if let Some(connection) = first.and_then(|index| self.connections.by_index(index)) {
+                next = next.min(connection.since + after);
+            }
+        }
+        if !self.dripping.is_empty() {
+            next = next.min(self.now + DRIP);
+        }
+        next.saturating_duration_since(Instant::now())
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..64 {
+            let Some(listener) = &self.place.listener else { return };
+            let flags = rustix::net::SocketFlags::CLOEXEC;
+            match rustix::net::acceptfrom_with(listener, flags) {
+                Ok((socket, peer)) => {
+                    let Some(peer) = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok()) else {
+                        continue;
+                    };
+                    self.counters.accepted_total.add(1);
+                    let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+                    if !self.make_room() {
+                        self.counters.refused_total.add(1);
+                        continue;
+                    }
+                    let Some(slot) = self.free_slot() else {
+                        self.counters.refused_total.add(1);
+                        continue;
+                    };
+                    let key = self.admit(Connection::new(socket, peer, slot, self.now));
+                    self.look(key);
+                }
+                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                    if !self.end_one_under_pressure() {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn free_slot(&mut self) -> Option<u32> {
+        for _ in 0..SLOTS {
+            let slot = self.next_slot;
+            self.next_slot = (self.next_slot + 1) % SLOTS;
+            if !self.by_slot.contains_key(&slot) && self.place.ledger.take(slot) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Room for one more connection.
+    fn make_room(&mut self) -> bool {
+        self.connections.len() < self.settings.most || self.end_one_under_pressure()
+    }
+
+    /// Out of descriptors: the idlest connection goes first; then one that is incomplete, along the heaviest path of
+    /// the tree over the address (§4.2).
+    fn end_one_under_pressure(&mut self) -> bool {
+        if let Some(index) = self.idle.first() {
+            self.counters.pressed_idle_total.add(1);
+            self.end(index);
+            return true;
+        }
+        if let Some((_, index)) = self.weights.pop_heaviest() {
+            self.counters.pressed_incomplete_total.add(1);
+            if let Some(connection) = self.connections.by_index(index) {
+                connection.ticket = None;
+            }
+            self.end(index);
+            return true;
+        }
+        false
+    }
+
+    fn admit(&mut self, connection: Connection) -> u64 {
+        let slot = connection.slot;
+        let key = self.connections.insert(connection);
+        self.by_slot.insert(slot, key as u32);
+        self.counters.connections.add(1);
+        key
+    }
+
+    /// Looks whether the request of a connection is whole.
+    fn look(&mut self, key: u64) {
+        let Some(connection) = self.connections.get(key) else { return };
+        if !connection.is_reading() {
+            return;
+        }
+        let index = key as u32;
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        match rustix::net::recv(&connection.socket, &mut self.peeked[..], flags) {
+            Ok((0, _)) => self.end(index),
+            Ok((length, _)) => match self.reader.judge(&self.peeked[..length]) {
+                Ok(whole::Progression::Whole(whole)) => {
+                    connection.arrived(whole, &self.peeked[..length]);
+                    self.leave_lists(index);
+                    self.present(key);
+                }
+                Ok(whole::Progression::Incomplete) if length == self.peeked.len() => {
+                    self.refuse(index, 413);
+                }
+                Ok(whole::Progression::Incomplete) => self.wait_for_more(key, true),
+                Err(error) => {
+                    self.counters.malformed_total.add(1);
+                    self.refuse(index, error.status());
+                }
+            },
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => self.wait_for_more(key, false),
+            Err(_) => self.end(index),
+        }
+    }
+
+    fn refuse(&mut self, index: u32, status: u16) {
+        if let Some(connection) = self.connections.by_index(index) {
+            crate::neighbours::answer(connection.socket.as_fd(), status, "");
+        }
+        self.end(index);
+    }
+
+    fn wait_for_more(&mut self, key: u64, has_begun: bool) {
+        let index = key as u32;
+        let now = self.now;
+        let Some(connection) = self.connections.get(key) else { return };
+        let phase = if has_begun || !connection.has_served { Phase::Incomplete } else { Phase::Idle };
+        connection.looks = connection.looks.saturating_add(u8::from(has_begun));
+        let drips = connection.looks > PROMPT_LOOKS;
+        if drips {
+            self.dripping.push(key);
+        } else {
+            let armed = if connection.is_watched {
+                self.poller.rearm(connection.socket.as_fd(), key, READ_ONCE)
+            } else {
+                self.poller.add(connection.socket.as_fd(), key, READ_ONCE)
+            };
+            connection.is_watched = true;
+            if armed.is_err() {
+                return self.end(index);
+            }
+        }
+        if connection.phase == phase {
+            return;
+        }
+        let (peer, since_accept) = (connection.peer.ip(), connection.since);
+        self.leave_lists(index);
+        let Some(connection) = self.connections.get(key) else { return };
+        // A new connection's time runs from its accept, that of a further request from its first byte.
+        connection.since = if connection.has_served { now } else { since_accept };
+        connection.phase = phase;
+        if phase == Phase::Idle {
+            self.idle.push(&mut self.connections, index);
+        } else {
+            connection.ticket = Some(self.weights.insert(peer, index));
+            self.incomplete.push(&mut self.connections, index);
+            self.counters.incomplete.add(1);
+        }
+    }
+
+    fn leave_lists(&mut self, index: u32) {
+        let Some(connection) = self.connections.by_index(index) else { return };
+        let (phase, peer, ticket) = (connection.phase, connection.peer.ip(), connection.ticket.take());
+        connection.phase = Phase::Reading;
+        match phase {
+            Phase::Incomplete => {
+                self.incomplete.remove(&mut self.connections, index);
+                self.counters.incomplete.sub(1);
+            }
+            Phase::Idle => self.idle.remove(&mut self.connections, index),
+            _ => {}
+        }
+        if let Some(ticket) = ticket {
+            self.weights.remove(peer, ticket);
+        }
+    }
+
+    fn look_at_dripping(&mut self) {
+        if self.dripping.is_empty() || self.now < self.next_drip() {
+            return;
+        }
+        for key in std::mem::take(&mut self.dripping) {
+            self.look(key);
+        }
+        self.connections.last_drip = Some(self.now);
+    }
+
+    fn next_drip(&self) -> Instant {
+        self.connections.last_drip.map_or(self.now, |last| last + DRIP)
+    }
+
+    /// A request is whole: it gets its identity and waits for the next program to ask.
+    fn present(&mut self, key: u64) {
+        let index = key as u32;
+        let Some(connection) = self.connections.get(key) else { return };
+        match self.place.ledger.present(connection.slot) {
+            Some(id) => {
+                connection.presented(id);
+                self.queue.push_back(key);
+            }
+            // The server still has an earlier request of this connection, which cannot be: nobody may answer two.
+            None => self.end(index),
+        }
+    }
+
+    fn pump(&mut self) -> Result<(), FilterError> {
+        while let Some(&key) = self.queue.front() {
+            let Some(connection) = self.connections.get(key) else {
+                self.queue.pop_front();
+                continue;
+            };
+            let Some(bundle) = connection.bundle.as_ref().filter(|_| connection.phase == Phase::Queued)
+            else {
+                self.queue.pop_front();
+                continue;
+            };
+            if !self.place.wants_more(self.settings.window_bytes) {
+                return Ok(());
+            }
+            let handed = self
+                .place
+                .hand(bundle, connection.socket.as_fd(), &mut self.scratch)
+                .map_err(|error| FilterError::System("link downstream", error))?;
+            if !handed {
+                return Ok(());
+            }
+            connection.phase = Phase::Handed;
+            connection.since = self.now;
+            self.counters.handed_total.add(1);
+            self.queue.pop_front();
+        }
+        Ok(())
+    }
+
+    fn take_bundles(&mut self) -> Result<Flow, FilterError> {
+        for _ in 0..64 {
+            let Some(upstream) = &self.place.upstream else { break };
+            match link::receive(upstream.as_fd(), true, true) {
+                Ok(Received::Request(request)) => self.take_in(request),
+                Ok(Received::Nothing) => break,
+                Ok(Received::Gone) => return Ok(Flow::Break(())),
+                Ok(Received::Refused(_)) => self.counters.refused_total.add(1),
+                Ok(Received::OutOfDescriptors(bundle)) => {
+                    self.end_one_under_pressure();
+                    self.place.tell_upstream(Notice::HandAgain(bundle.id));
+                }
+                Err(_) => break,
+            }
+        }
+        Ok(Flow::Continue(()))
+    }
+
+    fn take_in(&mut self, request: Request) {
+        let Request { bundle, socket } = request;
+        // An older copy of a request that is here, or that a server has.
+        if !self.place.ledger.is_held(bundle.id) {
+            return;
+        }
+        if let Some(&index) = self.by_slot.get(&bundle.id.slot) {
+            let same =
+                self.connections.by_index(index).is_some_and(|connection| connection.id == Some(bundle.id));
+            if same {
+                return;
+            }
+            self.forget(index);
+        }
+        if !self.make_room() {
+            self.counters.refused_total.add(1);
+            self.place.ledger.end(bundle.id);
+            self.place.tell_upstream(Notice::ClosedForAll(bundle.id));
+            return;
+        }
+        self.counters.accepted_total.add(1);
+        let connection = Connection::from_request(bundle, socket, self.now);
+        let key = self.admit(connection);
+        self.queue.push_back(key);
+    }
+
+    fn expire(&mut self) {
+        while let Some(index) = self.incomplete.first() {
+            let due = self.connections.by_index(index).map(|c| c.since + self.settings.timeout);
+            if due.is_some_and(|due| due > self.now) {
+                break;
+            }
+            self.counters.timed_out_total.add(1);
+            self.end(index);
+        }
+        while let Some(index) = self.idle.first() {
+            let due = self.connections.by_index(index).map(|c| c.since + self.settings.idle);
+            if due.is_some_and(|due| due > self.now) {
+                break;
+            }
+            self.counters.idle_total.add(1);
+            self.end(index);
+        }
+        if self.now >= self.next_sweep {
+            self.sweep();
+        }
+    }
+
+    /// Ends a connection for everybody.
+    fn end(&mut self, index: u32) {
+        let Some(connection) = self.connections.by_index(index) else { return };
+        let (slot, id) = (connection.slot, connection.id);
+        self.forget(index);
+        if self.place.upstream.is_none() {
+            self.place.ledger.free(slot);
+        } else if let Some(id) = id {
+            self.place.ledger.end(id);
+            self.place.tell_upstream(Notice::ClosedForAll(id));
+        }
+    }
+
+    /// Closes this process's handle.
+    fn forget(&mut self, index: u32) {
+        self.leave_lists(index);
+        let Some(connection) = self.connections.remove(index) else { return };
+        self.by_slot.remove(&connection.slot);
+        self.counters.connections.sub(1);
+        if connection.is_watched {
+            self.poller.remove(connection.socket.as_fd());
+        }
+    }
+
+    fn print_counters(&self) {
+        crate::filters::print_counters(self.name(), &self.counters.samples());
+    }
+
+    fn name(&self) -> &'static str {
+        if self.place.upstream.is_none() { "package" } else { "persist" }
+    }
+}

@@ -1,0 +1,130 @@
+//! What became of requests that were handed on: by notices, by the ledger, and after a death.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+
+use crate::host::HANDED_AGAIN;
+use crate::keeper::connection::Phase;
+use crate::keeper::{Keeper, SWEEP};
+use crate::ledger::State;
+use crate::link;
+use crate::wire::{Id, Notice};
+
+impl Keeper {
+    pub(super) fn notices(&mut self) {
+        while let Some(notice) = link::receive_notice(self.place.downstream.as_fd()) {
+            match notice {
+                Ok(notice) => self.notice(notice),
+                Err(_) => self.counters.refused_total.add(1),
+            }
+        }
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        let id = notice.id();
+        let Some(&index) = self.by_slot.get(&id.slot) else {
+            if self.place.upstream.is_none() {
+                // A connection that an earlier process of this filter handed on.
+                if matches!(notice, Notice::ClosedForAll(_) | Notice::ClosedLocally(_)) {
+                    self.place.ledger.free(id.slot);
+                }
+            } else {
+                self.place.tell_upstream(notice);
+            }
+            return;
+        };
+        let Some(connection) = self.connections.by_index(index) else { return };
+        let key = connection.key(index);
+        match notice {
+            Notice::ClosedForAll(_) => self.end(index),
+            Notice::ClosedLocally(_) if !self.settings.keep => self.end(index),
+            Notice::ClosedLocally(_) => {
+                if connection.phase == Phase::Handed {
+                    connection.served(self.now);
+                    self.look(key);
+                }
+            }
+            Notice::HandAgain(_) => {
+                if connection.phase == Phase::Handed && connection.id == Some(id) {
+                    self.queue_again(key);
+                }
+            }
+        }
+    }
+
+    fn queue_again(&mut self, key: u64) {
+        let index = key as u32;
+        let Some(connection) = self.connections.get(key) else { return };
+        connection.again += 1;
+        if connection.again > HANDED_AGAIN {
+            self.counters.given_up_total.add(1);
+            return self.refuse(index, 503);
+        }
+        connection.phase = Phase::Queued;
+        self.counters.handed_again_total.add(1);
+        self.queue.push_back(key);
+    }
+
+    /// The downstream neighbour was started anew: the ledger says what became of each request that was handed to it.
+    pub(super) fn hand_again(&mut self) {
+        self.notices();
+        for index in self.connections.indexes(Phase::Handed) {
+            let Some(connection) = self.connections.by_index(index) else { continue };
+            let key = connection.key(index);
+            let Some(id) = connection.id else { continue };
+            match self.place.ledger.state(id.slot) {
+                (generation, State::Held) if generation == id.generation && connection.bundle.is_some() => {
+                    self.queue_again(key);
+                }
+                // Kept further on by a process that is no more: it lives on here.
+                (_, State::Held | State::EndedLocally) if self.settings.keep => {
+                    connection.served(self.now);
+                    self.look(key);
+                }
+                (_, State::Accepted) => {}
+                _ => self.end(index),
+            }
+        }
+    }
+
+    pub(super) fn sweep(&mut self) {
+        self.next_sweep = self.now + SWEEP;
+        let mut alive = HashMap::new();
+        for index in self.connections.indexes(Phase::Handed) {
+            let Some(connection) = self.connections.by_index(index) else { continue };
+            let Some(id) = connection.id else { continue };
+            // A notice that is under way needs no help.
+            if self.now.saturating_duration_since(connection.since) < SWEEP {
+                continue;
+            }
+            match self.place.ledger.state(id.slot) {
+                (generation, State::EndedLocally) if generation == id.generation => {
+                    self.notice(Notice::ClosedLocally(id));
+                }
+                (_, State::EndedForAll) => self.end(index),
+                // The first filter has ended the connection, and perhaps given its slot to another.
+                (generation, state)
+                    if self.place.upstream.is_some()
+                        && (state == State::Free || generation != id.generation) =>
+                {
+                    self.forget(index);
+                }
+                (generation, State::Accepted) if self.place.upstream.is_none() => {
+                    let holder = self.place.ledger.holder(id.slot);
+                    if holder != 0 && !*alive.entry(holder).or_insert_with(|| is_alive(holder)) {
+                        self.counters.server_died_total.add(1);
+                        self.place.ledger.end(Id { slot: id.slot, generation });
+                        self.end(index);
+                    }
+                }
+                // `persist` holds it between requests, or a filter waits to hand it on.
+                _ => {}
+            }
+        }
+    }
+}
+
+fn is_alive(process: u32) -> bool {
+    let Some(process) = rustix::process::Pid::from_raw(process as i32) else { return true };
+    rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
+}

@@ -1,0 +1,104 @@
+//! What a keeper is told, and what it counts.
+
+use std::time::Duration;
+
+use tidegate_core::metric_set;
+
+use crate::arguments::{Argument, Arguments};
+use crate::ledger::SLOTS;
+use crate::neighbours::FilterError;
+
+/// The arguments of `package`.
+pub const PACKAGE_ARGUMENTS: &[Argument] = &[
+    Argument { key: "timeout", default: "10s", help: "how long a request may take to arrive whole" },
+    Argument {
+        key: "keep",
+        default: "yes",
+        help: "present further requests of a connection too, where no `persist` does; no: end it with its first response",
+    },
+    Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" },
+    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
+    Argument {
+        key: "connections",
+        default: "0",
+        help: "greatest number of connections; 0: as many as descriptors allow",
+    },
+    Argument {
+        key: "window",
+        default: "16384",
+        help: "bytes that the next program may have unread when it is handed more",
+    },
+];
+
+/// The arguments of `persist`.
+pub const PERSIST_ARGUMENTS: &[Argument] = &[
+    Argument {
+        key: "timeout",
+        default: "10s",
+        help: "how long a request may take to arrive whole once it began",
+    },
+    Argument { key: "idle", default: "60s", help: "how long a connection may be idle" },
+    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
+    Argument {
+        key: "connections",
+        default: "0",
+        help: "greatest number of connections; 0: as many as descriptors allow",
+    },
+    Argument {
+        key: "window",
+        default: "16384",
+        help: "bytes that the next program may have unread when it is handed more",
+    },
+];
+
+metric_set! {
+    /// What a keeper counts.
+    pub struct Counters {
+        Counter accepted_total: "Connections that came in.",
+        Counter handed_total: "Requests handed on.",
+        Counter handed_again_total: "Requests handed on once more after a neighbour died.",
+        Counter given_up_total: "Connections ended because their request was handed again too often.",
+        Counter malformed_total: "Connections ended because the head of their request was malformed.",
+        Counter timed_out_total: "Connections ended because their request did not arrive whole in time.",
+        Counter idle_total: "Connections ended because no further request came in time.",
+        Counter pressed_incomplete_total: "Incomplete connections ended along the heaviest path, out of descriptors.",
+        Counter pressed_idle_total: "Idle connections ended, out of descriptors.",
+        Counter refused_total: "Connections ended at once because nothing else could be ended.",
+        Counter server_died_total: "Connections ended because the process that served them died.",
+        Gauge connections: "Connections held.",
+        Gauge incomplete: "Connections whose request has not arrived whole.",
+    }
+}
+
+/// How a keeper was told to behave.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub(super) timeout: Duration,
+    pub(super) idle: Duration,
+    pub(super) keep: bool,
+    pub(super) content_bytes: u64,
+    pub(super) most: usize,
+    pub(super) window_bytes: usize,
+}
+
+impl Settings {
+    /// Reads the arguments of `package` or `persist`.
+    ///
+    /// # Errors
+    /// A value is not of its kind.
+    pub fn read(arguments: &Arguments, is_first: bool) -> Result<Self, FilterError> {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
+        // `persist` gives way before `package` must: an idle connection is worth less than one that is arriving.
+        let fits =
+            usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 4 } else { 3 } / 4;
+        let asked: usize = arguments.number("connections")?;
+        Ok(Self {
+            timeout: arguments.duration("timeout")?,
+            idle: arguments.duration("idle")?,
+            keep: if is_first { arguments.flag("keep")? } else { true },
+            content_bytes: arguments.number("content")?,
+            most: if asked == 0 { fits } else { asked.min(fits) }.clamp(1, SLOTS as usize),
+            window_bytes: arguments.number("window")?,
+        })
+    }
+}

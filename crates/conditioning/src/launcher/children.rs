@@ -1,0 +1,343 @@
+//! The launcher's child processes and signals.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
+
+use crate::launcher::{FilterSpec, LaunchError, notify};
+use crate::link;
+use crate::neighbours::{environment, word};
+
+/// What the launcher does something about.
+const SIGNALS: &[libc::c_int] =
+    &[libc::SIGTERM, libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+
+/// [`SIGNALS`], read from a descriptor.
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Blocks the signals and opens the descriptor.
+    pub fn take() -> io::Result<Self> {
+        let set = signal_set(SIGNALS);
+        // SAFETY: the calls read an initialized set; the descriptor returned is ours alone.
+        unsafe {
+            // A server that does not wait for its children hands that down to who it starts, and this process waits.
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(Self(OwnedFd::from_raw_fd(fd))) }
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// The next signal that came.
+    pub fn next(&self) -> Option<Signal> {
+        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+        let got = rustix::io::read(&self.0, &mut info[..]).ok()?;
+        let number = info[..got].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))?;
+        Signal::from_named_raw(number as i32)
+    }
+}
+
+fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
+    // SAFETY: a sigset_t is plain data, emptied before use.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for &signal in signals {
+            libc::sigaddset(&mut set, signal);
+        }
+        set
+    }
+}
+
+/// A process that this one started.
+pub struct Child {
+    pid: Pid,
+    pidfd: OwnedFd,
+}
+
+impl Child {
+    fn spawn(mut command: Command, inherits: Vec<RawFd>, name: &str) -> Result<Self, LaunchError> {
+        let started = |reason| LaunchError::Start { program: name.to_owned(), reason };
+        let empty = signal_set(&[]);
+        let parent = std::process::id();
+        // SAFETY: only async-signal-safe calls between fork and exec; they touch the child alone.
+        unsafe {
+            command.pre_exec(move || {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &empty, std::ptr::null_mut());
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                // A terminal's interrupt is the launcher's to pass on: filters serve until the server has ended. And
+                // servers that signal their process group do not mean the launcher's.
+                libc::setpgid(0, 0);
+                if libc::getppid() as u32 != parent {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
+                for &fd in &inherits {
+                    libc::fcntl(fd, libc::F_SETFD, 0);
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(started)?;
+        let pid = Pid::from_child(&child);
+        let pidfd =
+            rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| started(error.into()))?;
+        Ok(Self { pid, pidfd })
+    }
+
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub fn kill(&self, signal: Signal) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// How it ended, if it has; collects it.
+    fn status(&self) -> Option<rustix::process::WaitStatus> {
+        rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG).ok().flatten().map(|(_, status)| status)
+    }
+
+    /// The code to exit with in its place, if it has ended.
+    pub fn exit_code(&self) -> Option<u8> {
+        let status = self.status()?;
+        let signal = status.terminating_signal().map(|signal| 128 + signal);
+        Some(status.exit_status().or(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+
+    fn end(&self) {
+        self.kill(Signal::TERM);
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while self.status().is_none() {
+            let mut watched = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let polled = rustix::event::poll(&mut watched, Some(&pause));
+            // Somebody else collected it, or it has nothing left to tell.
+            if polled == Ok(1) && self.status().is_none() {
+                return;
+            }
+            if Instant::now() >= deadline {
+                self.kill(Signal::KILL);
+            }
+        }
+    }
+}
+
+static FILTER_USER: OnceLock<String> = OnceLock::new();
+
+/// Filters started from now on become this user if they are root.
+///
+/// # Errors
+/// There is no such user, and it would be needed.
+pub fn become_user(name: &str) -> Result<(), LaunchError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let unknown = || LaunchError::UnknownUser(name.to_owned());
+    let name = std::ffi::CString::new(name).map_err(|_| unknown())?;
+    // SAFETY: a terminated string; the launcher has one thread, so that nobody else uses the static result.
+    let numbers = unsafe { libc::getpwnam(name.as_ptr()).as_ref() }.map(|user| (user.pw_uid, user.pw_gid));
+    let (user, group) = numbers.ok_or_else(unknown)?;
+    let _ = FILTER_USER.set(format!("{user}:{group}"));
+    Ok(())
+}
+
+/// A filter's process and everything that it is started with, again and again if need be.
+pub struct FilterProcess {
+    pub spec: FilterSpec,
+    pub is_ready: bool,
+    /// Starts in a row that ended before the filter was ready.
+    pub fruitless: u32,
+    program: PathBuf,
+    upstream: Option<OwnedFd>,
+    downstream: OwnedFd,
+    listener: Option<OwnedFd>,
+    running: Option<(Child, OwnedFd)>,
+}
+
+impl FilterProcess {
+    pub fn new(
+        spec: FilterSpec,
+        program: &Path,
+        upstream: Option<OwnedFd>,
+        downstream: OwnedFd,
+        listener: Option<OwnedFd>,
+    ) -> Self {
+        let program = program.to_owned();
+        Self { spec, is_ready: false, fruitless: 0, program, upstream, downstream, listener, running: None }
+    }
+
+    pub fn downstream(&self) -> BorrowedFd<'_> {
+        self.downstream.as_fd()
+    }
+
+    pub fn start(&mut self, ledger: &OwnedFd) -> Result<(), LaunchError> {
+        let (ours, theirs) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
+        let mut command = if self.spec.is_program() {
+            Command::new(&self.spec.name)
+        } else {
+            let mut command = Command::new(&self.program);
+            command.arg0(format!("tidegate-cc-{}", self.spec.name)).args(["filter", &self.spec.name]);
+            command
+        };
+        command.arg(&self.spec.arguments).stdin(std::process::Stdio::null());
+        let mut inherits = Vec::new();
+        let named = [
+            (environment::UPSTREAM, self.upstream.as_ref()),
+            (environment::DOWNSTREAM, Some(&self.downstream)),
+            (environment::LISTEN, self.listener.as_ref()),
+            (environment::LEDGER, Some(ledger)),
+            (environment::CONTROL, Some(&theirs)),
+        ];
+        for (name, fd) in named {
+            command.env_remove(name);
+            if let Some(fd) = fd {
+                command.env(name, fd.as_raw_fd().to_string());
+                inherits.push(fd.as_raw_fd());
+            }
+        }
+        if let Some(user) = FILTER_USER.get() {
+            command.env(environment::USER, user);
+        }
+        command.env_remove("LD_PRELOAD");
+        self.is_ready = false;
+        self.running = Some((Child::spawn(command, inherits, &self.spec.name)?, ours));
+        Ok(())
+    }
+
+    pub fn pid(&self) -> Option<Pid> {
+        self.running.as_ref().map(|(child, _)| child.pid())
+    }
+
+    /// What to watch: the process's end and its word.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        // A filter that is ready says nothing more; its closed end would only wake the launcher.
+        let word = self.running.as_ref().filter(|_| !self.is_ready).map(|(_, control)| control.as_fd());
+        self.running.as_ref().map(|(child, _)| child.pidfd()).into_iter().chain(word)
+    }
+
+    /// Takes note of what the filter said.
+    pub fn hear(&mut self) {
+        if let Some((_, control)) = &self.running {
+            let mut byte = [0; 1];
+            if let Ok((1, _)) = rustix::net::recv(control, &mut byte[..], RecvFlags::DONTWAIT) {
+                self.is_ready |= byte[0] == word::READY;
+            }
+        }
+    }
+
+    pub fn say(&self, word: u8) {
+        if let Some((_, control)) = &self.running {
+            let _ = rustix::net::send(control, &[word], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// How the process ended, if it has.
+    pub fn has_ended(&mut self) -> Option<String> {
+        let status = self.running.as_ref()?.0.status()?;
+        self.running = None;
+        Some(match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "unknown status".to_owned(),
+        })
+    }
+
+    pub fn end(&mut self) {
+        if let Some((child, _)) = self.running.take() {
+            child.end();
+        }
+    }
+}
+
+/// Starts the command with the preload library, which finds the chain through the environment.
+pub fn start_command(
+    command: &[OsString],
+    preload: &Path,
+    address: std::net::SocketAddr,
+    link: &Option<OwnedFd>,
+    ledger: &OwnedFd,
+) -> Result<Child, LaunchError> {
+    let (program, arguments) = command.split_first().ok_or(LaunchError::Start {
+        program: "nothing".to_owned(),
+        reason: io::ErrorKind::InvalidInput.into(),
+    })?;
+    let name = program.to_string_lossy().into_owned();
+    let mut process = Command::new(program);
+    let mut preloads = preload.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preloads.push(" ");
+        preloads.push(others);
+    }
+    let mut inherits = vec![ledger.as_raw_fd()];
+    process.args(arguments).env("LD_PRELOAD", preloads).env(environment::SERVER_ADDRESS, address.to_string());
+    process.env(environment::LEDGER, ledger.as_raw_fd().to_string());
+    if let Some(link) = link {
+        process.env(environment::UPSTREAM, link.as_raw_fd().to_string());
+        inherits.push(link.as_raw_fd());
+    }
+    Child::spawn(process, inherits, &name)
+}
+
+/// Starts the command so that its listening and accepting are questions to the descriptor that is returned.
+pub fn start_static_command(command: &[OsString]) -> Result<(Child, OwnedFd), LaunchError> {
+    let (program, arguments) = command.split_first().ok_or(LaunchError::Start {
+        program: "nothing".to_owned(),
+        reason: io::ErrorKind::InvalidInput.into(),
+    })?;
+    let name = program.to_string_lossy().into_owned();
+    let (ours, theirs) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
+    let mut process = Command::new(program);
+    process.args(arguments);
+    // SAFETY: system calls only, which touch the child alone.
+    unsafe { process.pre_exec(move || notify::install(theirs.as_fd())) };
+    let child = Child::spawn(process, Vec::new(), &name)?;
+    let questions = link::receive_descriptor(ours.as_fd());
+    Ok((child, questions.map_err(|error| LaunchError::System("seccomp", error))?))
+}
+
+/// The launcher's children: those that it started, and descendants whose parents have ended, because it is a subreaper.
+pub fn children() -> Vec<Pid> {
+    let me = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/{me}/task/{me}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter_map(Pid::from_raw).collect()
+}
+
+/// Ends what the command left behind: as the subreaper, the launcher inherits it.
+pub fn reap_descendants() {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
+        for pid in children() {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+        // The list may lack some while others are ending (proc_pid_task(5)); that nobody is left is said here.
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+        if Instant::now() > deadline + Duration::from_secs(2) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,553 @@
+//! Starts a chain of filters and the command behind it, and keeps the chain whole.
+//!
+//! The launcher owns both ends of every link. A filter that dies is started anew on the same links, so that nothing that
+//! was under way in them is lost and no neighbour has to connect again.
+
+mod children;
+mod notify;
+mod plan;
+mod relay;
+
+use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+
+use crate::ledger::Ledger;
+use crate::link;
+use crate::neighbours::{environment, word};
+use children::{Child, FilterProcess, Signals, reap_descendants};
+pub use plan::{FilterSpec, filter_program, plan};
+
+/// How many times in a row a filter may die before it is ready.
+const FRUITLESS_STARTS: u32 = 5;
+/// How long filters may take to become ready, and the command to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The arguments of `tidegate condition`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'")]
+pub struct ConditionArgs {
+    /// Address and port that clients connect to; `:80` listens on every address.
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
+    pub listen: SocketAddr,
+    /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own.
+    /// Without any: package, persist, normalize, prior.
+    #[arg(long = "filter", value_name = "NAME[=ARGS]")]
+    pub filters: Vec<FilterSpec>,
+    /// Port that COMMAND listens on, if it is not the one of --listen.
+    #[arg(long, value_name = "PORT")]
+    pub server_port: Option<u16>,
+    /// How COMMAND is reached; by default, what its program file calls for.
+    #[arg(long, value_enum)]
+    pub via: Option<Via>,
+    /// How long COMMAND may take until it listens.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    pub start_timeout: u64,
+    /// Connections that may wait to be accepted.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub backlog: i32,
+    /// User that filters become when they are started as root.
+    #[arg(long, value_name = "NAME", default_value = "nobody")]
+    pub filter_user: String,
+    /// The preload library, if it is not where it was installed.
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_PRELOAD")]
+    pub preload: Option<PathBuf>,
+    /// The server and its arguments.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// How the command's listening and accepting are taken over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Via {
+    /// By a library that is loaded before libc.
+    Preload,
+    /// By the kernel's questions to the launcher: for programs that make their system calls themselves.
+    Seccomp,
+}
+
+/// Reads `ADDR:PORT`, or `:PORT`.
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    let every = if has_ipv6() { "[::]" } else { "0.0.0.0" };
+    let full = if text.starts_with(':') { format!("{every}{text}") } else { text.to_owned() };
+    let wrong = "expected an address and a port, such as 127.0.0.1:8080, [::]:80 or :80";
+    full.parse().ok().filter(|address: &SocketAddr| address.port() != 0).ok_or_else(|| wrong.to_owned())
+}
+
+fn has_ipv6() -> bool {
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET6, rustix::net::SocketType::STREAM, None);
+    socket.is_ok_and(|socket| {
+        rustix::net::bind(&socket, &SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0))).is_ok()
+    })
+}
+
+/// Why a chain could not be started, or could not go on. One line each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// No filter has that name.
+    #[error("unknown filter {name:?}; known are {known}")]
+    UnknownFilter {
+        /// The name as given.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A filter's arguments were refused.
+    #[error("filter {name}: {reason}")]
+    FilterArguments {
+        /// The filter.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// There is no such user.
+    #[error("there is no user {0:?}; name one with --filter-user")]
+    UnknownUser(String),
+    /// The listening socket could not be made.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// Why, such as "address in use".
+        reason: io::Error,
+    },
+    /// A file that belongs to the installation is missing.
+    #[error("cannot find {0}; name it with {1}")]
+    Missing(&'static str, &'static str),
+    /// A program could not be started.
+    #[error("cannot start {program}: {reason}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why.
+        reason: io::Error,
+    },
+    /// A filter ended before it was ready.
+    #[error("filter {name} exited at start ({status})")]
+    FilterExited {
+        /// The filter.
+        name: String,
+        /// Its exit status.
+        status: String,
+    },
+    /// A filter did not become ready in time.
+    #[error("filter {name} was not ready after {} s", PATIENCE.as_secs())]
+    FilterSilent {
+        /// The filter.
+        name: String,
+    },
+    /// The command does not serve.
+    #[error(
+        "{command} did not listen on port {port} within {seconds} s; it may use another port (--server-port), or reach the kernel by itself (--via seccomp)"
+    )]
+    NeverListened {
+        /// The command.
+        command: String,
+        /// The port it was expected to listen on.
+        port: u16,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The command ended before it served.
+    #[error("{command} ended (exit code {code}) before it listened on port {port}")]
+    CommandEnded {
+        /// The command.
+        command: String,
+        /// Its exit code.
+        code: u8,
+        /// The port it was expected to listen on.
+        port: u16,
+    },
+    /// The command serves, but not where it was expected to.
+    #[error("{command} listens on port {other}, not {port}; say --server-port {other} to condition that")]
+    ListensElsewhere {
+        /// The command.
+        command: String,
+        /// The port it was expected to listen on.
+        port: u16,
+        /// The port that it listens on.
+        other: u16,
+    },
+    /// A system call of the launcher's own failed.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] io::Error),
+}
+
+impl LaunchError {
+    /// The exit code: 2 for bad usage, 1 for failures at run time.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::CommandEnded { code, .. } if *code != 0 => *code,
+            Self::UnknownFilter { .. } | Self::FilterArguments { .. } | Self::UnknownUser(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Runs `tidegate condition` to its end and returns the command's exit code.
+///
+/// Call it on the main thread of a process that does nothing else: it takes over signals and child processes.
+///
+/// # Errors
+/// See [`LaunchError`]; every process that was started has ended by then.
+pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
+    let filters = plan(&args.filters)?;
+    children::become_user(&args.filter_user)?;
+    // Whoever offers `condition` offers `filter` too.
+    let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
+    let bypasses_libc = args.command.first().is_some_and(|program| notify::bypasses_libc(program.as_ref()));
+    let is_static =
+        args.via.unwrap_or(if bypasses_libc { Via::Seccomp } else { Via::Preload }) == Via::Seccomp;
+    let preload = if is_static { PathBuf::new() } else { plan::preload_library(args.preload.as_deref())? };
+    let listener = listen(args.listen, args.backlog)?;
+    let mut chain = RunningChain::start(&filters, &program, listener)?;
+    let server_port = args.server_port.unwrap_or(args.listen.port());
+    let address = SocketAddr::new(args.listen.ip(), server_port);
+    let server_end = chain.take_server_end();
+    let command = if is_static {
+        let (command, questions) = children::start_static_command(&args.command)?;
+        let link = server_end.ok_or(LaunchError::System("link", io::ErrorKind::NotFound.into()))?;
+        let supervisor = notify::Supervisor::new(questions, link, &chain.ledger_file, address)
+            .map_err(|error| LaunchError::System("seccomp", error))?;
+        // It ends with the server; should it not, then with this process.
+        std::thread::spawn(move || supervisor.run());
+        command
+    } else {
+        let started =
+            children::start_command(&args.command, &preload, address, &server_end, &chain.ledger_file)?;
+        // Only the server's processes hold this end: its hang-up says that they have ended.
+        drop(server_end);
+        started
+    };
+    let limit = Duration::from_secs(args.start_timeout);
+    chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))
+}
+
+/// Runs a chain for a server that was started by somebody else and holds the other end of the last link: what
+/// cc_createlsock starts. What belongs to the chain is inherited, as by a filter that is first and last at once. Returns
+/// when that server is gone.
+///
+/// # Errors
+/// See [`LaunchError`].
+pub fn serve(filters: &[FilterSpec]) -> Result<u8, LaunchError> {
+    let missing = || LaunchError::System("place", io::ErrorKind::NotFound.into());
+    let need = |name| link::inherited(name).ok_or_else(missing);
+    let (listener, filter_end) = (need(environment::LISTEN)?, need(environment::DOWNSTREAM)?);
+    let (control, ledger_file) = (need(environment::CONTROL)?, need(environment::LEDGER)?);
+    // The server waits for this process, and learns from the descriptor what came of its child.
+    // SAFETY: this process has one thread; the parent ends without running anything of ours.
+    match unsafe { libc::fork() } {
+        -1 => return Err(LaunchError::System("fork", io::Error::last_os_error())),
+        0 => {}
+        // SAFETY: ends the process, which nothing waits for but the server.
+        _ => unsafe { libc::_exit(0) },
+    }
+    let say = |byte: u8| {
+        let _ = rustix::net::send(&control, &[byte], rustix::net::SendFlags::NOSIGNAL);
+    };
+    let _ = rustix::process::setsid();
+    let outcome = start_serving(filters, listener, filter_end, ledger_file);
+    match outcome {
+        Ok(mut chain) => {
+            say(word::READY);
+            chain.supervise(None)
+        }
+        Err(error) => {
+            say(error.exit_code());
+            Err(error)
+        }
+    }
+}
+
+fn start_serving(
+    filters: &[FilterSpec],
+    listener: OwnedFd,
+    filter_end: OwnedFd,
+    ledger_file: OwnedFd,
+) -> Result<RunningChain, LaunchError> {
+    let filters = plan(filters)?;
+    children::become_user("nobody")?;
+    let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
+    let ledger = Ledger::open(ledger_file.as_fd()).map_err(|error| LaunchError::System("ledger", error))?;
+    RunningChain::start_with(&filters, &program, listener, filter_end, None, (ledger, ledger_file))
+}
+
+/// A listening socket whose connections are reported once data has arrived.
+///
+/// # Errors
+/// The address is in use, or not ours, or a privileged port.
+pub fn listen(address: SocketAddr, backlog: i32) -> Result<OwnedFd, LaunchError> {
+    let failed = |error: rustix::io::Errno| LaunchError::Listen { address, reason: error.into() };
+    let family =
+        if address.is_ipv4() { rustix::net::AddressFamily::INET } else { rustix::net::AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(
+        family,
+        rustix::net::SocketType::STREAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
+    if address.ip() == std::net::IpAddr::from(std::net::Ipv6Addr::UNSPECIFIED) {
+        rustix::net::sockopt::set_ipv6_v6only(&socket, false).map_err(failed)?;
+    }
+    rustix::net::bind(&socket, &address).map_err(failed)?;
+    rustix::net::listen(&socket, backlog).map_err(failed)?;
+    let flags = rustix::fs::fcntl_getfl(&socket).map_err(failed)? | rustix::fs::OFlags::NONBLOCK;
+    rustix::fs::fcntl_setfl(&socket, flags).map_err(failed)?;
+    Ok(socket)
+}
+
+/// Whether a signal asks the server to end; the others are passed on for what they mean to the server.
+fn ends(signal: Signal) -> bool {
+    matches!(signal, Signal::TERM | Signal::INT | Signal::QUIT)
+}
+
+struct Served<'c> {
+    child: Child,
+    port: u16,
+    limit: Duration,
+    command: &'c [OsString],
+}
+
+/// The chain while it runs.
+struct RunningChain {
+    filters: Vec<FilterProcess>,
+    signals: Signals,
+    ledger: Ledger,
+    ledger_file: OwnedFd,
+    server_end: Option<OwnedFd>,
+}
+
+impl RunningChain {
+    fn start(
+        filters: &[FilterSpec],
+        program: &std::path::Path,
+        listener: OwnedFd,
+    ) -> Result<Self, LaunchError> {
+        let system = |error| LaunchError::System("socketpair", error);
+        let (filter_end, server_end) = link::pair().map_err(system)?;
+        let ledger = Ledger::create().map_err(|error| LaunchError::System("ledger", error))?;
+        Self::start_with(filters, program, listener, filter_end, Some(server_end), ledger)
+    }
+
+    fn start_with(
+        filters: &[FilterSpec],
+        program: &std::path::Path,
+        listener: OwnedFd,
+        filter_end: OwnedFd,
+        server_end: Option<OwnedFd>,
+        (ledger, ledger_file): (Ledger, OwnedFd),
+    ) -> Result<Self, LaunchError> {
+        let signals = Signals::take().map_err(|error| LaunchError::System("signalfd", error))?;
+        let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+        let mut chain = Self { filters: Vec::new(), signals, ledger, ledger_file, server_end };
+        let mut upstream: Option<OwnedFd> = None;
+        let mut listener = Some(listener);
+        let mut last = Some(filter_end);
+        for (at, spec) in filters.iter().enumerate() {
+            let (downstream, next) = if at + 1 == filters.len() {
+                (last.take(), None)
+            } else {
+                let (up, down) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
+                (Some(up), Some(down))
+            };
+            let Some(downstream) = downstream else { break };
+            let upstream = std::mem::replace(&mut upstream, next);
+            let filter = FilterProcess::new(spec.clone(), program, upstream, downstream, listener.take());
+            chain.filters.push(filter);
+        }
+        for at in 0..chain.filters.len() {
+            chain.filters[at].start(&chain.ledger_file)?;
+        }
+        chain.await_ready()?;
+        Ok(chain)
+    }
+
+    fn await_ready(&mut self) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(waiting) = self.filters.iter().find(|filter| !filter.is_ready) {
+            if Instant::now() >= deadline {
+                return Err(LaunchError::FilterSilent { name: waiting.spec.name.clone() });
+            }
+            self.wait(None, Duration::from_millis(100));
+            for filter in &mut self.filters {
+                filter.hear();
+                if !filter.is_ready
+                    && let Some(status) = filter.has_ended()
+                {
+                    return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
+                }
+            }
+            if self.signals.next().is_some_and(ends) {
+                return Err(LaunchError::System("start", io::ErrorKind::Interrupted.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_server_end(&mut self) -> Option<OwnedFd> {
+        self.server_end.take()
+    }
+
+    /// Waits for a signal, a filter's word or end, or the command's end.
+    fn wait(&self, command: Option<&Child>, timeout: Duration) -> bool {
+        let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        for filter in &self.filters {
+            watched.extend(filter.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        }
+        if let Some(command) = command {
+            watched.push(PollFd::from_borrowed_fd(command.pidfd(), PollFlags::IN));
+        }
+        // Only its hang-up is of interest: the server's processes are gone.
+        let last_link = self.filters.last().map(FilterProcess::downstream);
+        if let Some(link) = last_link {
+            watched.push(PollFd::from_borrowed_fd(link, PollFlags::empty()));
+        }
+        let timeout = rustix::time::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let _ = poll(&mut watched, Some(&timeout));
+        last_link.is_some() && watched.last().is_some_and(|link| link.revents().contains(PollFlags::HUP))
+    }
+
+    fn supervise(&mut self, served: Option<Served<'_>>) -> Result<u8, LaunchError> {
+        let started = Instant::now();
+        let mut ending: Option<Instant> = None;
+        let mut is_in_background = false;
+        loop {
+            let listening = self.ledger.is_listening();
+            let pause = if listening || served.is_none() {
+                Duration::from_secs(1)
+            } else {
+                Duration::from_millis(50)
+            };
+            let foreground = served.as_ref().filter(|_| !is_in_background);
+            let hung_up = self.wait(foreground.map(|served| &served.child), pause);
+            match foreground.map(|served| served.child.exit_code()) {
+                // It left its work to processes of its own that have the server's end of the chain.
+                Some(Some(0)) if ending.is_none() && !self.wait(None, Duration::ZERO) => {
+                    is_in_background = true
+                }
+                Some(Some(code)) if ending.is_some() || self.ledger.is_listening() => return Ok(code),
+                Some(Some(code)) => return Err(self.ended_early(served.as_ref(), code)),
+                Some(None) => {}
+                None if hung_up => return Ok(0),
+                None => {}
+            }
+            if let Some(served) = served.as_ref().filter(|served| started.elapsed() >= served.limit)
+                && !self.ledger.is_listening()
+            {
+                self.tell_server(Signal::KILL);
+                return Err(self.never_listened(served));
+            }
+            while let Some(signal) = self.signals.next() {
+                if signal == Signal::USR1 {
+                    self.filters.iter().for_each(|filter| filter.say(word::COUNTERS));
+                    continue;
+                }
+                if served.is_none() {
+                    if ends(signal) {
+                        return Ok(0);
+                    }
+                    continue;
+                }
+                // A second signal does not wait for the command.
+                let again = ending.is_some() && ends(signal);
+                self.tell_server(if again { Signal::KILL } else { signal });
+                if ends(signal) {
+                    ending.get_or_insert_with(Instant::now);
+                }
+            }
+            if ending.is_some_and(|since| since.elapsed() > PATIENCE) {
+                self.tell_server(Signal::KILL);
+            }
+            self.mend(hung_up)?;
+            self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
+        }
+    }
+
+    /// Collects processes of the server's whose parents have ended.
+    fn collect_orphans(&self, foreground: Option<&Served<'_>>) {
+        let command = foreground.map(|served| served.child.pid());
+        let own = |pid| Some(pid) == command || self.filters.iter().any(|filter| filter.pid() == Some(pid));
+        for pid in children::children().into_iter().filter(|&pid| !own(pid)) {
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+        }
+    }
+
+    fn ended_early(&self, served: Option<&Served<'_>>, code: u8) -> LaunchError {
+        let command = served.and_then(|served| served.command.first());
+        let command = command.map_or_else(String::new, |command| command.to_string_lossy().into_owned());
+        LaunchError::CommandEnded { command, code, port: served.map_or(0, |served| served.port) }
+    }
+
+    fn never_listened(&self, served: &Served<'_>) -> LaunchError {
+        let command = served.command.first().map_or_else(String::new, |c| c.to_string_lossy().into_owned());
+        let (port, seconds) = (served.port, served.limit.as_secs());
+        match self.ledger.other_port() {
+            Some(other) => LaunchError::ListensElsewhere { command, port, other },
+            None => LaunchError::NeverListened { command, port, seconds },
+        }
+    }
+
+    /// Sends a signal to the command, or to what it left in the background.
+    fn tell_server(&self, signal: Signal) {
+        let filters: Vec<_> = self.filters.iter().filter_map(FilterProcess::pid).collect();
+        for pid in children::children().into_iter().filter(|pid| !filters.contains(pid)) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Starts anew what died, and has the neighbours hand again what it held.
+    fn mend(&mut self, hung_up: bool) -> Result<(), LaunchError> {
+        for at in 0..self.filters.len() {
+            self.filters[at].hear();
+            // The last filter ends when the server has: so will the chain, in a moment.
+            if hung_up && at + 1 == self.filters.len() {
+                continue;
+            }
+            if let Some(status) = self.filters[at].has_ended() {
+                let filter = &mut self.filters[at];
+                filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };
+                if filter.fruitless >= FRUITLESS_STARTS {
+                    return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
+                }
+                eprintln!("tidegate: filter {} ended ({status}), starting it again", filter.spec.name);
+                filter.start(&self.ledger_file)?;
+                // A filter of another origin may not keep what it handed on: those before it hand it again.
+                for before in (0..at).rev() {
+                    self.filters[before].say(word::HAND_AGAIN);
+                    if !self.filters[before].spec.is_program() {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RunningChain {
+    fn drop(&mut self) {
+        for filter in &mut self.filters {
+            filter.end();
+        }
+        reap_descendants();
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd()
+    }
+}

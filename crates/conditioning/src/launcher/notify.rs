@@ -1,0 +1,447 @@
+//! Statically linked servers, which no preload library reaches: their bind, listen and accept are answered by the
+//! launcher (seccomp user notification, seccomp_unotify(2)).
+//!
+//! On the chain's port nothing is bound, and `listen` puts the chain's link in the socket's place, under the same number,
+//! so that the server's poll and epoll work on it. `accept` returns one end of a pair; the launcher relays between the
+//! other end and the client, with the request's end and the response's end in view (see [`super::relay`]).
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, SocketType};
+
+use crate::launcher::relay::Relay;
+use crate::server::{self, AcceptOptions, address, table::Chain};
+
+/// What is asked about. Everything else runs at full speed.
+const CALLS: [libc::c_long; 6] = [
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+];
+
+// linux/seccomp.h: _IOWR('!', 0, struct seccomp_notif) and its neighbours.
+const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
+const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
+const NOTIF_ADDFD: libc::c_ulong = 0x4018_2103;
+
+#[cfg(target_arch = "x86_64")]
+const AUDIT_ARCH: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const AUDIT_ARCH: u32 = 0xc000_00b7;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const AUDIT_ARCH: u32 = 0;
+
+/// Whether a program makes its system calls itself: it is statically linked, or written in Go.
+pub fn bypasses_libc(program: &Path) -> bool {
+    let find = || -> Option<PathBuf> {
+        if program.components().count() > 1 {
+            return Some(program.to_owned());
+        }
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file())
+    };
+    find().and_then(|file| File::open(file).ok()).is_some_and(|mut file| inspect(&mut file).unwrap_or(false))
+}
+
+/// Looks through the program headers of a 64-bit ELF file (elf(5)).
+fn inspect(file: &mut File) -> io::Result<bool> {
+    const PT_INTERP: u32 = 3;
+    const PT_NOTE: u32 = 4;
+    let mut head = [0u8; 64];
+    file.read_exact(&mut head)?;
+    if !head.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(false);
+    }
+    let u16_at = |bytes: &[u8], at: usize| bytes[at..].first_chunk().map_or(0, |b| u16::from_le_bytes(*b));
+    let u64_at = |bytes: &[u8], at: usize| bytes[at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+    let (offset, size, count) = (u64_at(&head, 32), u16_at(&head, 54), u16_at(&head, 56));
+    let mut has_interpreter = false;
+    let mut is_go = false;
+    for at in 0..u64::from(count.min(64)) {
+        let mut header = [0u8; 56];
+        file.seek(SeekFrom::Start(offset.saturating_add(at * u64::from(size))))?;
+        file.read_exact(&mut header)?;
+        let kind = header.first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
+        has_interpreter |= kind == PT_INTERP;
+        if kind == PT_NOTE {
+            let mut notes = vec![0u8; u64_at(&header, 32).min(4096) as usize];
+            let alignment = u64_at(&header, 48).clamp(4, 8) as usize;
+            is_go |= file.read_exact_at(&mut notes, u64_at(&header, 8)).is_ok()
+                && has_note_of_go(&notes, alignment);
+        }
+    }
+    Ok(!has_interpreter || is_go)
+}
+
+/// Whether Go's build identity is among these notes: lengths of name and content, a kind, name and content.
+fn has_note_of_go(mut notes: &[u8], alignment: usize) -> bool {
+    while let Some((head, rest)) = notes.split_first_chunk::<12>() {
+        let word = |at: usize| head[at..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b)) as usize;
+        let name = word(0).next_multiple_of(4);
+        if rest.starts_with(b"Go\0\0") && name == 4 {
+            return true;
+        }
+        let length = (12 + name.min(4096) + word(4).min(4096)).next_multiple_of(alignment);
+        notes = notes.get(length..).unwrap_or_default();
+    }
+    false
+}
+
+/// Makes [`CALLS`] of this process and its descendants questions to whoever holds the descriptor, which is sent over
+/// `to`. For the time between fork and exec: nothing here allocates.
+pub fn install(to: BorrowedFd<'_>) -> io::Result<()> {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    const LENGTH: usize = CALLS.len() + 5;
+    let mut program = [step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW); LENGTH];
+    // struct seccomp_data: the call's number at 0, the architecture at 4.
+    program[0] = step(LOAD, 0, 0, 4);
+    program[1] = step(EQUAL, 0, (CALLS.len() + 1) as u8, AUDIT_ARCH);
+    program[2] = step(LOAD, 0, 0, 0);
+    for (at, &call) in CALLS.iter().enumerate() {
+        program[3 + at] = step(EQUAL, (CALLS.len() - at) as u8, 0, call as u32);
+    }
+    program[LENGTH - 1] = step(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF);
+    let program = libc::sock_fprog { len: LENGTH as u16, filter: program.as_mut_ptr() };
+    let set = || {
+        let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+        // SAFETY: the program outlives the call, which copies it.
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
+    };
+    let mut listener = set();
+    if listener < 0 {
+        // Without privileges, a filter is allowed to those who cannot gain any.
+        rustix::thread::set_no_new_privs(true)?;
+        listener = set();
+    }
+    if listener < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just opened it for us.
+    let listener = unsafe { OwnedFd::from_raw_fd(listener as RawFd) };
+    crate::link::send_descriptor(to, listener.as_fd())
+}
+
+/// Answers the questions of one server.
+pub struct Supervisor {
+    questions: OwnedFd,
+    chain: std::sync::Arc<Chain>,
+    /// Where the server was told to listen, and the name of the link in /proc.
+    expected: SocketAddr,
+    link_name: String,
+    /// Sockets that are bound in name only, by their name in /proc.
+    bound: HashMap<String, SocketAddr>,
+    listens_on: SocketAddr,
+    /// Accepts that wait, as the server's listening socket is a blocking one.
+    waiting: Vec<libc::seccomp_notif>,
+    relay: Relay,
+}
+
+/// A server has a few listening sockets.
+const MOST_BOUND: usize = 1024;
+
+enum Answer {
+    /// The kernel does what was asked.
+    Continue,
+    Value(i64),
+    Error(Errno),
+    /// It was answered already, or is to wait.
+    None,
+}
+
+impl Supervisor {
+    pub fn new(
+        questions: OwnedFd,
+        link: OwnedFd,
+        ledger: &OwnedFd,
+        expected: SocketAddr,
+    ) -> io::Result<Self> {
+        let link_name = name_of(std::process::id(), link.as_raw_fd()).unwrap_or_default();
+        let chain = server::chain_without_children(link, ledger)?;
+        server::listen(chain_fd(&chain), chain.clone(), expected)?;
+        // That was in name only: the server has yet to say so.
+        chain.ledger.clear_listening();
+        Ok(Self {
+            questions,
+            chain,
+            expected,
+            link_name,
+            bound: HashMap::new(),
+            listens_on: expected,
+            waiting: Vec::new(),
+            relay: Relay::new()?,
+        })
+    }
+
+    /// Runs until the server is gone.
+    pub fn run(mut self) {
+        loop {
+            let link = (!self.waiting.is_empty()).then(|| self.chain.link.as_fd());
+            let Ok(ready) = self.relay.wait(self.questions.as_fd(), link) else { return };
+            if ready.is_over || ready.questions && self.question().is_err() {
+                // What is under way to clients goes out.
+                return self.relay.drain();
+            }
+            if ready.link {
+                for question in std::mem::take(&mut self.waiting) {
+                    self.answer(question);
+                }
+            }
+        }
+    }
+
+    fn question(&mut self) -> io::Result<()> {
+        // SAFETY: plain data, which the kernel wants zeroed and fills.
+        let mut question: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let got = unsafe { libc::ioctl(self.questions.as_raw_fd(), NOTIF_RECV, &raw mut question) };
+        if got == 0 {
+            self.answer(question);
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            // Who asked is gone.
+            error if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    fn answer(&mut self, question: libc::seccomp_notif) {
+        let (process, fd) = (question.pid, question.data.args[0] as RawFd);
+        let arguments = question.data.args;
+        let name = name_of(process, fd).unwrap_or_default();
+        let is_link = !name.is_empty() && name == self.link_name;
+        let answer = match libc::c_long::from(question.data.nr) {
+            libc::SYS_bind => self.bind(process, fd, &name, arguments),
+            libc::SYS_listen if is_link => Answer::Value(0),
+            libc::SYS_listen => self.listen(&question, process, fd, &name),
+            libc::SYS_accept | libc::SYS_accept4 if is_link => self.accept(&question, process, fd),
+            libc::SYS_getsockname if is_link => write_address(process, arguments, self.listens_on),
+            libc::SYS_getsockname => match self.bound.get(&name) {
+                Some(&bound) => write_address(process, arguments, bound),
+                None => self.of_relay(process, arguments, &name, false),
+            },
+            libc::SYS_getpeername => self.of_relay(process, arguments, &name, true),
+            _ => Answer::Continue,
+        };
+        let (value, error, flags) = match answer {
+            Answer::None => return,
+            Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+            Answer::Value(value) => (value, 0, 0),
+            Answer::Error(error) => (0, -error.raw_os_error(), 0),
+        };
+        let response = libc::seccomp_notif_resp { id: question.id, val: value, error, flags };
+        // SAFETY: reads the structure; fails harmlessly if who asked is gone.
+        unsafe { libc::ioctl(self.questions.as_raw_fd(), NOTIF_SEND, &raw const response) };
+    }
+
+    fn bind(&mut self, process: u32, fd: RawFd, name: &str, arguments: [u64; 6]) -> Answer {
+        let Some(wanted) = read_address(process, arguments) else { return Answer::Continue };
+        let is_stream = kind_of(process, fd) == Some(SocketType::STREAM);
+        if !is_stream
+            || wanted.port() != self.expected.port()
+            || name.is_empty()
+            || self.bound.len() >= MOST_BOUND
+        {
+            if is_stream && wanted.port() != 0 {
+                self.chain.ledger.set_other_port(wanted.port());
+            }
+            return Answer::Continue;
+        }
+        self.bound.insert(name.to_owned(), wanted);
+        Answer::Value(0)
+    }
+
+    /// Puts the link in the socket's place.
+    fn listen(&mut self, question: &libc::seccomp_notif, process: u32, fd: RawFd, name: &str) -> Answer {
+        let Some(&bound) = self.bound.get(name) else { return Answer::Continue };
+        let flags = flags_of(process, fd);
+        let closes_on_exec = flags & libc::O_CLOEXEC != 0;
+        let nonblocking = flags & libc::O_NONBLOCK != 0;
+        let mut link_flags = match rustix::fs::fcntl_getfl(&self.chain.link) {
+            Ok(flags) => flags,
+            Err(error) => return Answer::Error(error),
+        };
+        link_flags.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
+        let _ = rustix::fs::fcntl_setfl(&self.chain.link, link_flags);
+        let place = libc::SECCOMP_ADDFD_FLAG_SETFD as u32;
+        if let Err(error) = self.add(question.id, self.chain.link.as_raw_fd(), place, fd, closes_on_exec) {
+            return Answer::Error(error);
+        }
+        self.listens_on = bound;
+        self.bound.remove(name);
+        match server::listen(chain_fd(&self.chain), self.chain.clone(), bound) {
+            Ok(()) => Answer::Value(0),
+            Err(error) => Answer::Error(error),
+        }
+    }
+
+    fn accept(&mut self, question: &libc::seccomp_notif, process: u32, fd: RawFd) -> Answer {
+        let options = AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
+        let accepted = match server::accept(chain_fd(&self.chain), options) {
+            Some(accepted) => accepted,
+            None => Err(Errno::INVAL),
+        };
+        let (client, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(Errno::AGAIN) if flags_of(process, fd) & libc::O_NONBLOCK == 0 => {
+                self.waiting.push(*question);
+                return Answer::None;
+            }
+            Err(error) => return Answer::Error(error),
+        };
+        let wants = if libc::c_long::from(question.data.nr) == libc::SYS_accept4 {
+            question.data.args[3] as i32
+        } else {
+            0
+        };
+        let kind =
+            if wants & libc::SOCK_NONBLOCK != 0 { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
+        let Ok(theirs) = self.relay.add(client, peer, kind) else { return Answer::Error(Errno::MFILE) };
+        let _ = write_address_at(process, question.data.args[1], question.data.args[2], peer);
+        let send = libc::SECCOMP_ADDFD_FLAG_SEND as u32;
+        // The kernel answers with the new number in the same step.
+        match self.add(question.id, theirs.as_raw_fd(), send, 0, wants & libc::SOCK_CLOEXEC != 0) {
+            Ok(()) => Answer::None,
+            // Its end is dropped, and the relay ends the connection.
+            Err(error) => Answer::Error(error),
+        }
+    }
+
+    fn of_relay(&self, process: u32, arguments: [u64; 6], name: &str, peer: bool) -> Answer {
+        match self.relay.addresses(name) {
+            Some((client, local)) => write_address(process, arguments, if peer { client } else { local }),
+            None => Answer::Continue,
+        }
+    }
+
+    /// Opens `fd` in the process that asked.
+    fn add(&self, id: u64, fd: RawFd, flags: u32, place: RawFd, cloexec: bool) -> Result<(), Errno> {
+        let newfd_flags = if cloexec { libc::O_CLOEXEC as u32 } else { 0 };
+        let newfd = if flags & libc::SECCOMP_ADDFD_FLAG_SETFD as u32 != 0 { place as u32 } else { 0 };
+        let request = libc::seccomp_notif_addfd { id, flags, srcfd: fd as u32, newfd, newfd_flags };
+        // SAFETY: reads the structure.
+        match unsafe { libc::ioctl(self.questions.as_raw_fd(), NOTIF_ADDFD, &raw const request) } {
+            -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn chain_fd(chain: &Chain) -> RawFd {
+    chain.link.as_raw_fd()
+}
+
+/// What a descriptor of a process is called: `socket:[12345]`.
+pub fn name_of(process: u32, fd: RawFd) -> Option<String> {
+    let name = std::fs::read_link(format!("/proc/{process}/fd/{fd}")).ok()?;
+    Some(name.to_string_lossy().into_owned()).filter(|name| name.starts_with("socket:"))
+}
+
+fn flags_of(process: u32, fd: RawFd) -> libc::c_int {
+    let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0)
+}
+
+fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
+    let process = rustix::process::Pid::from_raw(process as i32)?;
+    // The process that asked may be a thread: its group's descriptors are the same.
+    let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    let pidfd = open(process).or_else(|_| open(leader_of(process)?)).ok()?;
+    let socket = rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
+    rustix::net::sockopt::socket_type(&socket).ok()
+}
+
+fn leader_of(thread: rustix::process::Pid) -> Result<rustix::process::Pid, Errno> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_nonzero())).unwrap_or_default();
+    let group =
+        status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|id| id.trim().parse().ok());
+    group.and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)
+}
+
+fn memory(process: u32) -> io::Result<File> {
+    File::options().read(true).write(true).open(format!("/proc/{process}/mem"))
+}
+
+fn read_address(process: u32, arguments: [u64; 6]) -> Option<SocketAddr> {
+    // Room for any address (struct sockaddr_storage), aligned as one.
+    let mut bytes = [0u64; 16];
+    let length = (arguments[2] as usize).min(size_of_val(&bytes));
+    // SAFETY: plain data seen as bytes, for its whole length.
+    let view = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<u8>(), length) };
+    memory(process).ok()?.read_exact_at(view, arguments[1]).ok()?;
+    // SAFETY: `length` bytes at an aligned address.
+    unsafe { address::read(bytes.as_ptr().cast(), length as libc::socklen_t) }
+}
+
+fn write_address(process: u32, arguments: [u64; 6], value: SocketAddr) -> Answer {
+    match write_address_at(process, arguments[1], arguments[2], value) {
+        Ok(()) => Answer::Value(0),
+        Err(_) => Answer::Error(Errno::FAULT),
+    }
+}
+
+/// Writes an address where getsockname(2) would: cut to the room there is, with the full length reported.
+fn write_address_at(process: u32, at: u64, length_at: u64, value: SocketAddr) -> io::Result<()> {
+    if at == 0 || length_at == 0 {
+        return Ok(());
+    }
+    let memory = memory(process)?;
+    let mut room = [0u8; 4];
+    memory.read_exact_at(&mut room, length_at)?;
+    let mut bytes = [0u64; 16];
+    let mut length = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: as much room as is said.
+    unsafe { address::write(value, bytes.as_mut_ptr().cast(), &raw mut length) };
+    // SAFETY: plain data seen as bytes, less than its whole length.
+    let written = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), length as usize) };
+    let fits = written.len().min(u32::from_ne_bytes(room) as usize);
+    memory.write_all_at(&written[..fits], at)?;
+    memory.write_all_at(&length.to_ne_bytes(), length_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_of_gos_is_found_after_others() {
+        let note = |name: &[u8], content: &[u8]| {
+            let mut bytes = (name.len() as u32).to_le_bytes().to_vec();
+            bytes.extend_from_slice(&(content.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(&[4, 0, 0, 0]);
+            bytes.extend_from_slice(name);
+            bytes.extend_from_slice(content);
+            bytes
+        };
+        let gnu = note(b"GNU\0", &[7; 20]);
+        assert!(!has_note_of_go(&gnu, 4));
+        let both = [gnu, note(b"Go\0\0", &[1; 8])].concat();
+        assert!(has_note_of_go(&both, 4));
+        for end in 0..both.len() {
+            has_note_of_go(&both[..end], 4);
+        }
+        assert!(!has_note_of_go(&[0xff; 64], 8));
+    }
+
+    #[test]
+    fn dynamically_linked_programs_are_reached_by_the_preload_library() {
+        assert!(!bypasses_libc("sh".as_ref()));
+        assert!(!bypasses_libc("/no/such/program".as_ref()));
+    }
+}

@@ -1,0 +1,136 @@
+//! Which filters a chain has, and where the installation's files are.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::filters;
+use crate::launcher::LaunchError;
+
+/// A filter as asked for: `NAME[=ARGS]`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct FilterSpec {
+    /// A name from the table of filters, or the path of a program.
+    pub name: String,
+    /// Its arguments, `key=value,key=value`.
+    pub arguments: String,
+}
+
+impl FilterSpec {
+    /// Whether the filter is a program of somebody else's.
+    pub fn is_program(&self) -> bool {
+        self.name.contains('/')
+    }
+}
+
+impl FromStr for FilterSpec {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, arguments) = text.split_once('=').unwrap_or((text, ""));
+        // The paper's own names (§4.1).
+        let name = match name.strip_prefix("flt_") {
+            Some("request") => "package",
+            Some(name) => name,
+            None => name,
+        };
+        Ok(Self { name: name.to_owned(), arguments: arguments.to_owned() })
+    }
+}
+
+/// The chain to start: every chain begins with `package`.
+///
+/// # Errors
+/// A filter is unknown, or its arguments are refused.
+pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
+    let default = ["package", "persist", "normalize", "prior"];
+    let mut chain: Vec<FilterSpec> = if asked.is_empty() {
+        default.iter().filter_map(|name| name.parse().ok()).collect()
+    } else {
+        asked.to_vec()
+    };
+    if chain.first().is_none_or(|first| first.name != "package") {
+        chain.insert(0, FilterSpec { name: "package".to_owned(), arguments: String::new() });
+    }
+    for (at, filter) in chain.iter().enumerate() {
+        if filter.is_program() {
+            continue;
+        }
+        let kind = filters::find(&filter.name).ok_or_else(|| LaunchError::UnknownFilter {
+            name: filter.name.clone(),
+            known: filters::names(),
+        })?;
+        let refused = |reason: String| LaunchError::FilterArguments { name: filter.name.clone(), reason };
+        kind.check(&filter.arguments).map_err(|error| refused(error.to_string()))?;
+        if at > 0 && filter.name == "package" {
+            return Err(refused("only the first filter can own the listening socket".to_owned()));
+        }
+    }
+    Ok(chain)
+}
+
+/// Directories where an installation may have put what belongs to it, seen from the running program.
+fn places(relative: &[&str]) -> Vec<PathBuf> {
+    let program = std::env::current_exe().ok();
+    let beside = program.as_deref().and_then(Path::parent);
+    relative.iter().filter_map(|place| Some(beside?.join(place))).collect()
+}
+
+/// The program that is the filters for a server that was written with the C library.
+///
+/// # Errors
+/// It is nowhere.
+pub fn filter_program(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
+    let named = std::env::var_os("TIDEGATE_CC").map(PathBuf::from);
+    let asked = asked.or(named.as_deref());
+    let missing = LaunchError::Missing("tidegate-cc", "TIDEGATE_CC");
+    find("tidegate-cc", asked, &places(&[".", "..", "../libexec/tidegate"])).ok_or(missing)
+}
+
+/// The preload library.
+pub fn preload_library(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
+    let missing = LaunchError::Missing("libtidegate_preload.so", "--preload or TIDEGATE_PRELOAD");
+    find(
+        "libtidegate_preload.so",
+        asked,
+        &places(&["deps", ".", "../deps", "..", "../lib/tidegate", "../lib"]),
+    )
+    .ok_or(missing)
+}
+
+fn find(name: &str, asked: Option<&Path>, places: &[PathBuf]) -> Option<PathBuf> {
+    if let Some(asked) = asked {
+        return asked.is_file().then(|| asked.canonicalize().ok())?;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed = ["/usr/local/lib/tidegate", "/usr/lib/tidegate"].map(PathBuf::from);
+    let path: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    let mut candidates = places.iter().chain(&installed).chain(&path).map(|directory| directory.join(name));
+    candidates.find(|file| file.is_file()).and_then(|file| file.canonicalize().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(asked: &[&str]) -> Result<Vec<String>, String> {
+        let asked: Vec<FilterSpec> = asked.iter().map(|text| text.parse().unwrap()).collect();
+        plan(&asked)
+            .map(|chain| chain.into_iter().map(|f| format!("{}={}", f.name, f.arguments)).collect())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_chain_begins_with_package() {
+        assert_eq!(names(&["persist=idle=5s"]).unwrap(), ["package=", "persist=idle=5s"]);
+        assert_eq!(names(&["package=timeout=1s"]).unwrap(), ["package=timeout=1s"]);
+        assert_eq!(names(&["./own=x"]).unwrap(), ["package=", "./own=x"]);
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_refused_by_name() {
+        assert!(names(&["prsist"]).unwrap_err().starts_with("unknown filter \"prsist\"; known are package,"));
+        let error = names(&["persist=idle=soon"]).unwrap_err();
+        assert_eq!(error, "filter persist: idle=soon: expected a duration such as 500ms, 10s or 2m");
+        assert!(names(&["persist", "package"]).unwrap_err().contains("listening socket"));
+    }
+}

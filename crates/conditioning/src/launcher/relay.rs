@@ -1,0 +1,333 @@
+//! Carries bytes between clients' sockets and the descriptors that a statically linked server was given in their place.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+
+use crate::launcher::notify::name_of;
+use crate::server::{self, Closing, Reading};
+
+const KEY_QUESTIONS: u64 = u64::MAX;
+const KEY_LINK: u64 = u64::MAX - 1;
+/// What is under way in each direction of a connection at most.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Bytes under way in one direction.
+#[derive(Default)]
+struct Pipe {
+    bytes: Vec<u8>,
+    sent: usize,
+    /// Nothing more comes in.
+    has_ended: bool,
+}
+
+impl Pipe {
+    fn is_empty(&self) -> bool {
+        self.sent == self.bytes.len()
+    }
+
+    fn pending(&self) -> &[u8] {
+        &self.bytes[self.sent..]
+    }
+
+    fn took(&mut self, length: usize) {
+        self.sent += length;
+        if self.is_empty() {
+            self.bytes.clear();
+            self.sent = 0;
+        }
+    }
+}
+
+struct Connection {
+    client: OwnedFd,
+    server: OwnedFd,
+    /// The name in /proc of the end that the server has.
+    name: String,
+    peer: SocketAddr,
+    local: SocketAddr,
+    request: Pipe,
+    response: Pipe,
+    watched: [EventFlags; 2],
+}
+
+/// Whether a connection goes on.
+type Flow = std::ops::ControlFlow<()>;
+
+/// What [`Relay::wait`] saw beside its own connections.
+#[derive(Default)]
+pub struct Ready {
+    pub questions: bool,
+    /// Nobody is left who could ask.
+    pub is_over: bool,
+    pub link: bool,
+}
+
+/// All connections of one server.
+pub struct Relay {
+    epoll: OwnedFd,
+    connections: HashMap<u64, Connection>,
+    by_name: HashMap<String, u64>,
+    next_key: u64,
+    watches_questions: bool,
+    watches_link: bool,
+}
+
+impl Relay {
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            connections: HashMap::new(),
+            by_name: HashMap::new(),
+            next_key: 0,
+            watches_questions: false,
+            watches_link: false,
+        })
+    }
+
+    /// Takes over an accepted client's descriptor. Returns what the server is to get in its place.
+    pub fn add(&mut self, client: RawFd, peer: SocketAddr, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+        // SAFETY: `server::accept` opened it for us.
+        let client = unsafe { OwnedFd::from_raw_fd(client) };
+        let local = match server::addresses(client.as_raw_fd()) {
+            Some(Ok((_, local))) => local,
+            _ => peer,
+        };
+        let pair = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let (ours, theirs) = match pair {
+            Ok(pair) => pair,
+            Err(error) => {
+                server::closing(client.as_raw_fd(), Closing::ForAll);
+                return Err(error);
+            }
+        };
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        rustix::io::ioctl_fionbio(&theirs, flags.contains(SocketFlags::NONBLOCK))?;
+        let key = self.next_key;
+        self.next_key = (self.next_key + 1) % (1 << 62);
+        let name = name_of(std::process::id(), theirs.as_raw_fd()).unwrap_or_default();
+        let none = EventFlags::empty();
+        epoll::add(&self.epoll, &client, EventData::new_u64(2 * key), none)?;
+        // Filters hold the client's socket too: what is registered would outlive the close.
+        let (epoll, fd) = (self.epoll.as_raw_fd(), client.as_raw_fd());
+        let interest = server::connection::Interest { epoll, fd, events: 0, data: 2 * key };
+        let _ = server::registered(interest, libc::EPOLL_CTL_ADD, Ok(()));
+        epoll::add(&self.epoll, &ours, EventData::new_u64(2 * key + 1), none)?;
+        self.by_name.insert(name.clone(), key);
+        let (request, response) = (Pipe::default(), Pipe::default());
+        let connection =
+            Connection { client, server: ours, name, peer, local, request, response, watched: [none; 2] };
+        self.connections.insert(key, connection);
+        self.go_on(key);
+        Ok(theirs)
+    }
+
+    /// The client's and the server's address of the connection whose descriptor has that name.
+    pub fn addresses(&self, name: &str) -> Option<(SocketAddr, SocketAddr)> {
+        let connection = self.connections.get(self.by_name.get(name)?)?;
+        Some((connection.peer, connection.local))
+    }
+
+    /// Waits for events, moves what can be moved, and says what else is ready.
+    pub fn wait(&mut self, questions: BorrowedFd<'_>, link: Option<BorrowedFd<'_>>) -> Result<Ready, Errno> {
+        if !self.watches_questions {
+            epoll::add(&self.epoll, questions, EventData::new_u64(KEY_QUESTIONS), EventFlags::IN)?;
+            self.watches_questions = true;
+        }
+        if let Some(link) = link {
+            let (data, once) = (EventData::new_u64(KEY_LINK), EventFlags::IN | EventFlags::ONESHOT);
+            if self.watches_link {
+                epoll::modify(&self.epoll, link, data, once)?;
+            } else {
+                epoll::add(&self.epoll, link, data, once)?;
+            }
+            self.watches_link = true;
+        }
+        self.step(None)
+    }
+
+    fn step(&mut self, timeout: Option<&rustix::time::Timespec>) -> Result<Ready, Errno> {
+        let mut events = Vec::with_capacity(256);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        let mut ready = Ready::default();
+        for event in &events {
+            match event.data.u64() {
+                KEY_QUESTIONS => {
+                    let flags = event.flags;
+                    ready.is_over = flags.contains(EventFlags::HUP);
+                    ready.questions = !ready.is_over;
+                }
+                KEY_LINK => ready.link = true,
+                key => self.happened(key / 2, key % 2 == 0, event.flags),
+            }
+        }
+        Ok(ready)
+    }
+
+    /// The server has ended: what it wrote goes out, for a while.
+    pub fn drain(mut self) {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        while !self.connections.is_empty() && Instant::now() < deadline {
+            // Nobody is left to ask: that descriptor would be reported again and again.
+            match self.step(Some(&pause)) {
+                Ok(ready) if ready.is_over => std::thread::sleep(Duration::from_millis(10)),
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn happened(&mut self, key: u64, is_client: bool, flags: EventFlags) {
+        if let Some(connection) = self.connections.get_mut(&key)
+            && flags.intersects(EventFlags::ERR | EventFlags::HUP)
+            && is_client
+        {
+            // The client is gone: the server reads the end, and what it still writes leads nowhere.
+            connection.request.has_ended = true;
+            let _ = rustix::net::shutdown(&connection.server, rustix::net::Shutdown::Both);
+        }
+        self.go_on(key);
+    }
+
+    fn go_on(&mut self, key: u64) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        if connection.progress().is_continue() && connection.watch(&self.epoll, key).is_ok() {
+            return;
+        }
+        if let Some(connection) = self.connections.remove(&key) {
+            self.by_name.remove(&connection.name);
+            server::closing(connection.client.as_raw_fd(), Closing::AsFollowed);
+        }
+    }
+}
+
+impl Connection {
+    /// Moves what can be moved now. Breaks when the connection is over on either side.
+    fn progress(&mut self) -> Flow {
+        while self.upload() {}
+        loop {
+            let moved = self.download()?;
+            if !moved {
+                return Flow::Continue(());
+            }
+        }
+    }
+
+    /// From the client to the server; true if something moved.
+    fn upload(&mut self) -> bool {
+        if self.request.is_empty() && !self.request.has_ended {
+            self.read_request();
+        }
+        if self.request.is_empty() {
+            if self.request.has_ended {
+                let _ = rustix::net::shutdown(&self.server, rustix::net::Shutdown::Write);
+            }
+            return false;
+        }
+        match rustix::net::send(
+            &self.server,
+            self.request.pending(),
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        ) {
+            Ok(sent) => {
+                self.request.took(sent);
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => {
+                // The server reads no more; what it wrote still goes out.
+                self.request = Pipe { has_ended: true, ..Pipe::default() };
+                false
+            }
+        }
+    }
+
+    fn read_request(&mut self) {
+        let fd = self.client.as_raw_fd();
+        match server::reading(fd, BUFFER_BYTES) {
+            Reading::Copy(bytes) => {
+                server::took(fd, bytes.len(), true, false);
+                self.request.bytes = bytes;
+            }
+            Reading::Socket(most) => {
+                self.request.bytes.resize(most.min(BUFFER_BYTES), 0);
+                match rustix::net::recv(&self.client, &mut self.request.bytes[..], RecvFlags::DONTWAIT) {
+                    Ok((got, _)) => {
+                        self.request.bytes.truncate(got);
+                        self.request.has_ended = got == 0;
+                        server::took(fd, got, false, false);
+                    }
+                    Err(error) => {
+                        self.request.bytes.clear();
+                        self.request.has_ended = !matches!(error, Errno::AGAIN | Errno::INTR);
+                    }
+                }
+            }
+            Reading::Exhausted | Reading::AsUsual => {}
+        }
+    }
+
+    /// From the server to the client; true if something moved.
+    fn download(&mut self) -> std::ops::ControlFlow<(), bool> {
+        use std::ops::ControlFlow::{Break, Continue};
+        if self.response.is_empty() && !self.response.has_ended {
+            self.response.bytes.resize(BUFFER_BYTES, 0);
+            let got = rustix::net::recv(&self.server, &mut self.response.bytes[..], RecvFlags::DONTWAIT);
+            self.response.bytes.truncate(got.map_or(0, |(got, _)| got));
+            self.response.has_ended = !matches!(got, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR));
+        }
+        if self.response.is_empty() {
+            return if self.response.has_ended { Break(()) } else { Continue(false) };
+        }
+        let fd = self.client.as_raw_fd();
+        let instead = server::instead_of(fd, self.response.pending());
+        let bytes = instead.as_deref().unwrap_or(self.response.pending());
+        match rustix::net::send(&self.client, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => {
+                let written = bytes[..sent].to_vec();
+                self.response.took(sent);
+                server::wrote(fd, |tracker| tracker.wrote(&written));
+                // Complete: the connection is the filters' again, and the server reads the end.
+                if server::is_ended(fd) { Break(()) } else { Continue(true) }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Continue(false),
+            Err(_) => Break(()),
+        }
+    }
+
+    /// Watches each side for what it is waited for.
+    fn watch(&mut self, epoll: &OwnedFd, key: u64) -> Result<(), Errno> {
+        let fd = self.client.as_raw_fd();
+        let mut client = EventFlags::empty();
+        let mut server = EventFlags::empty();
+        if self.request.is_empty() && !self.request.has_ended && !server::is_read(fd) {
+            client |= EventFlags::IN;
+        }
+        server.set(EventFlags::OUT, !self.request.is_empty());
+        server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
+        client.set(EventFlags::OUT, !self.response.is_empty());
+        for (at, (side, flags)) in
+            [(self.client.as_fd(), client), (self.server.as_fd(), server)].into_iter().enumerate()
+        {
+            if self.watched[at] != flags {
+                epoll::modify(epoll, side, EventData::new_u64(2 * key + at as u64), flags)?;
+                self.watched[at] = flags;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,346 @@
+//! Shared memory in which each connection of a chain has a slot that says who answers for its request.
+//!
+//! The links only carry news; the ledger decides. A request is claimed by one compare-and-swap, so that a bundle that was
+//! handed twice, because a filter died and nobody knows what it had done, is served once. What a dead filter did not
+//! forward is found here.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::wire::Id;
+
+/// Connections that a chain can have at a time.
+pub const SLOTS: u32 = 131_072;
+
+/// Among the bits that count processes: one that is done said that the connection ends locally.
+const SAID_LOCAL: u32 = 1 << 23;
+const HOLDERS: u32 = SAID_LOCAL - 1;
+
+#[repr(C)]
+struct Slot {
+    /// Generation (32 bits), state (8), processes that hold the socket (24, see [`SAID_LOCAL`]).
+    word: AtomicU64,
+    /// The process that took the socket last.
+    holder: AtomicU32,
+    reserved: u32,
+}
+
+#[repr(C)]
+struct Map {
+    /// 1 once the server has begun to listen.
+    listening: AtomicU32,
+    /// A port that the server listens on beside the chain; 0: none.
+    other_port: AtomicU32,
+    reserved: [u32; 2],
+    slots: [Slot; SLOTS as usize],
+}
+
+/// Where a slot's request is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum State {
+    /// No connection has the slot.
+    Free,
+    /// A filter holds the request, or the connection is between requests.
+    Held,
+    /// The server has it.
+    Accepted,
+    /// The server is done; the connection may go on.
+    EndedLocally,
+    /// The connection is to end.
+    EndedForAll,
+}
+
+impl State {
+    fn from_bits(word: u64) -> Self {
+        match (word >> 24) as u8 {
+            1 => Self::Held,
+            2 => Self::Accepted,
+            3 => Self::EndedLocally,
+            4 => Self::EndedForAll,
+            _ => Self::Free,
+        }
+    }
+
+    fn word(self, generation: u32, holders: u32) -> u64 {
+        let state: u64 = match self {
+            Self::Free => 0,
+            Self::Held => 1,
+            Self::Accepted => 2,
+            Self::EndedLocally => 3,
+            Self::EndedForAll => 4,
+        };
+        u64::from(generation) << 32 | state << 24 | u64::from(holders & 0x00ff_ffff)
+    }
+}
+
+/// A mapping of the ledger.
+#[derive(Debug)]
+pub struct Ledger {
+    map: NonNull<Map>,
+}
+
+// SAFETY: the mapping lives as long as the value, and everything in it is atomic.
+unsafe impl Send for Ledger {}
+// SAFETY: as above.
+unsafe impl Sync for Ledger {}
+
+impl Ledger {
+    /// An empty ledger in a new memory file.
+    ///
+    /// # Errors
+    /// The process is out of descriptors or memory.
+    pub fn create() -> io::Result<(Self, OwnedFd)> {
+        let file = rustix::fs::memfd_create("tidegate-ledger", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, size_of::<Map>() as u64)?;
+        Ok((Self::open(file.as_fd())?, file))
+    }
+
+    /// Maps the ledger in `file`.
+    ///
+    /// # Errors
+    /// The file is too short, or cannot be mapped.
+    pub fn open(file: std::os::fd::BorrowedFd<'_>) -> io::Result<Self> {
+        if rustix::fs::fstat(file)?.st_size < size_of::<Map>() as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice, of the length just checked.
+        let address = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                size_of::<Map>(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        NonNull::new(address.cast()).map(|map| Self { map }).ok_or(io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn map(&self) -> &Map {
+        // SAFETY: mapped in `open` for the life of `self`; page-aligned; all-zero bytes are valid atomics.
+        unsafe { self.map.as_ref() }
+    }
+
+    fn slot(&self, slot: u32) -> Option<&Slot> {
+        self.map().slots.get(slot as usize)
+    }
+
+    /// Says that the server listens.
+    pub fn set_listening(&self) {
+        self.map().listening.store(1, Ordering::Release);
+    }
+
+    /// Takes [`Self::set_listening`] back.
+    pub fn clear_listening(&self) {
+        self.map().listening.store(0, Ordering::Release);
+    }
+
+    /// Whether the server has begun to listen.
+    pub fn is_listening(&self) -> bool {
+        self.map().listening.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the server listens on a port that is not the chain's.
+    pub fn set_other_port(&self, port: u16) {
+        self.map().other_port.store(port.into(), Ordering::Release);
+    }
+
+    /// A port that the server listens on beside the chain.
+    pub fn other_port(&self) -> Option<u16> {
+        u16::try_from(self.map().other_port.load(Ordering::Acquire)).ok().filter(|&port| port != 0)
+    }
+
+    /// Which generation of a slot is where.
+    pub fn state(&self, slot: u32) -> (u32, State) {
+        let word = self.slot(slot).map_or(0, |slot| slot.word.load(Ordering::Acquire));
+        ((word >> 32) as u32, State::from_bits(word))
+    }
+
+    /// The process that took the slot's socket last.
+    pub fn holder(&self, slot: u32) -> u32 {
+        self.slot(slot).map_or(0, |slot| slot.holder.load(Ordering::Acquire))
+    }
+
+    /// Whether exactly this presentation waits to be served.
+    pub fn is_held(&self, id: Id) -> bool {
+        self.state(id.slot) == (id.generation, State::Held)
+    }
+
+    fn update(&self, slot: u32, mut change: impl FnMut(u32, State, u32) -> Option<u64>) -> Option<u64> {
+        let slot = self.slot(slot)?;
+        let mut word = slot.word.load(Ordering::Acquire);
+        loop {
+            let next = change((word >> 32) as u32, State::from_bits(word), word as u32 & 0x00ff_ffff)?;
+            match slot.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(next),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Starts a new presentation from a slot; what older copies of its bundle are under way can no longer be claimed.
+    /// `None` while the server has the request.
+    pub fn present(&self, slot: u32) -> Option<Id> {
+        let word = self.update(slot, |generation, state, _| {
+            (state != State::Accepted).then(|| State::Held.word(generation.wrapping_add(1), 0))
+        })?;
+        Some(Id { slot, generation: (word >> 32) as u32 })
+    }
+
+    /// Takes a slot for a new connection if nobody has it.
+    pub fn take(&self, slot: u32) -> bool {
+        self.update(slot, |generation, state, _| {
+            (state == State::Free).then(|| State::Held.word(generation.wrapping_add(1), 0))
+        })
+        .is_some()
+    }
+
+    /// Gives a slot back after its connection ended.
+    pub fn free(&self, slot: u32) {
+        self.update(slot, |generation, _, _| Some(State::Free.word(generation, 0)));
+    }
+
+    /// Takes a request to serve it: true for one process only.
+    pub fn claim(&self, id: Id) -> bool {
+        let claimed = self
+            .update(id.slot, |generation, state, _| {
+                (generation == id.generation && state == State::Held)
+                    .then(|| State::Accepted.word(generation, 1))
+            })
+            .is_some();
+        if claimed {
+            self.note_holder(id.slot);
+        }
+        claimed
+    }
+
+    /// Writes down that this process holds the socket.
+    pub fn note_holder(&self, slot: u32) {
+        if let Some(slot) = self.slot(slot) {
+            slot.holder.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Release);
+        }
+    }
+
+    /// Nobody is known to hold the socket.
+    pub fn forget_holder(&self, slot: u32) {
+        if let Some(slot) = self.slot(slot) {
+            slot.holder.store(0, Ordering::Release);
+        }
+    }
+
+    /// One more process is about to hold the socket (§3.2, cc_fork).
+    pub fn share(&self, id: Id) {
+        self.update(id.slot, |generation, state, holders| {
+            (generation == id.generation && state == State::Accepted && (holders & HOLDERS) < HOLDERS)
+                .then(|| State::Accepted.word(generation, holders + 1))
+        });
+    }
+
+    /// A process is done with the socket. It may know how the connection is to end: if not, those who held it before
+    /// decide, and if none of them said anything, it ends for everybody. Returns the end if this was the last process.
+    pub fn release(&self, id: Id, end: Option<State>) -> Option<State> {
+        let word = self.update(id.slot, |generation, state, holders| {
+            let ours = generation == id.generation && state == State::Accepted;
+            let local = match end {
+                Some(end) => end == State::EndedLocally,
+                None => holders & SAID_LOCAL != 0,
+            };
+            let last = if local { State::EndedLocally } else { State::EndedForAll };
+            let said = if local { SAID_LOCAL } else { 0 };
+            ours.then(|| match holders & HOLDERS {
+                0 | 1 => last.word(generation, 0),
+                more => State::Accepted.word(generation, (more - 1) | said),
+            })
+        })?;
+        Some(State::from_bits(word)).filter(|&state| state != State::Accepted)
+    }
+
+    /// Ends a presentation for everybody, whoever holds it.
+    pub fn end(&self, id: Id) {
+        self.update(id.slot, |generation, state, _| {
+            (generation == id.generation && state != State::Free)
+                .then(|| State::EndedForAll.word(generation, 0))
+        });
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `open` with this length; no reference outlives `self`. An error would only leave it mapped.
+        let _ = unsafe { rustix::mm::munmap(self.map.as_ptr().cast(), size_of::<Map>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_handed_twice_is_claimed_once() {
+        let (ledger, file) = Ledger::create().unwrap();
+        let other = Ledger::open(file.as_fd()).unwrap();
+        assert!(ledger.take(5));
+        let id = ledger.present(5).unwrap();
+        assert!(other.claim(id));
+        assert!(!ledger.claim(id));
+        assert_eq!(ledger.present(5), None, "the server has it");
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some(State::EndedLocally));
+        assert_eq!(ledger.state(5), (id.generation, State::EndedLocally));
+    }
+
+    #[test]
+    fn an_older_copy_cannot_be_claimed_after_a_newer_presentation() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.take(0));
+        let old = ledger.present(0).unwrap();
+        let new = ledger.present(0).unwrap();
+        assert!(!ledger.claim(old));
+        assert!(ledger.claim(new));
+    }
+
+    #[test]
+    fn a_shared_socket_ends_with_its_last_holder() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.take(1) && !ledger.take(1));
+        let id = ledger.present(1).unwrap();
+        assert!(ledger.claim(id));
+        ledger.share(id);
+        assert_eq!(ledger.release(id, Some(State::EndedForAll)), None);
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some(State::EndedLocally));
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), None, "nobody holds it any more");
+        ledger.free(1);
+        assert!(ledger.take(1));
+    }
+
+    #[test]
+    fn a_holder_without_an_opinion_leaves_the_end_to_the_others() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        for (first, last, end) in [
+            (Some(State::EndedLocally), None, State::EndedLocally),
+            (None, Some(State::EndedLocally), State::EndedLocally),
+            (None, None, State::EndedForAll),
+            (Some(State::EndedLocally), Some(State::EndedForAll), State::EndedForAll),
+        ] {
+            assert!(ledger.take(1));
+            let id = ledger.present(1).unwrap();
+            assert!(ledger.claim(id));
+            ledger.share(id);
+            assert_eq!(ledger.release(id, first), None);
+            assert_eq!(ledger.release(id, last), Some(end));
+            ledger.free(1);
+        }
+    }
+
+    #[test]
+    fn a_slot_beyond_the_ledger_is_nobodys() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(!ledger.take(SLOTS));
+        assert_eq!(ledger.present(SLOTS), None);
+        assert_eq!(ledger.state(SLOTS), (0, State::Free));
+    }
+}

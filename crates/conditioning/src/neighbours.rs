@@ -1,0 +1,216 @@
+//! A filter's place in its chain: the links to its neighbours, the launcher's word, and the ledger.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::ledger::Ledger;
+use crate::link;
+use crate::wire::{Bundle, Notice};
+
+/// Environment variables that name inherited descriptors; a part of the protocol.
+pub mod environment {
+    /// The link to the upstream neighbour; absent for the first filter.
+    pub const UPSTREAM: &str = "TIDEGATE_CC_UPSTREAM";
+    /// The link to the downstream neighbour.
+    pub const DOWNSTREAM: &str = "TIDEGATE_CC_DOWNSTREAM";
+    /// The launcher's word.
+    pub const CONTROL: &str = "TIDEGATE_CC_CONTROL";
+    /// The ledger's memory file.
+    pub const LEDGER: &str = "TIDEGATE_CC_LEDGER";
+    /// The address and port that an unmodified server is expected to listen on; read by the preload library.
+    pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
+    /// `USER:GROUP` in numbers that a filter started as root becomes.
+    pub const USER: &str = "TIDEGATE_CC_USER";
+    /// The listening socket; the first filter only.
+    pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
+}
+
+/// What the launcher says to a filter, one byte each.
+pub mod word {
+    /// From the filter: it is ready.
+    pub const READY: u8 = b'R';
+    /// The downstream neighbour was started anew: hand again what nobody took.
+    pub const HAND_AGAIN: u8 = b'H';
+    /// Write the counters to standard error.
+    pub const COUNTERS: u8 = b'C';
+}
+
+/// Why a filter cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    /// The descriptor that the environment names is not there: filters are started by a launcher.
+    #[error("{0} names no open descriptor; filters are started by `tidegate condition` or cc_createlsock")]
+    NotInAChain(&'static str),
+    /// An argument was refused.
+    #[error("{0}")]
+    Arguments(#[from] crate::arguments::ArgumentError),
+    /// A system call failed.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] io::Error),
+}
+
+/// A filter's descriptors.
+#[derive(Debug)]
+pub struct Place {
+    /// Towards the client; `None` for the first filter.
+    pub upstream: Option<OwnedFd>,
+    /// Towards the server.
+    pub downstream: OwnedFd,
+    /// From the launcher.
+    pub control: OwnedFd,
+    /// The listening socket, for the first filter.
+    pub listener: Option<OwnedFd>,
+    /// The chain's ledger.
+    pub ledger: Ledger,
+}
+
+impl Place {
+    /// Takes over what the launcher handed to this process.
+    ///
+    /// # Errors
+    /// Something is missing, or the ledger cannot be mapped.
+    pub fn inherit() -> Result<Self, FilterError> {
+        use environment as env;
+        let need = |name| link::inherited(name).ok_or(FilterError::NotInAChain(name));
+        let ledger = need(env::LEDGER)?;
+        Ok(Self {
+            upstream: link::inherited(env::UPSTREAM),
+            downstream: need(env::DOWNSTREAM)?,
+            control: need(env::CONTROL)?,
+            listener: link::inherited(env::LISTEN),
+            ledger: Ledger::open(ledger.as_fd()).map_err(|error| FilterError::System("ledger", error))?,
+        })
+    }
+
+    /// Tells the launcher that this filter is ready. A launcher that is gone is noticed later.
+    pub fn say_ready(&self) {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(&self.control, &[word::READY], flags);
+    }
+
+    /// What the launcher said; `Err` when it is gone.
+    pub fn launchers_word(&self) -> Result<Option<u8>, LauncherGone> {
+        let mut byte = [0; 1];
+        match rustix::net::recv(&self.control, &mut byte[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => Err(LauncherGone),
+            Ok(_) => Ok(Some(byte[0])),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(_) => Err(LauncherGone),
+        }
+    }
+
+    /// Sends a notice upstream, if there is an upstream.
+    pub fn tell_upstream(&self, notice: Notice) {
+        if let Some(upstream) = &self.upstream {
+            // A full link loses nothing: the ledger says the same, and filters look there.
+            let _ = link::send_notice(upstream.as_fd(), notice);
+        }
+    }
+
+    /// Whether the downstream neighbour has taken enough to be handed more: at most `window_bytes` are unread.
+    pub fn wants_more(&self, window_bytes: usize) -> bool {
+        link::unread_bytes(self.downstream.as_fd()) <= window_bytes
+    }
+
+    /// Hands a request downstream; false if the link is full now.
+    ///
+    /// # Errors
+    /// The link failed.
+    pub fn hand(&self, bundle: &Bundle, socket: BorrowedFd<'_>, scratch: &mut Vec<u8>) -> io::Result<bool> {
+        match link::send_bundle(self.downstream.as_fd(), bundle, socket, scratch) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            // ETOOMANYREFS: too many descriptors are under way; they will be taken.
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The launcher is gone: the filter ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LauncherGone;
+
+/// An epoll set.
+pub struct Poller {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+impl Poller {
+    /// An empty set that reports up to 256 events at a time.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn new() -> Result<Self, FilterError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| FilterError::System("epoll_create", error.into()))?;
+        Ok(Self { epoll, events: Vec::with_capacity(256) })
+    }
+
+    /// Watches a descriptor.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn add(&self, fd: BorrowedFd<'_>, key: u64, events: EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(key), events)?)
+    }
+
+    /// Watches a descriptor that was added before, once more.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn rearm(&self, fd: BorrowedFd<'_>, key: u64, events: EventFlags) -> io::Result<()> {
+        Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(key), events)?)
+    }
+
+    /// Stops watching: closing is not enough, because others hold the same socket.
+    pub fn remove(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Waits for events, at most `timeout`: the keys of those that came, with what came.
+    ///
+    /// # Errors
+    /// As epoll_wait(2), but not for signals.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<(u64, EventFlags)>, FilterError> {
+        self.events.clear();
+        let timeout = rustix::time::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let spare = rustix::buffer::spare_capacity(&mut self.events);
+        match epoll::wait(&self.epoll, spare, Some(&timeout)) {
+            Ok(_) => Ok(self.events.iter().map(|event| (event.data.u64(), event.flags)).collect()),
+            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
+            Err(error) => Err(FilterError::System("epoll_wait", error.into())),
+        }
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds: the clock of [`Bundle::arrived_ns`].
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Answers a client with an error and nothing else, as far as it fits the socket's buffer.
+pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
+    let reason = tidegate_http::status_reason(status);
+    let head =
+        format!("HTTP/1.1 {status} {reason}\r\nContent-Length: 0\r\nConnection: close\r\n{extra_fields}\r\n");
+    let _ = rustix::net::send(socket, head.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    // What the client sent is taken off, because unread bytes would turn the close into a reset that destroys the answer.
+    let mut sink = [0u8; 4096];
+    for _ in 0..64 {
+        match rustix::net::recv(socket, &mut sink[..], RecvFlags::DONTWAIT) {
+            Ok((got, _)) if got > 0 => {}
+            _ => break,
+        }
+    }
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+}

@@ -1,0 +1,273 @@
+//! A client's socket in the server: what the server may still read of the request, and when its end is over.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::event::epoll;
+use tidegate_http::Method;
+
+use crate::ledger::State;
+use crate::link;
+use crate::server::response::{Extent, ResponseTracker};
+use crate::server::table::Chain;
+use crate::wire::{Bundle, Id, Notice, flags};
+
+/// Where the next bytes of the request come from.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Source {
+    /// From the copy in the bundle, which replaces what is on the socket.
+    Copy,
+    /// From the socket, at most so many bytes.
+    Socket(u64),
+    /// The request has been read to its end.
+    Exhausted,
+}
+
+/// One accepted request.
+#[derive(Debug)]
+pub struct Connection {
+    chain: Arc<Chain>,
+    id: Id,
+    flags: u16,
+    /// Rewritten bytes, and how many of them were read.
+    copy: Vec<u8>,
+    copy_read: usize,
+    /// Bytes to discard from the socket once the copy has been read. They stay there until then, so that poll, select
+    /// and epoll find the descriptor readable as long as there is something to read.
+    replaces: u64,
+    socket_left: u64,
+    tracker: Option<ResponseTracker>,
+    corked: bool,
+    is_untouched: bool,
+    is_shared: bool,
+    is_read_elsewhere: bool,
+    /// The client speaks HTTP/1.1 and wants to keep the connection.
+    keeps_alive: bool,
+    /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
+    pub presents_v6: bool,
+    /// Descriptors of this process that are this connection.
+    pub descriptors: Vec<RawFd>,
+    /// Where the server registered them.
+    pub interests: Vec<Interest>,
+}
+
+/// A registration with epoll.
+#[derive(Clone, Copy, Debug)]
+pub struct Interest {
+    /// The epoll descriptor.
+    pub epoll: RawFd,
+    /// The connection's descriptor.
+    pub fd: RawFd,
+    /// What was asked for.
+    pub events: u32,
+    /// The server's own data.
+    pub data: u64,
+}
+
+impl Connection {
+    /// A request just claimed; with `follow`, the response is followed to its end.
+    pub fn new(chain: Arc<Chain>, bundle: Bundle, fd: RawFd, follow: bool) -> Self {
+        let rewritten = bundle.has(flags::REWRITTEN);
+        let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
+        let method = if bundle.has(flags::HEAD_METHOD) { Method::Head } else { Method::Get };
+        let persists = bundle.has(flags::PERSISTENT) && !bundle.has(flags::FINAL);
+        let follow = follow && persists;
+        let keeps_alive = follow && speaks_http_1_1(bundle.head());
+        Self {
+            chain,
+            id: bundle.id,
+            flags: bundle.flags,
+            socket_left: bundle.socket_bytes.saturating_sub(replaces),
+            copy: if rewritten { bundle.request } else { Vec::new() },
+            copy_read: 0,
+            replaces,
+            tracker: follow.then(|| ResponseTracker::new(method)),
+            corked: false,
+            is_untouched: true,
+            is_shared: false,
+            is_read_elsewhere: false,
+            keeps_alive,
+            presents_v6: false,
+            descriptors: vec![fd],
+            interests: Vec::new(),
+        }
+    }
+
+    /// Which presentation this is.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// The chain that it came from.
+    pub fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// Where the next bytes are.
+    pub fn source(&self) -> Source {
+        if self.copy_read < self.copy.len() {
+            Source::Copy
+        } else if self.flags & flags::FINAL != 0 {
+            Source::Socket(u64::MAX)
+        } else if self.socket_left > 0 {
+            Source::Socket(self.socket_left)
+        } else {
+            Source::Exhausted
+        }
+    }
+
+    /// Rewritten bytes that were not read yet.
+    pub fn unread_copy(&self) -> &[u8] {
+        &self.copy[self.copy_read..]
+    }
+
+    /// The server took `length` bytes of the copy.
+    pub fn took_copy(&mut self, fd: BorrowedFd<'_>, length: usize) {
+        self.is_untouched = false;
+        self.copy_read = (self.copy_read + length).min(self.copy.len());
+        if self.copy_read == self.copy.len() {
+            self.copy = Vec::new();
+            self.copy_read = 0;
+            discard(fd, self.replaces);
+            self.replaces = 0;
+        }
+    }
+
+    /// The server took `length` bytes from the socket.
+    pub fn took_from_socket(&mut self, length: u64) {
+        self.is_untouched = false;
+        self.socket_left = self.socket_left.saturating_sub(length);
+    }
+
+    /// The tracker of the response, if it is followed.
+    pub fn tracker(&mut self) -> Option<&mut ResponseTracker> {
+        self.tracker.as_mut()
+    }
+
+    /// The server wrote something.
+    pub fn set_touched(&mut self) {
+        self.is_untouched = false;
+    }
+
+    /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
+    /// locally, and the client that wanted to keep its connection need not be told.
+    pub fn instead_of(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if !self.keeps_alive {
+            return None;
+        }
+        self.tracker.as_ref()?.without_close(bytes)
+    }
+
+    /// The server set TCP_CORK.
+    pub fn set_corked(&mut self, corked: bool) {
+        self.corked = corked;
+    }
+
+    /// Whether the server's end is over although it keeps its descriptor: the request is read to its end, the response
+    /// complete, and both sides want to keep the connection.
+    pub fn is_over(&self) -> bool {
+        self.source() == Source::Exhausted && self.is_answered()
+    }
+
+    fn is_answered(&self) -> bool {
+        self.tracker.as_ref().is_some_and(|tracker| tracker.extent() == Extent::Complete { keep_alive: true })
+    }
+
+    /// Whether closing now is a local matter, as far as can be known from following the response. `None`: this process
+    /// did nothing with the connection, and another may.
+    pub fn closes_locally(&self) -> Option<bool> {
+        if self.is_over() {
+            return Some(true);
+        }
+        if self.is_untouched { None } else { Some(false) }
+    }
+
+    /// The server closes its end only. Takes what is left of the request off the socket, and says whether the connection
+    /// can go on: the rest was there, and the client wants to keep it. `None`: another process has the request.
+    pub fn close_locally(&mut self, fd: BorrowedFd<'_>) -> Option<bool> {
+        if self.is_shared && self.is_untouched {
+            return None;
+        }
+        if self.flags & flags::PERSISTENT == 0 || self.flags & flags::FINAL != 0 {
+            return Some(false);
+        }
+        let left = self.replaces + self.socket_left;
+        if left > 0 && self.is_read_elsewhere {
+            return Some(false);
+        }
+        let skipped = discard(fd, left);
+        self.copy = Vec::new();
+        (self.replaces, self.socket_left) = (0, left - skipped);
+        Some(skipped == left)
+    }
+
+    /// The process forks: both have the connection.
+    pub fn share(&mut self) {
+        self.is_shared = true;
+        self.chain.ledger.share(self.id);
+    }
+
+    /// This process is a child of the one that had the connection.
+    pub fn inherited(&mut self) {
+        self.interests.clear();
+        // What the parent began to read, it reads to its end.
+        self.is_read_elsewhere = !self.is_untouched;
+    }
+
+    /// The last descriptor of this process is gone, or about to go.
+    pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: Option<bool>) {
+        let end = locally.map(|locally| if locally { State::EndedLocally } else { State::EndedForAll });
+        if let Some(fd) = fd.filter(|_| locally == Some(true) && self.corked) {
+            // What is corked would otherwise wait for the next response, or 200 ms.
+            let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
+        }
+        let Some(end) = self.chain.ledger.release(self.id, end) else { return };
+        let locally = end == State::EndedLocally;
+        if !locally && let Some(fd) = fd {
+            // The filters close their copies a moment later; the client need not wait for that.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+        }
+        let notice = if locally { Notice::ClosedLocally(self.id) } else { Notice::ClosedForAll(self.id) };
+        // A full link loses nothing: the ledger says the same, and filters look there.
+        let _ = link::send_notice(std::os::fd::AsFd::as_fd(&self.chain.link), notice);
+    }
+
+    /// Removes the registrations of `fd`: epoll would keep them as long as any filter holds the socket.
+    pub fn forget_interests(&mut self, fd: RawFd) -> Vec<Interest> {
+        let (of_fd, others) = self.interests.drain(..).partition(|interest: &Interest| interest.fd == fd);
+        self.interests = others;
+        let of_fd: Vec<Interest> = of_fd;
+        for interest in &of_fd {
+            // SAFETY: numbers borrowed for one call each, which fails harmlessly if the server closed them.
+            let (epoll, fd) =
+                unsafe { (BorrowedFd::borrow_raw(interest.epoll), BorrowedFd::borrow_raw(interest.fd)) };
+            let _ = epoll::delete(epoll, fd);
+        }
+        of_fd
+    }
+}
+
+fn speaks_http_1_1(head: &[u8]) -> bool {
+    let line = head.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    line.trim_ascii_end().ends_with(b"HTTP/1.1")
+}
+
+/// Takes up to `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)). Returns how many.
+fn discard(fd: BorrowedFd<'_>, length: u64) -> u64 {
+    let mut left = length;
+    while left > 0 {
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
+        // SAFETY: with MSG_TRUNC, TCP writes nothing to the buffer; `recv` as a raw system call, so that no preload
+        // library sees it.
+        let got = unsafe {
+            let (fd, null) = (std::os::fd::AsRawFd::as_raw_fd(&fd), std::ptr::null_mut::<u8>());
+            libc::syscall(libc::SYS_recvfrom, fd, null, now, flags, 0usize, 0usize)
+        };
+        match u64::try_from(got) {
+            Ok(got) if got > 0 => left -= got.min(left),
+            _ => break,
+        }
+    }
+    length - left
+}

@@ -1,0 +1,475 @@
+//! The server's end of a chain: accepts conditioned sockets, bounds what is read from them by the request, follows the
+//! response, and says when the server is done. The C library and the preload library are thin faces of this module.
+//!
+//! No call here goes through libc's wrappers of `read`, `write`, `close` and so on, which the preload library interposes.
+
+pub mod address;
+pub mod connection;
+mod process;
+pub mod response;
+pub mod table;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::event::epoll;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::ledger::Ledger;
+use crate::link::{self, Received};
+use crate::wire::{Notice, REQUEST_BYTES};
+use connection::{Connection, Interest, Source};
+pub use response::{Extent, ResponseTracker};
+use table::{Chain, Entry, lock};
+
+/// How a connection is to be presented.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AcceptOptions {
+    /// The descriptor is non-blocking.
+    pub nonblocking: bool,
+    /// The descriptor closes on exec.
+    pub cloexec: bool,
+    /// The response is followed, and the server's end ends with it; for servers that do not say so themselves.
+    pub follow: bool,
+    /// The listening descriptor counts as a non-blocking one, whatever its flags say.
+    pub dont_wait: bool,
+}
+
+/// What a read of a descriptor may do.
+#[derive(Debug)]
+pub enum Reading {
+    /// The descriptor is none of ours: read as usual.
+    AsUsual,
+    /// Take from these bytes, then report with [`took`].
+    Copy(Vec<u8>),
+    /// Read from the socket at most this much, then report with [`took`].
+    Socket(usize),
+    /// The request has been read to its end: see [`beyond`].
+    Exhausted,
+}
+
+fn borrow(fd: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: numbers that the server passed in, used for single system calls that fail with EBADF if it closed them.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Makes `fd` stand for the listening socket of a chain, at the address that the server asked for.
+///
+/// # Errors
+/// The number is too high.
+pub fn listen(fd: RawFd, chain: Arc<Chain>, address: SocketAddr) -> Result<(), Errno> {
+    chain.ledger.set_listening();
+    if table::set(fd, Entry::Listener { chain, address }) { Ok(()) } else { Err(Errno::MFILE) }
+}
+
+/// A chain from its link and its ledger's memory file.
+///
+/// # Errors
+/// The ledger cannot be mapped.
+pub fn chain(link: OwnedFd, ledger: &OwnedFd) -> std::io::Result<Arc<Chain>> {
+    process::own(true);
+    Ok(Arc::new(Chain { link, ledger: Ledger::open(ledger.as_fd())? }))
+}
+
+/// As [`chain`], for a process of which children never serve its connections.
+///
+/// # Errors
+/// The ledger cannot be mapped.
+pub fn chain_without_children(link: OwnedFd, ledger: &OwnedFd) -> std::io::Result<Arc<Chain>> {
+    process::own(false);
+    Ok(Arc::new(Chain { link, ledger: Ledger::open(ledger.as_fd())? }))
+}
+
+/// The address that the listening socket `fd` stands for was asked to have; `None`: it is no listener of ours.
+pub fn listener(fd: RawFd) -> Option<SocketAddr> {
+    match table::get(fd)? {
+        Entry::Listener { address, .. } => Some(address),
+        _ => None,
+    }
+}
+
+/// An address as a socket shows it whose listening socket is an IPv6 one, or is not.
+fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if as_v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+        address if !as_v6 => SocketAddr::new(address.ip().to_canonical(), address.port()),
+        address => address,
+    }
+}
+
+/// The client's address and the server's, as the connection `fd` shows them.
+///
+/// # Errors
+/// As getsockname(2) and getpeername(2).
+pub fn addresses(fd: RawFd) -> Option<Result<(SocketAddr, SocketAddr), Errno>> {
+    let Entry::Connection(connection) = table::get(fd)? else { return None };
+    let as_v6 = lock(&connection).presents_v6;
+    let get = || {
+        let inet =
+            |address: rustix::net::SocketAddrAny| SocketAddr::try_from(address).map_err(|_| Errno::INVAL);
+        let peer = inet(rustix::net::getpeername(borrow(fd))?.ok_or(Errno::NOTCONN)?)?;
+        let local = inet(rustix::net::getsockname(borrow(fd))?)?;
+        Ok((presented(peer, as_v6), presented(local, as_v6)))
+    };
+    Some(get())
+}
+
+/// Accepts the next request. `None`: `fd` is no listener of ours.
+///
+/// # Errors
+/// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone; ECONNABORTED for a bundle that was refused.
+pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, SocketAddr), Errno>> {
+    match table::get(fd) {
+        Some(Entry::Listener { chain, address }) => Some(accept_from(fd, &chain, address.is_ipv6(), options)),
+        _ => None,
+    }
+}
+
+fn accept_from(
+    fd: RawFd,
+    chain: &Arc<Chain>,
+    presents_v6: bool,
+    options: AcceptOptions,
+) -> Result<(RawFd, SocketAddr), Errno> {
+    loop {
+        let received = link::receive(borrow(fd), options.dont_wait, options.cloexec)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let request = match received {
+            Received::Request(request) => request,
+            Received::Nothing => return Err(Errno::AGAIN),
+            Received::Gone => return Err(Errno::INVAL),
+            Received::Refused(_) => return Err(Errno::CONNABORTED),
+            Received::OutOfDescriptors(bundle) => {
+                let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(bundle.id));
+                return Err(Errno::MFILE);
+            }
+        };
+        let _in_use = process::in_use();
+        let (bundle, socket) = (request.bundle, request.socket);
+        let number = socket.as_raw_fd();
+        if number as usize >= table::DESCRIPTORS {
+            let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(bundle.id));
+            return Err(Errno::MFILE);
+        }
+        // Lost: another copy of this bundle is being served, or its connection is over.
+        if !chain.ledger.claim(bundle.id) {
+            continue;
+        }
+        set_blocking(socket.as_fd(), !options.nonblocking);
+        let peer = presented(bundle.peer, presents_v6);
+        let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
+        connection.presents_v6 = presents_v6;
+        if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
+            return Err(Errno::MFILE);
+        }
+        return Ok((socket.into_raw_fd(), peer));
+    }
+}
+
+/// The flag belongs to the socket, which others had before: it may be either way.
+fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
+    if let Ok(now) = rustix::fs::fcntl_getfl(fd)
+        && now.contains(OFlags::NONBLOCK) == blocking
+    {
+        let _ = rustix::fs::fcntl_setfl(fd, now ^ OFlags::NONBLOCK);
+    }
+}
+
+/// What a read of up to `wanted` bytes from `fd` may do.
+pub fn reading(fd: RawFd, wanted: usize) -> Reading {
+    let _in_use = process::in_use();
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return Reading::AsUsual };
+    let connection = lock(&connection);
+    match connection.source() {
+        Source::Copy => {
+            let unread = connection.unread_copy();
+            Reading::Copy(unread[..unread.len().min(wanted).min(REQUEST_BYTES)].to_vec())
+        }
+        Source::Socket(left) => Reading::Socket(usize::try_from(left).unwrap_or(usize::MAX).min(wanted)),
+        Source::Exhausted => Reading::Exhausted,
+    }
+}
+
+/// The server took `length` bytes after [`reading`] said from where. With `follow`, its end may now be over.
+pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
+    let _in_use = process::in_use();
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return };
+    let mut guard = lock(&connection);
+    if from_copy {
+        guard.took_copy(borrow(fd), length);
+    } else {
+        guard.took_from_socket(length as u64);
+    }
+    note_holder(&guard);
+    if follow && guard.is_over() {
+        end_locally(&mut guard);
+    }
+}
+
+/// Reads beyond the end of a request: what is on the socket belongs to the next one. `Ok` is end-of-file.
+///
+/// # Errors
+/// EAGAIN on a non-blocking descriptor while the client is there.
+pub fn beyond(fd: RawFd) -> Result<(), Errno> {
+    let fd = borrow(fd);
+    let nonblocking = rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
+    let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
+    // A blocking server learns here that its client has left, as it would from read(2); nothing else ends the wait.
+    let timeout = nonblocking.then(rustix::time::Timespec::default);
+    if rustix::event::poll(&mut watched, timeout.as_ref())? > 0 {
+        return Ok(());
+    }
+    mute(fd);
+    Err(Errno::AGAIN)
+}
+
+/// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
+/// connection's end until its own end is over (level-triggered epoll).
+fn mute(fd: BorrowedFd<'_>) {
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    let Some(Entry::Connection(connection)) = table::get(fd.as_raw_fd()) else { return };
+    if !matches!(rustix::net::recv(fd, &mut [0u8; 1][..], flags), Ok((1, _))) {
+        return;
+    }
+    let _in_use = process::in_use();
+    let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+    for interest in lock(&connection).interests.iter().filter(|interest| interest.events & once == 0) {
+        let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
+        let data = epoll::EventData::new_u64(interest.data);
+        let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
+    }
+}
+
+/// Whether what the server writes to `fd` is followed.
+pub fn is_followed(fd: RawFd) -> bool {
+    let _in_use = process::in_use();
+    match table::get(fd) {
+        Some(Entry::Connection(connection)) => lock(&connection).tracker().is_some(),
+        _ => false,
+    }
+}
+
+/// What is to be written to `fd` instead of `bytes`, which is as long; `None`: these bytes.
+pub fn instead_of(fd: RawFd, bytes: &[u8]) -> Option<Vec<u8>> {
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return None };
+    let _in_use = process::in_use();
+    let connection = lock(&connection);
+    (connection.source() == Source::Exhausted).then(|| connection.instead_of(bytes)).flatten()
+}
+
+/// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
+pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
+    let _in_use = process::in_use();
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return };
+    let mut guard = lock(&connection);
+    guard.set_touched();
+    if let Some(tracker) = guard.tracker() {
+        follow(tracker);
+    }
+    note_holder(&guard);
+    if guard.is_over() {
+        end_locally(&mut guard);
+    }
+}
+
+fn note_holder(connection: &Connection) {
+    let ledger = &connection.chain().ledger;
+    if ledger.holder(connection.id().slot) == 0 {
+        ledger.note_holder(connection.id().slot);
+    }
+}
+
+/// A socket at end-of-file that takes the place of clients' sockets. Its other end stays open, so that nothing but the
+/// end-of-file is reported.
+fn at_end_of_file() -> Option<BorrowedFd<'static>> {
+    static PAIR: OnceLock<Option<(OwnedFd, OwnedFd)>> = OnceLock::new();
+    let pair = PAIR.get_or_init(|| {
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK,
+            None,
+        )
+        .ok()?;
+        rustix::net::shutdown(&theirs, rustix::net::Shutdown::Write).ok()?;
+        Some((ours, theirs))
+    });
+    pair.as_ref().map(|(ours, _)| ours.as_fd())
+}
+
+/// The server reads end-of-file from now on; the client notices nothing (§4.2, persistent connection management).
+fn end_locally(connection: &mut Connection) {
+    let Some(ended) = at_end_of_file() else { return };
+    let descriptors = std::mem::take(&mut connection.descriptors);
+    let socket = descriptors.first().map(|&fd| borrow(fd));
+    connection.release(socket, Some(true));
+    for fd in descriptors {
+        let mut interests = connection.forget_interests(fd);
+        replace(ended, fd);
+        // A registration for one event may be spent: the server will ask again (see `registered`).
+        interests.retain(|interest| interest.events & libc::EPOLLONESHOT as u32 == 0);
+        interests.iter().for_each(|&interest| add(interest));
+        let _ = table::set(fd, Entry::Ended(Arc::new(Mutex::new(interests))));
+    }
+}
+
+fn replace(by: BorrowedFd<'_>, fd: RawFd) {
+    let cloexec = rustix::io::fcntl_getfd(borrow(fd)).is_ok_and(|f| f.contains(rustix::io::FdFlags::CLOEXEC));
+    let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: dup3 by number as a raw system call; `fd` is the server's own descriptor, which it still uses by number.
+    unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), fd, flags) };
+}
+
+fn add(interest: Interest) {
+    let data = epoll::EventData::new_u64(interest.data);
+    let events = epoll::EventFlags::from_bits_retain(interest.events);
+    let _ = epoll::add(borrow(interest.epoll), borrow(interest.fd), data, events);
+}
+
+fn remove(interest: Interest) {
+    // Fails harmlessly if the server removed it itself, or closed its epoll descriptor.
+    let _ = epoll::delete(borrow(interest.epoll), borrow(interest.fd));
+}
+
+/// The server changed its registration of `fd` with epoll; `result` is what the call returned. Returns what it should.
+pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>) -> Result<(), Errno> {
+    let _in_use = process::in_use();
+    match table::get(interest.fd) {
+        Some(Entry::Connection(connection)) if result.is_ok() => {
+            note_interest(&mut lock(&connection).interests, interest, operation);
+        }
+        Some(Entry::Ended(interests)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
+            if result.is_err() && operation == libc::EPOLL_CTL_MOD {
+                add(interest);
+            }
+            note_interest(&mut lock(&interests), interest, operation);
+            return Ok(());
+        }
+        _ => {}
+    }
+    result
+}
+
+fn note_interest(interests: &mut Vec<Interest>, interest: Interest, operation: i32) {
+    interests.retain(|i| (i.epoll, i.fd) != (interest.epoll, interest.fd));
+    // One descriptor is in a handful of epoll sets at most; a server that exceeds this leaks a registration.
+    if operation != libc::EPOLL_CTL_DEL && interests.len() < 64 {
+        interests.push(interest);
+    }
+}
+
+/// The server set or cleared TCP_CORK.
+pub fn corked(fd: RawFd, on: bool) {
+    let _in_use = process::in_use();
+    if let Some(Entry::Connection(connection)) = table::get(fd) {
+        lock(&connection).set_corked(on);
+    }
+}
+
+/// Whether `fd` is a connection, or was one.
+pub fn is_ours(fd: RawFd) -> bool {
+    matches!(table::get(fd), Some(Entry::Connection(_) | Entry::Ended(_)))
+}
+
+/// Whether `fd` was a connection of which the server's end is over.
+pub fn is_ended(fd: RawFd) -> bool {
+    table::is_ended(fd)
+}
+
+/// Whether `fd` is a connection of which the request has been read to its end.
+pub fn is_read(fd: RawFd) -> bool {
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
+    let _in_use = process::in_use();
+    lock(&connection).source() == Source::Exhausted
+}
+
+/// This process serves its connections from here on: filters ask after it if they wonder.
+pub fn adopt_connections() {
+    for (_, connection) in table::connections() {
+        let connection = lock(&connection);
+        connection.chain().ledger.note_holder(connection.id().slot);
+    }
+}
+
+/// Who is to close a connection when the server does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Closing {
+    /// Only the server; the connection may bring more requests.
+    Locally,
+    /// Everybody.
+    ForAll,
+    /// What following the response says.
+    AsFollowed,
+}
+
+/// The server is about to close `fd`: call before close(2). Tells the chain if this is the last descriptor of its
+/// connection in any process.
+pub fn closing(fd: RawFd, closing: Closing) {
+    if table::get(fd).is_none() || !process::is_owner() {
+        return;
+    }
+    let _in_use = process::in_use();
+    let connection = match table::take(fd) {
+        Some(Entry::Connection(connection)) => connection,
+        Some(Entry::Ended(interests)) => {
+            lock(&interests)
+                .iter()
+                .filter(|interest| interest.fd == fd)
+                .for_each(|&interest| remove(interest));
+            return;
+        }
+        _ => return,
+    };
+    let mut guard = lock(&connection);
+    guard.forget_interests(fd);
+    guard.descriptors.retain(|&other| other != fd);
+    if !guard.descriptors.is_empty() {
+        return;
+    }
+    let socket = Some(borrow(fd));
+    let locally = match closing {
+        Closing::Locally => guard.close_locally(borrow(fd)),
+        Closing::ForAll => Some(false),
+        Closing::AsFollowed => guard.closes_locally(),
+    };
+    guard.release(socket, locally);
+    let ledger = &guard.chain().ledger;
+    let slot = guard.id().slot;
+    if ledger.holder(slot) == std::process::id() {
+        ledger.forget_holder(slot);
+    }
+}
+
+/// `new` has become a duplicate of `old`.
+pub fn duplicated(old: RawFd, new: RawFd) {
+    let _in_use = process::in_use();
+    let Some(entry) = table::get(old).filter(|_| process::is_owner()) else { return };
+    if let Entry::Connection(connection) = &entry {
+        lock(connection).descriptors.push(new);
+    }
+    let _ = table::set(new, entry);
+}
+
+/// The process is about to end, or to become another program: its connections go with it, but for those that the new
+/// program gets as its standard input or output.
+pub fn before_exit(becomes_another: bool) {
+    if !process::is_owner() {
+        return;
+    }
+    for (fd, _) in table::numbered_entries() {
+        if !becomes_another || fd > 2 {
+            closing(fd, Closing::AsFollowed);
+        }
+    }
+}
+
+/// The server is about to close every descriptor from `first` to `last`.
+pub fn closing_range(first: RawFd, last: RawFd) {
+    for (fd, _) in table::numbered_entries() {
+        if (first..=last).contains(&fd) {
+            closing(fd, Closing::AsFollowed);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Which process the table of descriptors belongs to, and what a fork does to it.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::server::table::{self, Entry, lock};
+
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Held for reading while the table is in use, so that a child of a threaded process never inherits a locked lock.
+static IN_USE: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// The table is in use as long as this lives. Calls nest: dropping a descriptor closes it, which asks the table again.
+pub(super) struct InUse {
+    _guard: Option<RwLockReadGuard<'static, ()>>,
+}
+
+pub(super) fn in_use() -> InUse {
+    let depth = DEPTH.get();
+    DEPTH.set(depth + 1);
+    InUse { _guard: (depth == 0).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner)) }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Whether this process is the one that the table describes: a child of vfork(2) runs in its parent's memory, closes
+/// descriptors of its own and becomes another program, and none of that is news about the parent's.
+pub(super) fn is_owner() -> bool {
+    OWNER.load(Ordering::Relaxed) == std::process::id()
+}
+
+extern "C" fn before_fork() {
+    // A fork from within the table's own code cannot be; one from a signal handler there is not served.
+    let depth = DEPTH.get();
+    DEPTH.set(depth + 1);
+    if depth == 0 {
+        let guard = IN_USE.write().unwrap_or_else(PoisonError::into_inner);
+        // A thread that is ending forks without: its guard is dropped at once.
+        let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(guard));
+    }
+    for (_, connection) in table::connections() {
+        lock(&connection).share();
+    }
+}
+
+extern "C" fn in_parent() {
+    DEPTH.set(DEPTH.get() - 1);
+    let _ = FORKING.try_with(|forking| forking.borrow_mut().take());
+}
+
+extern "C" fn in_child() {
+    OWNER.store(std::process::id(), Ordering::Relaxed);
+    // What is registered with epoll is the parent's: the child's closes must not end it.
+    for entry in table::entries() {
+        match entry {
+            Entry::Connection(connection) => lock(&connection).inherited(),
+            Entry::Ended(interests) => lock(&interests).clear(),
+            Entry::Listener { .. } => {}
+        }
+    }
+    in_parent();
+}
+
+/// The table is this process's from now on; with `children`, it follows it through forks.
+pub(super) fn own(children: bool) {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+        if !children {
+            return;
+        }
+        // SAFETY: the handlers are plain functions that live as long as the program.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    });
+}

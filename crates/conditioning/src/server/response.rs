@@ -1,0 +1,298 @@
+//! Follows what a server writes, to know when its response is complete by its own framing (RFC 9112 §6.3).
+
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, ResponseParser};
+
+/// Heads of responses are the server's own: generous, but bounded.
+const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64 * 1024, head_bytes: 256 * 1024, fields: 1000 };
+
+/// A `Connection` field is looked for in so many bytes.
+const HEAD_LOOKED_AT: usize = 8192;
+
+/// How far a response has come.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Extent {
+    /// Nothing, or a part, has been written.
+    Unfinished,
+    /// It is complete; the flag says whether the server keeps the connection.
+    Complete {
+        /// RFC 9112 §9.3.
+        keep_alive: bool,
+    },
+    /// What was written cannot be followed: only the server's close tells the end.
+    Unknown,
+}
+
+enum At {
+    Head,
+    Length(u64),
+    Chunked(Box<ChunkedDecoder>),
+    Complete,
+    Unknown,
+}
+
+/// Reads along with one response and any interim responses before it.
+pub struct ResponseTracker {
+    parser: ResponseParser,
+    method: Method,
+    head: Vec<u8>,
+    keep_alive: bool,
+    at: At,
+}
+
+impl ResponseTracker {
+    /// Follows the response to a request with `method`.
+    pub fn new(method: Method) -> Self {
+        let mut parser = ResponseParser::new(LIMITS);
+        parser.reset(method);
+        Self { parser, method, head: Vec::new(), keep_alive: false, at: At::Head }
+    }
+
+    /// How far it has come.
+    pub fn extent(&self) -> Extent {
+        match self.at {
+            At::Complete => Extent::Complete { keep_alive: self.keep_alive },
+            At::Unknown => Extent::Unknown,
+            _ => Extent::Unfinished,
+        }
+    }
+
+    /// The server wrote these bytes.
+    pub fn wrote(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            bytes = match &mut self.at {
+                At::Head => self.head_bytes(bytes),
+                At::Length(left) => {
+                    let taken = (*left).min(bytes.len() as u64);
+                    *left -= taken;
+                    if *left == 0 {
+                        self.at = At::Complete;
+                    }
+                    &bytes[taken as usize..]
+                }
+                At::Chunked(decoder) => match decoder.decode(bytes) {
+                    Ok(decoded) => {
+                        let rest = &bytes[decoded.consumed..];
+                        if decoded.done {
+                            self.at = At::Complete;
+                        }
+                        rest
+                    }
+                    Err(_) => return self.at = At::Unknown,
+                },
+                // More than a whole response: our reading of it was wrong, or the server's.
+                At::Complete => return self.at = At::Unknown,
+                At::Unknown => return,
+            };
+        }
+    }
+
+    /// The server had the kernel copy `length` bytes that nobody here saw: content, as long as framing allows.
+    pub fn wrote_unseen(&mut self, length: u64) {
+        static ZEROS: [u8; 4096] = [0; 4096];
+        match &mut self.at {
+            At::Length(left) if length <= *left => {
+                *left -= length;
+                if *left == 0 {
+                    self.at = At::Complete;
+                }
+            }
+            At::Chunked(decoder) => {
+                let mut left = length;
+                while left > 0 {
+                    let block = &ZEROS[..left.min(ZEROS.len() as u64) as usize];
+                    // Zeros are no framing: anything but data among them means that we lost our place.
+                    match decoder.decode(block) {
+                        Ok(decoded) if decoded.data == (0..block.len()) => left -= block.len() as u64,
+                        _ => return self.at = At::Unknown,
+                    }
+                }
+            }
+            _ if length == 0 => {}
+            _ => self.at = At::Unknown,
+        }
+    }
+
+    /// `bytes` without the announcement that the connection ends after this response, if they start with the response's
+    /// whole head, its framing says where it ends, and it announces so. The length stays the same.
+    pub fn without_close(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if !matches!(self.at, At::Head) || !self.head.is_empty() {
+            return None;
+        }
+        // The parser is asked only about the few that may announce it.
+        let start = &bytes[..bytes.len().min(HEAD_LOOKED_AT)];
+        let is_1_0 = start.starts_with(b"HTTP/1.0 ");
+        if !is_1_0 && memchr::memmem::find(start, b"lose").is_none() {
+            return None;
+        }
+        let (length, keep_alive) = self.framed_head(bytes)?;
+        if keep_alive {
+            return None;
+        }
+        let mut patched = bytes.to_vec();
+        if is_1_0 {
+            // RFC 9110 §6.2: who forwards a message sends a version of its own; the field is what HTTP/1.0 has instead.
+            patched[7] = b'1';
+        }
+        blank_connection_close(&mut patched[..length]);
+        self.framed_head(&patched).filter(|&found| found == (length, true)).map(|_| patched)
+    }
+
+    /// Length of the final response's head at the start of `bytes`, if its content has a known end, and whether the
+    /// connection persists.
+    fn framed_head(&self, bytes: &[u8]) -> Option<(usize, bool)> {
+        let mut parser = ResponseParser::new(LIMITS);
+        parser.reset(self.method);
+        let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
+        let head = parser.head(bytes);
+        let framed = head.framing != BodyFraming::UntilClose && head.status >= 200;
+        framed.then_some((length, head.keep_alive))
+    }
+
+    fn head_bytes<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let before = self.head.len();
+        // A head that one write brings is parsed where it lies.
+        let progress = if before == 0 {
+            self.parser.parse(bytes)
+        } else {
+            self.head.extend_from_slice(bytes);
+            self.parser.parse(&self.head)
+        };
+        let length = match progress {
+            Ok(Progress::Complete { length }) => length,
+            Ok(Progress::Incomplete) => {
+                if before == 0 {
+                    self.head.extend_from_slice(bytes);
+                }
+                return &[];
+            }
+            Err(_) => {
+                self.at = At::Unknown;
+                return &[];
+            }
+        };
+        let head = self.parser.head(if before == 0 { bytes } else { &self.head });
+        let (status, framing) = (head.status, head.framing);
+        self.keep_alive = head.keep_alive;
+        self.head.clear();
+        if (100..200).contains(&status) && status != 101 {
+            self.parser.reset(self.method);
+        } else if status == 101 {
+            self.at = At::Unknown;
+        } else {
+            self.at = match framing {
+                BodyFraming::None | BodyFraming::Length(0) => At::Complete,
+                BodyFraming::Length(length) => At::Length(length),
+                BodyFraming::Chunked => At::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
+                BodyFraming::UntilClose => At::Unknown,
+            };
+        }
+        &bytes[length - before..]
+    }
+}
+
+/// Puts spaces in place of the option `close` (RFC 9110 §7.6.1: a list may be empty).
+fn blank_connection_close(head: &mut [u8]) {
+    let mut at = 0;
+    while let Some(end) = head[at..].iter().position(|&byte| byte == b'\n') {
+        let line = &mut head[at..at + end];
+        at += end + 1;
+        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
+        let (name, value) = line.split_at_mut(colon);
+        if name.eq_ignore_ascii_case(b"connection") && value[1..].trim_ascii().eq_ignore_ascii_case(b"close")
+        {
+            value[1..].iter_mut().filter(|byte| byte.is_ascii_alphabetic()).for_each(|byte| *byte = b' ');
+        }
+    }
+}
+
+impl std::fmt::Debug for ResponseTracker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResponseTracker").field("extent", &self.extent()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEPT: Extent = Extent::Complete { keep_alive: true };
+
+    fn extent(method: Method, response: &[u8]) -> Extent {
+        let mut whole = ResponseTracker::new(method);
+        whole.wrote(response);
+        for split in 0..=response.len() {
+            let mut tracker = ResponseTracker::new(method);
+            tracker.wrote(&response[..split]);
+            tracker.wrote(&response[split..]);
+            assert_eq!(tracker.extent(), whole.extent(), "split at {split}");
+        }
+        whole.extent()
+    }
+
+    #[test]
+    fn responses_are_complete_by_their_own_framing() {
+        let length = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
+        assert_eq!(extent(Method::Get, length), KEPT);
+        assert_eq!(extent(Method::Get, &length[..length.len() - 1]), Extent::Unfinished);
+        assert_eq!(extent(Method::Head, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"), KEPT);
+        assert_eq!(extent(Method::Get, b"HTTP/1.1 304 Not Modified\r\n\r\n"), KEPT);
+        let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+        assert_eq!(extent(Method::Get, chunked), KEPT);
+        let interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n";
+        assert_eq!(extent(Method::Post, interim), KEPT);
+        let close = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(extent(Method::Get, close), Extent::Complete { keep_alive: false });
+    }
+
+    #[test]
+    fn responses_that_end_with_the_connection_are_never_complete() {
+        assert_eq!(extent(Method::Get, b"HTTP/1.0 200 OK\r\n\r\nhello"), Extent::Unknown);
+        assert_eq!(extent(Method::Get, b"HTTP/1.1 101 Switching Protocols\r\n\r\n"), Extent::Unknown);
+        assert_eq!(extent(Method::Get, b"not HTTP\r\n"), Extent::Unknown);
+        let beyond = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab";
+        assert_eq!(extent(Method::Get, beyond), Extent::Unknown);
+    }
+
+    #[test]
+    fn a_server_that_closes_after_each_response_does_so_locally() {
+        let patched = |response: &str| {
+            let tracker = ResponseTracker::new(Method::Get);
+            tracker.without_close(response.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
+        };
+        assert_eq!(
+            patched("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\na").unwrap(),
+            "HTTP/1.1 200 OK\r\nConnection:      \r\nContent-Length: 1\r\n\r\na"
+        );
+        assert_eq!(
+            patched("HTTP/1.0 200 OK\r\nconnection: Close\r\nContent-Length: 1\r\n\r\n").unwrap(),
+            "HTTP/1.1 200 OK\r\nconnection:      \r\nContent-Length: 1\r\n\r\n"
+        );
+        for untouched in [
+            "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end",
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n",
+            "HTTP/1.1 200 OK\r\nX: close\r\nContent-Length: 1\r\n\r\n",
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nX: close\r\n\r\n",
+            "HTTP/1.0 200 OK\r\n\r\nuntil the end",
+        ] {
+            assert_eq!(patched(untouched), None, "{untouched}");
+        }
+    }
+
+    #[test]
+    fn content_that_the_kernel_copied_counts() {
+        let mut tracker = ResponseTracker::new(Method::Get);
+        tracker.wrote(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n");
+        tracker.wrote_unseen(99_999);
+        assert_eq!(tracker.extent(), Extent::Unfinished);
+        tracker.wrote_unseen(1);
+        assert_eq!(tracker.extent(), KEPT);
+        let mut tracker = ResponseTracker::new(Method::Get);
+        tracker.wrote(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2710\r\n");
+        tracker.wrote_unseen(10_000);
+        tracker.wrote(b"\r\n0\r\n\r\n");
+        assert_eq!(tracker.extent(), KEPT);
+        let mut tracker = ResponseTracker::new(Method::Get);
+        tracker.wrote_unseen(1);
+        assert_eq!(tracker.extent(), Extent::Unknown);
+    }
+}

@@ -1,0 +1,329 @@
+//! The launcher: what it refuses, what it mends, and that it leaves nothing behind.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{Chain, Client, Site, free_port, processes, program, strs};
+
+/// Runs a chain that must fail: its exit code and what it wrote to standard error.
+fn fails(port: u16, filters: &[&str], extra: &[&str], command: &[&str]) -> (i32, String) {
+    let mut launcher = Chain::command(port, filters, command);
+    let mut words: Vec<_> = launcher.get_args().map(ToOwned::to_owned).collect();
+    words.splice(1..1, extra.iter().map(Into::into));
+    launcher = {
+        let mut with_extra = Command::new(program());
+        with_extra.args(words).envs(launcher.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        // SAFETY: setsid is async-signal-safe.
+        unsafe {
+            with_extra.pre_exec(|| {
+                libc::setsid();
+                Ok(())
+            })
+        };
+        with_extra
+    };
+    let child = launcher.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let session = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(processes(session, ""), [0i32; 0], "processes left behind");
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn one_line(text: &str, about: &str) {
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains(about), "{text}");
+}
+
+#[test]
+fn an_unknown_filter_is_one_line_and_exit_code_2() {
+    let (code, text) = fails(free_port(), &["persits"], &[], &["sleep", "60"]);
+    assert_eq!(code, 2);
+    one_line(&text, "unknown filter \"persits\"; known are package, persist");
+    let (code, text) = fails(free_port(), &["persist=idle=never"], &[], &["sleep", "60"]);
+    assert_eq!(code, 2);
+    one_line(&text, "expected a duration");
+}
+
+#[test]
+fn a_filter_that_exits_at_start_is_one_line_and_exit_code_1() {
+    let (code, text) = fails(free_port(), &["/bin/false"], &[], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "filter /bin/false exited at start (exit code 1)");
+    let (code, text) = fails(free_port(), &["/no/such/filter"], &[], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "cannot start /no/such/filter");
+}
+
+#[test]
+fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
+    let (code, text) = fails(free_port(), &[], &["--start-timeout", "1"], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "sleep did not listen on port");
+    let elsewhere = "import socket,time; s=socket.create_server(('127.0.0.1',0)); time.sleep(60)";
+    let (code, text) = fails(free_port(), &[], &["--start-timeout", "2"], &["python3", "-c", elsewhere]);
+    assert_eq!(code, 1);
+    one_line(&text, "python3 listens on port");
+    let (code, text) = fails(free_port(), &[], &[], &["/no/such/server"]);
+    assert_eq!(code, 1);
+    one_line(&text, "cannot start /no/such/server");
+}
+
+#[test]
+fn an_address_in_use_is_one_line_and_exit_code_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (code, text) = fails(taken.local_addr().unwrap().port(), &[], &[], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "Address already in use");
+}
+
+#[test]
+fn the_commands_exit_code_is_the_launchers() {
+    let (code, text) = fails(free_port(), &["package"], &[], &["sh", "-c", "exit 7"]);
+    assert_eq!(code, 7);
+    one_line(&text, "sh ended (exit code 7) before it listened on port");
+    let (code, text) = fails(free_port(), &["package"], &[], &["true"]);
+    assert_eq!(code, 1);
+    one_line(&text, "true ended (exit code 0) before it listened on port");
+}
+
+#[test]
+fn a_launcher_that_is_killed_takes_its_filters_and_the_server_with_it() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
+    let session = chain.child.id();
+    chain.signal(libc::SIGKILL);
+    common::wait_until("everything has ended", || {
+        processes(session, "").iter().all(|&pid| pid == session as i32)
+    });
+}
+
+/// Keep-alive clients that count what they get; `kill -9` in between, of every filter but the first, so many times each.
+/// `TIDEGATE_KILL_ROUNDS=100` is the whole run.
+#[test]
+fn filters_that_are_killed_under_load_cost_no_response() {
+    let rounds = std::env::var("TIDEGATE_KILL_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &strs(&every_filter(&site)), &strs(&site.nginx(port)));
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut kills = 0;
+    std::thread::scope(|scope| {
+        // Whatever happens below, the clients stop.
+        let guard = StopOnDrop(&stop);
+        for worker in 0..8 {
+            let (stop, answered, chain) = (&stop, &answered, &chain);
+            scope.spawn(move || {
+                let mut client = chain.client();
+                let mut count = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    count += 1;
+                    // Half of the clients also come anew now and then.
+                    if worker % 2 == 0 && count % 10 == 0 {
+                        client = chain.client();
+                    }
+                    client.send(
+                        b"GET /small HTTP/1.1\r\nHost: test\r\nAuthorization: Basic YWxpY2U6c2VjcmV0\r\n\r\n",
+                    );
+                    assert_eq!(client.response(false).body, b"small\n");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..rounds {
+            for name in &NAMES[1..] {
+                let pid = chain.processes(&format!("cc-{name} "))[0];
+                // SAFETY: a signal to a process of this test's own chain.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+                kills += 1;
+                common::wait_until("the filter runs again", || {
+                    chain.processes(&format!("cc-{name} ")).iter().any(|&other| other != pid)
+                });
+                let before = answered.load(Ordering::Relaxed);
+                common::wait_until(&format!("{name} serves again in round {round}"), || {
+                    answered.load(Ordering::Relaxed) > before + 50
+                });
+            }
+        }
+        drop(guard);
+    });
+    let answered = answered.load(Ordering::Relaxed);
+    eprintln!("{kills} filters killed, {answered} responses, none lost or wrong");
+    assert!(answered > 50 * kills);
+    chain.stop();
+}
+
+/// Of the first filter, only clients whose request had not arrived whole may notice: those are told by their connection's
+/// end, and none gets a wrong answer.
+#[test]
+fn the_first_filter_killed_under_load_loses_only_what_had_not_arrived() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist", "prior"], &strs(&site.nginx(port)));
+    let (stop, answered, reconnected) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let guard = StopOnDrop(&stop);
+        for _ in 0..8 {
+            let (stop, answered, reconnected, chain) = (&stop, &answered, &reconnected, &chain);
+            scope.spawn(move || {
+                let mut client = chain.client();
+                let mut served = false;
+                while !stop.load(Ordering::Relaxed) {
+                    client.send(b"GET /small HTTP/1.1\r\nHost: test\r\n\r\n");
+                    match client.try_response(false) {
+                        Ok(response) => {
+                            assert_eq!(response.body, b"small\n");
+                            served = true;
+                            answered.fetch_add(1, Ordering::Relaxed);
+                        }
+                        // A connection that was handed on before lives in `persist`, and is never lost.
+                        Err(error) => {
+                            assert!(!served, "{error}");
+                            reconnected.fetch_add(1, Ordering::Relaxed);
+                            client = chain.client();
+                        }
+                    }
+                }
+            });
+        }
+        for _ in 0..5 {
+            let pid = chain.processes("cc-package ")[0];
+            // SAFETY: a signal to a process of this test's own chain.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            common::wait_until("the filter runs again", || {
+                chain.processes("cc-package ").iter().any(|&other| other != pid)
+            });
+            let before = answered.load(Ordering::Relaxed);
+            common::wait_until("clients are served again", || answered.load(Ordering::Relaxed) > before + 50);
+            assert_eq!(chain.get("/small").body, b"small\n");
+        }
+        drop(guard);
+    });
+    chain.stop();
+}
+
+struct StopOnDrop<'s>(&'s AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_first_filter_may_die_and_connections_that_it_handed_on_live() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
+    let mut client = chain.client();
+    assert_eq!(client.get("/small").status, 200);
+    let pid = chain.processes("cc-package ")[0];
+    // SAFETY: a signal to a process of this test's own chain.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(client.get("/small").body, b"small\n");
+    let mut another = Client::try_connect(chain.address).unwrap();
+    assert_eq!(another.get("/small").body, b"small\n");
+    assert_eq!(client.get("/small").body, b"small\n");
+}
+
+/// Every filter that there is, each with what it cannot do without.
+fn every_filter(site: &Site) -> Vec<String> {
+    let secrets = site.path().join("secrets");
+    std::fs::write(&secrets, "alice:secret\n").unwrap();
+    let rules = site.path().join("rules.toml");
+    std::fs::write(&rules, "[[request]]\npath = \"/forbidden*\"\naction = \"refuse\"\n").unwrap();
+    vec![
+        "package".to_owned(),
+        "persist".to_owned(),
+        "normalize".to_owned(),
+        format!("auth=file={}", secrets.display()),
+        format!("police=rules={}", rules.display()),
+        "stats=listen=127.0.0.1:0".to_owned(),
+        "slowread=exempt=100".to_owned(),
+        "pass".to_owned(),
+        "prior".to_owned(),
+    ]
+}
+
+const NAMES: [&str; 9] =
+    ["package", "persist", "normalize", "auth", "police", "stats", "slowread", "pass", "prior"];
+
+/// This test needs root to see that filters give it up.
+#[test]
+fn each_filter_has_its_own_name_and_has_given_up_its_privileges() {
+    let site = Site::new();
+    let port = free_port();
+    let filters = every_filter(&site);
+    let chain = Chain::start(port, &strs(&filters), &strs(&site.nginx(port)));
+    for name in NAMES {
+        let pid = chain.processes(&format!("cc-{name} "))[0];
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(comm.trim(), format!("cc-{name}"));
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t65534\t65534", "CapEff:\t0000000000000000"] {
+            assert!(status.contains(line), "{name}: {line}: {status}");
+        }
+    }
+    let mut client = chain.client();
+    assert_eq!(client.get("/small").status, 401);
+    assert!(client.is_ended());
+    let mut client = chain.client();
+    for (path, status) in [("/small", 200), ("//small", 200), ("/big", 200), ("/forbidden/x", 503)] {
+        let fields = "Host: test\r\nAuthorization: Basic YWxpY2U6c2VjcmV0";
+        client.send(format!("GET {path} HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes());
+        assert_eq!(client.response(false).status, status, "{path}");
+    }
+}
+
+#[test]
+fn every_filter_explains_itself() {
+    let list = Command::new(program()).arg("filter").output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    for line in list.lines() {
+        let name = line.split_whitespace().next().unwrap();
+        let help = Command::new(program()).args(["filter", name, "--help"]).output().unwrap();
+        assert!(help.status.success() && String::from_utf8(help.stdout).unwrap().contains(name));
+    }
+    assert!(list.lines().count() >= 7);
+}
+
+/// A filter in another language (docs/protocol/filter.md).
+#[test]
+fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
+    let site = Site::new();
+    let port = free_port();
+    let filter = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/filters/tag.py");
+    let filter = format!("{filter}=value=seen,forbid=/private");
+    let chain = Chain::start(port, &["persist", &filter, "prior"], &strs(&site.nginx(port)));
+    let mut client = chain.client();
+    for _ in 0..5 {
+        let response = client.get("/small");
+        assert_eq!((&response.body[..], response.field("x-tag").as_deref()), (&b"small\n"[..], Some("seen")));
+    }
+    let long = "y".repeat(3000);
+    client.send(format!("GET /small HTTP/1.1\r\nHost: test\r\nX: {long}\r\n\r\n").as_bytes());
+    assert_eq!(client.response(false).field("x-tag").as_deref(), Some("seen"));
+    let pid = chain.processes("python3 ")[0];
+    // SAFETY: a signal to a process of this test's own chain.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(client.get("/small").field("x-tag").as_deref(), Some("seen"));
+    assert_eq!(client.get("/private/x").status, 403);
+    assert!(client.is_ended());
+    assert_eq!(chain.get("/small").status, 200);
+    chain.stop();
+}
+
+/// The document's table of bytes is the one that the code writes.
+#[test]
+fn the_protocol_document_names_the_sizes_that_the_code_has() {
+    use tidegate_conditioning::{ledger, wire};
+    let text = include_str!("../../../docs/protocol/filter.md");
+    for size in [wire::INLINE_BYTES, wire::REQUEST_BYTES, ledger::SLOTS as usize, wire::NOTICE_BYTES] {
+        assert!(text.contains(&size.to_string()), "{size}");
+    }
+    assert!(text.contains(&format!("| {} | … |", wire::HEADER_BYTES)));
+}

@@ -1,0 +1,363 @@
+//! Chains in front of real servers, and a client that looks at every byte.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn program() -> PathBuf {
+    env!("CARGO_BIN_EXE_tidegate-cc").into()
+}
+
+/// A library that was built beside the tests.
+pub fn library(name: &str) -> PathBuf {
+    let directory = program().parent().unwrap().to_owned();
+    let beside_tests = std::env::current_exe().unwrap().parent().unwrap().join(name);
+    [beside_tests, directory.join("deps").join(name), directory.join(name)]
+        .into_iter()
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| panic!("{name} was not built"))
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not so after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running `tidegate-cc condition`, and everything that it started.
+pub struct Chain {
+    pub child: Child,
+    pub address: SocketAddr,
+}
+
+impl Chain {
+    pub fn command(port: u16, filters: &[&str], command: &[&str]) -> Command {
+        let mut launcher = Command::new(program());
+        launcher.args(["condition", "--listen", &format!("127.0.0.1:{port}")]);
+        for filter in filters {
+            launcher.args(["--filter", filter]);
+        }
+        launcher.arg("--").args(command);
+        launcher.env("TIDEGATE_PRELOAD", library("libtidegate_preload.so"));
+        // SAFETY: setsid is async-signal-safe.
+        unsafe {
+            launcher.pre_exec(|| {
+                libc::setsid();
+                Ok(())
+            });
+        }
+        launcher.stdin(Stdio::null()).stdout(Stdio::null());
+        launcher
+    }
+
+    /// Starts a chain and waits until it serves.
+    pub fn start(port: u16, filters: &[&str], command: &[&str]) -> Self {
+        let child = Self::command(port, filters, command).stderr(Stdio::piped()).spawn().unwrap();
+        let mut chain = Self { child, address: ([127, 0, 0, 1], port).into() };
+        wait_until("the server answers", || {
+            assert_eq!(chain.child.try_wait().unwrap(), None, "ended: {}", chain.errors());
+            let Ok(mut probe) = Client::try_connect(chain.address) else { return false };
+            probe.stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+            probe.stream.write_all(b"GET / HTTP/1.0\r\n\r\n").is_ok() && probe.stream.fill_buf_has_bytes()
+        });
+        chain
+    }
+
+    fn errors(&mut self) -> String {
+        let mut text = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = stderr.read_to_string(&mut text);
+        }
+        text
+    }
+
+    /// The processes that belong to this chain and whose command line contains `what`.
+    pub fn processes(&self, what: &str) -> Vec<i32> {
+        processes(self.child.id(), what)
+    }
+
+    pub fn client(&self) -> Client {
+        Client::try_connect(self.address).unwrap()
+    }
+
+    pub fn get(&self, path: &str) -> Response {
+        self.client().get(path)
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: a signal to a child that was not waited for.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+
+    /// Ends the chain and checks that nothing is left.
+    pub fn stop(mut self) -> ExitStatus {
+        self.signal(libc::SIGTERM);
+        let status = self.child.wait().unwrap();
+        assert_eq!(self.processes(""), [0i32; 0], "processes left behind");
+        status
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            self.signal(libc::SIGTERM);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The processes of a session whose command line contains `what`. Servers overwrite their environment, but stay in the
+/// session that their launcher was put into.
+pub fn processes(session: u32, what: &str) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let fields = stat.rsplit(')').next().unwrap_or("");
+        let of_session = fields.split_whitespace().nth(3) == Some(&session.to_string());
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if of_session && String::from_utf8_lossy(&line).replace('\0', " ").contains(what) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+trait HasBytes {
+    fn fill_buf_has_bytes(&mut self) -> bool;
+}
+
+impl HasBytes for TcpStream {
+    fn fill_buf_has_bytes(&mut self) -> bool {
+        matches!(self.peek(&mut [0]), Ok(1))
+    }
+}
+
+/// A client connection.
+pub struct Client {
+    pub stream: TcpStream,
+    reader: BufReader<TcpStream>,
+}
+
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    pub fn field(&self, name: &str) -> Option<String> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim().to_owned())
+    }
+}
+
+impl Client {
+    pub fn try_connect(address: SocketAddr) -> std::io::Result<Self> {
+        Ok(Self::over(TcpStream::connect(address)?))
+    }
+
+    pub fn over(stream: TcpStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let reader = BufReader::new(stream.try_clone().unwrap());
+        Self { stream, reader }
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn get(&mut self, path: &str) -> Response {
+        self.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes());
+        self.response(false)
+    }
+
+    pub fn response(&mut self, to_head: bool) -> Response {
+        self.try_response(to_head).unwrap()
+    }
+
+    pub fn try_response(&mut self, to_head: bool) -> std::io::Result<Response> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if self.reader.read_line(&mut head)? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let status = head.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let mut response = Response { status, head, body: Vec::new() };
+        if to_head || matches!(status, 100 | 204 | 304) {
+            return Ok(response);
+        }
+        if let Some(length) = response.field("content-length") {
+            response.body.resize(length.parse().unwrap(), 0);
+            self.reader.read_exact(&mut response.body)?;
+        } else if response.field("transfer-encoding").is_some() {
+            loop {
+                let mut size = String::new();
+                self.reader.read_line(&mut size)?;
+                let size = usize::from_str_radix(size.trim(), 16).unwrap();
+                let start = response.body.len();
+                response.body.resize(start + size, 0);
+                self.reader.read_exact(&mut response.body[start..])?;
+                self.reader.read_line(&mut String::new())?;
+                if size == 0 {
+                    break;
+                }
+            }
+        } else {
+            self.reader.read_to_end(&mut response.body)?;
+        }
+        Ok(response)
+    }
+
+    /// Whether the server's side ends before anything else comes from it.
+    pub fn is_ended(&mut self) -> bool {
+        match self.reader.fill_buf() {
+            Ok(bytes) => bytes.is_empty(),
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// Files that servers serve: `/small`, `/big` (3 MB) and an index.
+pub struct Site {
+    pub directory: tempfile::TempDir,
+    pub big: Vec<u8>,
+}
+
+impl Site {
+    pub fn new() -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        // Servers change to users of their own.
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let root = directory.path().join("html");
+        std::fs::create_dir(&root).unwrap();
+        let big: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        std::fs::write(root.join("index.html"), "index\n").unwrap();
+        std::fs::write(root.join("small"), "small\n").unwrap();
+        std::fs::write(root.join("big"), &big).unwrap();
+        Self { directory, big }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Writes a configuration in which `DIR` and `PORT` are replaced.
+    pub fn configuration(&self, name: &str, port: u16, text: &str) -> String {
+        let text = text.replace("DIR", self.path().to_str().unwrap()).replace("PORT", &port.to_string());
+        let file = self.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    }
+
+    pub fn nginx(&self, port: u16) -> Vec<String> {
+        let file = self.configuration("nginx.conf", port, NGINX);
+        ["nginx", "-e", "stderr", "-c", &file].map(str::to_owned).to_vec()
+    }
+}
+
+const NGINX: &str = "
+worker_processes 2; daemon off; pid DIR/nginx.pid; error_log DIR/error.log info;
+events { worker_connections 64; }
+http {
+  access_log DIR/access.log; root DIR/html; sendfile on; tcp_nopush on; keepalive_timeout 30s;
+  client_body_temp_path DIR/body; proxy_temp_path DIR/proxy; fastcgi_temp_path DIR/fastcgi;
+  uwsgi_temp_path DIR/uwsgi; scgi_temp_path DIR/scgi;
+  server {
+    listen PORT; client_max_body_size 50m;
+    location / { add_header X-Peer $remote_addr; add_header X-Tag $http_x_tag; }
+    location /upload { return 200 $content_length; }
+  }
+}
+";
+
+pub fn strs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+/// Installs a Debian package if the program that it brings is missing; false, said aloud, if that cannot be done.
+pub fn needs(program: &str, package: &str) -> bool {
+    let is_there = || {
+        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
+        std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    };
+    if is_there() {
+        return true;
+    }
+    for step in [&["update", "-qq"][..], &["install", "-y", "-qq", package]] {
+        let mut apt = Command::new("apt-get");
+        apt.args(step).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()).stderr(Stdio::null());
+        let _ = apt.status();
+    }
+    let done = is_there();
+    if !done {
+        eprintln!("SKIPPED: {program} is missing and Debian's package {package} cannot be installed");
+    }
+    done
+}
+
+/// What every server must do behind a chain. `/cgi/echo` says the method and the length of the content that it read;
+/// `/cgi/slow` takes a while.
+pub fn exercise(chain: &Chain, site: &Site) {
+    let mut client = chain.client();
+    for _ in 0..20 {
+        let response = client.get("/small");
+        assert_eq!((response.status, &response.body[..]), (200, &b"small\n"[..]));
+        assert_ne!(response.field("connection").unwrap_or_default().to_ascii_lowercase(), "close");
+    }
+    assert!(client.get("/big").body == site.big);
+    client.send(b"HEAD /big HTTP/1.1\r\nHost: test\r\n\r\n");
+    assert_eq!(client.response(true).field("content-length").unwrap(), "3000000");
+    assert_eq!(client.get("/missing").status, 404);
+    assert_eq!(client.get("/cgi/echo").body, b"GET 0\n");
+    for length in [5, 100_000, 2_000_000] {
+        let head = format!("POST /cgi/echo HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+        client.send(head.as_bytes());
+        client.send(&site.big[..length]);
+        assert_eq!(String::from_utf8_lossy(&client.response(false).body), format!("POST {length}\n"));
+    }
+    // The request is read to its end, and the answer takes a while: nobody may tell the server that its client left.
+    assert_eq!(client.get("/cgi/slow").body, b"done\n");
+    let one = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
+    client.send(["/small", "/cgi/slow", "/small"].map(one).concat().as_bytes());
+    assert_eq!(client.response(false).body, b"small\n");
+    assert_eq!(client.response(false).body, b"done\n");
+    assert_eq!(client.response(false).body, b"small\n");
+    client.send(b"GET /small HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    assert_eq!(client.response(false).body, b"small\n");
+    assert!(client.is_ended());
+    abort(chain);
+    let mut many: Vec<_> = (0..100).map(|_| chain.client()).collect();
+    for _ in 0..2 {
+        for client in &mut many {
+            assert_eq!(client.get("/small").body, b"small\n");
+        }
+    }
+}
+
+fn abort(chain: &Chain) {
+    for _ in 0..20 {
+        chain.client().send(b"GET /big HTTP/1.1\r\nHost: test\r\n\r\n");
+        chain.client().send(b"POST /cgi/echo HTTP/1.1\r\nHost: test\r\nContent-Length: 1000000\r\n\r\nabc");
+        chain.client().send(b"GET /cgi/slow HTTP/1.1\r\nHost: test\r\n\r\n");
+    }
+    assert_eq!(chain.get("/small").body, b"small\n");
+}

@@ -1,0 +1,167 @@
+//! Debian's Apache, lighttpd and gunicorn, unmodified, behind a chain: each is put through the same requests.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use common::{Chain, Site, exercise, free_port, needs, wait_until};
+
+const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
+
+fn run(site: &Site, environment: &[(&str, &str)], command: &dyn Fn(u16) -> Vec<String>) {
+    let port = free_port();
+    let command = command(port);
+    let set = environment.iter().map(|(name, value)| format!("{name}={value}"));
+    let words: Vec<String> = ["env".to_owned()].into_iter().chain(set).chain(command).collect();
+    let chain = Chain::start(port, CHAIN, &common::strs(&words));
+    exercise(&chain, site);
+    chain.stop();
+}
+
+fn site_with_cgi() -> Site {
+    let site = Site::new();
+    let directory = site.path().join("html/cgi");
+    std::fs::create_dir(&directory).unwrap();
+    let scripts = [
+        ("echo", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\necho \"$REQUEST_METHOD $(wc -c)\"\n"),
+        ("slow", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\nsleep 0.3\necho done\n"),
+    ];
+    for (name, script) in scripts {
+        let file = directory.join(name);
+        std::fs::write(&file, script).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    site
+}
+
+const APACHE: &str = "
+ServerRoot DIR
+ServerName localhost
+PidFile DIR/apache.pid
+DefaultRuntimeDir DIR
+Listen PORT
+LoadModule mpm_${MPM}_module /usr/lib/apache2/modules/mod_mpm_${MPM}.so
+LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so
+LoadModule alias_module /usr/lib/apache2/modules/mod_alias.so
+LoadModule cgi_module /usr/lib/apache2/modules/mod_cgi.so
+ErrorLog DIR/apache.log
+DocumentRoot DIR/html
+KeepAlive On
+KeepAliveTimeout 30
+User www-data
+Group www-data
+ScriptAlias /cgi/ DIR/html/cgi/
+<Directory DIR/html>
+  Require all granted
+  Options +ExecCGI
+</Directory>
+";
+
+fn apache(mpm: &str) {
+    if !needs("apache2", "apache2") {
+        return;
+    }
+    let site = site_with_cgi();
+    run(&site, &[("MPM", mpm)], &|port| {
+        let file = site.configuration("apache.conf", port, APACHE);
+        ["apache2", "-DFOREGROUND", "-f", &file].map(str::to_owned).to_vec()
+    });
+    let log = std::fs::read_to_string(site.path().join("apache.log")).unwrap();
+    assert!(!log.contains("exit signal"), "a process of Apache's died: {log}");
+}
+
+#[test]
+fn apache_prefork() {
+    apache("prefork");
+}
+
+#[test]
+fn apache_event() {
+    apache("event");
+}
+
+#[test]
+fn lighttpd() {
+    if !needs("lighttpd", "lighttpd") {
+        return;
+    }
+    let site = site_with_cgi();
+    let configuration = "
+server.document-root = \"DIR/html\"
+server.port = PORT
+server.modules = (\"mod_cgi\")
+server.errorlog = \"DIR/lighttpd.log\"
+index-file.names = (\"index.html\")
+$HTTP[\"url\"] =~ \"^/cgi/\" { cgi.assign = (\"\" => \"\") }
+";
+    run(&site, &[], &|port| {
+        let file = site.configuration("lighttpd.conf", port, configuration);
+        ["lighttpd", "-D", "-f", &file].map(str::to_owned).to_vec()
+    });
+}
+
+const WSGI: &str = "
+import os, time
+def application(environ, start_response):
+    path = environ['PATH_INFO']
+    if path == '/cgi/slow':
+        time.sleep(0.3)
+        body = b'done\\n'
+    elif path == '/cgi/echo':
+        body = b'%s %d\\n' % (environ['REQUEST_METHOD'].encode(), len(environ['wsgi.input'].read()))
+    else:
+        try:
+            body = open('DIR/html/' + (os.path.basename(path) or 'index.html'), 'rb').read()
+        except OSError:
+            start_response('404 Not Found', [('Content-Length', '0')])
+            return []
+    start_response('200 OK', [('Content-Type', 'text/plain'), ('Content-Length', str(len(body)))])
+    return [body]
+";
+
+fn gunicorn(worker: &[&str]) {
+    if !needs("gunicorn", "gunicorn") {
+        return;
+    }
+    let site = Site::new();
+    site.configuration("application.py", 0, WSGI);
+    run(&site, &[("PYTHONDONTWRITEBYTECODE", "1")], &|port| {
+        let (bind, directory) = (format!("127.0.0.1:{port}"), site.path().to_str().unwrap());
+        let common =
+            ["gunicorn", "--bind", &bind, "--chdir", directory, "--workers", "2", "--log-level", "error"];
+        common.iter().chain(worker).chain(&["application"]).map(|word| word.to_string()).collect()
+    });
+}
+
+/// This one ends each connection after its response; behind a chain its clients keep theirs.
+#[test]
+fn gunicorn_with_synchronous_workers() {
+    gunicorn(&[]);
+}
+
+#[test]
+fn gunicorn_with_threads() {
+    gunicorn(&["--threads", "4"]);
+}
+
+#[test]
+fn a_server_that_goes_to_the_background_is_followed_there() {
+    let site = Site::new();
+    let port = free_port();
+    let words = site.nginx(port);
+    let file = words.last().unwrap();
+    let text = std::fs::read_to_string(file).unwrap().replace("daemon off;", "daemon on;");
+    std::fs::write(file, text).unwrap();
+    let chain = Chain::start(port, CHAIN, &common::strs(&words));
+    let mut client = chain.client();
+    for _ in 0..5 {
+        assert_eq!(client.get("/small").body, b"small\n");
+    }
+    // A hang-up is nginx's to understand: it reads its configuration again.
+    chain.signal(libc::SIGHUP);
+    let log = || std::fs::read_to_string(site.path().join("error.log")).unwrap();
+    wait_until("nginx has replaced its workers", || log().matches("exited with code 0").count() == 2);
+    assert_eq!(client.get("/small").body, b"small\n");
+    chain.stop();
+}

@@ -1,0 +1,66 @@
+//! Servers that make their system calls themselves: the launcher answers some of them (seccomp user notification).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Chain, Site, exercise, free_port, needs};
+
+const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/static").join(name)
+}
+
+fn go() -> Option<PathBuf> {
+    let usual = PathBuf::from("/usr/local/go/bin/go");
+    if usual.is_file() {
+        return Some(usual);
+    }
+    needs("go", "golang-go").then(|| "go".into())
+}
+
+#[test]
+fn a_server_in_go() {
+    let Some(go) = go() else { return };
+    let site = Site::new();
+    let server = site.path().join("server");
+    let mut build = Command::new(go);
+    build.args(["build", "-o"]).arg(&server).arg(source("main.go"));
+    // What was compiled of Go's own library is kept for the next run.
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache");
+    build.envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOFLAGS", "")]).env("GOCACHE", cache);
+    assert!(build.env("HOME", site.path()).status().unwrap().success());
+    let port = free_port();
+    let root = site.path().join("html");
+    let command = [server.to_str().unwrap(), &format!(":{port}"), root.to_str().unwrap()];
+    let chain = Chain::start(port, CHAIN, &command);
+    let mut client = chain.client();
+    let address = client.stream.local_addr().unwrap();
+    assert_eq!(String::from_utf8(client.get("/peer").body).unwrap(), address.to_string());
+    exercise(&chain, &site);
+    chain.stop();
+}
+
+#[test]
+fn a_server_that_waits_in_accept() {
+    let site = Site::new();
+    let server = site.path().join("server");
+    let mut compile = Command::new("cc");
+    compile
+        .args(["-static", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .arg(&server)
+        .arg(source("blocking.c"));
+    assert!(compile.status().unwrap().success());
+    let port = free_port();
+    let chain = Chain::start(port, CHAIN, &[server.to_str().unwrap(), &port.to_string()]);
+    let mut client = chain.client();
+    for _ in 0..20 {
+        let response = client.get("/");
+        assert_eq!(response.body, b"127.0.0.1");
+        assert_ne!(response.field("connection").as_deref(), Some("close"));
+    }
+    chain.stop();
+}
