@@ -1,0 +1,10 @@
+#![deny(unsafe_code)]
+//! Trickles: a transport whose server keeps no per-connection state.
+//!
+//! Everything that a server would remember about a connection travels in a *continuation* that the client hands back
+//! with its next request. The protocol is written down in `docs/protocol/trickles.md`; section numbers after
+//! "Trickles" are those of Shieh, Myers, Sirer: "Trickles: A Stateless Network Stack for Improved Scalability,
+//! Resilience, and Flexibility" (NSDI 2005).
+
+pub mod keys;
+pub mod mac;
