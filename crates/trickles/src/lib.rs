@@ -6,5 +6,7 @@
 //! "Trickles" are those of Shieh, Myers, Sirer: "Trickles: A Stateless Network Stack for Improved Scalability,
 //! Resilience, and Flexibility" (NSDI 2005).
 
+pub mod cwnd;
 pub mod keys;
 pub mod mac;
+pub mod nonce;
