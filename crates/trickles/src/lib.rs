@@ -6,7 +6,11 @@
 //! "Trickles" are those of Shieh, Myers, Sirer: "Trickles: A Stateless Network Stack for Improved Scalability,
 //! Resilience, and Flexibility" (NSDI 2005).
 
+pub mod congestion;
+pub mod continuation;
 pub mod cwnd;
 pub mod keys;
 pub mod mac;
 pub mod nonce;
+pub mod replay;
+pub mod user;
