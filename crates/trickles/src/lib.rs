@@ -14,3 +14,4 @@ pub mod mac;
 pub mod nonce;
 pub mod replay;
 pub mod user;
+pub mod wire;
