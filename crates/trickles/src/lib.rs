@@ -9,9 +9,11 @@
 pub mod congestion;
 pub mod continuation;
 pub mod cwnd;
+pub mod files;
 pub mod keys;
 pub mod mac;
 pub mod nonce;
 pub mod replay;
+pub mod server;
 pub mod user;
 pub mod wire;
