@@ -1,7 +1,7 @@
 //! A service that answers with objects: input is a path, output the object's bytes. It keeps nothing between events.
 
 use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket};
-use crate::user::MAX_OPAQUE_BYTES;
+use crate::user::{MAX_OPAQUE_BYTES, REGION_BITS};
 
 /// Code of a reset: no such object.
 pub const NOT_FOUND: u16 = 404;
@@ -9,6 +9,8 @@ pub const NOT_FOUND: u16 = 404;
 pub const GONE: u16 = 410;
 /// Code of a reset: the path is too long.
 pub const PATH_TOO_LONG: u16 = 414;
+/// Code of a reset: the object is longer than a request's region of sequence numbers.
+pub const TOO_LARGE: u16 = 413;
 /// Longest path in bytes: what fits into a continuation beside the version.
 pub const MAX_PATH_BYTES: usize = MAX_OPAQUE_BYTES - VERSION_BYTES;
 const VERSION_BYTES: usize = 8;
@@ -98,6 +100,10 @@ impl<O: Objects> FileService<O> {
             let _ = socket.reset(first, input.request, NOT_FOUND);
             return;
         };
+        if object.length > 1 << REGION_BITS {
+            let _ = socket.reset(first, input.request, TOO_LARGE);
+            return;
+        }
         let mut opaque = object.version.to_be_bytes().to_vec();
         opaque.extend_from_slice(&path);
         let valid = (0, object.length);

@@ -6,6 +6,7 @@
 //! "Trickles" are those of Shieh, Myers, Sirer: "Trickles: A Stateless Network Stack for Improved Scalability,
 //! Resilience, and Flexibility" (NSDI 2005).
 
+pub mod client;
 pub mod congestion;
 pub mod continuation;
 pub mod cwnd;

@@ -7,7 +7,7 @@ use crate::continuation::{
     ACCOUNT_HEAD_BYTES, CONTINUATION_BYTES, MAX_RUNS, ProvedRun, RUN_BYTES, RawContinuation,
 };
 use crate::nonce::{self, NONCE_BYTES};
-use crate::user::{MAX_OPAQUE_BYTES, MAX_REQUEST, OVERHEAD_BYTES, REGION_BITS};
+use crate::user::{MAX_OPAQUE_BYTES, MAX_REQUEST, OVERHEAD_BYTES};
 
 /// Version byte; also tells our datagrams from others on the same port.
 pub const VERSION: u8 = 0xd1;
@@ -419,12 +419,10 @@ pub enum Frame<'a> {
         /// The continuation.
         continuation: &'a [u8],
     },
-    /// No output comes in `from..to` (Trickles §5.2); at the region's end this ends the request's output.
+    /// No output comes from `from` to the end of its region (Trickles §5.2): the request's output ends there.
     Skip {
         /// First sequence number that has no byte.
         from: u64,
-        /// End of the gap, exclusive.
-        to: u64,
     },
     /// The request failed.
     Reset {
@@ -444,7 +442,7 @@ impl Frame<'_> {
                 Frame::Data { data, .. } => 8 + data.len(),
                 Frame::OutputContinuation { continuation } => continuation.len(),
                 Frame::InputContinuation { continuation, .. } => 12 + continuation.len(),
-                Frame::Skip { .. } => 16,
+                Frame::Skip { .. } => 8,
                 Frame::Reset { .. } => 6,
             }
     }
@@ -466,10 +464,7 @@ impl Frame<'_> {
                     out.extend_from_slice(continuation);
                 });
             }
-            Frame::Skip { from, to } => frame(FRAME_SKIP, out, |out| {
-                out.extend_from_slice(&from.to_be_bytes());
-                out.extend_from_slice(&to.to_be_bytes());
-            }),
+            Frame::Skip { from } => frame(FRAME_SKIP, out, |out| out.extend_from_slice(&from.to_be_bytes())),
             Frame::Reset { request, code } => frame(FRAME_RESET, out, |out| {
                 out.extend_from_slice(&request.to_be_bytes());
                 out.extend_from_slice(&code.to_be_bytes());
@@ -558,14 +553,7 @@ impl<'a> Answer<'a> {
                 consumed: body.u64()?,
                 continuation: bounded(body.rest)?,
             },
-            FRAME_SKIP => {
-                let (from, to) = (body.u64()?, body.u64()?);
-                let same_region = from < to && from >> REGION_BITS == (to - 1) >> REGION_BITS;
-                if !same_region {
-                    return Err(WireError::Bounds { what: "end of a skip", value: to });
-                }
-                Frame::Skip { from, to }
-            }
+            FRAME_SKIP => Frame::Skip { from: body.u64()? },
             FRAME_RESET => Frame::Reset { request: request_number(body.u32()?)?, code: body.u16()? },
             _ => return Err(WireError::Frame { frame }),
         }))

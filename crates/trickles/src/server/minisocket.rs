@@ -1,6 +1,6 @@
 //! The minisocket: a client for as long as one of its packets is being answered (Trickles §3.2).
 
-use super::{Template, region_end};
+use super::Template;
 use crate::keys::KeyRing;
 use crate::user::{Kind, UserContinuation, region_start};
 use crate::wire::{Answer, DATA_FRAME_BYTES, Frame, RESPONSE_HEAD_BYTES};
@@ -104,7 +104,7 @@ impl Minisocket {
     /// Says that the output of `request` ends at `length` (Trickles §5.2: a SKIP to the end of its region).
     pub fn end(&mut self, index: usize, request: u32, length: u64) -> Result<(), NoRoom> {
         let from = region_start(request).saturating_add(length);
-        self.put(index, &Frame::Skip { from, to: region_end(request) })
+        self.put(index, &Frame::Skip { from })
     }
 
     /// Says that `request` failed; codes under 100 are the transport's.

@@ -3,7 +3,7 @@
 
 mod minisocket;
 
-pub use minisocket::{Minisocket, NoRoom};
+pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 
 use crate::congestion::{self, AccountError, Era, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
@@ -11,7 +11,7 @@ use crate::cwnd::MAX_WINDOW;
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
-use crate::user::{Kind, UserContinuation, UserError, region_start, split_sequence};
+use crate::user::{Kind, UserContinuation, UserError, split_sequence};
 use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -511,10 +511,4 @@ fn update_round_trip(continuation: &mut Continuation, held_ms: u16, now_ms: u64)
         continuation.rttvar_us = continuation.rttvar_us - continuation.rttvar_us / 4 + difference / 4;
         continuation.srtt_us = continuation.srtt_us - continuation.srtt_us / 8 + sample_us / 8;
     }
-}
-
-/// First sequence number after the region of `request`.
-#[must_use]
-pub fn region_end(request: u32) -> u64 {
-    region_start(request).saturating_add(1 << crate::user::REGION_BITS)
 }

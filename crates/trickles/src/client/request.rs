@@ -1,0 +1,217 @@
+//! One request at the client: input on its way up, output on its way down.
+
+use super::ranges::RangeSet;
+use crate::server::RESET_EXPIRED;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Output continuations kept for one request; a server needs one or two.
+const MAX_CONTINUATIONS: usize = 8;
+/// How often the transport may ask for a request to be repeated from the start.
+const MAX_RESTARTS: u8 = 3;
+
+/// What reading a request's output gives.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Read {
+    /// This many bytes were read.
+    Data(usize),
+    /// Nothing has arrived yet.
+    Pending,
+    /// The output has ended.
+    End,
+    /// The server refused the request with this code.
+    Reset(u16),
+}
+
+#[derive(Debug)]
+struct OutputContinuation {
+    valid: Range<u64>,
+    bytes: Vec<u8>,
+}
+
+/// State of one request.
+#[derive(Debug, Default)]
+pub(super) struct RequestState {
+    input: Vec<u8>,
+    input_complete: bool,
+    input_continuation: Vec<u8>,
+    consumed: usize,
+    answered: bool,
+    input_in_flight: bool,
+    restarts: u8,
+    /// Packets on their way that the server may fill with output of its own accord.
+    pushes: u32,
+    outputs: Vec<OutputContinuation>,
+    have: RangeSet,
+    asked: RangeSet,
+    segments: BTreeMap<u64, Vec<u8>>,
+    position: u64,
+    end: Option<u64>,
+    reset: Option<u16>,
+}
+
+impl RequestState {
+    pub(super) fn append_input(&mut self, data: &[u8], last: bool) {
+        if !self.input_complete {
+            self.input.extend_from_slice(data);
+            self.input_complete = last;
+        }
+    }
+
+    pub(super) fn input_bytes(&self) -> usize {
+        self.input.len()
+    }
+
+    /// Input to send now, `room` bytes at most: offset, bytes, whether they are the last, and the continuation.
+    pub(super) fn next_input(&self, room: usize) -> (u64, &[u8], bool, &[u8]) {
+        let end = self.input.len().min(self.consumed.saturating_add(room));
+        let last = self.input_complete && end == self.input.len();
+        (self.consumed as u64, &self.input[self.consumed..end], last, &self.input_continuation)
+    }
+
+    pub(super) fn input_continuation(&self) -> &[u8] {
+        &self.input_continuation
+    }
+
+    pub(super) fn wants_to_send(&self) -> bool {
+        let something = self.consumed < self.input.len() || self.input_complete;
+        !self.answered && self.reset.is_none() && !self.input_in_flight && something
+    }
+
+    /// Input was sent; each packet of the answer is noted with [`RequestState::expect_push`].
+    pub(super) fn input_sent(&mut self) {
+        self.input_in_flight = true;
+    }
+
+    pub(super) fn expect_push(&mut self) {
+        self.pushes += 1;
+    }
+
+    /// A packet of the answer to input has come or is lost. After the last, input without an answer is sent again.
+    pub(super) fn push_settled(&mut self) {
+        self.pushes = self.pushes.saturating_sub(1);
+        if self.pushes == 0 {
+            self.input_in_flight = false;
+        }
+    }
+
+    /// The next range to ask for, `length` bytes at most, within `window` bytes of the reader.
+    pub(super) fn next_want(&self, length: u64, window: u64) -> Option<(Range<u64>, &[u8])> {
+        if self.pushes > 0 || self.reset.is_some() || self.outputs.is_empty() {
+            return None;
+        }
+        let limit = self.end.unwrap_or(u64::MAX).min(self.position.saturating_add(window));
+        let mut at = self.position;
+        while at < limit {
+            if let Some(end) = self.have.end_of(at).or_else(|| self.asked.end_of(at)) {
+                at = end;
+                continue;
+            }
+            // The newest continuation that is valid here.
+            let Some(output) = self.outputs.iter().rev().find(|output| output.valid.contains(&at)) else {
+                at = self.outputs.iter().map(|output| output.valid.start).filter(|&start| start > at).min()?;
+                continue;
+            };
+            let bounds = [self.have.next_start(at), self.asked.next_start(at), Some(output.valid.end), Some(limit)];
+            let end = bounds.into_iter().flatten().min().unwrap_or(limit).min(at + length);
+            return Some((at..end, &output.bytes));
+        }
+        None
+    }
+
+    pub(super) fn ask(&mut self, range: Range<u64>) {
+        self.asked.insert(range);
+    }
+
+    pub(super) fn unask(&mut self, range: Range<u64>) {
+        self.asked.remove(range);
+    }
+
+    /// Whether something is still to come from the server.
+    pub(super) fn unfinished(&self, window: u64) -> bool {
+        let input = self.input_in_flight || self.wants_to_send();
+        self.reset.is_none()
+            && (input || self.pushes > 0 || !self.asked.is_empty() || self.next_want(1, window).is_some())
+    }
+
+    /// Takes output that has arrived; what lies beyond `window` bytes of the reader was not asked for and is dropped.
+    pub(super) fn receive(&mut self, offset: u64, data: &[u8], window: u64) {
+        let limit = self.position.saturating_add(window).min(self.end.unwrap_or(u64::MAX));
+        let end = offset.saturating_add(data.len() as u64).min(limit);
+        for part in self.have.missing(offset.max(self.position)..end) {
+            let bytes = &data[(part.start - offset) as usize..(part.end - offset) as usize];
+            self.segments.insert(part.start, bytes.to_vec());
+            self.have.insert(part);
+        }
+    }
+
+    pub(super) fn ends_at(&mut self, offset: u64) {
+        // The first word counts: an end that moves would cut off or leave out bytes that were handed out.
+        if self.end.is_none() && offset >= self.position {
+            self.end = Some(offset);
+        }
+    }
+
+    pub(super) fn set_output(&mut self, valid: Range<u64>, bytes: &[u8]) {
+        self.answered = true;
+        self.input_in_flight = false;
+        self.outputs.retain(|output| output.valid != valid);
+        if self.outputs.len() == MAX_CONTINUATIONS {
+            self.outputs.remove(0);
+        }
+        self.outputs.push(OutputContinuation { valid, bytes: bytes.to_vec() });
+    }
+
+    pub(super) fn set_input(&mut self, consumed: u64, bytes: &[u8]) {
+        let Ok(consumed) = usize::try_from(consumed) else { return };
+        if (self.consumed..=self.input.len()).contains(&consumed) {
+            self.consumed = consumed;
+            self.input_continuation = bytes.to_vec();
+            self.input_in_flight = false;
+        }
+    }
+
+    pub(super) fn fail(&mut self, code: u16) {
+        if code == RESET_EXPIRED && self.restarts < MAX_RESTARTS {
+            // What has arrived stays; everything else starts over with the whole input.
+            self.restarts += 1;
+            self.outputs.clear();
+            self.consumed = 0;
+            self.input_continuation.clear();
+            (self.answered, self.input_in_flight) = (false, false);
+        } else if self.end.is_none_or(|end| self.position < end) {
+            self.reset = Some(code);
+        }
+    }
+
+    /// Forgets what is on its way: the transport connection it was asked on is gone.
+    pub(super) fn forget_flight(&mut self) {
+        self.asked.clear();
+        self.pushes = 0;
+        self.input_in_flight = false;
+    }
+
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Read {
+        let mut read = 0;
+        while read < buffer.len() {
+            let Some(mut entry) = self.segments.first_entry().filter(|entry| *entry.key() == self.position) else {
+                break;
+            };
+            let length = entry.get().len().min(buffer.len() - read);
+            buffer[read..read + length].copy_from_slice(&entry.get()[..length]);
+            let rest = entry.get_mut().split_off(length);
+            entry.remove();
+            read += length;
+            self.position += length as u64;
+            if !rest.is_empty() {
+                self.segments.insert(self.position, rest);
+            }
+        }
+        match (read, self.reset) {
+            (1.., _) => Read::Data(read),
+            (0, Some(code)) => Read::Reset(code),
+            (0, None) if self.end == Some(self.position) => Read::End,
+            (0, None) => Read::Pending,
+        }
+    }
+}
