@@ -143,9 +143,8 @@ fn account(era: &Era, runs: &[Run], number: u64) -> Result<Account, AccountError
         if run.gap > 0 && first_loss.is_none() {
             first_loss = Some(position + 1);
         }
-        position = position
-            .checked_add(u64::from(run.gap) + u64::from(run.length))
-            .ok_or(AccountError::BadRuns)?;
+        position =
+            position.checked_add(u64::from(run.gap) + u64::from(run.length)).ok_or(AccountError::BadRuns)?;
     }
     let last = *runs.last().ok_or(AccountError::BadRuns)?;
     if position != number {
@@ -275,7 +274,10 @@ mod tests {
     fn one_loss_of_five_leaves_two_trickles() {
         let era = era(5, 5);
         let after = |k: u64| {
-            acknowledge(&era, &[Run { gap: 1, length: (k - 101) as u32 }], k, 1).unwrap().numbers().collect::<Vec<_>>()
+            acknowledge(&era, &[Run { gap: 1, length: (k - 101) as u32 }], k, 1)
+                .unwrap()
+                .numbers()
+                .collect::<Vec<_>>()
         };
         assert_eq!(after(102), [106], "the first acknowledgement after the loss retransmits");
         assert!(after(103).is_empty() && after(104).is_empty());

@@ -207,7 +207,14 @@ pub(crate) mod tests {
     pub(crate) fn any_continuation() -> impl Strategy<Value = Continuation> {
         let era = (any::<u32>(), any::<u32>(), 0..u64::MAX / 2, any::<u16>(), any::<u16>(), any::<u8>());
         (any::<u8>(), any::<u32>(), era, any::<[u32; 3]>(), any::<u16>(), any::<Block>()).prop_map(
-            |(epoch, offset, (counter, tag, base, start, ssthresh, flight), times, datagram_bytes, sealed)| {
+            |(
+                epoch,
+                offset,
+                (counter, tag, base, start, ssthresh, flight),
+                times,
+                datagram_bytes,
+                sealed,
+            )| {
                 Continuation {
                     epoch,
                     number: base + u64::from(offset),

@@ -53,7 +53,15 @@ impl<O: Objects> FileService<O> {
             let valid = (want.valid_start, want.valid_end);
             let _ = socket.set_output_continuation(index, want.request, valid, want.opaque);
         }
-        self.send(index, want.request, want.offset, want.length as usize, u64::from_be_bytes(*version), path, socket);
+        self.send(
+            index,
+            want.request,
+            want.offset,
+            want.length as usize,
+            u64::from_be_bytes(*version),
+            path,
+            socket,
+        );
     }
 
     /// Fills one packet; returns how many bytes went in, or `None` where the request failed.
@@ -82,7 +90,12 @@ impl<O: Objects> FileService<O> {
 
     /// Input (Trickles §4.2): a path, of which the input continuation carries what came before. `packets` are free for
     /// the first bytes of the answer.
-    fn answer_input(&mut self, input: &EventInput<'_>, packets: std::ops::Range<usize>, socket: &mut Minisocket) {
+    fn answer_input(
+        &mut self,
+        input: &EventInput<'_>,
+        packets: std::ops::Range<usize>,
+        socket: &mut Minisocket,
+    ) {
         let first = packets.start;
         let mut path = input.opaque.to_vec();
         path.extend_from_slice(input.data);

@@ -174,7 +174,8 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
-        let (head, rest) = self.rest.split_at_checked(length).ok_or(WireError::Truncated { what: self.what })?;
+        let (head, rest) =
+            self.rest.split_at_checked(length).ok_or(WireError::Truncated { what: self.what })?;
         self.rest = rest;
         Ok(head)
     }
@@ -299,7 +300,10 @@ impl<'a> Request<'a> {
                 let last = body.u8()? & 1 == 1;
                 let length = usize::from(body.u16()?);
                 if length > MAX_USER_BYTES || self.inputs.len() == MAX_WANTS {
-                    return Err(WireError::Bounds { what: "input continuation length", value: length as u64 });
+                    return Err(WireError::Bounds {
+                        what: "input continuation length",
+                        value: length as u64,
+                    });
                 }
                 let continuation = body.take(length)?;
                 self.inputs.push(Input { request, offset, last, continuation, data: body.rest });

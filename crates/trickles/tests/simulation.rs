@@ -248,7 +248,8 @@ impl World {
         let now_ms = self.wall_ms();
         let mut answers: Vec<Vec<u8>> = Vec::new();
         let (server, service) = &mut self.servers[index];
-        let result = server.handle(datagram, peer, now_ms, service, &mut |packet| answers.push(packet.to_vec()));
+        let result =
+            server.handle(datagram, peer, now_ms, service, &mut |packet| answers.push(packet.to_vec()));
         self.refused += u64::from(result.is_err());
         let opens = datagram.get(1) == Some(&1);
         let answered: usize = answers.iter().map(Vec::len).sum();
@@ -274,21 +275,31 @@ impl World {
             steps += 1;
             assert!(steps < 5_000_000, "seed {}: endless: {:?}", self.seed, self.client);
             for request in open.keys().copied().collect::<Vec<_>>() {
-                let (path, length, position) = open.get_mut(&request).unwrap();
-                match self.client.read(request, &mut buffer) {
-                    Ok(Read::Data(count)) => {
-                        for byte in &buffer[..count] {
-                            assert_eq!(*byte, byte_at(path, *position), "seed {}: at {position}", self.seed);
-                            *position += 1;
+                loop {
+                    let (path, length, position) = open.get_mut(&request).unwrap();
+                    match self.client.read(request, &mut buffer) {
+                        Ok(Read::Data(count)) => {
+                            for byte in &buffer[..count] {
+                                assert_eq!(
+                                    *byte,
+                                    byte_at(path, *position),
+                                    "seed {}: at {position}",
+                                    self.seed
+                                );
+                                *position += 1;
+                            }
+                        }
+                        Ok(Read::Pending) => break,
+                        Ok(Read::End) => {
+                            assert_eq!(position, length, "seed {}", self.seed);
+                            open.remove(&request);
+                            self.client.discard(request);
+                            break;
+                        }
+                        other => {
+                            panic!("seed {}: request {request}: {other:?} in {:?}", self.seed, self.weather)
                         }
                     }
-                    Ok(Read::Pending) => {}
-                    Ok(Read::End) => {
-                        assert_eq!(position, length, "seed {}", self.seed);
-                        open.remove(&request);
-                        self.client.discard(request);
-                    }
-                    other => panic!("seed {}: request {request}: {other:?} in {:?}", self.seed, self.weather),
                 }
             }
             if !open.is_empty() {
@@ -303,7 +314,11 @@ impl World {
 
 fn objects(lengths: &[u64]) -> Generated {
     Generated(
-        lengths.iter().enumerate().map(|(n, &length)| (format!("/object/{n}").into_bytes(), length)).collect(),
+        lengths
+            .iter()
+            .enumerate()
+            .map(|(n, &length)| (format!("/object/{n}").into_bytes(), length))
+            .collect(),
     )
 }
 
@@ -375,7 +390,7 @@ fn on_a_calm_network_nothing_is_refused_or_sent_twice() {
     assert_eq!(counters.trickles_timeouts_total.get(), 0);
     assert_eq!(counters.trickles_recoveries_total.get(), 0);
     let packets = counters.trickles_packets_sent_total.get();
-    assert!((916..1100).contains(&packets), "{packets} packets for 1 MB");
+    assert!((913..950).contains(&packets), "{packets} packets for 1 MB");
     // 3, 10+, 20+, … packets in each round trip of 50 ms: slow start takes seven of them.
     assert!(took < Duration::from_millis(500), "{took:?}");
 }
@@ -402,8 +417,11 @@ fn packets_sprayed_over_eight_servers_make_one_transfer() {
     let mut world = World::new(1, Weather { servers: 8, spray: true, ..calm() }, objects(&[1_000_000]));
     let took = world.fetch_all();
     assert!(took < Duration::from_millis(500), "{took:?}");
-    let shares: Vec<f64> =
-        world.servers.iter().map(|(server, _)| server.counters().trickles_packets_sent_total.get() as f64).collect();
+    let shares: Vec<f64> = world
+        .servers
+        .iter()
+        .map(|(server, _)| server.counters().trickles_packets_sent_total.get() as f64)
+        .collect();
     let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
     let jain = sum * sum / (shares.len() as f64 * squares);
     assert!(jain > 0.99, "{jain}: {shares:?}");

@@ -6,8 +6,8 @@ use tidegate_trickles::congestion::Run;
 use tidegate_trickles::continuation::{CONTINUATION_BYTES, MAX_RUNS, ProvedRun, RUN_BYTES};
 use tidegate_trickles::user::MAX_REQUEST;
 use tidegate_trickles::wire::{
-    Account, Answer, Ask, Frame, Input, MIN_DATAGRAM_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
-    input_overhead, pad, wants_bytes, write_input, write_wants,
+    Account, Answer, Ask, Frame, Input, MIN_DATAGRAM_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request,
+    WireError, input_overhead, pad, wants_bytes, write_input, write_wants,
 };
 
 fn bytes(max: usize) -> impl Strategy<Value = Vec<u8>> {
@@ -17,8 +17,16 @@ fn bytes(max: usize) -> impl Strategy<Value = Vec<u8>> {
 fn any_account() -> impl Strategy<Value = Account> {
     let run = (any::<u16>(), any::<u32>(), 0..1_u64 << 48)
         .prop_map(|(gap, length, nonces)| ProvedRun { run: Run { gap, length }, nonces });
-    (prop::collection::vec(any::<u8>(), CONTINUATION_BYTES), any::<u16>(), prop::collection::vec(run, 1..=MAX_RUNS))
-        .prop_map(|(raw, held_ms, runs)| Account { continuation: raw.try_into().unwrap(), held_ms, runs })
+    (
+        prop::collection::vec(any::<u8>(), CONTINUATION_BYTES),
+        any::<u16>(),
+        prop::collection::vec(run, 1..=MAX_RUNS),
+    )
+        .prop_map(|(raw, held_ms, runs)| Account {
+            continuation: raw.try_into().unwrap(),
+            held_ms,
+            runs,
+        })
 }
 
 fn any_ask() -> impl Strategy<Value = Ask> {
@@ -32,7 +40,14 @@ fn any_ask() -> impl Strategy<Value = Ask> {
 
 type Inputs = Vec<(u32, u64, bool, Vec<u8>, Vec<u8>)>;
 
-fn encode(id: u64, time: u32, ask: &Ask, inputs: &Inputs, wants: &[(u64, u32)], continuation: &[u8]) -> Vec<u8> {
+fn encode(
+    id: u64,
+    time: u32,
+    ask: &Ask,
+    inputs: &Inputs,
+    wants: &[(u64, u32)],
+    continuation: &[u8],
+) -> Vec<u8> {
     let mut out = Vec::new();
     Request::encode_head(id, time, ask, &mut out);
     for (request, offset, last, continuation, data) in inputs {

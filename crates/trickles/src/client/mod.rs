@@ -256,7 +256,8 @@ impl Client {
                 if connection == self.connection =>
             {
                 let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
-                if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2 {
+                if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2
+                {
                     return Err(PeerError::Continuation);
                 }
                 let result = self.take_frames(&frames);
@@ -292,7 +293,8 @@ impl Client {
                     }
                 }
                 Frame::OutputContinuation { continuation } => {
-                    let user = UserContinuation::decode(continuation).map_err(|_| PeerError::UserContinuation)?;
+                    let user =
+                        UserContinuation::decode(continuation).map_err(|_| PeerError::UserContinuation)?;
                     if user.kind != Kind::Output {
                         return Err(PeerError::UserContinuation);
                     }
@@ -337,7 +339,9 @@ impl Client {
             // An era that we did not foresee, for example of a server with another burst limit: it decides.
             self.push_era(packet.era);
         }
-        let Some(state) = self.eras.iter_mut().find(|state| state.era.counter == packet.era.counter) else { return };
+        let Some(state) = self.eras.iter_mut().find(|state| state.era.counter == packet.era.counter) else {
+            return;
+        };
         if !state.seen {
             if state.era.base != packet.era.base {
                 let expected = std::mem::take(&mut state.expected);
@@ -355,7 +359,8 @@ impl Client {
         if let Some(expected) = state.expected.remove(&packet.number) {
             settle(&mut self.requests, expected);
         }
-        self.server_datagram_bytes = packet.datagram_bytes.max(MIN_DATAGRAM_BYTES).min(self.config.datagram_bytes);
+        self.server_datagram_bytes =
+            packet.datagram_bytes.max(MIN_DATAGRAM_BYTES).min(self.config.datagram_bytes);
         self.backoff = 0;
         self.attempts = 0;
         self.probed = false;
@@ -542,7 +547,11 @@ impl Client {
         let counters: Vec<u32> = self.eras.iter().map(|state| state.era.counter).collect();
         assert!(counters.windows(2).all(|pair| pair[0] < pair[1]), "eras are in order: {counters:?}");
         assert!(
-            self.failure.is_some() || !self.unfinished() || self.open_due || self.timeout_due || self.rto_at().is_some(),
+            self.failure.is_some()
+                || !self.unfinished()
+                || self.open_due
+                || self.timeout_due
+                || self.rto_at().is_some(),
             "a timer runs while anything is wanted"
         );
         for state in &self.eras {

@@ -109,10 +109,12 @@ impl RequestState {
             }
             // The newest continuation that is valid here.
             let Some(output) = self.outputs.iter().rev().find(|output| output.valid.contains(&at)) else {
-                at = self.outputs.iter().map(|output| output.valid.start).filter(|&start| start > at).min()?;
+                at =
+                    self.outputs.iter().map(|output| output.valid.start).filter(|&start| start > at).min()?;
                 continue;
             };
-            let bounds = [self.have.next_start(at), self.asked.next_start(at), Some(output.valid.end), Some(limit)];
+            let bounds =
+                [self.have.next_start(at), self.asked.next_start(at), Some(output.valid.end), Some(limit)];
             let end = bounds.into_iter().flatten().min().unwrap_or(limit).min(at + length);
             return Some((at..end, &output.bytes));
         }
@@ -194,7 +196,8 @@ impl RequestState {
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Read {
         let mut read = 0;
         while read < buffer.len() {
-            let Some(mut entry) = self.segments.first_entry().filter(|entry| *entry.key() == self.position) else {
+            let Some(mut entry) = self.segments.first_entry().filter(|entry| *entry.key() == self.position)
+            else {
                 break;
             };
             let length = entry.get().len().min(buffer.len() - read);

@@ -22,9 +22,7 @@ impl RoundTrip {
     pub(super) fn sample(&mut self, sample: Duration) {
         self.smoothed = Some(match self.smoothed {
             None => (sample, sample / 2),
-            Some((srtt, rttvar)) => {
-                (srtt * 7 / 8 + sample / 8, rttvar * 3 / 4 + srtt.abs_diff(sample) / 4)
-            }
+            Some((srtt, rttvar)) => (srtt * 7 / 8 + sample / 8, rttvar * 3 / 4 + srtt.abs_diff(sample) / 4),
         });
     }
 

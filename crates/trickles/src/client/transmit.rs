@@ -82,9 +82,9 @@ impl Client {
         let attempt = newest.saturating_sub(anchor.era.counter).max(1);
         let account = anchor.account();
         let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
-        let release = u8::try_from(attempt)
-            .ok()
-            .and_then(|attempt| Some((attempt, congestion::time_out(&anchor.era, &runs, anchor.number, attempt).ok()?)));
+        let release = u8::try_from(attempt).ok().and_then(|attempt| {
+            Some((attempt, congestion::time_out(&anchor.era, &runs, anchor.number, attempt).ok()?))
+        });
         let Some((attempt, release)) = release else {
             self.reopen(now);
             return self.open_datagram(now);

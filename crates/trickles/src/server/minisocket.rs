@@ -83,7 +83,8 @@ impl Minisocket {
         opaque: &[u8],
     ) -> Result<(), NoRoom> {
         let mut continuation = Vec::with_capacity(128);
-        UserContinuation { kind: Kind::Output, request, start, end, opaque }.sign(&self.keys, &mut continuation);
+        UserContinuation { kind: Kind::Output, request, start, end, opaque }
+            .sign(&self.keys, &mut continuation);
         self.put(index, &Frame::OutputContinuation { continuation: &continuation })
     }
 

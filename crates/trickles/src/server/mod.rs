@@ -123,7 +123,9 @@ impl Refusal {
 
     fn count(&self, counters: &Counters) {
         let counter = match self {
-            Self::Wire(_) | Self::Format(_) | Self::User(UserError::Malformed) => &counters.trickles_malformed_total,
+            Self::Wire(_) | Self::Format(_) | Self::User(UserError::Malformed) => {
+                &counters.trickles_malformed_total
+            }
             Self::TooSmall => &counters.trickles_too_small_total,
             Self::UnknownEpoch { .. } | Self::User(UserError::UnknownEpoch { .. }) => {
                 &counters.trickles_unknown_epoch_total
@@ -281,12 +283,20 @@ impl Server {
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
         let request = Request::decode(datagram)?;
         let socket = match &request.ask {
-            Ask::Open { datagram_bytes } => self.open(&request, *datagram_bytes, datagram.len(), peer, now_ms)?,
-            Ask::Continue { account, group } => self.proceed(&request, account, *group, false, peer, now_ms)?,
-            Ask::Timeout { account, attempt } => self.proceed(&request, account, *attempt, true, peer, now_ms)?,
+            Ask::Open { datagram_bytes } => {
+                self.open(&request, *datagram_bytes, datagram.len(), peer, now_ms)?
+            }
+            Ask::Continue { account, group } => {
+                self.proceed(&request, account, *group, false, peer, now_ms)?
+            }
+            Ask::Timeout { account, attempt } => {
+                self.proceed(&request, account, *attempt, true, peer, now_ms)?
+            }
             Ask::Close { account } => {
-                let (_, continuation, secret) = self.authenticate(request.connection, account, peer, now_ms)?;
-                let template = Template { continuation, secret, connection: request.connection, timestamp_us: 0 };
+                let (_, continuation, secret) =
+                    self.authenticate(request.connection, account, peer, now_ms)?;
+                let template =
+                    Template { continuation, secret, connection: request.connection, timestamp_us: 0 };
                 Some(Minisocket::new(Arc::clone(&self.keys), peer, template, std::iter::empty(), 0))
             }
         };
@@ -387,7 +397,8 @@ impl Server {
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<Minisocket>, Refusal> {
-        let (plain, mut continuation, secret) = self.authenticate(request.connection, account, peer, now_ms)?;
+        let (plain, mut continuation, secret) =
+            self.authenticate(request.connection, account, peer, now_ms)?;
         let (era, number) = (continuation.era, continuation.number);
         let runs: Vec<Run> = account.runs.iter().map(|proved| proved.run).collect();
         let release = if timeout {
@@ -460,7 +471,13 @@ impl Server {
             // A gap cannot be bridged without state; what was consumed already is cut off.
             let Some(known) = consumed.checked_sub(input.offset) else { continue };
             let data = usize::try_from(known).ok().and_then(|known| input.data.get(known..)).unwrap_or(&[]);
-            event.inputs.push(EventInput { request: input.request, consumed, data, last: input.last, opaque });
+            event.inputs.push(EventInput {
+                request: input.request,
+                consumed,
+                data,
+                last: input.last,
+                opaque,
+            });
         }
         for want in request.wants.iter().take(socket.packets()) {
             event.wants.push(self.want(want, &mut socket)?);
