@@ -53,6 +53,10 @@ impl<O: Objects> FileService<O> {
             let valid = (want.valid_start, want.valid_end);
             let _ = socket.set_output_continuation(index, want.request, valid, want.opaque);
         }
+        if want.offset == want.valid_end {
+            let _ = socket.end(index, want.request, want.valid_end);
+            return;
+        }
         self.send(
             index,
             want.request,
@@ -142,9 +146,7 @@ impl<O: Objects> Application for FileService<O> {
             return;
         }
         for (index, want) in event.wants.iter().enumerate() {
-            if want.length > 0 {
-                self.answer_want(index, want, socket);
-            }
+            self.answer_want(index, want, socket);
         }
         let mut next = event.wants.len().min(socket.packets().saturating_sub(1));
         for (index, input) in event.inputs.iter().enumerate() {

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 /// Output continuations kept for one request; a server needs one or two.
 const MAX_CONTINUATIONS: usize = 8;
-/// How often the transport may ask for a request to be repeated from the start.
-const MAX_RESTARTS: u8 = 3;
+/// How often the transport may ask, without any output in between, for a request to be repeated from the start.
+const MAX_RESTARTS: u8 = 16;
 
 /// What reading a request's output gives.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -109,6 +109,10 @@ impl RequestState {
             }
             // The newest continuation that is valid here.
             let Some(output) = self.outputs.iter().rev().find(|output| output.valid.contains(&at)) else {
+                if let Some(output) = self.outputs.iter().rev().find(|output| output.valid.end == at) {
+                    // All that it makes is here, but neither an end nor what follows: they were lost, ask for them.
+                    return Some((at..at + 1, &output.bytes));
+                }
                 at =
                     self.outputs.iter().map(|output| output.valid.start).filter(|&start| start > at).min()?;
                 continue;
@@ -144,6 +148,7 @@ impl RequestState {
             let bytes = &data[(part.start - offset) as usize..(part.end - offset) as usize];
             self.segments.insert(part.start, bytes.to_vec());
             self.have.insert(part);
+            self.restarts = 0;
         }
     }
 
@@ -174,7 +179,11 @@ impl RequestState {
     }
 
     pub(super) fn fail(&mut self, code: u16) {
-        if code == RESET_EXPIRED && self.restarts < MAX_RESTARTS {
+        let expired = code == RESET_EXPIRED;
+        if expired && !self.answered && self.consumed == 0 {
+            return; // Another packet has said so already: the request has started over.
+        }
+        if expired && self.restarts < MAX_RESTARTS {
             // What has arrived stays; everything else starts over with the whole input.
             self.restarts += 1;
             self.outputs.clear();

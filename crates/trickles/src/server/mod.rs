@@ -173,7 +173,8 @@ pub struct EventWant<'d> {
     pub request: u32,
     /// First byte of its output.
     pub offset: u64,
-    /// Bytes at most; the range lies within the continuation's. 0 where the packet is to stay empty.
+    /// Bytes at most; the range lies within the continuation's. 0 at `valid_end` asks what follows, an end or another
+    /// continuation; 0 elsewhere leaves the packet empty.
     pub length: u32,
     /// `validStart` of the continuation.
     pub valid_start: u64,
@@ -496,7 +497,7 @@ impl Server {
             }
             result => result?,
         };
-        let inside = (continuation.start..continuation.end).contains(&offset);
+        let inside = (continuation.start..=continuation.end).contains(&offset);
         if continuation.kind != Kind::Output || continuation.request != request || !inside {
             return Err(Refusal::User(UserError::Malformed));
         }
