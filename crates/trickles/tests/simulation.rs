@@ -1,58 +1,18 @@
 //! Client and servers on a simulated network and clock: whatever is lost, repeated, reordered, damaged or forgotten, the
 //! bytes arrive exactly. A failure prints its seed; `TRICKLES_SEED=n` runs that one, `TRICKLES_RUNS=n` that many.
-#![allow(missing_docs, reason = "tests")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod support;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use support::{Generated, Random, byte_at, objects};
 use tidegate_trickles::client::{self, Client, Read};
-use tidegate_trickles::files::{FileService, Object, Objects};
+use tidegate_trickles::files::FileService;
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Server};
-
-/// Bytes of an object follow from its path, so that every replica has them.
-#[derive(Clone)]
-struct Generated(BTreeMap<Vec<u8>, u64>);
-
-fn byte_at(path: &[u8], offset: u64) -> u8 {
-    let word = (offset / 8 + path.len() as u64 * 1_000_003).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (word >> (offset % 8 * 8)) as u8 ^ path[path.len() - 1]
-}
-
-impl Objects for Generated {
-    fn find(&mut self, path: &[u8]) -> Option<Object> {
-        Some(Object { length: *self.0.get(path)?, version: 7 })
-    }
-
-    fn read(&mut self, path: &[u8], version: u64, offset: u64, buffer: &mut [u8]) -> Option<usize> {
-        let length = *self.0.get(path).filter(|_| version == 7)?;
-        let count = buffer.len().min(length.saturating_sub(offset) as usize);
-        for (n, byte) in buffer[..count].iter_mut().enumerate() {
-            *byte = byte_at(path, offset + n as u64);
-        }
-        Some(count)
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    fn chance(&mut self, per_mille: u64) -> bool {
-        self.below(1000) < per_mille
-    }
-}
 
 /// One network and its faults; chances in thousandths.
 #[derive(Clone, Debug)]
@@ -64,6 +24,8 @@ struct Weather {
     damage: u64,
     /// Time between the deaths of servers; another instance takes over each time.
     wipe_every: Option<Duration>,
+    /// How long a server is away after its death.
+    outage: Duration,
     rotate_every: Option<Duration>,
     rebind_every: Option<Duration>,
     servers: usize,
@@ -90,6 +52,10 @@ struct World {
     epoch: u8,
     objects: Generated,
     servers: Vec<(Server, FileService<Generated>)>,
+    /// Until when each server is away.
+    away: Vec<Duration>,
+    /// From when `away` counts.
+    gone_from: Duration,
     turn: usize,
     peer: SocketAddr,
     client: Client,
@@ -119,9 +85,15 @@ impl World {
             epoch: 1,
             objects,
             servers: Vec::new(),
+            away: vec![Duration::ZERO; weather.servers],
+            gone_from: Duration::ZERO,
             turn: 0,
             peer: "192.0.2.1:4000".parse().unwrap(),
-            client: Client::new(client::Config::default(), &[seed as u8; 16], start),
+            client: Client::new(
+                client::Config { max_attempts: 16, ..client::Config::default() },
+                &[seed as u8; 16],
+                start,
+            ),
             link_free: Duration::ZERO,
             sent: 0,
             refused: 0,
@@ -199,10 +171,11 @@ impl World {
     }
 
     fn misfortunes(&mut self) {
-        if self.now >= self.next_wipe {
+        while let Some(every) = self.weather.wipe_every.filter(|_| self.now >= self.next_wipe) {
             let victim = self.random.below(self.servers.len() as u64) as usize;
             self.servers[victim] = self.fresh_server();
-            self.next_wipe = self.now + self.weather.wipe_every.unwrap_or(Duration::MAX);
+            self.away[victim] = self.next_wipe + self.weather.outage;
+            self.next_wipe += every / 2 + every.mul_f64(self.random.below(1000) as f64 / 1000.0);
         }
         if self.now >= self.next_rotation {
             self.epoch = self.epoch.wrapping_add(1);
@@ -245,6 +218,9 @@ impl World {
     fn serve(&mut self, peer: SocketAddr, datagram: &[u8]) {
         self.turn += usize::from(self.weather.spray);
         let index = self.turn % self.servers.len();
+        if (self.gone_from..self.away[index]).contains(&self.now) {
+            return;
+        }
         let now_ms = self.wall_ms();
         let mut answers: Vec<Vec<u8>> = Vec::new();
         let (server, service) = &mut self.servers[index];
@@ -312,16 +288,6 @@ impl World {
     }
 }
 
-fn objects(lengths: &[u64]) -> Generated {
-    Generated(
-        lengths
-            .iter()
-            .enumerate()
-            .map(|(n, &length)| (format!("/object/{n}").into_bytes(), length))
-            .collect(),
-    )
-}
-
 fn calm() -> Weather {
     Weather {
         delay: Duration::from_millis(25),
@@ -330,6 +296,7 @@ fn calm() -> Weather {
         duplication: 0,
         damage: 0,
         wipe_every: None,
+        outage: Duration::ZERO,
         rotate_every: None,
         rebind_every: None,
         servers: 1,
@@ -343,13 +310,16 @@ fn random_weather(random: &mut Random) -> Weather {
     let sometimes = |random: &mut Random, chance: u64, from: u64, bound: u64| {
         random.chance(chance).then(|| Duration::from_millis(from + random.below(bound)))
     };
+    let wipe_every = sometimes(random, 400, 50, 2000);
+    let outage = if random.chance(500) { wipe_every.unwrap_or_default() / 4 } else { Duration::ZERO };
     Weather {
         delay: milliseconds(random, 150),
         jitter: if random.chance(500) { milliseconds(random, 40) } else { Duration::ZERO },
         loss: if random.chance(700) { random.below(200) } else { 0 },
         duplication: if random.chance(300) { random.below(100) } else { 0 },
         damage: if random.chance(200) { random.below(50) } else { 0 },
-        wipe_every: sometimes(random, 400, 50, 2000),
+        wipe_every,
+        outage,
         rotate_every: sometimes(random, 300, 2000, 5000),
         rebind_every: sometimes(random, 100, 5000, 20_000),
         servers: 1 + random.below(4) as usize,
@@ -365,7 +335,7 @@ fn every_byte_arrives_in_any_weather() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let seeds = match variable("TRICKLES_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..variable("TRICKLES_RUNS").unwrap_or(300),
+        None => 0..variable("TRICKLES_RUNS").unwrap_or(8000),
     };
     for seed in seeds {
         let mut random = Random(seed ^ 0x5eed);
@@ -410,6 +380,31 @@ fn a_server_that_dies_in_mid_transfer_is_replaced_unnoticed() {
         assert_eq!(world.refused, 0);
         assert!(took < Duration::from_millis(500), "no packet is lost with the memory: {took:?}");
     }
+}
+
+#[test]
+fn an_outage_of_all_servers_costs_its_length_and_a_timeout() {
+    for seed in 0..20 {
+        let outage = Duration::from_millis(300);
+        let mut world = World::new(seed, calm(), objects(&[500_000]));
+        world.away[0] = Duration::from_millis(150) + outage;
+        world.gone_from = Duration::from_millis(150);
+        let took = world.fetch_all();
+        // Two timeouts, of 200 and 400 ms: the first falls into the outage. Then slow start begins anew.
+        assert!(took < Duration::from_millis(500 + 200 + 400 + 550), "{took:?}");
+    }
+}
+
+#[test]
+fn a_server_that_never_comes_back_is_an_error_not_a_hang() {
+    let mut world = World::new(1, calm(), objects(&[500_000]));
+    let request = world.client.request(b"/object/0", world.instant()).unwrap();
+    world.away[0] = Duration::MAX;
+    while world.step() {
+        assert!(world.now < Duration::from_secs(3600));
+    }
+    assert_eq!(world.client.failure(), Some(client::ClientError::Unreachable { attempts: 16 }));
+    assert!(world.client.read(request, &mut [0; 10]).is_err());
 }
 
 #[test]

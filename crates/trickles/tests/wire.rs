@@ -1,5 +1,5 @@
 //! Datagrams read back as what was written; anything else is an error, never a panic.
-#![allow(missing_docs, reason = "tests")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
 use tidegate_trickles::congestion::Run;
