@@ -299,7 +299,7 @@ impl Client {
                         return Err(PeerError::UserContinuation);
                     }
                     if let Some(state) = self.requests.get_mut(&user.request) {
-                        state.set_output(user.start..user.end, continuation);
+                        state.set_output(user.start..user.end, user.opaque, continuation);
                     }
                 }
                 Frame::InputContinuation { request, consumed, continuation } => {

@@ -5,8 +5,10 @@ use crate::server::RESET_EXPIRED;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Output continuations kept for one request; a server needs one or two.
-const MAX_CONTINUATIONS: usize = 8;
+/// Output continuations kept for one request; more are ignored.
+const MAX_CONTINUATIONS: usize = 64;
+/// Input waits while so many outputs are unread: a stream that is written ahead must not overrun the bound above.
+const UNREAD_OUTPUTS: usize = 16;
 /// How often the transport may ask, without any output in between, for a request to be repeated from the start.
 const MAX_RESTARTS: u8 = 16;
 
@@ -32,13 +34,18 @@ struct OutputContinuation {
 /// State of one request.
 #[derive(Debug, Default)]
 pub(super) struct RequestState {
+    /// Input from `input_start` on.
     input: Vec<u8>,
+    input_start: u64,
     input_complete: bool,
     input_continuation: Vec<u8>,
-    consumed: usize,
-    answered: bool,
+    /// Input that the server has digested; the end of the input counts as one byte more, as TCP's FIN does.
+    consumed: u64,
     input_in_flight: bool,
     restarts: u8,
+    restarted: bool,
+    /// The first answer: after a restart it must be the same one.
+    first_output: Option<(Range<u64>, Vec<u8>)>,
     /// Packets on their way that the server may fill with output of its own accord.
     pushes: u32,
     outputs: Vec<OutputContinuation>,
@@ -58,24 +65,34 @@ impl RequestState {
         }
     }
 
+    /// Bytes of input that are kept.
     pub(super) fn input_bytes(&self) -> usize {
         self.input.len()
     }
 
+    fn input_end(&self) -> u64 {
+        self.input_start + self.input.len() as u64
+    }
+
     /// Input to send now, `room` bytes at most: offset, bytes, whether they are the last, and the continuation.
     pub(super) fn next_input(&self, room: usize) -> (u64, &[u8], bool, &[u8]) {
-        let end = self.input.len().min(self.consumed.saturating_add(room));
-        let last = self.input_complete && end == self.input.len();
-        (self.consumed as u64, &self.input[self.consumed..end], last, &self.input_continuation)
+        let from = self.consumed.min(self.input_end());
+        let rest = &self.input[(from - self.input_start) as usize..];
+        let part = &rest[..rest.len().min(room)];
+        (from, part, self.input_complete && part.len() == rest.len(), &self.input_continuation)
     }
 
     pub(super) fn input_continuation(&self) -> &[u8] {
         &self.input_continuation
     }
 
+    /// Whether input waits to be sent: all that the server has not digested, until it says where its output ends.
     pub(super) fn wants_to_send(&self) -> bool {
-        let something = self.consumed < self.input.len() || self.input_complete;
-        !self.answered && self.reset.is_none() && !self.input_in_flight && something
+        let left = self.consumed < self.input_end() + u64::from(self.input_complete);
+        left && self.end.is_none()
+            && self.reset.is_none()
+            && !self.input_in_flight
+            && self.outputs.iter().filter(|output| output.valid.end > self.position).count() < UNREAD_OUTPUTS
     }
 
     /// Input was sent; each packet of the answer is noted with [`RequestState::expect_push`].
@@ -109,7 +126,9 @@ impl RequestState {
             }
             // The newest continuation that is valid here.
             let Some(output) = self.outputs.iter().rev().find(|output| output.valid.contains(&at)) else {
-                if let Some(output) = self.outputs.iter().rev().find(|output| output.valid.end == at) {
+                let settled = self.input_complete && self.consumed > self.input_end();
+                let before = self.outputs.iter().rev().find(|output| settled && output.valid.end == at);
+                if let Some(output) = before {
                     // All that it makes is here, but neither an end nor what follows: they were lost, ask for them.
                     return Some((at..at + 1, &output.bytes));
                 }
@@ -159,37 +178,60 @@ impl RequestState {
         }
     }
 
-    pub(super) fn set_output(&mut self, valid: Range<u64>, bytes: &[u8]) {
-        self.answered = true;
-        self.input_in_flight = false;
+    /// Takes an output continuation; `opaque` are the application's bytes in it.
+    pub(super) fn set_output(&mut self, valid: Range<u64>, opaque: &[u8], bytes: &[u8]) {
+        let first = self.first_output.get_or_insert_with(|| (valid.clone(), opaque.to_vec()));
+        if self.restarted && valid.start == first.0.start && (&first.0, &first.1[..]) != (&valid, opaque) {
+            if self.position > 0 {
+                // Bytes of another version must not be joined to those that were handed out.
+                self.reset = Some(RESET_EXPIRED);
+                return;
+            }
+            *first = (valid.clone(), opaque.to_vec());
+            (self.have, self.end) = (RangeSet::default(), None);
+            self.segments.clear();
+        }
         self.outputs.retain(|output| output.valid != valid);
         if self.outputs.len() == MAX_CONTINUATIONS {
-            self.outputs.remove(0);
+            let position = self.position;
+            self.outputs.retain(|output| output.valid.end > position);
         }
-        self.outputs.push(OutputContinuation { valid, bytes: bytes.to_vec() });
+        if self.outputs.len() < MAX_CONTINUATIONS {
+            self.outputs.push(OutputContinuation { valid, bytes: bytes.to_vec() });
+        }
     }
 
     pub(super) fn set_input(&mut self, consumed: u64, bytes: &[u8]) {
-        let Ok(consumed) = usize::try_from(consumed) else { return };
-        if (self.consumed..=self.input.len()).contains(&consumed) {
-            self.consumed = consumed;
-            self.input_continuation = bytes.to_vec();
-            self.input_in_flight = false;
+        let limit = self.input_end() + u64::from(self.input_complete);
+        let first = self.input_continuation.is_empty() && consumed == self.consumed;
+        if consumed > limit || (consumed <= self.consumed && !first) {
+            return;
+        }
+        self.consumed = consumed;
+        self.input_continuation = bytes.to_vec();
+        self.input_in_flight = false;
+        if self.first_output.is_some() {
+            // A stream that has been answered is never repeated from its start.
+            let digested = consumed.min(self.input_end()) - self.input_start;
+            self.input.drain(..digested as usize);
+            self.input_start += digested;
         }
     }
 
     pub(super) fn fail(&mut self, code: u16) {
         let expired = code == RESET_EXPIRED;
-        if expired && !self.answered && self.consumed == 0 {
+        if expired && self.outputs.is_empty() && self.consumed == 0 {
             return; // Another packet has said so already: the request has started over.
         }
-        if expired && self.restarts < MAX_RESTARTS {
+        let repeatable = self.input_start == 0 && (self.first_output.is_none() || self.consumed == 0);
+        if expired && repeatable && self.restarts < MAX_RESTARTS {
             // What has arrived stays; everything else starts over with the whole input.
             self.restarts += 1;
+            self.restarted = true;
             self.outputs.clear();
             self.consumed = 0;
             self.input_continuation.clear();
-            (self.answered, self.input_in_flight) = (false, false);
+            (self.end, self.input_in_flight) = (self.end.filter(|&end| self.position == end), false);
         } else if self.end.is_none_or(|end| self.position < end) {
             self.reset = Some(code);
         }

@@ -211,7 +211,7 @@ pub struct Server {
     config: Config,
     keys: Arc<KeyRing>,
     replay: ReplayTable,
-    counters: Counters,
+    counters: Arc<Counters>,
 }
 
 impl Server {
@@ -219,12 +219,12 @@ impl Server {
     #[must_use]
     pub fn new(config: Config, keys: KeyRing, now_ms: u64) -> Self {
         let replay = ReplayTable::new(config.replay_entries, config.horizon_ms.into(), now_ms);
-        Self { config, keys: Arc::new(keys), replay, counters: Counters::default() }
+        Self { config, keys: Arc::new(keys), replay, counters: Arc::default() }
     }
 
     /// What was done and refused.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
