@@ -16,5 +16,6 @@ pub mod mac;
 pub mod nonce;
 pub mod replay;
 pub mod server;
+pub mod udp;
 pub mod user;
 pub mod wire;

@@ -124,6 +124,7 @@ pub struct Client {
     last_anchor: Option<Anchor>,
     timeout_due: bool,
     backoff: u32,
+    timeouts: u64,
     /// Since when nothing has happened although something should; `None` while nothing is wanted.
     waiting_since: Option<Instant>,
     probed: bool,
@@ -157,6 +158,7 @@ impl Client {
             last_anchor: None,
             timeout_due: false,
             backoff: 0,
+            timeouts: 0,
             waiting_since: None,
             probed: false,
             ack_at: None,
@@ -208,6 +210,13 @@ impl Client {
         state.append_input(data, last);
         self.update_waiting(now);
         Ok(())
+    }
+
+    /// Bytes of input that `request` takes now.
+    #[must_use]
+    pub fn input_room(&self, request: u32) -> usize {
+        let held = self.requests.get(&request).map_or(0, RequestState::input_bytes);
+        self.config.max_input_bytes.saturating_sub(held)
     }
 
     /// Reads output of `request` in order.
@@ -486,17 +495,39 @@ impl Client {
             self.probe(now);
         }
         if self.rto_at().is_some_and(|at| now >= at) {
-            self.waiting_since = Some(now);
-            if !self.established {
-                self.count_attempt();
-                self.open_due = true;
-                self.backoff += 1;
-            } else if self.backoff < self.config.max_attempts.min(6) {
-                self.backoff += 1;
-                self.timeout_due = true;
-            } else {
-                self.reopen(now);
-            }
+            self.time_out(now);
+        }
+    }
+
+    /// What was sent is lost because its server is gone; another that shares its keys takes the next datagram.
+    pub fn handle_server_lost(&mut self, now: Instant) {
+        self.update_waiting(now);
+        if self.rto_at().is_some() {
+            self.time_out(now);
+            // Nothing speaks for congestion: the next timeout is not put off.
+            self.backoff = self.backoff.saturating_sub(1);
+            self.timeouts -= 1;
+        }
+    }
+
+    /// Retransmission timeouts since the start, among them those of an open without an answer.
+    #[must_use]
+    pub fn timeouts(&self) -> u64 {
+        self.timeouts
+    }
+
+    fn time_out(&mut self, now: Instant) {
+        self.timeouts += 1;
+        self.waiting_since = Some(now);
+        if !self.established {
+            self.count_attempt();
+            self.open_due = true;
+            self.backoff += 1;
+        } else if self.backoff < self.config.max_attempts.min(6) {
+            self.backoff += 1;
+            self.timeout_due = true;
+        } else {
+            self.reopen(now);
         }
     }
 

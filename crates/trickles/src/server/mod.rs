@@ -64,6 +64,7 @@ tidegate_core::metric_set! {
         Counter trickles_bad_account_total: "Requests refused because their account of packets was impossible.",
         Counter trickles_unproved_total: "Requests refused because the nonces did not prove the account.",
         Counter trickles_replayed_total: "Requests refused because they were answered already.",
+        Counter trickles_socket_errors_total: "Sends and receives that the system refused.",
     }
 }
 
