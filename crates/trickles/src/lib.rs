@@ -11,6 +11,7 @@ pub mod congestion;
 pub mod continuation;
 pub mod cwnd;
 pub mod files;
+pub mod http;
 pub mod keys;
 pub mod mac;
 pub mod nonce;

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use support::{Generated, Random, byte_at, objects};
 use tidegate_trickles::client::{self, Client, Read};
 use tidegate_trickles::files::FileService;
+use tidegate_trickles::http::HttpService;
 use tidegate_trickles::keys::KeyRing;
-use tidegate_trickles::server::{self, Server};
+use tidegate_trickles::server::{self, Application, Server};
 
 /// One network and its faults; chances in thousandths.
 #[derive(Clone, Debug)]
@@ -51,7 +52,8 @@ struct World {
     keys: KeyRing,
     epoch: u8,
     objects: Generated,
-    servers: Vec<(Server, FileService<Generated>)>,
+    service: fn(Generated) -> Box<dyn Application>,
+    servers: Vec<(Server, Box<dyn Application>)>,
     /// Until when each server is away.
     away: Vec<Duration>,
     /// From when `away` counts.
@@ -71,6 +73,15 @@ const CLOCK_START_MS: u64 = 1_700_000_000_000;
 
 impl World {
     fn new(seed: u64, weather: Weather, objects: Generated) -> Self {
+        Self::with_service(seed, weather, objects, |objects| Box::new(FileService::new(objects)))
+    }
+
+    fn with_service(
+        seed: u64,
+        weather: Weather,
+        objects: Generated,
+        service: fn(Generated) -> Box<dyn Application>,
+    ) -> Self {
         let start = Instant::now();
         let keys = KeyRing::new(1, &[42; 16]);
         let mut world = Self {
@@ -84,6 +95,7 @@ impl World {
             keys,
             epoch: 1,
             objects,
+            service,
             servers: Vec::new(),
             away: vec![Duration::ZERO; weather.servers],
             gone_from: Duration::ZERO,
@@ -109,9 +121,9 @@ impl World {
         world
     }
 
-    fn fresh_server(&self) -> (Server, FileService<Generated>) {
+    fn fresh_server(&self) -> (Server, Box<dyn Application>) {
         let config = server::Config { replay_entries: 1 << 10, ..server::Config::default() };
-        (Server::new(config, self.keys.clone(), self.wall_ms()), FileService::new(self.objects.clone()))
+        (Server::new(config, self.keys.clone(), self.wall_ms()), (self.service)(self.objects.clone()))
     }
 
     fn wall_ms(&self) -> u64 {
@@ -330,14 +342,17 @@ fn random_weather(random: &mut Random) -> Weather {
     }
 }
 
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    match variable("TRICKLES_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..variable("TRICKLES_RUNS").unwrap_or(default),
+    }
+}
+
 #[test]
 fn every_byte_arrives_in_any_weather() {
-    let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let seeds = match variable("TRICKLES_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..variable("TRICKLES_RUNS").unwrap_or(8000),
-    };
-    for seed in seeds {
+    for seed in seeds(8000) {
         let mut random = Random(seed ^ 0x5eed);
         let weather = random_weather(&mut random);
         let lengths: Vec<u64> = (0..1 + random.below(4))
@@ -348,6 +363,66 @@ fn every_byte_arrives_in_any_weather() {
             })
             .collect();
         World::new(seed, weather, objects(&lengths)).fetch_all();
+    }
+}
+
+/// One HTTP conversation: all objects asked for in turn, some requests sent ahead; every byte of body is compared.
+fn converse(world: &mut World) {
+    let paths: Vec<(Vec<u8>, u64)> = world.objects.0.clone().into_iter().collect();
+    let mut ahead = 1 + world.random.below(5) as usize;
+    let stream = world.client.start(world.instant()).unwrap();
+    let (mut asked, mut answered, mut received) = (0, 0, Vec::new());
+    let mut buffer = [0; 4000];
+    loop {
+        while asked < paths.len() && asked < answered + ahead {
+            let cookie = "c".repeat(world.random.below(1500) as usize);
+            let path = String::from_utf8_lossy(&paths[asked].0);
+            let head = format!("GET {path} HTTP/1.1\r\nHost: sim\r\nCookie: {cookie}\r\n\r\n");
+            asked += 1;
+            let last = asked == paths.len() && world.random.chance(500);
+            world.client.write(stream, head.as_bytes(), last, world.instant()).unwrap();
+        }
+        match world.client.read(stream, &mut buffer) {
+            Ok(Read::Data(count)) => received.extend_from_slice(&buffer[..count]),
+            Ok(Read::Pending) if answered < paths.len() => {
+                assert!(world.step(), "seed {}: hangs: {:?}", world.seed, world.client);
+                assert!(world.now < Duration::from_secs(3600), "seed {}: too slow", world.seed);
+            }
+            Ok(Read::Pending) => break,
+            Ok(Read::End) => break assert_eq!(answered, paths.len(), "seed {}: ended early", world.seed),
+            // All the keys that the conversation began with are gone.
+            Ok(Read::Reset(code)) => {
+                assert!(code == 1 && world.epoch > 4, "seed {}: reset {code}", world.seed);
+                return;
+            }
+            Err(error) => panic!("seed {}: {error} in {:?}", world.seed, world.weather),
+        }
+        while let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") {
+            let (path, length) = &paths[answered];
+            if received.len() < end + 4 + *length as usize {
+                break;
+            }
+            assert!(received.starts_with(b"HTTP/1.1 200 OK\r\n"), "seed {}", world.seed);
+            let body = received[end + 4..].iter().take(*length as usize);
+            let wrong = body.enumerate().find(|&(at, &byte)| byte != byte_at(path, at as u64));
+            assert_eq!(wrong, None, "seed {}: object {answered}", world.seed);
+            received.drain(..end + 4 + *length as usize);
+            answered += 1;
+            ahead = 1 + world.random.below(5) as usize;
+        }
+    }
+    assert!(received.is_empty(), "seed {}: {} bytes too many", world.seed, received.len());
+}
+
+#[test]
+fn every_conversation_goes_on_in_any_weather() {
+    for seed in seeds(1500) {
+        let mut random = Random(seed ^ 0xc0de);
+        let weather = random_weather(&mut random);
+        let lengths: Vec<u64> = (0..1 + random.below(12)).map(|_| random.below(20_000)).collect();
+        converse(&mut World::with_service(seed, weather, objects(&lengths), |objects| {
+            Box::new(HttpService::new(objects, || 1_700_000_000))
+        }));
     }
 }
 

@@ -206,6 +206,12 @@ pub trait Application {
     fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket);
 }
 
+impl<A: Application + ?Sized> Application for Box<A> {
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
+        (**self).handle(event, socket);
+    }
+}
+
 /// A Trickles server without sockets and clock. Its only state is keys, counters and the replay table.
 #[derive(Debug)]
 pub struct Server {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use tidegate_trickles::files::{Object, Objects};
+use tidegate_trickles::http::{Missing, Resource, Site};
 
 /// Bytes of an object follow from its path, so that every replica has them.
 #[derive(Clone)]
@@ -25,6 +26,30 @@ impl Objects for Generated {
             *byte = byte_at(path, offset + n as u64);
         }
         Some(count)
+    }
+}
+
+impl Site for Generated {
+    fn find(&mut self, _: &[u8], target: &[u8]) -> Result<Resource, Missing> {
+        let object = Objects::find(self, target).ok_or(Missing::NotFound)?;
+        Ok(Resource {
+            length: object.length,
+            version: object.version,
+            modified_s: Some(1_600_000_000),
+            etag: b"\"seven\"".to_vec(),
+            fields: b"Content-Type: text/plain\r\n".to_vec(),
+        })
+    }
+
+    fn read(
+        &mut self,
+        _: &[u8],
+        target: &[u8],
+        version: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        Objects::read(self, target, version, offset, buffer)
     }
 }
 
