@@ -52,6 +52,31 @@ impl EpochKeys {
     }
 }
 
+/// Why the text of a key file is no key ring.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum KeyFileError {
+    /// A line is not a key.
+    #[error("line {line}: expected an epoch from 0 to 255, a space and 32 hexadecimal digits")]
+    Malformed {
+        /// Its number, from 1.
+        line: usize,
+    },
+    /// An epoch is there twice.
+    #[error("line {line}: epoch {epoch} is listed twice")]
+    Repeated {
+        /// The second line's number, from 1.
+        line: usize,
+        /// The epoch.
+        epoch: u8,
+    },
+    /// More epochs than are accepted at once.
+    #[error("more than {MAX_EPOCHS} keys")]
+    TooMany,
+    /// No line has a key.
+    #[error("no key")]
+    Empty,
+}
+
 /// Up to [`MAX_EPOCHS`] epochs, the current one first.
 #[derive(Clone, Debug)]
 pub struct KeyRing {
@@ -63,6 +88,38 @@ impl KeyRing {
     #[must_use]
     pub fn new(epoch: u8, secret: &Block) -> Self {
         Self { epochs: vec![EpochKeys::derive(epoch, secret)] }
+    }
+
+    /// Reads a key file: a line for each epoch, its number and 32 hexadecimal digits. The first key signs, the others are
+    /// accepted. Empty lines and lines that begin with `#` are skipped.
+    ///
+    /// # Errors
+    /// The first line that is wrong; never a digit of a key.
+    pub fn from_text(text: &str) -> Result<Self, KeyFileError> {
+        let mut epochs: Vec<EpochKeys> = Vec::new();
+        for (index, content) in text.lines().enumerate() {
+            let (content, line) = (content.trim(), index + 1);
+            if content.is_empty() || content.starts_with('#') {
+                continue;
+            }
+            let malformed = KeyFileError::Malformed { line };
+            let (epoch, digits) = content.split_once(char::is_whitespace).ok_or(malformed)?;
+            let epoch = epoch.parse().map_err(|_| malformed)?;
+            let digits = digits.trim();
+            if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(malformed);
+            }
+            if epochs.iter().any(|keys| keys.epoch == epoch) {
+                return Err(KeyFileError::Repeated { line, epoch });
+            }
+            let secret = u128::from_str_radix(digits, 16).map_err(|_| malformed)?;
+            epochs.push(EpochKeys::derive(epoch, &secret.to_be_bytes()));
+        }
+        match epochs.len() {
+            0 => Err(KeyFileError::Empty),
+            1..=MAX_EPOCHS => Ok(Self { epochs }),
+            _ => Err(KeyFileError::TooMany),
+        }
     }
 
     /// The epoch that signs.
@@ -148,6 +205,27 @@ mod tests {
         let (old, new) = (EpochKeys::derive(1, &[1; 16]), EpochKeys::derive(2, &[2; 16]));
         let secret = old.seal.encrypt([7; 16]);
         assert_eq!(new.seal.encrypt(new.reseal(secret)), secret);
+    }
+
+    #[test]
+    fn a_key_file_is_a_ring_whose_first_key_signs() {
+        let text = "# comment\n\n2 02020202020202020202020202020202\n 1  01010101010101010101010101010101 \n";
+        let ring = KeyRing::from_text(text).unwrap();
+        assert_eq!(ring.current().epoch, 2);
+        let same = KeyRing::new(2, &[2; 16]);
+        assert_eq!(ring.current().transport.tag(b"x"), same.current().transport.tag(b"x"));
+        assert!(ring.get(1).is_some());
+        let key = "00".repeat(16);
+        for (text, error) in [
+            (String::new(), KeyFileError::Empty),
+            ("1 00".into(), KeyFileError::Malformed { line: 1 }),
+            (format!("#\n256 {key}"), KeyFileError::Malformed { line: 2 }),
+            (format!("1 +{}", &key[1..]), KeyFileError::Malformed { line: 1 }),
+            (format!("1 {key}\n1 {key}"), KeyFileError::Repeated { line: 2, epoch: 1 }),
+            ((0..5).map(|n| format!("{n} {key}\n")).collect(), KeyFileError::TooMany),
+        ] {
+            assert_eq!(KeyRing::from_text(&text).map(|_| ()), Err(error), "{text}");
+        }
     }
 
     #[test]

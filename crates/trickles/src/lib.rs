@@ -10,6 +10,7 @@ pub mod client;
 pub mod congestion;
 pub mod continuation;
 pub mod cwnd;
+pub mod fetch;
 pub mod files;
 pub mod http;
 pub mod keys;

@@ -6,9 +6,11 @@
 mod batch;
 mod connection;
 mod server;
+mod service;
 
 pub use connection::{Connection, Options, RequestStream, StreamError};
 pub use server::{UdpServer, bind};
+pub use service::UdpService;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
