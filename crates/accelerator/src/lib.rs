@@ -18,4 +18,5 @@ mod upstream;
 pub use engine::{Engine, StartError};
 pub use service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 pub use service::plan::PlanError;
+pub use static_files::content_type;
 pub use upstream::UpstreamStatus;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
 
-use crate::{client, config, run};
+use crate::{client, config, fetch, run};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -79,6 +79,9 @@ enum Command {
         #[command(subcommand)]
         command: CacheCommand,
     },
+    /// Fetch a URL over Trickles.
+    #[command(after_help = "Example:\n  tidegate fetch -v -o page.html trickles://127.0.0.1:8080/page.html")]
+    Fetch(fetch::FetchArgs),
     /// Print a shell's completions.
     #[command(after_help = "Example:\n  tidegate completions bash > /etc/bash_completion.d/tidegate")]
     Completions {
@@ -175,6 +178,7 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             }
             CacheCommand::Save(args) => client::post(args.admin, "/api/cache/save", args.json),
         },
+        Command::Fetch(args) => fetch::fetch(&args),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             let mut script = Vec::new();
@@ -237,7 +241,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 fn check(file: &Path, json: bool) -> Result<(), Failure> {
     let (errors, warnings) = match config::load(file) {
-        Ok(loaded) => (config::still_missing(&loaded.settings, Some(file)), loaded.warnings),
+        Ok(loaded) => (config::still_missing(&loaded, Some(file)), loaded.warnings),
         Err(errors) => (errors, Vec::new()),
     };
     if json {

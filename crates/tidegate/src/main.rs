@@ -5,7 +5,9 @@ mod admin;
 mod cli;
 mod client;
 mod config;
+mod fetch;
 mod run;
+mod trickles;
 mod units;
 
 use std::io::Write;

@@ -11,6 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Finding, Loaded};
+use crate::trickles::TricklesServices;
 use crate::units::{ListenAddress, ServerError};
 use crate::{admin, config, units};
 
@@ -34,8 +35,10 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let admin_listener = listen_for_admin(&loaded.admin)?;
     let engine = Engine::start(loaded.settings.clone())
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
+    let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings)?;
     announce(&engine, &loaded.settings, &admin_listener);
-    let reloader = Arc::new(Reloader { args: args.clone(), started: loaded, engine: engine.clone() });
+    let reloader =
+        Arc::new(Reloader { args: args.clone(), started: loaded, engine: engine.clone(), trickles });
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader))
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
     signals.obey(engine.clone(), reloader).map_err(no_signals)?;
@@ -50,6 +53,7 @@ pub(crate) struct Reloader {
     /// What the process was started with.
     started: Loaded,
     engine: Engine,
+    pub trickles: TricklesServices,
 }
 
 impl Reloader {
@@ -67,7 +71,7 @@ impl Reloader {
         let loaded = in_force(&self.args).map_err(|failure| failure.message)?;
         let (old, new) = (&self.started, &loaded);
         let needs_restart = [
-            ("[[listen]]", old.settings.listeners != new.settings.listeners),
+            ("[[listen]]", old.settings.listeners != new.settings.listeners || old.trickles != new.trickles),
             ("[admin]", old.admin.address != new.admin.address),
             ("[cache]", old.settings.cache != new.settings.cache),
             ("[log]", old.settings.access_log != new.settings.access_log),
@@ -78,6 +82,7 @@ impl Reloader {
         if !changed.is_empty() {
             return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
         }
+        self.trickles.reload_keys()?;
         self.engine.reload(loaded.settings).map_err(|error| error.to_string())?;
         Ok(loaded.warnings)
     }
@@ -165,6 +170,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
         settings.listeners = vec![Listener { address: listen.address }];
         loaded.listen = vec![listen];
+        loaded.trickles.clear();
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
     if let Some(url) = &args.upstream {
@@ -187,7 +193,8 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     if let Some(address) = &args.admin {
         loaded.admin = units::listen_address(address).map_err(|error| usage(format!("--admin: {error}")))?;
     }
-    if loaded.settings.listeners.is_empty() || loaded.settings.routes.is_empty() {
+    let nowhere = loaded.settings.listeners.is_empty() && loaded.trickles.is_empty();
+    if nowhere || loaded.settings.routes.is_empty() {
         return Err(incomplete(args, &loaded));
     }
     Ok(loaded)
@@ -195,7 +202,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
 
 /// Neither the file nor the command line says where to listen, or what to serve.
 fn incomplete(args: &RunArgs, loaded: &Loaded) -> Failure {
-    let still = config::still_missing(&loaded.settings, args.config.as_deref());
+    let still = config::still_missing(loaded, args.config.as_deref());
     match args.config {
         Some(_) => Failure::runtime(config::lines(&still)),
         None => {

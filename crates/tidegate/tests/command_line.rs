@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 9] = [
+const COMMANDS: [&[&str]; 10] = [
     &["run"],
     &["check"],
     &["status"],
@@ -18,6 +18,7 @@ const COMMANDS: [&[&str]; 9] = [
     &["cache", "purge"],
     &["cache", "save"],
     &["completions"],
+    &["fetch"],
 ];
 
 /// What an ended command left.

@@ -112,7 +112,15 @@ static LISTEN: Section = Section {
             "protocol",
             Kind::Protocol,
             Is("http"),
-            "What is spoken there. This version has http only and refuses to start with https, dhttp or trickles.",
+            "What is spoken there. trickles takes a UDP port and serves the roots of routes. This version refuses to \
+             start with https or dhttp.",
+        ),
+        key(
+            "keys",
+            Kind::Path,
+            Absent("a key of its own"),
+            "For trickles, the file of the keys that replicas share: a line for each, an epoch from 0 to 255 and 32 \
+             hexadecimal digits. The first signs, the others are accepted; `tidegate reload` reads it again.",
         ),
     ],
 };

@@ -35,7 +35,7 @@ pub(super) enum Kind {
         max: u64,
     },
     Choice(&'static [&'static str]),
-    /// `http`; other names are known, and refused with a word of their own.
+    /// `http` or `trickles`; other names are known, and refused with a word of their own.
     Protocol,
     /// Letters, digits, `-`, `.` and `_`.
     Name,
@@ -147,9 +147,9 @@ impl Kind {
             },
             Self::Choice(names) => check(names.contains(&text)),
             Self::Protocol => match text {
-                "http" => Ok(Value::Text(text.to_owned())),
-                "https" | "dhttp" | "trickles" => {
-                    Err(format!("expected \"http\": {text} is not available in this version"))
+                "http" | "trickles" => Ok(Value::Text(text.to_owned())),
+                "https" | "dhttp" => {
+                    Err(format!("expected {}: {text} is not available in this version", self.expected()))
                 }
                 _ => Err(wrong()),
             },
@@ -211,7 +211,7 @@ impl Kind {
                 }
                 None => "nothing".into(),
             },
-            Self::Protocol => "\"http\"".into(),
+            Self::Protocol => "\"http\" or \"trickles\"".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
             Self::Server => "HOST:PORT or http://HOST:PORT".into(),

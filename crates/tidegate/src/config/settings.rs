@@ -11,11 +11,12 @@ use tidegate_http::{HeadLimits, Progress, RequestParser};
 use super::Loaded;
 use super::report::{Finding, Report, nearest};
 use super::walk::Values;
+use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 
 /// Builds the settings. They are fit for use only if the report holds no error afterwards.
 pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
-    let listen = listeners(file, report);
+    let (listen, trickles) = listeners(file, report);
     let upstreams = upstreams(file, report);
     let routes = routes(file, report);
     let required = required(file, &routes, report);
@@ -39,11 +40,11 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         }
     }
     let admin = admin(file, report);
-    Loaded { settings, listen, admin, required, warnings: Vec::new() }
+    Loaded { settings, listen, trickles, admin, required, warnings: Vec::new() }
 }
 
 /// What the file leaves to the command line.
-pub(super) fn missing(settings: &Settings, file: &str) -> Vec<Finding> {
+pub(super) fn missing(loaded: &Loaded, file: &str) -> Vec<Finding> {
     let finding = |message: &str, hint: &str| Finding {
         file: file.to_owned(),
         place: None,
@@ -51,10 +52,10 @@ pub(super) fn missing(settings: &Settings, file: &str) -> Vec<Finding> {
         hint: Some(hint.into()),
     };
     let mut missing = Vec::new();
-    if settings.listeners.is_empty() {
+    if loaded.settings.listeners.is_empty() && loaded.trickles.is_empty() {
         missing.push(finding("nowhere to listen", "add a [[listen]], or start with --listen ADDR"));
     }
-    if settings.routes.is_empty() {
+    if loaded.settings.routes.is_empty() {
         missing
             .push(finding("nothing to serve", "add a [[route]], or start with --upstream URL or --root DIR"));
     }
@@ -89,11 +90,18 @@ fn admin(file: &Values, report: &mut Report<'_>) -> ListenAddress {
     address
 }
 
-fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<ListenAddress> {
-    let mut listeners: Vec<ListenAddress> = Vec::new();
+/// Those of HTTP, and those of Trickles. A TCP and a UDP port of one number do not meet.
+fn listeners(file: &Values, report: &mut Report<'_>) -> (Vec<ListenAddress>, Vec<TricklesListener>) {
+    let mut http: Vec<ListenAddress> = Vec::new();
+    let mut trickles: Vec<TricklesListener> = Vec::new();
     for section in file.tables("listen") {
         let Some(listen) = section.listen("address") else { continue };
-        if let Some(known) = listeners.iter().find(|known| known.overlaps(&listen)) {
+        let is_trickles = section.text("protocol").as_deref() == Some("trickles");
+        let same_protocol: Vec<&ListenAddress> = match is_trickles {
+            true => trickles.iter().map(|listener| &listener.listen).collect(),
+            false => http.iter().collect(),
+        };
+        if let Some(known) = same_protocol.into_iter().find(|known| known.overlaps(&listen)) {
             let offset = section.offset_of("address").unwrap_or(section.offset);
             if known.address == listen.address {
                 let message = format!("listen.address: {:?} is listed twice", listen.written);
@@ -106,9 +114,17 @@ fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<ListenAddress> {
             }
             continue;
         }
-        listeners.push(listen);
+        let keys = section.path("keys");
+        if is_trickles {
+            trickles.push(TricklesListener { listen, keys });
+            continue;
+        }
+        if let Some(offset) = section.offset_of("keys") {
+            report.error(offset, "listen.keys: only protocol = \"trickles\" has keys".into(), None);
+        }
+        http.push(listen);
     }
-    listeners
+    (http, trickles)
 }
 
 fn upstreams(file: &Values, report: &mut Report<'_>) -> Vec<Upstream> {

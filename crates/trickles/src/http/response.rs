@@ -80,7 +80,7 @@ impl<'a> Response<'a> {
         let Ok(Progress::Complete { .. }) = parser.parse(&request.head) else { return };
         let head = parser.head(&request.head);
         let etag = Some(&resource.etag[..]).filter(|etag| !etag.is_empty());
-        match conditional::evaluate(head.method, &head.fields, etag, resource.modified_s) {
+        match conditional::evaluate(head.method, &head.fields, etag, resource.modified_s, None) {
             Precondition::Proceed => {}
             Precondition::NotModified => {
                 (self.status, self.start, self.end) = (304, 0, 0);

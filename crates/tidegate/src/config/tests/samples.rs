@@ -10,7 +10,7 @@ use super::{UPSTREAM, accepted, parse};
 /// A value that differs from the default.
 fn sample(path: &str, kind: Kind) -> String {
     match (path, kind) {
-        ("listen.protocol", _) => "\"http\"".into(),
+        ("listen.protocol", _) => "\"trickles\"".into(),
         ("route.root", _) => "\"/\"".into(),
         ("log.format", _) => "\"json\"".into(),
         ("cache.memory", _) => "\"1048576B\"".into(),
@@ -46,6 +46,7 @@ fn keys() -> impl Iterator<Item = (&'static Section, &'static Key)> {
 fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, String) {
     // What the key's table needs to be accepted without it.
     let (before, needed) = match section.name {
+        "listen" if key.name == "keys" => ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\n"),
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
@@ -78,10 +79,9 @@ fn every_enforced_key_reaches_the_settings() {
         let (without, with) = without_and_with(section, key, &sample(&path, key.kind));
         let [without, settings] = [&without, &with].map(|text| {
             let loaded = accepted(text);
-            format!("{:?}", (loaded.settings, loaded.listen, loaded.admin, loaded.required))
+            format!("{:?}", (loaded.settings, loaded.listen, loaded.trickles, loaded.admin, loaded.required))
         });
-        // The protocol has one value, which is the default.
-        assert_eq!(settings == without, path == "listen.protocol", "{path}: {with}");
+        assert_ne!(settings, without, "{path}: {with}");
     }
 }
 
