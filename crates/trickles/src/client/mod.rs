@@ -240,6 +240,12 @@ impl Client {
         self.failure
     }
 
+    /// Whether the server has answered on the current connection.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        self.established
+    }
+
     /// The congestion window in packets, as the server will compute it next; `None` before the first answer.
     #[must_use]
     pub fn congestion_window(&self) -> Option<u16> {

@@ -32,6 +32,9 @@ pub enum StreamError {
     /// The connection cannot go on.
     #[error(transparent)]
     Connection(#[from] ClientError),
+    /// Nothing listens at any of the servers' ports, and none has answered before.
+    #[error("connection refused")]
+    Refused,
     /// The server refused the request with this code.
     #[error("the server refused the request with code {0}")]
     Reset(u16),
@@ -42,6 +45,7 @@ impl From<StreamError> for io::Error {
         let kind = match error {
             StreamError::Connection(ClientError::Unreachable { .. }) => io::ErrorKind::TimedOut,
             StreamError::Connection(_) => io::ErrorKind::Other,
+            StreamError::Refused => io::ErrorKind::ConnectionRefused,
             StreamError::Reset(_) => io::ErrorKind::ConnectionReset,
         };
         io::Error::new(kind, error)
@@ -82,6 +86,7 @@ struct State {
     readers: HashMap<u32, Waker>,
     writers: HashMap<u32, Waker>,
     closed: bool,
+    refused: bool,
     server: SocketAddr,
 }
 
@@ -122,7 +127,14 @@ impl Connection {
         socket.connect(server)?;
         let socket = BatchSocket::new(socket)?;
         let client = Client::new(options.config.clone(), &random_block()?, now());
-        let state = State { client, readers: HashMap::new(), writers: HashMap::new(), closed: false, server };
+        let state = State {
+            client,
+            readers: HashMap::new(),
+            writers: HashMap::new(),
+            closed: false,
+            refused: false,
+            server,
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Notify::new() });
         let servers = options.servers.iter().copied().filter(|to| to.is_ipv6() == server.is_ipv6()).collect();
         let driver = Driver { socket, shared: Arc::clone(&shared), servers, turn: 0, moves: 0, timeouts: 0 };
@@ -185,6 +197,7 @@ impl AsyncRead for RequestStream {
                 Poll::Ready(Ok(()))
             }
             Ok(Read::End) => Poll::Ready(Ok(())),
+            Ok(Read::Pending) if state.refused => Poll::Ready(Err(StreamError::Refused.into())),
             Ok(Read::Pending) => {
                 state.readers.insert(self.request, cx.waker().clone());
                 Poll::Pending
@@ -305,6 +318,7 @@ impl Driver {
     fn take(&mut self, received: &Received) {
         let mut state = self.shared.lock();
         self.moves = 0;
+        state.refused = false;
         for (datagram, _, _) in received.datagrams() {
             // An error is a datagram of an old connection or of a stranger; the core has ignored it.
             if let Err(error) = state.client.handle_datagram(datagram, now()) {
@@ -317,11 +331,15 @@ impl Driver {
     /// Nothing listens at the server's port. Where there is another server it is asked at once: a request sent again
     /// costs less than a timeout.
     fn refused(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
         if self.moves + 1 < self.servers.len() {
-            let shared = Arc::clone(&self.shared);
-            let mut state = shared.lock();
             self.move_on(&mut state);
             state.client.handle_server_lost(now());
+        } else if !state.client.is_established() {
+            // As TCP does; once a server has answered, it is waited for.
+            state.refused = true;
+            state.wake_all();
         }
     }
 
