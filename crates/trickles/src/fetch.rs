@@ -2,7 +2,7 @@
 //! is one too.
 
 use crate::client::Config;
-use crate::udp::{Connection, Options};
+use crate::udp::{Connection, Format, Options};
 use std::io;
 use std::net::SocketAddr;
 use tidegate_http::{BodyFraming, HeadLimits, Progress, ResponseParser};
@@ -125,7 +125,7 @@ pub trait Sink {
 pub async fn fetch(url: &Url, config: Config, sink: &mut impl Sink) -> Result<u16, FetchError> {
     let servers = url.resolve().await?;
     let transport = FetchError::Transport;
-    let connection = Connection::new(&Options { servers, config }).map_err(transport)?;
+    let connection = Connection::new(&Options { servers, config, format: Format::Udp }).map_err(transport)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", url.target, url.host);
     let mut stream = connection.request(request.as_bytes()).map_err(|error| transport(error.into()))?;
     let mut parser = ResponseParser::new(HeadLimits::default());

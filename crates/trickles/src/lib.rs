@@ -18,6 +18,7 @@ pub mod mac;
 pub mod nonce;
 pub mod replay;
 pub mod server;
+pub mod tcp;
 pub mod udp;
 pub mod user;
 pub mod wire;

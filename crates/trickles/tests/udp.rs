@@ -10,7 +10,7 @@ use tidegate_trickles::client::{ClientError, Config};
 use tidegate_trickles::files::{FileService, NOT_FOUND};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Counters, Server};
-use tidegate_trickles::udp::{self, Connection, Options, StreamError, UdpServer};
+use tidegate_trickles::udp::{self, Connection, Format, Options, StreamError, UdpServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -51,7 +51,8 @@ fn start(address: &str, lengths: &[u64]) -> Running {
 }
 
 fn connect(servers: &[SocketAddr]) -> Connection {
-    Connection::new(&Options { servers: servers.to_vec(), config: Config::default() }).unwrap()
+    Connection::new(&Options { servers: servers.to_vec(), config: Config::default(), format: Format::Udp })
+        .unwrap()
 }
 
 fn assert_object(path: &[u8], bytes: &[u8], length: u64) {

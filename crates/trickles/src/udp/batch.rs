@@ -1,5 +1,6 @@
 //! Many datagrams for one system call, in both directions.
 
+use crate::tcp::{SegmentFrom, TcpSocket};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -8,16 +9,18 @@ use tokio::net::UdpSocket;
 
 /// Bytes of one receive buffer: the kernel may coalesce datagrams of one sender up to this.
 const BUFFER_BYTES: usize = 1 << 16;
+/// Bytes of the part of a buffer that one segment of the TCP format takes.
+const SEGMENT_BYTES: usize = 2048;
 /// Most bytes of one coalesced send, IPv4's limit less its headers.
 const MAX_SEND_BYTES: usize = 65_000;
 /// Bytes asked for as buffers of a socket; the system's limit applies.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
-/// A socket and what the kernel can do for it.
+/// What carries packets: UDP, with what the kernel can do for it, or the format of TCP.
 #[derive(Debug)]
-pub(super) struct BatchSocket {
-    pub(super) socket: UdpSocket,
-    state: UdpSocketState,
+pub(super) enum BatchSocket {
+    Udp { socket: UdpSocket, state: UdpSocketState },
+    Tcp(TcpSocket),
 }
 
 /// Receive buffers.
@@ -25,6 +28,8 @@ pub(super) struct Received {
     buffers: Vec<u8>,
     meta: Vec<RecvMeta>,
     count: usize,
+    /// Instead, of the TCP format: lengths, senders and addresses of the segments.
+    segments: Vec<(usize, SegmentFrom)>,
 }
 
 impl std::fmt::Debug for Received {
@@ -60,23 +65,42 @@ impl BatchSocket {
         let _ = options.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
         let _ = options.set_send_buffer_size(SOCKET_BUFFER_BYTES);
         let state = UdpSocketState::new((&socket).into())?;
-        Ok(Self { socket: UdpSocket::from_std(socket)?, state })
+        Ok(Self::Udp { socket: UdpSocket::from_std(socket)?, state })
+    }
+
+    pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Udp { socket, .. } => socket.local_addr(),
+            Self::Tcp(socket) => Ok(socket.local_addr()),
+        }
+    }
+
+    /// Turns a client's socket to another server.
+    pub(super) fn turn_to(&self, server: SocketAddr) -> io::Result<()> {
+        let Self::Udp { socket, .. } = self else { return Ok(()) };
+        // What the old server refused is no news of the new one.
+        let _ = socket.take_error();
+        socket2::SockRef::from(socket).connect(&server.into())
     }
 
     /// Waits for datagrams.
     pub(super) async fn readable(&self) -> io::Result<()> {
-        self.socket.readable().await
+        match self {
+            Self::Udp { socket, .. } => socket.readable().await,
+            Self::Tcp(socket) => socket.readable().await,
+        }
     }
 
     /// Waits for the network's answer to an earlier datagram: that nobody takes it, for example.
     pub(super) async fn error(&self) -> Option<io::Error> {
-        if let Err(error) = self.socket.ready(Interest::ERROR).await {
+        let Self::Udp { socket, .. } = self else { return std::future::pending().await };
+        if let Err(error) = socket.ready(Interest::ERROR).await {
             return Some(error);
         }
         let mut found = None;
         // "Would block" makes the runtime wait for the next error; the error itself is taken off the socket.
-        let _: io::Result<()> = self.socket.try_io(Interest::ERROR, || {
-            found = self.socket.take_error()?;
+        let _: io::Result<()> = socket.try_io(Interest::ERROR, || {
+            found = socket.take_error()?;
             Err(io::ErrorKind::WouldBlock.into())
         });
         found
@@ -85,9 +109,17 @@ impl BatchSocket {
     /// Takes what is there; `Ok(false)` where nothing is.
     pub(super) fn receive(&self, into: &mut Received) -> io::Result<bool> {
         into.count = 0;
-        let result = self.socket.try_io(Interest::READABLE, || {
+        let (socket, state) = match self {
+            Self::Udp { socket, state } => (socket, state),
+            Self::Tcp(socket) => {
+                into.segments.clear();
+                socket.receive(&mut into.buffers, SEGMENT_BYTES, &mut into.segments)?;
+                return Ok(!into.segments.is_empty());
+            }
+        };
+        let result = socket.try_io(Interest::READABLE, || {
             let mut slices: Vec<_> = into.buffers.chunks_mut(BUFFER_BYTES).map(IoSliceMut::new).collect();
-            self.state.recv((&self.socket).into(), &mut slices, &mut into.meta)
+            state.recv(socket.into(), &mut slices, &mut into.meta)
         });
         match result {
             Ok(count) => {
@@ -117,10 +149,18 @@ impl BatchSocket {
     }
 
     async fn send_group(&self, group: &Group, contents: &[u8]) -> io::Result<()> {
+        let (socket, state) = match self {
+            Self::Udp { socket, state } => (socket, state),
+            Self::Tcp(socket) => {
+                // A full queue of the interface is a lost packet like any other.
+                let mut packets = contents.chunks(group.segment.max(1));
+                return packets.try_for_each(|packet| socket.send(packet, group.to, group.from));
+            }
+        };
         let (mut rest, mut refused) = (contents, None);
         while !rest.is_empty() {
             // The kernel may have turned out to have less than it said.
-            let together = (self.state.max_gso_segments().max(1) * group.segment).min(rest.len());
+            let together = (state.max_gso_segments().max(1) * group.segment).min(rest.len());
             let part = Transmit {
                 destination: group.to,
                 ecn: None,
@@ -128,10 +168,10 @@ impl BatchSocket {
                 segment_size: Some(group.segment),
                 src_ip: group.from,
             };
-            let send = || self.state.try_send((&self.socket).into(), &part);
-            match self.socket.try_io(Interest::WRITABLE, send) {
+            let send = || state.try_send(socket.into(), &part);
+            match socket.try_io(Interest::WRITABLE, send) {
                 Ok(()) => rest = &rest[together..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.writable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The answer to an earlier datagram; this one has not been sent.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && refused.is_none() => {
@@ -146,15 +186,23 @@ impl BatchSocket {
 
 impl Received {
     pub(super) fn new(buffers: usize) -> Self {
-        Self { buffers: vec![0; buffers * BUFFER_BYTES], meta: vec![RecvMeta::default(); buffers], count: 0 }
+        Self {
+            buffers: vec![0; buffers * BUFFER_BYTES],
+            meta: vec![RecvMeta::default(); buffers],
+            count: 0,
+            segments: Vec::new(),
+        }
     }
 
     /// The datagrams with their sender and the address that they were sent to.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = (&[u8], SocketAddr, Option<IpAddr>)> {
-        self.buffers.chunks(BUFFER_BYTES).zip(&self.meta).take(self.count).flat_map(|(buffer, meta)| {
+        let coalesced = self.buffers.chunks(BUFFER_BYTES).zip(&self.meta).take(self.count);
+        let datagrams = coalesced.flat_map(|(buffer, meta)| {
             let bytes = &buffer[..meta.len.min(buffer.len())];
             bytes.chunks(meta.stride.max(1)).map(|datagram| (datagram, meta.addr, meta.dst_ip))
-        })
+        });
+        let segments = self.buffers.chunks(SEGMENT_BYTES).zip(&self.segments);
+        datagrams.chain(segments.map(|(buffer, (length, of))| (&buffer[..*length], of.from, Some(of.to))))
     }
 }
 

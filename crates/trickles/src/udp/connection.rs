@@ -3,6 +3,7 @@
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::random_block;
 use crate::client::{Client, ClientError, Config, Read};
+use crate::tcp::TcpSocket;
 use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,6 +25,18 @@ pub struct Options {
     pub servers: Vec<SocketAddr>,
     /// Limits and timers.
     pub config: Config,
+    /// What packets look like on the way.
+    pub format: Format,
+}
+
+/// What packets look like on the way.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Format {
+    /// UDP datagrams; needs no privilege.
+    #[default]
+    Udp,
+    /// The paper's: TCP segments with an experimental option, see [`crate::tcp`].
+    Tcp,
 }
 
 /// Why a stream failed; the source of its [`io::Error`].
@@ -108,6 +121,24 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
+fn socket_to(server: SocketAddr, format: Format) -> io::Result<BatchSocket> {
+    let any = if server.is_ipv6() {
+        SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
+    } else {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
+    };
+    let socket = std::net::UdpSocket::bind(any)?;
+    // A connected socket learns from ICMP that its server is gone, and which of our addresses leads there.
+    socket.connect(server)?;
+    match format {
+        Format::Udp => BatchSocket::new(socket),
+        Format::Tcp => {
+            let local = SocketAddr::new(socket.local_addr()?.ip(), 0);
+            Ok(BatchSocket::Tcp(TcpSocket::bind(local, true)?))
+        }
+    }
+}
+
 impl Connection {
     /// Starts a connection; nothing is sent before the first request. Must be called within a tokio runtime.
     ///
@@ -117,15 +148,7 @@ impl Connection {
         let Some(&server) = options.servers.first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
         };
-        let any = if server.is_ipv6() {
-            SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
-        } else {
-            (Ipv4Addr::UNSPECIFIED, 0).into()
-        };
-        let socket = std::net::UdpSocket::bind(any)?;
-        // A connected socket learns from ICMP that its server is gone.
-        socket.connect(server)?;
-        let socket = BatchSocket::new(socket)?;
+        let socket = socket_to(server, options.format)?;
         let client = Client::new(options.config.clone(), &random_block()?, now());
         let state = State {
             client,
@@ -348,10 +371,8 @@ impl Driver {
             self.moves += 1;
             self.turn = (self.turn + 1) % self.servers.len();
             state.server = self.servers[self.turn];
-            // What the old server refused is no news of the new one.
-            let _ = self.socket.socket.take_error();
             // Until it succeeds, the system sends there but filters the answers: the next timeout tries another server.
-            if let Err(error) = socket2::SockRef::from(&self.socket.socket).connect(&state.server.into()) {
+            if let Err(error) = self.socket.turn_to(state.server) {
                 tracing::debug!(%error, server = %state.server, "cannot turn to another server");
             }
         }

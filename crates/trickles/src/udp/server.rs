@@ -4,6 +4,7 @@ use super::batch::{BatchSocket, Outgoing, Received};
 use super::wall_clock_ms;
 use crate::keys::KeyRing;
 use crate::server::{Application, Counters, Server};
+use crate::tcp::TcpSocket;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -47,6 +48,15 @@ impl<A: Application> UdpServer<A> {
         Ok(Self { socket: BatchSocket::new(socket)?, server, application })
     }
 
+    /// Takes the segments of the paper's format to `address`, see [`crate::tcp`]; all other TCP stays with the kernel.
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Privileges or `nft` are missing.
+    pub fn with_tcp_format(address: SocketAddr, server: Server, application: A) -> io::Result<Self> {
+        Ok(Self { socket: BatchSocket::Tcp(TcpSocket::bind(address, false)?), server, application })
+    }
+
     /// What was done and refused.
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
@@ -58,7 +68,7 @@ impl<A: Application> UdpServer<A> {
     /// # Errors
     /// The system does not say.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.socket.local_addr()
+        self.socket.local_addr()
     }
 
     /// Serves until `stop` is ready; takes each key ring that `keys` announces.
