@@ -2,8 +2,8 @@
 //! client (Trickles §6.2).
 //!
 //! A request of the transport carries a conversation: its input is what an HTTP/1.1 client writes to a connection, its
-//! output what such a client reads. Where the conversation stands lies in the input continuation ([`digest`]), what a
-//! response is made of in an output continuation ([`response`]).
+//! output what such a client reads. Where the conversation stands lies in the input continuation (`digest`), what a
+//! response is made of in an output continuation (`response`).
 
 mod digest;
 mod response;

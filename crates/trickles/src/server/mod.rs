@@ -1,8 +1,10 @@
 //! The server's half: a function from a request, the time and the keys to an event for the application, and from the
 //! application's answer to packets. Nothing about the connection stays behind but fingerprints of what was answered.
 
+mod extract;
 mod minisocket;
 
+pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 
 use crate::congestion::{self, AccountError, Era, Run};
@@ -233,6 +235,12 @@ impl Server {
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    /// The key ring in force.
+    #[must_use]
+    pub fn keys(&self) -> &KeyRing {
+        &self.keys
     }
 
     /// Takes another key ring: after a rotation.

@@ -249,7 +249,7 @@ mod tests {
             if let Some(first) = bytes.first_mut() {
                 *first = if v6 { 0x60 } else { 0x45 };
             }
-            prop_assert!(Segment::decode(&bytes).is_ok_and(|segment| segment.marked) == false);
+            prop_assert!(!Segment::decode(&bytes).is_ok_and(|segment| segment.marked));
         }
     }
 }
