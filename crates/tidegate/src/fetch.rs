@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tidegate_trickles::client::Config;
 use tidegate_trickles::fetch::{FetchError, Sink, Url};
+use tidegate_trickles::udp::Format;
 
 use crate::cli::Failure;
 
@@ -21,6 +22,9 @@ pub(crate) struct FetchArgs {
     /// Show the response's head on standard error.
     #[arg(short, long)]
     verbose: bool,
+    /// Trickles: send TCP segments with a mark instead of UDP datagrams; needs root and nft.
+    #[arg(long)]
+    tcp_format: bool,
 }
 
 /// Fetches the URL; an error status is a failure, but its content is written all the same.
@@ -92,9 +96,11 @@ fn trickles(args: &FetchArgs) -> Result<u16, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::runtime(format!("error: cannot start: {error}")))?;
+    let format = if args.tcp_format { Format::Tcp } else { Format::Udp };
     runtime.block_on(async {
         let mut output = Output { args, content: None };
-        let status = match tidegate_trickles::fetch::fetch(&url, Config::default(), &mut output).await {
+        let status = match tidegate_trickles::fetch::fetch(&url, Config::default(), format, &mut output).await
+        {
             // A reader that went away has seen enough.
             Err(FetchError::Sink(error)) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(200),
             result => result.map_err(|error| args.failed(error))?,

@@ -9,7 +9,7 @@ use tidegate_core::metrics::Sample;
 use tidegate_trickles::http::{HttpService, Missing, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::Config;
-use tidegate_trickles::udp::{UdpService, random_block};
+use tidegate_trickles::udp::{Format, UdpService, random_block};
 
 use crate::cli::Failure;
 use crate::units::ListenAddress;
@@ -23,6 +23,8 @@ pub(crate) struct TricklesListener {
     pub listen: ListenAddress,
     /// The file of the keys that replicas share.
     pub keys: Option<PathBuf>,
+    /// What packets look like on the way.
+    pub format: Format,
 }
 
 /// The running listeners.
@@ -52,14 +54,18 @@ impl TricklesServices {
                 }
             };
             // Finds out what is wrong before the threads start.
-            RoutedRoots::open(&settings.routes).map_err(failed)?;
-            let application = || {
-                let roots = RoutedRoots::open(&settings.routes).map_err(std::io::Error::other)?;
-                Ok(HttpService::new(roots, now_s))
+            let roots = RoutedRoots::open(&settings.routes).map_err(failed)?;
+            let (address, config) = (listener.listen.address, Config::default());
+            let service = match listener.format {
+                Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
+                    let roots = RoutedRoots::open(&settings.routes).map_err(std::io::Error::other)?;
+                    Ok(HttpService::new(roots, now_s))
+                }),
+                Format::Tcp => {
+                    UdpService::start_tcp_format(address, &config, keys, HttpService::new(roots, now_s))
+                }
             };
-            let address = listener.listen.address;
-            let service = UdpService::start(address, settings.workers, &Config::default(), keys, application)
-                .map_err(|error| failed(error.to_string()))?;
+            let service = service.map_err(|error| failed(error.to_string()))?;
             tracing::info!("listening on trickles://{}", service.local_addr());
             services.push((service, listener.keys.clone()));
         }

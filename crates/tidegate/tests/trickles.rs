@@ -23,16 +23,19 @@ fn tidegate() -> Command {
 
 /// Starts a replica and waits until it says where it listens.
 fn start(directory: &Path, name: &str) -> Replica {
+    start_with(directory, name, tidegate(), "")
+}
+
+fn start_with(directory: &Path, name: &str, mut program: Command, more: &str) -> Replica {
     let config = directory.join(format!("{name}.toml"));
     let text = format!(
-        "workers = 1\n[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\nkeys = {:?}\n\
+        "workers = 1\n[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\n{more}keys = {:?}\n\
          [admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {:?}\n[cache]\nmemory = \"0B\"\n",
         directory.join("keys"),
         directory.join("root"),
     );
     std::fs::write(&config, text).unwrap();
-    let mut process =
-        tidegate().arg("run").arg("--config").arg(&config).stderr(Stdio::piped()).spawn().unwrap();
+    let mut process = program.arg("run").arg("--config").arg(&config).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
     let mut said = Vec::new();
     let address = loop {
@@ -70,6 +73,50 @@ fn a_replica_when_killed_in_mid_download_then_the_other_goes_on() {
     assert!(fetch.wait().unwrap().success());
     assert_eq!(content.len(), bytes.len());
     assert!(content == bytes, "a byte differs");
+}
+
+/// A network namespace for one test, which needs root.
+struct Namespace(String);
+
+impl Namespace {
+    fn new() -> Self {
+        let name = format!("trickles-t{}", std::process::id());
+        let ip = |arguments: &[&str]| {
+            let output = Command::new("ip").args(arguments).output().unwrap();
+            assert!(output.status.success(), "needs root: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        ip(&["netns", "add", &name]);
+        ip(&["-n", &name, "link", "set", "lo", "up"]);
+        Self(name)
+    }
+
+    fn tidegate(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.0)).arg(env!("CARGO_BIN_EXE_tidegate"));
+        command
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_file_when_fetched_in_the_format_of_tcp_then_it_has_every_byte() {
+    let directory = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    site(directory.path(), &bytes);
+    let namespace = Namespace::new();
+    let replica = start_with(directory.path(), "tcp", namespace.tidegate(), "format = \"tcp\"\n");
+    let url = format!("trickles://{}/large.bin", replica.address);
+    let fetched = namespace.tidegate().args(["fetch", "--tcp-format", &url]).output().unwrap();
+    assert!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
+    assert!(fetched.stdout == bytes, "{} bytes", fetched.stdout.len());
+    let by_udp = namespace.tidegate().args(["fetch", &url]).output().unwrap();
+    assert_eq!(by_udp.status.code(), Some(1), "UDP is refused there");
+    assert!(String::from_utf8_lossy(&by_udp.stderr).contains("connection refused"));
 }
 
 #[test]

@@ -122,10 +122,15 @@ pub trait Sink {
 ///
 /// # Errors
 /// See [`FetchError`]; what was read before has been passed on.
-pub async fn fetch(url: &Url, config: Config, sink: &mut impl Sink) -> Result<u16, FetchError> {
+pub async fn fetch(
+    url: &Url,
+    config: Config,
+    format: Format,
+    sink: &mut impl Sink,
+) -> Result<u16, FetchError> {
     let servers = url.resolve().await?;
     let transport = FetchError::Transport;
-    let connection = Connection::new(&Options { servers, config, format: Format::Udp }).map_err(transport)?;
+    let connection = Connection::new(&Options { servers, config, format }).map_err(transport)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", url.target, url.host);
     let mut stream = connection.request(request.as_bytes()).map_err(|error| transport(error.into()))?;
     let mut parser = ResponseParser::new(HeadLimits::default());

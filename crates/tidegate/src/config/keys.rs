@@ -116,6 +116,13 @@ static LISTEN: Section = Section {
              start with https or dhttp.",
         ),
         key(
+            "format",
+            Kind::Choice(&["udp", "tcp"]),
+            Is("udp"),
+            "For trickles, what packets look like on the way: UDP datagrams, or TCP segments with a mark, which needs \
+             root and nft and leaves other TCP at the port alone.",
+        ),
+        key(
             "keys",
             Kind::Path,
             Absent("a key of its own"),

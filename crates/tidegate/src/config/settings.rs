@@ -11,6 +11,8 @@ use tidegate_http::{HeadLimits, Progress, RequestParser};
 use super::Loaded;
 use super::report::{Finding, Report, nearest};
 use super::walk::Values;
+use tidegate_trickles::udp::Format;
+
 use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 
@@ -116,11 +118,17 @@ fn listeners(file: &Values, report: &mut Report<'_>) -> (Vec<ListenAddress>, Vec
         }
         let keys = section.path("keys");
         if is_trickles {
-            trickles.push(TricklesListener { listen, keys });
+            let format = match section.text("format").as_deref() {
+                Some("tcp") => Format::Tcp,
+                _ => Format::Udp,
+            };
+            trickles.push(TricklesListener { listen, keys, format });
             continue;
         }
-        if let Some(offset) = section.offset_of("keys") {
-            report.error(offset, "listen.keys: only protocol = \"trickles\" has keys".into(), None);
+        for key in ["format", "keys"] {
+            if let Some(offset) = section.offset_of(key) {
+                report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
+            }
         }
         http.push(listen);
     }

@@ -41,27 +41,48 @@ impl UdpService {
             threads: Vec::new(),
         };
         for index in 0..workers.max(1) {
-            let socket = bind(service.address, true)?;
-            service.address = socket.local_addr()?;
-            service.spawn(index, socket, config.clone(), application()?)?;
+            let (socket, application) = (bind(service.address, true)?, application()?);
+            service.spawn(index, config.clone(), |server| UdpServer::new(socket, server, application))?;
         }
+        Ok(service)
+    }
+
+    /// Serves `address` in the paper's format with one thread, see [`crate::tcp`].
+    ///
+    /// # Errors
+    /// Privileges or `nft` are missing, or a thread could not be started.
+    pub fn start_tcp_format<A: Application + Send + 'static>(
+        address: SocketAddr,
+        config: &Config,
+        keys: KeyRing,
+        application: A,
+    ) -> io::Result<Self> {
+        let mut service = Self {
+            address,
+            counters: Vec::new(),
+            keys: watch::Sender::new(keys),
+            stop: watch::Sender::new(false),
+            threads: Vec::new(),
+        };
+        service
+            .spawn(0, config.clone(), |server| UdpServer::with_tcp_format(address, server, application))?;
         Ok(service)
     }
 
     fn spawn<A: Application + Send + 'static>(
         &mut self,
         index: usize,
-        socket: std::net::UdpSocket,
         config: Config,
-        application: A,
+        driver: impl FnOnce(Server) -> io::Result<UdpServer<A>>,
     ) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let keys = self.keys.subscribe();
         let server = Server::new(config, keys.borrow().clone(), wall_clock_ms());
         let mut driver = {
             let _inside = runtime.enter();
-            UdpServer::new(socket, server, application)?
+            driver(server)?
         };
+        self.address = driver.local_addr()?;
         self.counters.push(driver.counters());
         let mut stop = self.stop.subscribe();
         let thread = std::thread::Builder::new().name(format!("trickles-{index}")).spawn(move || {
