@@ -98,6 +98,19 @@ impl RequestState {
     /// Input was sent; each packet of the answer is noted with [`RequestState::expect_push`].
     pub(super) fn input_sent(&mut self) {
         self.input_in_flight = true;
+        self.forget_unexplained();
+    }
+
+    /// Forgets output for which no continuation has come: it belongs to an answer whose first packet is lost, and the
+    /// next answer may be another one.
+    fn forget_unexplained(&mut self) {
+        let explained =
+            self.outputs.iter().map(|output| output.valid.end).max().unwrap_or(0).max(self.position);
+        self.have.remove(explained..u64::MAX);
+        self.segments.split_off(&explained);
+        if let Some((&start, bytes)) = self.segments.iter_mut().next_back() {
+            bytes.truncate(usize::try_from(explained - start).unwrap_or(usize::MAX));
+        }
     }
 
     pub(super) fn expect_push(&mut self) {
