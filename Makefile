@@ -45,7 +45,7 @@ fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
 soak: ## kill -9 under load KILL_ROUNDS times; TRICKLES_RUNS simulated transfers
 	cargo build --locked --workspace --bins --tests
 	TIDEGATE_KILL_ROUNDS=$(KILL_ROUNDS) cargo nextest run --locked -p tidegate-e2e --test kill --no-capture
-	TRICKLES_RUNS=$(TRICKLES_RUNS) cargo nextest run --locked --release -p tidegate-trickles --test simulation every_byte
+	TRICKLES_RUNS=$(TRICKLES_RUNS) cargo nextest run --locked --release -p tidegate-trickles --test simulation every_
 
 deny: ## licences, bans and sources of dependencies
 	cargo deny --workspace check licenses bans sources
@@ -56,10 +56,10 @@ advisories: ## known vulnerabilities of dependencies (fetches the RustSec databa
 fmt: ## format the sources
 	cargo fmt --all
 
-build: ## build the release binary
-	cargo build --release --locked -p tidegate
+build: ## build the release binary and the Trickles libraries
+	cargo build --release --locked -p tidegate -p tidegate-trickles-preload -p tidegate-trickles-c
 
-install: build ## install binary, manual pages, completions, unit and example (PREFIX, DESTDIR)
+install: build ## install binary, libraries, manual pages, completions, unit and example (PREFIX, DESTDIR)
 	@scripts/install "$(DESTDIR)" "$(PREFIX)" "$(release)/tidegate"
 
 uninstall: ## remove what install put there, except the configuration
