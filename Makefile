@@ -12,6 +12,8 @@ LAB ?= all
 BENCH ?=
 # Rounds of `make soak`.
 KILL_ROUNDS ?= 200
+# Simulated Trickles transfers of `make soak`.
+TRICKLES_RUNS ?= 100000
 
 CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
@@ -40,9 +42,10 @@ lab: ## run the papers' experiments again and write docs/papers (two quiet cores
 fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(FUZZ_SECONDS)
 
-soak: ## kill -9 under load, KILL_ROUNDS times, with a client that checks every byte
+soak: ## kill -9 under load KILL_ROUNDS times; TRICKLES_RUNS simulated transfers
 	cargo build --locked --workspace --bins --tests
 	TIDEGATE_KILL_ROUNDS=$(KILL_ROUNDS) cargo nextest run --locked -p tidegate-e2e --test kill --no-capture
+	TRICKLES_RUNS=$(TRICKLES_RUNS) cargo nextest run --locked --release -p tidegate-trickles --test simulation every_
 
 deny: ## licences, bans and sources of dependencies
 	cargo deny --workspace check licenses bans sources
@@ -53,10 +56,11 @@ advisories: ## known vulnerabilities of dependencies (fetches the RustSec databa
 fmt: ## format the sources
 	cargo fmt --all
 
-build: ## build the release binary, the C library and the preload library
-	cargo build --release --locked -p tidegate -p tidegate-conditioning -p tidegate-cc -p tidegate-preload
+build: ## build the release binary, the C libraries and the preload libraries
+	cargo build --release --locked -p tidegate -p tidegate-conditioning -p tidegate-cc -p tidegate-preload \
+		-p tidegate-trickles-preload -p tidegate-trickles-c
 
-install: build ## install binary, C library, manual pages, completions, unit and example (PREFIX, DESTDIR)
+install: build ## install binary, libraries, manual pages, completions, unit and example (PREFIX, DESTDIR)
 	@scripts/install "$(DESTDIR)" "$(PREFIX)" "$(release)/tidegate"
 
 uninstall: ## remove what install put there, except the configuration

@@ -21,4 +21,5 @@ pub use admission::{Admission, Asked};
 pub use engine::{Engine, StartError};
 pub use service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 pub use service::plan::PlanError;
+pub use static_files::content_type;
 pub use upstream::UpstreamStatus;

@@ -172,7 +172,7 @@ async fn dashboard() -> Html<&'static str> {
 
 async fn metrics(State(admin): State<Admin>) -> Response {
     let mut text = String::new();
-    for sample in admin.engine.samples() {
+    for sample in admin.engine.samples().into_iter().chain(admin.reloader.trickles.samples()) {
         write_metric(&sample, &mut text);
     }
     write_upstreams(&admin.engine, &mut text);
@@ -281,8 +281,12 @@ fn write_store(engine: &Engine, text: &mut String) {
 
 async fn status(State(admin): State<Admin>) -> Json<Value> {
     let engine = &admin.engine;
-    let counters: serde_json::Map<String, Value> =
-        engine.samples().iter().map(|sample| (sample.name.to_owned(), sample.value.into())).collect();
+    let counters: serde_json::Map<String, Value> = engine
+        .samples()
+        .iter()
+        .chain(&admin.reloader.trickles.samples())
+        .map(|sample| (sample.name.to_owned(), sample.value.into()))
+        .collect();
     let counter = |name: &str| counters.get(name).and_then(Value::as_u64).unwrap_or(0);
     let hits = counter("cache_hits_total") + counter("cache_stale_total");
     let lookups = hits + counter("cache_misses_total");
@@ -308,8 +312,8 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
             })
         })
         .collect();
-    let listeners: Vec<String> =
-        engine.listen_addresses().iter().map(|address| format!("http://{address}")).collect();
+    let http = engine.listen_addresses().into_iter().map(|address| format!("http://{address}"));
+    let listeners: Vec<String> = http.chain(admin.reloader.trickles.urls()).collect();
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_s": engine.uptime().as_secs(),

@@ -99,7 +99,7 @@ enum Command {
         #[command(subcommand)]
         command: GateCommand,
     },
-    /// Fetch a URL by HTTP or DHTTP.
+    /// Fetch a URL by HTTP, DHTTP or Trickles.
     #[command(after_help = "Example:\n  tidegate fetch -v -o page.html dhttp://127.0.0.1:8080/page")]
     Fetch(fetch::FetchArgs),
     /// Be a local HTTP proxy that speaks DHTTP to servers that offer it.
@@ -401,7 +401,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 fn check(file: &Path, json: bool) -> Result<(), Failure> {
     let (errors, warnings) = match config::load(file) {
-        Ok(loaded) => (config::still_missing(&loaded.settings, Some(file)), loaded.warnings),
+        Ok(loaded) => (config::still_missing(&loaded, Some(file)), loaded.warnings),
         Err(errors) => (errors, Vec::new()),
     };
     if json {

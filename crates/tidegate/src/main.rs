@@ -10,6 +10,7 @@ mod gate;
 mod gateway;
 mod intercept;
 mod run;
+mod trickles;
 mod units;
 
 use std::io::Write;

@@ -13,6 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Finding, Loaded};
 use crate::gate::Gatekeeper;
+use crate::trickles::TricklesServices;
 use crate::units::{ListenAddress, ServerError};
 use crate::{admin, config, units};
 
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     gatekeeper.guard(&mut settings, &loaded.gate.rules);
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
+    let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings)?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
     gatekeeper.start_adapting().map_err(gate_failed)?;
@@ -54,6 +56,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         started: loaded,
         engine: engine.clone(),
         gatekeeper: Arc::clone(&gatekeeper),
+        trickles,
     });
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader), gatekeeper)
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
@@ -71,6 +74,7 @@ pub(crate) struct Reloader {
     started: Loaded,
     engine: Engine,
     gatekeeper: Arc<Gatekeeper>,
+    pub trickles: TricklesServices,
 }
 
 impl Reloader {
@@ -88,7 +92,7 @@ impl Reloader {
         let loaded = in_force(&self.args).map_err(|failure| failure.message)?;
         let (old, new) = (&self.started, &loaded);
         let needs_restart = [
-            ("[[listen]]", old.settings.listeners != new.settings.listeners),
+            ("[[listen]]", old.settings.listeners != new.settings.listeners || old.trickles != new.trickles),
             ("[admin]", old.admin.address != new.admin.address),
             ("[cache]", old.settings.cache != new.settings.cache),
             ("[log]", old.settings.access_log != new.settings.access_log),
@@ -104,6 +108,7 @@ impl Reloader {
         if !changed.is_empty() {
             return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
         }
+        self.trickles.reload_keys()?;
         let before = self.gatekeeper.settings();
         self.gatekeeper.reload(&loaded.gate).map_err(|error| error.to_string())?;
         let mut settings = loaded.settings;
@@ -199,6 +204,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
         settings.listeners = vec![Listener { address: listen.address, protocol: Protocol::Http }];
         loaded.listen = vec![listen];
+        loaded.trickles.clear();
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
     if let Some(url) = &args.upstream {
@@ -221,7 +227,8 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     if let Some(address) = &args.admin {
         loaded.admin = units::listen_address(address).map_err(|error| usage(format!("--admin: {error}")))?;
     }
-    if loaded.settings.listeners.is_empty() || loaded.settings.routes.is_empty() {
+    let nowhere = loaded.settings.listeners.is_empty() && loaded.trickles.is_empty();
+    if nowhere || loaded.settings.routes.is_empty() {
         return Err(incomplete(args, &loaded));
     }
     Ok(loaded)
@@ -229,7 +236,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
 
 /// Neither the file nor the command line says where to listen, or what to serve.
 fn incomplete(args: &RunArgs, loaded: &Loaded) -> Failure {
-    let still = config::still_missing(&loaded.settings, args.config.as_deref());
+    let still = config::still_missing(loaded, args.config.as_deref());
     match args.config {
         Some(_) => Failure::runtime(config::lines(&still)),
         None => {

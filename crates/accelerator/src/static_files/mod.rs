@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+pub use types::content_type;
 pub(crate) use watch::Watcher;
 
 /// Directories deeper than this are not loaded in advance.

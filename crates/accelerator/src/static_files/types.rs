@@ -39,7 +39,7 @@ const TYPES: &[(&str, &str)] = &[
 ];
 
 /// The media type of a file by its name; bytes of unknown meaning otherwise.
-pub(super) fn content_type(name: &[u8]) -> &'static str {
+pub fn content_type(name: &[u8]) -> &'static str {
     let file_name = name.rsplit(|byte| *byte == b'/').next().unwrap_or(b"");
     let Some(dot) = file_name.iter().rposition(|byte| *byte == b'.') else {
         return "application/octet-stream";

@@ -119,8 +119,22 @@ static LISTEN: Section = Section {
             "protocol",
             Kind::Protocol,
             Is("http"),
-            "What is spoken there; dhttp takes a UDP and a TCP port below 32768. This version refuses to start with \
-             https or trickles.",
+            "What is spoken there. dhttp takes a UDP and a TCP port below 32768; trickles takes a UDP port and serves the \
+             roots of routes. This version refuses to start with https.",
+        ),
+        key(
+            "format",
+            Kind::Choice(&["udp", "tcp"]),
+            Is("udp"),
+            "For trickles, what packets look like on the way: UDP datagrams, or TCP segments with a mark, which needs \
+             root and nft and leaves other TCP at the port alone.",
+        ),
+        key(
+            "keys",
+            Kind::Path,
+            Absent("a key of its own"),
+            "For trickles, the file of the keys that replicas share: a line for each, an epoch from 0 to 255 and 32 \
+             hexadecimal digits. The first signs, the others are accepted; `tidegate reload` reads it again.",
         ),
     ],
 };

@@ -40,7 +40,7 @@ pub(super) enum Kind {
         max: u64,
     },
     Choice(&'static [&'static str]),
-    /// `http` or `dhttp`; other names are known, and refused with a word of their own.
+    /// `http`, `dhttp` or `trickles`; other names are known, and refused with a word of their own.
     Protocol,
     /// Letters, digits, `-`, `.` and `_`.
     Name,
@@ -175,8 +175,8 @@ impl Kind {
             },
             Self::Choice(names) => check(names.contains(&text)),
             Self::Protocol => match text {
-                "http" | "dhttp" => Ok(Value::Text(text.to_owned())),
-                "https" | "trickles" => {
+                "http" | "dhttp" | "trickles" => Ok(Value::Text(text.to_owned())),
+                "https" => {
                     Err(format!("expected {}: {text} is not available in this version", self.expected()))
                 }
                 _ => Err(wrong()),
@@ -244,7 +244,7 @@ impl Kind {
                 }
                 None => "nothing".into(),
             },
-            Self::Protocol => "\"http\" or \"dhttp\"".into(),
+            Self::Protocol => "\"http\", \"dhttp\" or \"trickles\"".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
             Self::Server => "HOST:PORT or http://HOST:PORT".into(),

@@ -26,6 +26,7 @@ pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
 
+use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 use report::Report;
 
@@ -38,6 +39,8 @@ pub(crate) struct Loaded {
     pub settings: Settings,
     /// The listeners' addresses as written, in the order of the settings.
     pub listen: Vec<ListenAddress>,
+    /// Listeners of the Trickles transport; they are not among the settings'.
+    pub trickles: Vec<TricklesListener>,
     pub admin: ListenAddress,
     /// The groups without which the start fails: used by a route, and not `require = false`.
     pub required: Vec<String>,
@@ -84,8 +87,8 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Loaded, Vec<Finding>> {
 }
 
 /// What settings lack for a start: somewhere to listen, something to serve. `run` can be told on its command line.
-pub(crate) fn still_missing(settings: &Settings, file: Option<&Path>) -> Vec<Finding> {
-    settings::missing(settings, &file.map_or(String::new(), |file| file.display().to_string()))
+pub(crate) fn still_missing(loaded: &Loaded, file: Option<&Path>) -> Vec<Finding> {
+    settings::missing(loaded, &file.map_or(String::new(), |file| file.display().to_string()))
 }
 
 /// What holds without a configuration file.

@@ -9,15 +9,17 @@ use tidegate_accelerator::settings::{
 use tidegate_dhttp::ports::ClientPorts;
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{HeadLimits, Progress, RequestParser};
+use tidegate_trickles::udp::Format;
 
 use super::report::{Finding, Report, nearest};
 use super::walk::Values;
 use super::{Loaded, rules};
+use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 
 /// Builds the settings. They are fit for use only if the report holds no error afterwards.
 pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
-    let listen = listeners(file, report);
+    let (listen, trickles) = listeners(file, report);
     let upstreams = upstreams(file, report);
     let routes = routes(file, report);
     let required = required(file, &routes, report);
@@ -41,11 +43,11 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let gate = rules::build(file, personality(file), report);
     let admin = admin(file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();
-    Loaded { settings, listen, admin, required, gate, warnings: Vec::new() }
+    Loaded { settings, listen, trickles, admin, required, gate, warnings: Vec::new() }
 }
 
 /// What the file leaves to the command line.
-pub(super) fn missing(settings: &Settings, file: &str) -> Vec<Finding> {
+pub(super) fn missing(loaded: &Loaded, file: &str) -> Vec<Finding> {
     let finding = |message: &str, hint: &str| Finding {
         file: file.to_owned(),
         place: None,
@@ -53,10 +55,10 @@ pub(super) fn missing(settings: &Settings, file: &str) -> Vec<Finding> {
         hint: Some(hint.into()),
     };
     let mut missing = Vec::new();
-    if settings.listeners.is_empty() {
+    if loaded.settings.listeners.is_empty() && loaded.trickles.is_empty() {
         missing.push(finding("nowhere to listen", "add a [[listen]], or start with --listen ADDR"));
     }
-    if settings.routes.is_empty() {
+    if loaded.settings.routes.is_empty() {
         missing
             .push(finding("nothing to serve", "add a [[route]], or start with --upstream URL or --root DIR"));
     }
@@ -91,11 +93,21 @@ fn admin(file: &Values, report: &mut Report<'_>) -> ListenAddress {
     address
 }
 
-fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<(ListenAddress, Protocol)> {
-    let mut listeners: Vec<(ListenAddress, Protocol)> = Vec::new();
+/// Those of HTTP and DHTTP, and those of Trickles. A TCP and a UDP port of one number do not meet.
+fn listeners(
+    file: &Values,
+    report: &mut Report<'_>,
+) -> (Vec<(ListenAddress, Protocol)>, Vec<TricklesListener>) {
+    let mut tcp: Vec<(ListenAddress, Protocol)> = Vec::new();
+    let mut trickles: Vec<TricklesListener> = Vec::new();
     for section in file.tables("listen") {
         let Some(listen) = section.listen("address") else { continue };
-        if let Some((known, _)) = listeners.iter().find(|(known, _)| known.overlaps(&listen)) {
+        let is_trickles = section.text("protocol").as_deref() == Some("trickles");
+        let same_protocol: Vec<&ListenAddress> = match is_trickles {
+            true => trickles.iter().map(|listener| &listener.listen).collect(),
+            false => tcp.iter().map(|(listen, _)| listen).collect(),
+        };
+        if let Some(known) = same_protocol.into_iter().find(|known| known.overlaps(&listen)) {
             let offset = section.offset_of("address").unwrap_or(section.offset);
             if known.address == listen.address {
                 let message = format!("listen.address: {:?} is listed twice", listen.written);
@@ -108,6 +120,20 @@ fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<(ListenAddress, Prot
             }
             continue;
         }
+        let keys = section.path("keys");
+        if is_trickles {
+            let format = match section.text("format").as_deref() {
+                Some("tcp") => Format::Tcp,
+                _ => Format::Udp,
+            };
+            trickles.push(TricklesListener { listen, keys, format });
+            continue;
+        }
+        for key in ["format", "keys"] {
+            if let Some(offset) = section.offset_of(key) {
+                report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
+            }
+        }
         let protocol = match section.text("protocol").as_deref() {
             Some("dhttp") => Protocol::Dhttp,
             _ => Protocol::Http,
@@ -119,9 +145,9 @@ fn listeners(file: &Values, report: &mut Report<'_>) -> Vec<(ListenAddress, Prot
             let hint = "clients of DHTTP use these ports; choose a lower one".to_owned();
             report.error(offset, format!("listen.address: {:?}: {why}", listen.written), Some(hint));
         }
-        listeners.push((listen, protocol));
+        tcp.push((listen, protocol));
     }
-    listeners
+    (tcp, trickles)
 }
 
 /// DHTTP §IV-C: servers and clients share no port.

@@ -69,7 +69,7 @@ source = \"10.1.1.0/40\"
         "t.toml:2:11: workers: expected an integer from 1 to 1024, not 0",
         "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, pseudonym, listen, admin, upstream, route, cache, limits, log, connection, request, block, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
-        "t.toml:7:12: listen.protocol: expected \"http\" or \"dhttp\": https is not available in this version",
+        "t.toml:7:12: listen.protocol: expected \"http\", \"dhttp\" or \"trickles\": https is not available in this version",
         "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not \"https://127.0.0.1\"",
         "t.toml:11:51: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 7",
         "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
@@ -293,7 +293,7 @@ fn rules_mean_what_they_say() {
 
 #[test]
 fn nowhere_to_listen_and_nothing_to_serve_are_missing() {
-    let missing = |text: &str| still_missing(&accepted(text).settings, Some(Path::new("t.toml"))).len();
+    let missing = |text: &str| still_missing(&accepted(text), Some(Path::new("t.toml"))).len();
     assert_eq!(missing(""), 2);
     assert_eq!(missing("[[listen]]\naddress = \":1\"\n"), 1);
     assert_eq!(
@@ -401,11 +401,7 @@ fn configurations_in_examples_packaging_and_documents_are_complete_and_without_w
         let loaded = parse(&path.display().to_string(), &text)
             .unwrap_or_else(|findings| panic!("{}\n{text}", lines(&findings)));
         if is_complete {
-            assert!(
-                still_missing(&loaded.settings, None).is_empty(),
-                "{}: incomplete\n{text}",
-                path.display()
-            );
+            assert!(still_missing(&loaded, None).is_empty(), "{}: incomplete\n{text}", path.display());
             assert_eq!(loaded.warnings, [], "{}\n{text}", path.display());
         }
     }

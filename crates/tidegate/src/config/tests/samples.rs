@@ -50,6 +50,9 @@ fn keys() -> impl Iterator<Item = (&'static Section, &'static Key)> {
 fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, String) {
     // What the key's table needs to be accepted without it.
     let (before, needed) = match section.name {
+        "listen" if matches!(key.name, "keys" | "format") => {
+            ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\n")
+        }
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
@@ -85,7 +88,10 @@ fn every_enforced_key_reaches_the_settings() {
         let (without, with) = without_and_with(section, key, &sample(&path, key.kind));
         let [without, settings] = [&without, &with].map(|text| {
             let loaded = accepted(text);
-            format!("{:?}", (loaded.settings, loaded.listen, loaded.admin, loaded.required, loaded.gate))
+            format!(
+                "{:?}",
+                (loaded.settings, loaded.listen, loaded.trickles, loaded.admin, loaded.required, loaded.gate)
+            )
         });
         assert_ne!(settings, without, "{path}: {with}");
     }

@@ -1,5 +1,7 @@
 //! `tidegate fetch`: one URL, by the transport that its scheme names.
 
+mod trickles;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,7 +19,8 @@ const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
 /// What `tidegate fetch` takes.
 #[derive(Args)]
 pub(crate) struct FetchArgs {
-    /// What to fetch: http://…, dhttp://…, or dhttpt://… for DHTTP without UDP.
+    /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or
+    /// trickles://HOST[:PORT][,HOST[:PORT]…]/PATH, whose hosts are replicas of one service.
     url: String,
     /// Where to write the content; standard output by default.
     #[arg(short, long, value_name = "FILE")]
@@ -28,6 +31,9 @@ pub(crate) struct FetchArgs {
     /// DHTTP: take answers from the server only, not from caches on the way.
     #[arg(long)]
     no_caches: bool,
+    /// Trickles: send TCP segments with a mark instead of UDP datagrams; needs root and nft.
+    #[arg(long)]
+    tcp_format: bool,
 }
 
 /// Fetches the URL; an error status is a failure, but its content is written all the same.
@@ -36,11 +42,10 @@ pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let status = match scheme.as_str() {
         "http" => http(args),
         "dhttp" | "dhttpt" => dhttp(args),
-        "https" | "trickles" => {
-            Err(Failure::usage(format!("error: {scheme}:// is not available in this version")))
-        }
+        "trickles" => trickles::fetch(args),
+        "https" => Err(Failure::usage(format!("error: {scheme}:// is not available in this version"))),
         _ => Err(Failure::usage(format!(
-            "error: expected a URL that starts with http://, dhttp:// or dhttpt://, not {:?}",
+            "error: expected a URL that starts with http://, dhttp://, dhttpt:// or trickles://, not {:?}",
             args.url
         ))),
     }?;
@@ -54,14 +59,15 @@ pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
 impl FetchArgs {
     /// Where the content goes. A file is made only once there is something to write.
     fn sink(&self) -> Result<Box<dyn Write>, Failure> {
+        self.open_sink().map_err(|error| Failure::runtime(format!("error: {error}")))
+    }
+
+    fn open_sink(&self) -> io::Result<Box<dyn Write>> {
         match &self.output {
             None => Ok(Box::new(io::stdout().lock())),
-            Some(path) => {
-                let file = File::create(path).map_err(|error| {
-                    Failure::runtime(format!("error: cannot write {}: {error}", path.display()))
-                })?;
-                Ok(Box::new(file))
-            }
+            Some(path) => Ok(Box::new(File::create(path).map_err(|error| {
+                io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
+            })?)),
         }
     }
 

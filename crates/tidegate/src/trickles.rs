@@ -1,0 +1,227 @@
+//! Listeners of the Trickles transport: the roots of routes, served without any memory of clients.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tidegate_accelerator::content_type;
+use tidegate_accelerator::settings::{Route, Settings, Target};
+use tidegate_core::metrics::Sample;
+use tidegate_trickles::http::{HttpService, Missing, Resource, Site, StaticRoot};
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::server::Config;
+use tidegate_trickles::udp::{Format, UdpService, random_block};
+
+use crate::cli::Failure;
+use crate::units::ListenAddress;
+
+/// Far beyond any key file.
+const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
+
+/// A listener as configured.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct TricklesListener {
+    pub listen: ListenAddress,
+    /// The file of the keys that replicas share.
+    pub keys: Option<PathBuf>,
+    /// What packets look like on the way.
+    pub format: Format,
+}
+
+/// The running listeners.
+pub(crate) struct TricklesServices {
+    services: Vec<(UdpService, Option<PathBuf>)>,
+}
+
+impl TricklesServices {
+    /// Starts every listener. They end with the process: nobody misses them while another replica runs.
+    pub(crate) fn start(listeners: &[TricklesListener], settings: &Settings) -> Result<Self, Failure> {
+        let mut services = Vec::new();
+        for listener in listeners {
+            let failed = |error: String| {
+                Failure::runtime(format!(
+                    "error: cannot serve Trickles on {}: {error}",
+                    listener.listen.written
+                ))
+            };
+            let keys = match &listener.keys {
+                Some(path) => read_keys(path).map_err(failed)?,
+                None => {
+                    tracing::warn!(
+                        "listen {}: no keys: transfers end with this process, and no replica can go on with them",
+                        listener.listen.written
+                    );
+                    KeyRing::new(0, &random_block().map_err(|error| failed(error.to_string()))?)
+                }
+            };
+            // Finds out what is wrong before the threads start.
+            let roots = RoutedRoots::open(&settings.routes).map_err(failed)?;
+            let (address, config) = (listener.listen.address, Config::default());
+            let service = match listener.format {
+                Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
+                    let roots = RoutedRoots::open(&settings.routes).map_err(std::io::Error::other)?;
+                    Ok(HttpService::new(roots, now_s))
+                }),
+                Format::Tcp => {
+                    UdpService::start_tcp_format(address, &config, keys, HttpService::new(roots, now_s))
+                }
+            };
+            let service = service.map_err(|error| failed(error.to_string()))?;
+            tracing::info!("listening on trickles://{}", service.local_addr());
+            services.push((service, listener.keys.clone()));
+        }
+        Ok(Self { services })
+    }
+
+    /// Reads the key files again. All of them come into force, or none.
+    pub(crate) fn reload_keys(&self) -> Result<(), String> {
+        let mut rings = Vec::new();
+        for (service, path) in &self.services {
+            if let Some(path) = path {
+                rings.push((service, read_keys(path)?));
+            }
+        }
+        for (service, keys) in rings {
+            service.set_keys(keys);
+        }
+        Ok(())
+    }
+
+    /// Every metric, summed over threads and listeners; nothing where there is no listener.
+    pub(crate) fn samples(&self) -> Vec<Sample> {
+        let mut sum: Vec<Sample> = Vec::new();
+        for counters in self.services.iter().flat_map(|(service, _)| service.counters()) {
+            let samples = counters.samples();
+            if sum.is_empty() {
+                sum = samples;
+                continue;
+            }
+            for (total, sample) in sum.iter_mut().zip(samples) {
+                total.value = total.value.wrapping_add(sample.value);
+            }
+        }
+        sum
+    }
+
+    /// Where the listeners are, as URLs.
+    pub(crate) fn urls(&self) -> impl Iterator<Item = String> {
+        self.services.iter().map(|(service, _)| format!("trickles://{}", service.local_addr()))
+    }
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn read_keys(path: &Path) -> Result<KeyRing, String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_KEY_FILE_BYTES).read_to_string(&mut text))
+        .map_err(|error| format!("cannot read the key file {}: {error}", path.display()))?;
+    KeyRing::from_text(&text).map_err(|error| format!("key file {}: {error}", path.display()))
+}
+
+/// The roots of all routes, the most specific first.
+struct RoutedRoots {
+    routes: Vec<(Route, StaticRoot)>,
+}
+
+impl RoutedRoots {
+    fn open(routes: &[Route]) -> Result<Self, String> {
+        let mut opened = Vec::new();
+        for route in routes {
+            let Target::Root(path) = &route.target else {
+                return Err(format!(
+                    "the route for {}{} names an upstream; this version serves roots by Trickles",
+                    route.host, route.path
+                ));
+            };
+            let root = StaticRoot::open(path, content_type).map_err(|error| error.to_string())?;
+            opened.push((route.clone(), root));
+        }
+        opened.sort_by_key(|(route, _)| {
+            let host = match route.host.strip_prefix('*') {
+                None => (0, 0),
+                Some("") => (2, 0),
+                Some(suffix) => (1, usize::MAX - suffix.len()),
+            };
+            (host, usize::MAX - route.path.len())
+        });
+        Ok(Self { routes: opened })
+    }
+
+    fn route(&mut self, host: &[u8], target: &[u8]) -> Result<&mut StaticRoot, Missing> {
+        let name = match host.iter().rposition(|byte| *byte == b':') {
+            Some(at) if !host[at..].contains(&b']') => &host[..at],
+            _ => host,
+        };
+        let matches = |route: &Route| {
+            let host_matches = match route.host.strip_prefix('*') {
+                None => route.host.as_bytes() == host || route.host.as_bytes() == name,
+                Some(suffix) => name.ends_with(suffix.as_bytes()),
+            };
+            host_matches && target.starts_with(route.path.as_bytes())
+        };
+        let found = self.routes.iter_mut().find(|(route, _)| matches(route));
+        found.map(|(_, root)| root).ok_or(Missing::NotFound)
+    }
+}
+
+impl Site for RoutedRoots {
+    fn find(&mut self, host: &[u8], target: &[u8]) -> Result<Resource, Missing> {
+        self.route(host, target)?.find(host, target)
+    }
+
+    fn read(
+        &mut self,
+        host: &[u8],
+        target: &[u8],
+        version: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        self.route(host, target).ok()?.read(host, target, version, offset, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_specific_route_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("x"), name).unwrap();
+            std::fs::create_dir(path.join("api")).unwrap();
+            std::fs::write(path.join("api/x"), name).unwrap();
+            Target::Root(path)
+        };
+        let route = |host: &str, path: &str, name: &str| Route {
+            host: host.into(),
+            path: path.into(),
+            target: root(name),
+        };
+        let routes = [
+            route("*", "/", "any"),
+            route("*.example.org", "/", "suffix"),
+            route("www.example.org", "/api/", "exact-api"),
+        ];
+        let mut roots = RoutedRoots::open(&routes).unwrap();
+        for (host, path, length) in [
+            ("other", "/x", 3),
+            ("a.example.org:81", "/x", 6),
+            ("www.example.org", "/x", 6),
+            ("www.example.org:8080", "/api/x", 9),
+            ("[::1]:80", "/x", 3),
+        ] {
+            let found = roots.find(host.as_bytes(), path.as_bytes()).unwrap();
+            assert_eq!(found.length, length, "{host}{path}");
+        }
+        assert_eq!(roots.find(b"other", b"/none"), Err(Missing::NotFound));
+        let upstream = Route { host: "*".into(), path: "/".into(), target: Target::Upstream("app".into()) };
+        assert!(RoutedRoots::open(&[upstream]).is_err_and(|error| error.contains("names an upstream")));
+    }
+}

@@ -1,0 +1,159 @@
+//! Moves bytes between a program's socket and a Trickles stream, on one thread for the whole process.
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate_trickles::client::Config;
+use tidegate_trickles::udp::{Connection, Format, Options, RequestStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc;
+
+/// How long servers may be silent before the connection is made by TCP (Trickles §2.6).
+const FALLBACK_AFTER: Duration = Duration::from_secs(3);
+/// Input that is kept for TCP while no server has answered.
+const MAX_REPLAY_BYTES: usize = 256 * 1024;
+/// Bytes moved at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// A connection that a program has asked for.
+pub(crate) struct Job {
+    pub(crate) program: StdUnixStream,
+    pub(crate) servers: Vec<SocketAddr>,
+    pub(crate) destination: SocketAddr,
+}
+
+/// The thread of this process. A child of fork has none of its parent's threads.
+static WORKER: Mutex<Option<(u32, mpsc::UnboundedSender<Job>)>> = Mutex::new(None);
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is ours: its connections are what they are.
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.try_with(Cell::get).unwrap_or(true)
+}
+
+/// Hands a connection to the thread, which is started first if there is none. Jobs are bounded by the program's own
+/// descriptors.
+pub(crate) fn start(job: Job) -> io::Result<()> {
+    let mut worker = WORKER.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    let mut job = job;
+    if let Some((owner, jobs)) = &*worker
+        && *owner == process
+    {
+        match jobs.send(job) {
+            Ok(()) => return Ok(()),
+            Err(mpsc::error::SendError(unsent)) => job = unsent,
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (jobs, mut arriving) = mpsc::unbounded_channel::<Job>();
+    std::thread::Builder::new().name("trickles".into()).spawn(move || {
+        IS_WORKER.with(|is_worker| is_worker.set(true));
+        runtime.block_on(async move {
+            while let Some(job) = arriving.recv().await {
+                // An error ends the program's connection, which is how it learns of it.
+                tokio::spawn(async move { drop(serve(job).await) });
+            }
+        });
+    })?;
+    let sent = jobs.send(job);
+    *worker = Some((process, jobs));
+    sent.map_err(|_| io::ErrorKind::ConnectionAborted.into())
+}
+
+async fn serve(job: Job) -> io::Result<()> {
+    job.program.set_nonblocking(true)?;
+    let mut program = UnixStream::from_std(job.program)?;
+    let connection =
+        Connection::new(&Options { servers: job.servers, config: Config::default(), format: Format::Udp })?;
+    let mut stream = connection.open()?;
+    let mut sent = Vec::new();
+    let mut first = Vec::with_capacity(PIECE_BYTES);
+    match first_answer(&mut program, &mut stream, &mut sent, &mut first).await {
+        Ok(ended) => {
+            program.write_all(&first).await?;
+            match ended {
+                true => program.shutdown().await,
+                false => copy(program, stream).await,
+            }
+        }
+        Err(_) => {
+            drop(stream);
+            let mut server = TcpStream::connect(job.destination).await?;
+            server.write_all(&sent).await?;
+            tokio::io::copy_bidirectional(&mut program, &mut server).await.map(drop)
+        }
+    }
+}
+
+/// Passes input on until output comes; whether the output ended with it. The clock starts with the first input.
+async fn first_answer(
+    program: &mut UnixStream,
+    stream: &mut RequestStream,
+    sent: &mut Vec<u8>,
+    first: &mut Vec<u8>,
+) -> io::Result<bool> {
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut open = true;
+    let silence = tokio::time::sleep(Duration::from_secs(u32::MAX.into()));
+    tokio::pin!(silence);
+    loop {
+        tokio::select! {
+            read = stream.read_buf(first) => return Ok(read? == 0),
+            read = program.read(&mut buffer), if open => {
+                let count = read?;
+                open = count > 0;
+                if !open {
+                    stream.shutdown().await?;
+                    continue;
+                }
+                if sent.is_empty() {
+                    silence.as_mut().reset(tokio::time::Instant::now() + FALLBACK_AFTER);
+                }
+                if sent.len() + count > MAX_REPLAY_BYTES {
+                    return Err(io::ErrorKind::OutOfMemory.into());
+                }
+                sent.extend_from_slice(&buffer[..count]);
+                stream.write_all(&buffer[..count]).await?;
+            }
+            () = &mut silence => return Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+/// Both directions until the output ends; the program may end its input before.
+async fn copy(program: UnixStream, stream: RequestStream) -> io::Result<()> {
+    let (mut from_program, mut to_program) = program.into_split();
+    let (mut from_server, mut to_server) = tokio::io::split(stream);
+    let up = async {
+        let copied = tokio::io::copy(&mut from_program, &mut to_server).await;
+        to_server.shutdown().await?;
+        copied
+    };
+    let down = async {
+        let mut buffer = vec![0; PIECE_BYTES];
+        loop {
+            let count = from_server.read(&mut buffer).await?;
+            if count == 0 {
+                return to_program.shutdown().await;
+            }
+            to_program.write_all(&buffer[..count]).await?;
+        }
+    };
+    tokio::pin!(up, down);
+    tokio::select! {
+        ended = &mut down => ended,
+        failed = &mut up => {
+            failed?;
+            down.await
+        }
+    }
+}

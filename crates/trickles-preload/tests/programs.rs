@@ -1,0 +1,112 @@
+//! curl and wget, as they are, over Trickles.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tidegate_trickles::http::{HttpService, StaticRoot};
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::server::Config;
+use tidegate_trickles::udp::UdpService;
+
+fn library() -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+    let name = "libtidegate_trickles_preload.so";
+    let found = [deps.join(name), deps.parent().unwrap().join(name)].into_iter().find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{name} beside {}", deps.display()))
+}
+
+fn serve(root: &Path) -> UdpService {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    UdpService::start(address, 1, &Config::default(), KeyRing::new(1, &[7; 16]), || {
+        let root = StaticRoot::open(root, |_| "text/plain").map_err(std::io::Error::other)?;
+        Ok(HttpService::new(root, || 1_700_000_000))
+    })
+    .unwrap()
+}
+
+fn root(bytes: &[u8]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("file"), bytes).unwrap();
+    root
+}
+
+/// A program whose connections to the destination, where nothing listens, are led to `servers`.
+fn preloaded(program: &str, servers: &[SocketAddr]) -> (Command, SocketAddr) {
+    let destination: SocketAddr = ([127, 0, 0, 1], 1).into();
+    let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+    let mut command = Command::new(program);
+    command
+        .env("LD_PRELOAD", library())
+        .env("TIDEGATE_TRICKLES", format!("{destination}={}", servers.join("+")))
+        .env_remove("http_proxy")
+        .stdout(Stdio::piped());
+    (command, destination)
+}
+
+fn bytes(count: u32) -> Vec<u8> {
+    (0..count).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+#[test]
+fn curl_when_its_server_is_killed_in_mid_download_then_another_goes_on() {
+    let content = bytes(30_000_000);
+    let root = root(&content);
+    let (first, second) = (serve(root.path()), serve(root.path()));
+    let (mut curl, destination) = preloaded("curl", &[first.local_addr(), second.local_addr()]);
+    let mut curl = curl.args(["-sS", &format!("http://{destination}/file")]).spawn().unwrap();
+    let mut output = curl.stdout.take().unwrap();
+    let mut received = vec![0; 1_000_000];
+    output.read_exact(&mut received).unwrap();
+    drop(first);
+    output.read_to_end(&mut received).unwrap();
+    assert!(curl.wait().unwrap().success());
+    assert!(received == content, "{} bytes", received.len());
+    assert!(second.counters()[0].trickles_packets_sent_total.get() > 1000);
+}
+
+#[test]
+fn curl_when_it_asks_twice_then_it_keeps_the_connection() {
+    let root = root(b"content\n");
+    let server = serve(root.path());
+    let (mut curl, destination) = preloaded("curl", &[server.local_addr()]);
+    let url = format!("http://{destination}/file");
+    let output = curl.args(["-sS", "-w", "%{num_connects} %{remote_ip}\n", &url, &url]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(
+        text,
+        "content\n1 127.0.0.1\ncontent\n0 127.0.0.1\n",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn wget_when_it_fetches_then_it_has_every_byte() {
+    let content = bytes(3_000_000);
+    let root = root(&content);
+    let server = serve(root.path());
+    let (mut wget, destination) = preloaded("wget", &[server.local_addr()]);
+    let output = wget.args(["-q", "-O", "-", &format!("http://{destination}/file")]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout == content, "{} bytes", output.stdout.len());
+}
+
+#[test]
+fn a_plain_tcp_server_when_nobody_speaks_trickles_then_it_is_asked_by_tcp() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = [0; 1000];
+        let count = stream.read(&mut request).unwrap();
+        assert!(request[..count].starts_with(b"GET /x HTTP/1.1\r\n"));
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\ntcp").unwrap();
+    });
+    let mut curl = Command::new("curl");
+    curl.env("LD_PRELOAD", library()).env("TIDEGATE_TRICKLES", address.to_string()).env_remove("http_proxy");
+    let output = curl.args(["-sS", &format!("http://{address}/x")]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "tcp", "{}", String::from_utf8_lossy(&output.stderr));
+    server.join().unwrap();
+}

@@ -1,0 +1,216 @@
+//! One era at the client: which of its packets arrived, what is proved about them, and whose trickles are free to use.
+
+use crate::congestion::{Era, Run};
+use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation};
+use crate::wire::Account;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Later packets that make an earlier one count as lost (RFC 5681 §3.2).
+const DUPLICATE_THRESHOLD: u64 = 3;
+
+/// What a packet that is on its way was asked to bring.
+#[derive(Clone, Debug)]
+pub(super) struct Expected {
+    /// A range of output of a request.
+    pub(super) want: Option<(u32, Range<u64>)>,
+    /// Requests whose input was sent: the packet may bring the answer, and output of the server's own accord.
+    pub(super) pushes: Vec<u32>,
+}
+
+/// A packet that arrived before all earlier ones were accounted for.
+#[derive(Debug)]
+struct Held {
+    raw: RawContinuation,
+    nonce: u64,
+    arrived: Instant,
+}
+
+/// A packet whose trickle has not been used yet; all earlier packets are accounted for.
+#[derive(Clone, Debug)]
+pub(super) struct Ready {
+    pub(super) number: u64,
+    pub(super) arrived: Instant,
+    raw: RawContinuation,
+    /// The account up to this packet: whole runs, then part of one.
+    whole_runs: usize,
+    last: ProvedRun,
+}
+
+/// A continuation and the shortest account that proves it: what a timeout request carries.
+#[derive(Clone, Debug)]
+pub(super) struct Anchor {
+    pub(super) era: Era,
+    pub(super) number: u64,
+    raw: RawContinuation,
+    run: ProvedRun,
+}
+
+impl Anchor {
+    pub(super) fn account(&self) -> Account {
+        Account { continuation: self.raw, held_ms: 0, runs: vec![self.run] }
+    }
+}
+
+/// What accounting for packets found.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// What was expected of packets that are lost.
+    pub(super) lost: Vec<Expected>,
+}
+
+#[derive(Debug)]
+pub(super) struct EraState {
+    pub(super) era: Era,
+    /// Whether a packet of the era was seen, so that its tag is known.
+    pub(super) seen: bool,
+    /// Packets of the era that arrived.
+    pub(super) arrivals: u64,
+    /// Lowest packet number that is not accounted for.
+    next: u64,
+    runs: Vec<ProvedRun>,
+    gap: u64,
+    first_loss: Option<u64>,
+    received: BTreeMap<u64, Held>,
+    pub(super) ready: VecDeque<Ready>,
+    pub(super) expected: BTreeMap<u64, Expected>,
+    anchor: Option<Anchor>,
+    blocked_since: Option<Instant>,
+}
+
+impl EraState {
+    pub(super) fn new(era: Era) -> Self {
+        Self {
+            era,
+            seen: false,
+            arrivals: 0,
+            next: era.base + 1,
+            runs: Vec::new(),
+            gap: 0,
+            first_loss: None,
+            received: BTreeMap::new(),
+            ready: VecDeque::new(),
+            expected: BTreeMap::new(),
+            anchor: None,
+            blocked_since: None,
+        }
+    }
+
+    pub(super) fn recovering(&self) -> bool {
+        self.first_loss.is_some()
+    }
+
+    /// The highest packet number that the server can have sent in this era.
+    fn end(&self) -> u64 {
+        self.era.sent(self.first_loss.unwrap_or(self.next) - 1)
+    }
+
+    /// Whether every packet is accounted for and used: only possible once a loss has ended the era.
+    pub(super) fn finished(&self) -> bool {
+        self.recovering() && self.next > self.end() && self.ready.is_empty()
+    }
+
+    /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
+    pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
+        if number < self.next || number > self.end() || self.received.contains_key(&number) {
+            return false;
+        }
+        self.arrivals += 1;
+        self.received.insert(number, Held { raw, nonce, arrived: now });
+        true
+    }
+
+    /// Accounts for packets in order. `later` counts packets of the next era that arrived: they were sent after all of
+    /// this one's. After `reordering` a missing packet is given up for a single later one.
+    pub(super) fn advance(&mut self, later: u64, now: Instant, reordering: std::time::Duration) -> Progress {
+        let mut progress = Progress::default();
+        loop {
+            if let Some(held) = self.received.remove(&self.next) {
+                self.resolve(held);
+            } else {
+                let evidence = self.received.len() as u64 + if self.recovering() { later } else { 0 };
+                if evidence == 0 || self.next > self.end() {
+                    self.blocked_since = None;
+                    return progress;
+                }
+                let since = *self.blocked_since.get_or_insert(now);
+                if evidence < DUPLICATE_THRESHOLD && now < since + reordering {
+                    return progress;
+                }
+                self.first_loss.get_or_insert(self.next);
+                self.gap += 1;
+                progress.lost.extend(self.expected.remove(&self.next));
+            }
+            // The next gap has its own time to fill; a run of lost packets shares one.
+            if self.gap == 0 {
+                self.blocked_since = None;
+            }
+            self.next += 1;
+        }
+    }
+
+    fn resolve(&mut self, held: Held) {
+        let gap = std::mem::take(&mut self.gap);
+        match self.runs.last_mut().filter(|_| gap == 0) {
+            Some(last) => {
+                last.run.length = last.run.length.saturating_add(1);
+                last.nonces ^= held.nonce;
+            }
+            None => {
+                let gap = u16::try_from(gap).unwrap_or(u16::MAX);
+                self.runs.push(ProvedRun { run: Run { gap, length: 1 }, nonces: held.nonce });
+            }
+        }
+        let last = self.runs[self.runs.len() - 1];
+        if self.runs.len() == 1 {
+            let (era, number) = (self.era, self.next);
+            self.anchor = Some(Anchor { era, number, raw: held.raw, run: last });
+        }
+        // An account beyond the format's bound cannot be sent: the trickle is given up, a timeout starts over.
+        if self.runs.len() <= MAX_RUNS {
+            let whole_runs = self.runs.len() - 1;
+            self.ready.push_back(Ready {
+                number: self.next,
+                arrived: held.arrived,
+                raw: held.raw,
+                whole_runs,
+                last,
+            });
+        }
+    }
+
+    /// The account for `ready`, with the time that its continuation was held.
+    pub(super) fn account(&self, ready: &Ready, now: Instant) -> Account {
+        let mut runs = self.runs[..ready.whole_runs].to_vec();
+        runs.push(ready.last);
+        let held_ms = now.saturating_duration_since(ready.arrived).as_millis();
+        Account { continuation: ready.raw, held_ms: u16::try_from(held_ms).unwrap_or(u16::MAX), runs }
+    }
+
+    /// The first trickle, or the first two together if they may be acknowledged as one.
+    pub(super) fn next_group(&self) -> Option<(&Ready, u8)> {
+        let first = self.ready.front()?;
+        match self.ready.get(1) {
+            Some(second) if second.number == first.number + 1 && second.whole_runs == first.whole_runs => {
+                Some((second, 2))
+            }
+            _ => Some((first, 1)),
+        }
+    }
+
+    /// When the missing packet that blocks the era is given up.
+    pub(super) fn give_up_at(&self, reordering: std::time::Duration) -> Option<Instant> {
+        self.blocked_since.map(|since| since + reordering)
+    }
+
+    /// The best continuation for a timeout request: the last one before the first loss, else the first one after it.
+    pub(super) fn anchor(&self) -> Option<Anchor> {
+        self.anchor.clone().or_else(|| {
+            let (&number, held) = self.received.first_key_value()?;
+            let gap = u16::try_from(number - self.era.base - 1).ok()?;
+            let run = ProvedRun { run: Run { gap, length: 1 }, nonces: held.nonce };
+            Some(Anchor { era: self.era, number, raw: held.raw, run })
+        })
+    }
+}

@@ -1,0 +1,613 @@
+//! The client's half: it keeps all state, its own and the server's, and has no socket, clock or randomness of its own.
+
+mod era;
+mod ranges;
+mod request;
+mod rtt;
+mod transmit;
+
+pub use request::Read;
+
+use crate::congestion::Era;
+use crate::continuation::Continuation;
+use crate::mac::{Aes128, Block};
+use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
+use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, WireError};
+use era::{Anchor, EraState, Expected};
+use request::RequestState;
+use rtt::RoundTrip;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Eras that are kept at once: the current one, and those whose packets may still arrive.
+const MAX_ERAS: usize = 4;
+
+/// Limits and timers of a client.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted.
+    pub datagram_bytes: u16,
+    /// Bytes of output that each request buffers ahead of its reader.
+    pub window_bytes: u64,
+    /// Requests at once.
+    pub max_requests: usize,
+    /// Bytes of input that one request may have.
+    pub max_input_bytes: usize,
+    /// Smallest retransmission timeout.
+    pub min_rto: Duration,
+    /// How long an acknowledgement waits for a second packet (RFC 5681 §4.2 allows 500 ms).
+    pub delayed_ack: Duration,
+    /// Age from which an unused continuation is not worth sending: below the server's freshness horizon.
+    pub park_limit: Duration,
+    /// Open requests without an answer, or new connections without progress, after which the client gives up.
+    pub max_attempts: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            datagram_bytes: 1200,
+            window_bytes: 4 << 20,
+            max_requests: 64,
+            max_input_bytes: 1 << 20,
+            min_rto: Duration::from_millis(200),
+            delayed_ack: Duration::from_millis(25),
+            park_limit: Duration::from_secs(20),
+            max_attempts: 8,
+        }
+    }
+}
+
+/// Why a client cannot go on, or cannot take more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ClientError {
+    /// The server has not answered for many attempts.
+    #[error("no answer after {attempts} attempts")]
+    Unreachable {
+        /// Attempts made.
+        attempts: u32,
+    },
+    /// As many requests as the configuration allows are under way.
+    #[error("too many requests at once")]
+    TooManyRequests,
+    /// The input exceeds what the configuration allows.
+    #[error("request input too long")]
+    InputTooLong,
+    /// There is no such request (any more).
+    #[error("no request {request}")]
+    NoSuchRequest {
+        /// The number.
+        request: u32,
+    },
+}
+
+/// Why a datagram from the network was not taken; the connection goes on regardless.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum PeerError {
+    /// Not an answer.
+    #[error("malformed answer: {0}")]
+    Wire(#[from] WireError),
+    /// Not for this connection: an old one's, or forged.
+    #[error("answer for another connection")]
+    OtherConnection,
+    /// The continuation is not of this version.
+    #[error("malformed continuation in an answer")]
+    Continuation,
+    /// A user continuation is malformed.
+    #[error("malformed user continuation in an answer")]
+    UserContinuation,
+}
+
+/// A client of one server. After any `handle_*`, and after new requests or reads, call [`Client::poll_transmit`] until
+/// it gives nothing, then [`Client::poll_timeout`].
+#[derive(Debug)]
+pub struct Client {
+    config: Config,
+    random: Aes128,
+    random_drawn: u64,
+    started: Instant,
+    round_trip: RoundTrip,
+    requests: BTreeMap<u32, RequestState>,
+    next_request: u32,
+    last_served: u32,
+
+    connection: u64,
+    established: bool,
+    open_due: bool,
+    attempts: u32,
+    open_wants: Vec<(u32, Range<u64>)>,
+    open_inputs: Vec<u32>,
+
+    /// Oldest first; the newest is where timeouts and recoveries lead.
+    eras: VecDeque<EraState>,
+    last_anchor: Option<Anchor>,
+    timeout_due: bool,
+    backoff: u32,
+    timeouts: u64,
+    /// Since when nothing has happened although something should; `None` while nothing is wanted.
+    waiting_since: Option<Instant>,
+    probed: bool,
+    ack_at: Option<Instant>,
+    server_datagram_bytes: u16,
+    close_due: bool,
+    failure: Option<ClientError>,
+}
+
+impl Client {
+    /// A client; `seed` makes its connection ids and must not be guessable from the outside.
+    #[must_use]
+    pub fn new(config: Config, seed: &Block, now: Instant) -> Self {
+        let datagram_bytes = config.datagram_bytes.max(MIN_DATAGRAM_BYTES);
+        let mut client = Self {
+            round_trip: RoundTrip::new(config.min_rto),
+            config: Config { datagram_bytes, ..config },
+            random: Aes128::new(seed),
+            random_drawn: 0,
+            started: now,
+            requests: BTreeMap::new(),
+            next_request: 1,
+            last_served: 0,
+            connection: 0,
+            established: false,
+            open_due: true,
+            attempts: 0,
+            open_wants: Vec::new(),
+            open_inputs: Vec::new(),
+            eras: VecDeque::new(),
+            last_anchor: None,
+            timeout_due: false,
+            backoff: 0,
+            timeouts: 0,
+            waiting_since: None,
+            probed: false,
+            ack_at: None,
+            server_datagram_bytes: datagram_bytes,
+            close_due: false,
+            failure: None,
+        };
+        client.connection = client.draw();
+        client
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.random_drawn += 1;
+        let mut block = [0; 16];
+        block[..8].copy_from_slice(&self.random_drawn.to_be_bytes());
+        let [a, b, c, d, e, f, g, h, ..] = self.random.encrypt(block);
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// Starts a request whose whole input is `input`; returns its number. Requests run side by side (Trickles §5.2).
+    pub fn request(&mut self, input: &[u8], now: Instant) -> Result<u32, ClientError> {
+        let request = self.start(now)?;
+        self.write(request, input, true, now)?;
+        Ok(request)
+    }
+
+    /// Starts a request whose input follows with [`Client::write`].
+    pub fn start(&mut self, now: Instant) -> Result<u32, ClientError> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        if self.requests.len() >= self.config.max_requests || self.next_request > MAX_REQUEST {
+            return Err(ClientError::TooManyRequests);
+        }
+        let request = self.next_request;
+        self.next_request += 1;
+        self.requests.insert(request, RequestState::default());
+        self.update_waiting(now);
+        Ok(request)
+    }
+
+    /// Adds to the input of `request`; nothing follows once `last` was set.
+    pub fn write(&mut self, request: u32, data: &[u8], last: bool, now: Instant) -> Result<(), ClientError> {
+        let limit = self.config.max_input_bytes;
+        let state = self.requests.get_mut(&request).ok_or(ClientError::NoSuchRequest { request })?;
+        if state.input_bytes() + data.len() > limit {
+            return Err(ClientError::InputTooLong);
+        }
+        state.append_input(data, last);
+        self.update_waiting(now);
+        Ok(())
+    }
+
+    /// Bytes of input that `request` takes now.
+    #[must_use]
+    pub fn input_room(&self, request: u32) -> usize {
+        let held = self.requests.get(&request).map_or(0, RequestState::input_bytes);
+        self.config.max_input_bytes.saturating_sub(held)
+    }
+
+    /// Reads output of `request` in order.
+    pub fn read(&mut self, request: u32, buffer: &mut [u8]) -> Result<Read, ClientError> {
+        let state = self.requests.get_mut(&request).ok_or(ClientError::NoSuchRequest { request })?;
+        let read = state.read(buffer);
+        match (read, self.failure) {
+            (Read::Pending, Some(failure)) => Err(failure),
+            _ => Ok(read),
+        }
+    }
+
+    /// Forgets a request: read to its end, or not wanted any more.
+    pub fn discard(&mut self, request: u32) {
+        self.requests.remove(&request);
+    }
+
+    /// Why the client has given up, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<ClientError> {
+        self.failure
+    }
+
+    /// Whether the server has answered on the current connection.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        self.established
+    }
+
+    /// The congestion window in packets, as the server will compute it next; `None` before the first answer.
+    #[must_use]
+    pub fn congestion_window(&self) -> Option<u16> {
+        let state = self.eras.back()?;
+        Some(state.ready.back().map_or(state.era.start, |ready| state.era.cwnd(ready.number)))
+    }
+
+    /// Tells the server that the client is done, with the next [`Client::poll_transmit`]. Not needed: a server keeps
+    /// nothing.
+    pub fn close(&mut self) {
+        self.close_due = true;
+        self.requests.clear();
+    }
+
+    /// Feeds one datagram. An error says why it was ignored; the connection goes on.
+    pub fn handle_datagram(&mut self, datagram: &[u8], now: Instant) -> Result<(), PeerError> {
+        match Answer::decode(datagram)? {
+            Answer::Refused { connection, .. } if connection == self.connection && self.established => {
+                self.reopen(now);
+                Ok(())
+            }
+            Answer::Response { connection, timestamp_us, continuation, nonce, frames }
+                if connection == self.connection =>
+            {
+                let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
+                if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2
+                {
+                    return Err(PeerError::Continuation);
+                }
+                let result = self.take_frames(&frames);
+                self.sample(timestamp_us, now);
+                self.take_packet(&packet, continuation, nonce, now);
+                self.account(now);
+                self.update_waiting(now);
+                result
+            }
+            _ => Err(PeerError::OtherConnection),
+        }
+    }
+
+    fn sample(&mut self, timestamp_us: u32, now: Instant) {
+        let elapsed_us = self.timestamp_us(now).wrapping_sub(timestamp_us);
+        if elapsed_us < 120_000_000 {
+            self.round_trip.sample(Duration::from_micros(elapsed_us.into()));
+        }
+    }
+
+    fn timestamp_us(&self, now: Instant) -> u32 {
+        now.saturating_duration_since(self.started).as_micros() as u32
+    }
+
+    fn take_frames(&mut self, frames: &[Frame<'_>]) -> Result<(), PeerError> {
+        let window = self.config.window_bytes;
+        for frame in frames {
+            match *frame {
+                Frame::Data { sequence, data } => {
+                    let (request, offset) = split_sequence(sequence);
+                    if let Some(state) = self.requests.get_mut(&request) {
+                        state.receive(offset, data, window);
+                    }
+                }
+                Frame::OutputContinuation { continuation } => {
+                    let user =
+                        UserContinuation::decode(continuation).map_err(|_| PeerError::UserContinuation)?;
+                    if user.kind != Kind::Output {
+                        return Err(PeerError::UserContinuation);
+                    }
+                    if let Some(state) = self.requests.get_mut(&user.request) {
+                        state.set_output(user.start..user.end, user.opaque, continuation);
+                    }
+                }
+                Frame::InputContinuation { request, consumed, continuation } => {
+                    if let Some(state) = self.requests.get_mut(&request) {
+                        state.set_input(consumed, continuation);
+                    }
+                }
+                Frame::Skip { from } => {
+                    let (request, offset) = split_sequence(from);
+                    if let Some(state) = self.requests.get_mut(&request) {
+                        state.ends_at(offset);
+                    }
+                }
+                Frame::Reset { request, code } => {
+                    if let Some(state) = self.requests.get_mut(&request) {
+                        state.fail(code);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a packet into its era. A packet of an era that was given up brings data but no trickle.
+    fn take_packet(
+        &mut self,
+        packet: &Continuation,
+        raw: crate::continuation::RawContinuation,
+        nonce: u64,
+        now: Instant,
+    ) {
+        if !self.established {
+            self.establish(packet);
+        }
+        let newest = self.eras.back().map_or(0, |state| state.era.counter);
+        if packet.era.counter > newest {
+            // An era that we did not foresee, for example of a server with another burst limit: it decides.
+            self.push_era(packet.era);
+        }
+        let Some(state) = self.eras.iter_mut().find(|state| state.era.counter == packet.era.counter) else {
+            return;
+        };
+        if !state.seen {
+            if state.era.base != packet.era.base {
+                let expected = std::mem::take(&mut state.expected);
+                *state = EraState::new(packet.era);
+                for expected in expected.into_values() {
+                    settle(&mut self.requests, expected);
+                }
+            }
+            state.era = packet.era;
+            state.seen = true;
+        }
+        if state.era.tag != packet.era.tag || !state.insert(packet.number, raw, nonce, now) {
+            return;
+        }
+        if let Some(expected) = state.expected.remove(&packet.number) {
+            settle(&mut self.requests, expected);
+        }
+        self.server_datagram_bytes =
+            packet.datagram_bytes.max(MIN_DATAGRAM_BYTES).min(self.config.datagram_bytes);
+        self.backoff = 0;
+        self.attempts = 0;
+        self.probed = false;
+        self.timeout_due = false;
+        self.waiting_since = self.waiting_since.map(|_| now);
+    }
+
+    /// The first answer to an open request tells how many packets the server has sent.
+    fn establish(&mut self, packet: &Continuation) {
+        self.established = true;
+        self.open_due = false;
+        let mut state = EraState::new(packet.era);
+        let wants = std::mem::take(&mut self.open_wants);
+        let inputs = std::mem::take(&mut self.open_inputs);
+        for number in packet.era.base + 1..=packet.era.sent(packet.era.base) {
+            let index = (number - packet.era.base - 1) as usize;
+            let want = wants.get(index).cloned();
+            let pushes = if want.is_none() { self.count_pushes(&inputs) } else { Vec::new() };
+            state.expected.insert(number, Expected { want, pushes });
+        }
+        for (request, range) in wants.into_iter().skip(state.expected.len()) {
+            if let Some(state) = self.requests.get_mut(&request) {
+                state.unask(range);
+            }
+        }
+        self.eras.clear();
+        self.eras.push_back(state);
+    }
+
+    fn count_pushes(&mut self, inputs: &[u32]) -> Vec<u32> {
+        let mut pushes = Vec::new();
+        for request in inputs {
+            if let Some(state) = self.requests.get_mut(request) {
+                state.expect_push();
+                pushes.push(*request);
+            }
+        }
+        pushes
+    }
+
+    /// Accounts for packets in all eras and takes back what lost packets were to bring.
+    fn account(&mut self, now: Instant) {
+        let reordering = self.round_trip.reordering();
+        for index in 0..self.eras.len() {
+            let later = self.eras.get(index + 1).map_or(0, |next| next.arrivals);
+            for expected in self.eras[index].advance(later, now, reordering).lost {
+                settle(&mut self.requests, expected);
+            }
+        }
+        while self.eras.len() > 1 && self.eras[0].finished() {
+            self.drop_oldest_era();
+        }
+    }
+
+    fn push_era(&mut self, era: Era) -> &mut EraState {
+        if self.eras.len() == MAX_ERAS {
+            self.drop_oldest_era();
+        }
+        self.eras.push_back(EraState::new(era));
+        let last = self.eras.len() - 1;
+        &mut self.eras[last]
+    }
+
+    fn drop_oldest_era(&mut self) {
+        if let Some(state) = self.eras.pop_front() {
+            self.last_anchor = state.anchor().or(self.last_anchor.take());
+            for expected in state.expected.into_values() {
+                settle(&mut self.requests, expected);
+            }
+        }
+    }
+
+    /// Where a timeout starts over from: the newest era of which a packet arrived.
+    fn anchor(&self) -> Option<Anchor> {
+        self.eras.iter().rev().find_map(EraState::anchor).or_else(|| self.last_anchor.clone())
+    }
+
+    fn unfinished(&self) -> bool {
+        let window = self.config.window_bytes;
+        self.requests.values().any(|state| state.unfinished(window))
+    }
+
+    fn update_waiting(&mut self, now: Instant) {
+        if !self.unfinished() {
+            self.waiting_since = None;
+        } else if self.waiting_since.is_none() {
+            self.waiting_since = Some(now);
+        }
+    }
+
+    /// Starts over with a new connection; the requests go on with their user continuations.
+    fn reopen(&mut self, now: Instant) {
+        while !self.eras.is_empty() {
+            self.drop_oldest_era();
+        }
+        self.last_anchor = None;
+        for state in self.requests.values_mut() {
+            state.forget_flight();
+        }
+        self.connection = self.draw();
+        self.established = false;
+        self.open_due = true;
+        self.timeout_due = false;
+        self.backoff = 0;
+        self.open_wants.clear();
+        self.open_inputs.clear();
+        self.count_attempt();
+        self.waiting_since = self.waiting_since.map(|_| now);
+    }
+
+    fn count_attempt(&mut self) {
+        self.attempts += 1;
+        if self.attempts > self.config.max_attempts {
+            self.failure = Some(ClientError::Unreachable { attempts: self.config.max_attempts });
+        }
+    }
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.update_waiting(now);
+        self.account(now);
+        if self.probe_at().is_some_and(|at| now >= at) {
+            self.probe(now);
+        }
+        if self.rto_at().is_some_and(|at| now >= at) {
+            self.time_out(now);
+        }
+    }
+
+    /// What was sent is lost because its server is gone; another that shares its keys takes the next datagram.
+    pub fn handle_server_lost(&mut self, now: Instant) {
+        self.update_waiting(now);
+        if self.rto_at().is_some() {
+            self.time_out(now);
+            // Nothing speaks for congestion: the next timeout is not put off.
+            self.backoff = self.backoff.saturating_sub(1);
+            self.timeouts -= 1;
+        }
+    }
+
+    /// Retransmission timeouts since the start, among them those of an open without an answer.
+    #[must_use]
+    pub fn timeouts(&self) -> u64 {
+        self.timeouts
+    }
+
+    fn time_out(&mut self, now: Instant) {
+        self.timeouts += 1;
+        self.waiting_since = Some(now);
+        if !self.established {
+            self.count_attempt();
+            self.open_due = true;
+            self.backoff += 1;
+        } else if self.backoff < self.config.max_attempts.min(6) {
+            self.backoff += 1;
+            self.timeout_due = true;
+        } else {
+            self.reopen(now);
+        }
+    }
+
+    /// Asks again, with trickles that are not needed otherwise, for what has been on its way for too long: the last
+    /// packets of an answer have none after them to reveal their loss.
+    fn probe(&mut self, now: Instant) {
+        self.probed = true;
+        for state in &mut self.eras {
+            for expected in state.expected.values_mut() {
+                let (want, pushes) = (expected.want.take(), std::mem::take(&mut expected.pushes));
+                settle(&mut self.requests, Expected { want, pushes });
+            }
+        }
+        self.update_waiting(now);
+    }
+
+    fn rto_at(&self) -> Option<Instant> {
+        if self.failure.is_some() || self.open_due || self.timeout_due {
+            return None;
+        }
+        self.waiting_since.map(|since| since + self.round_trip.backed_off(self.backoff))
+    }
+
+    fn probe_at(&self) -> Option<Instant> {
+        let parked = self.eras.iter().any(|state| !state.ready.is_empty());
+        if self.probed || !parked || self.failure.is_some() {
+            return None;
+        }
+        self.waiting_since.map(|since| since + self.round_trip.probe(self.config.delayed_ack))
+    }
+
+    /// When to call [`Client::handle_timeout`] at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let reordering = self.round_trip.reordering();
+        let give_up = self.eras.iter().filter_map(|state| state.give_up_at(reordering)).min();
+        [self.rto_at(), self.probe_at(), self.ack_at, give_up].into_iter().flatten().min()
+    }
+
+    /// Checks what must always hold; for tests.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not.
+    #[doc(hidden)]
+    pub fn check_invariants(&self) {
+        assert!(self.eras.len() <= MAX_ERAS, "eras are bounded");
+        let counters: Vec<u32> = self.eras.iter().map(|state| state.era.counter).collect();
+        assert!(counters.windows(2).all(|pair| pair[0] < pair[1]), "eras are in order: {counters:?}");
+        assert!(
+            self.failure.is_some()
+                || !self.unfinished()
+                || self.open_due
+                || self.timeout_due
+                || self.rto_at().is_some(),
+            "a timer runs while anything is wanted"
+        );
+        for state in &self.eras {
+            let numbers: Vec<u64> = state.ready.iter().map(|ready| ready.number).collect();
+            assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "trickles are in order: {numbers:?}");
+        }
+    }
+}
+
+/// Takes note that a packet has come, or will not come: what it did not bring may be asked for again.
+fn settle(requests: &mut BTreeMap<u32, RequestState>, expected: Expected) {
+    if let Some((request, range)) = expected.want
+        && let Some(state) = requests.get_mut(&request)
+    {
+        state.unask(range);
+    }
+    for request in expected.pushes {
+        if let Some(state) = requests.get_mut(&request) {
+            state.push_settled();
+        }
+    }
+}

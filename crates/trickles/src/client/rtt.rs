@@ -1,0 +1,71 @@
+//! Round-trip time and retransmission timeout (RFC 6298), from timestamps that the server echoes.
+
+use std::time::Duration;
+
+const MAX_RTO: Duration = Duration::from_secs(60);
+const INITIAL_RTO: Duration = Duration::from_secs(1);
+const MAX_REORDERING: Duration = Duration::from_millis(100);
+const GRANULARITY: Duration = Duration::from_millis(1);
+
+/// Estimator of one client.
+#[derive(Clone, Debug)]
+pub(super) struct RoundTrip {
+    min_rto: Duration,
+    smoothed: Option<(Duration, Duration)>,
+}
+
+impl RoundTrip {
+    pub(super) fn new(min_rto: Duration) -> Self {
+        Self { min_rto, smoothed: None }
+    }
+
+    pub(super) fn sample(&mut self, sample: Duration) {
+        self.smoothed = Some(match self.smoothed {
+            None => (sample, sample / 2),
+            Some((srtt, rttvar)) => (srtt * 7 / 8 + sample / 8, rttvar * 3 / 4 + srtt.abs_diff(sample) / 4),
+        });
+    }
+
+    /// RFC 6298 (2.3), before backing off.
+    pub(super) fn timeout(&self) -> Duration {
+        let rto = self.smoothed.map_or(INITIAL_RTO, |(srtt, rttvar)| srtt + GRANULARITY.max(rttvar * 4));
+        rto.clamp(self.min_rto, MAX_RTO)
+    }
+
+    /// The timeout after `backoff` expirations in a row.
+    pub(super) fn backed_off(&self, backoff: u32) -> Duration {
+        (self.timeout() * (1 << backoff.min(8))).min(MAX_RTO)
+    }
+
+    /// How long a packet may lag behind a later one before it counts as lost (RFC 8985 §6.2: a quarter round trip).
+    pub(super) fn reordering(&self) -> Duration {
+        self.smoothed.map_or(MAX_REORDERING, |(srtt, _)| (srtt / 4).clamp(GRANULARITY, MAX_REORDERING))
+    }
+
+    /// How long to wait for a last packet before asking for its data again (RFC 8985 §7.2).
+    pub(super) fn probe(&self, delayed_ack: Duration) -> Duration {
+        self.smoothed.map_or(INITIAL_RTO, |(srtt, _)| srtt * 2 + delayed_ack)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timeout_follows_the_samples_and_backs_off() {
+        let mut round_trip = RoundTrip::new(Duration::from_millis(200));
+        assert_eq!(round_trip.timeout(), INITIAL_RTO);
+        for _ in 0..100 {
+            round_trip.sample(Duration::from_millis(400));
+        }
+        let rto = round_trip.timeout();
+        assert!(rto > Duration::from_millis(399) && rto < Duration::from_millis(420), "{rto:?}");
+        assert_eq!(round_trip.backed_off(1), rto * 2);
+        assert_eq!(round_trip.backed_off(1000), MAX_RTO);
+        for _ in 0..100 {
+            round_trip.sample(Duration::from_millis(1));
+        }
+        assert_eq!(round_trip.timeout(), Duration::from_millis(200), "the floor");
+    }
+}

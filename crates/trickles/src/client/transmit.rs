@@ -1,0 +1,241 @@
+//! What a client sends: it gives each trickle something to do, or holds on to it.
+
+use super::era::{EraState, Expected};
+use super::{Client, MAX_ERAS};
+use crate::congestion::{self, Era, Release};
+use crate::user::region_start;
+use crate::wire::{
+    self, Ask, DATA_FRAME_BYTES, Input, MAX_WANTS, PADDED_BYTES, RESPONSE_HEAD_BYTES, Request,
+};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Packets at the start of an era that are acknowledged at once, one by one: slow start has no time to lose.
+const QUICK_PACKETS: u64 = 8;
+/// Ranges that an open request asks for: what a server may send to an unproved address.
+const OPEN_WANTS: usize = 3;
+
+/// What a datagram asks for, by what its answer will be counted against.
+#[derive(Debug, Default)]
+struct Load {
+    wants: Vec<(u32, Range<u64>)>,
+    inputs: Vec<u32>,
+}
+
+impl Client {
+    /// The next datagram to send, if any.
+    #[must_use]
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if std::mem::take(&mut self.close_due) {
+            return self.close_datagram(now);
+        }
+        if self.failure.is_some() || !self.unfinished() {
+            return None;
+        }
+        let datagram = if !self.established {
+            self.open_datagram(now)
+        } else if self.timeout_due {
+            self.timeout_datagram(now)
+        } else {
+            self.trickle_datagram(now)
+        };
+        self.update_waiting(now);
+        datagram
+    }
+
+    fn close_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let account = self.anchor()?.account();
+        let mut out = Vec::new();
+        Request::encode_head(self.connection, self.timestamp_us(now), &Ask::Close { account }, &mut out);
+        Some(out)
+    }
+
+    /// The paper's SYN with data (§6.1), padded so that the answer may be three times as long.
+    fn open_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if !std::mem::take(&mut self.open_due) {
+            return None;
+        }
+        for state in self.requests.values_mut() {
+            state.forget_flight();
+        }
+        self.server_datagram_bytes = self.config.datagram_bytes;
+        let mut out = Vec::with_capacity(PADDED_BYTES);
+        let ask = Ask::Open { datagram_bytes: self.config.datagram_bytes };
+        Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
+        let load = self.write_frames(OPEN_WANTS, PADDED_BYTES, &mut out);
+        wire::pad(PADDED_BYTES, &mut out);
+        self.open_wants = load.wants;
+        self.open_inputs = load.inputs;
+        self.waiting_since = Some(now);
+        Some(out)
+    }
+
+    /// Starts over after a timeout (Trickles §2.5): every other trickle is given up.
+    fn timeout_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.timeout_due = false;
+        let Some(anchor) = self.anchor() else {
+            self.reopen(now);
+            return self.open_datagram(now);
+        };
+        // Whatever eras are known, the attempt's is a newer one.
+        let newest = self.eras.back().map_or(anchor.era.counter, |state| state.era.counter);
+        let attempt = newest.saturating_sub(anchor.era.counter).max(1);
+        let account = anchor.account();
+        let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
+        let release = u8::try_from(attempt).ok().and_then(|attempt| {
+            Some((attempt, congestion::time_out(&anchor.era, &runs, anchor.number, attempt).ok()?))
+        });
+        let Some((attempt, release)) = release else {
+            self.reopen(now);
+            return self.open_datagram(now);
+        };
+        while !self.eras.is_empty() {
+            self.drop_oldest_era();
+        }
+        self.last_anchor = Some(anchor);
+        Some(self.request_datagram(Ask::Timeout { account, attempt }, &release, now))
+    }
+
+    /// Uses the first trickle that is free, if there is something to ask for.
+    fn trickle_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.ack_at = None;
+        let mut index = 0;
+        while index < self.eras.len() {
+            let state = &self.eras[index];
+            let Some((ready, group)) = state.next_group() else {
+                index += 1;
+                continue;
+            };
+            let (ready, era) = (ready.clone(), state.era);
+            if group == 1 && !self.urgent(state, ready.number) {
+                let due = ready.arrived + self.config.delayed_ack;
+                if now < due {
+                    self.ack_at = Some(self.ack_at.map_or(due, |at| at.min(due)));
+                    index += 1;
+                    continue;
+                }
+            }
+            let account = state.account(&ready, now);
+            let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
+            let release = congestion::acknowledge(&era, &runs, ready.number, group);
+            let releases = matches!(&release, Ok(release) if release.count() > 0);
+            if releases && !self.has_work() {
+                return None;
+            }
+            if now.saturating_duration_since(ready.arrived) > self.config.park_limit {
+                self.reopen(now);
+                return self.open_datagram(now);
+            }
+            self.eras[index].ready.drain(..usize::from(group));
+            // A trickle that ends here, to shrink the window, is not worth a packet.
+            if let (true, Ok(release)) = (releases, release) {
+                return Some(self.request_datagram(Ask::Continue { account, group }, &release, now));
+            }
+        }
+        None
+    }
+
+    /// Whether a lone packet is acknowledged without waiting for a second one.
+    fn urgent(&self, state: &EraState, number: u64) -> bool {
+        state.recovering()
+            || number - state.era.base <= QUICK_PACKETS
+            || state.expected.is_empty()
+            || self.requests.values().any(super::RequestState::wants_to_send)
+    }
+
+    fn has_work(&self) -> bool {
+        let window = self.config.window_bytes;
+        self.requests.values().any(|state| state.wants_to_send() || state.next_want(1, window).is_some())
+    }
+
+    fn request_datagram(&mut self, ask: Ask, release: &Release, now: Instant) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.config.datagram_bytes.into());
+        Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
+        let count = usize::try_from(release.count()).unwrap_or(MAX_WANTS).min(MAX_WANTS);
+        let load = self.write_frames(count, self.config.datagram_bytes.into(), &mut out);
+        let mut wants = load.wants.into_iter();
+        for number in release.numbers() {
+            let want = wants.next();
+            let pushes = if want.is_none() { self.count_pushes(&load.inputs) } else { Vec::new() };
+            self.era_of(release.era).expected.insert(number, Expected { want, pushes });
+        }
+        out
+    }
+
+    /// The state of the era in which released packets will arrive.
+    fn era_of(&mut self, era: Era) -> &mut EraState {
+        debug_assert!(self.eras.len() <= MAX_ERAS, "eras are bounded");
+        match self.eras.iter().position(|state| state.era.counter == era.counter) {
+            Some(index) => &mut self.eras[index],
+            None => self.push_era(era),
+        }
+    }
+
+    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets: input first, then ranges.
+    fn write_frames(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>) -> Load {
+        let mut load = Load::default();
+        self.write_inputs(packets, limit, out, &mut load);
+        let for_wants = if load.inputs.is_empty() { packets } else { packets - 1 };
+        self.write_wants(for_wants.min(MAX_WANTS), limit, out, &mut load);
+        load
+    }
+
+    fn write_inputs(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, load: &mut Load) {
+        if packets == 0 {
+            return;
+        }
+        for (&request, state) in &mut self.requests {
+            if !state.wants_to_send() || load.inputs.len() == MAX_WANTS {
+                continue;
+            }
+            let overhead = wire::input_overhead(state.input_continuation());
+            let room = limit.saturating_sub(out.len() + overhead);
+            let (offset, data, last, continuation) = state.next_input(room);
+            // Without room for a byte, only input that has none is worth a frame.
+            if out.len() + overhead > limit || (data.is_empty() && !last) {
+                continue;
+            }
+            wire::write_input(&Input { request, offset, last, continuation, data }, out);
+            state.input_sent();
+            load.inputs.push(request);
+        }
+    }
+
+    /// Asks for ranges of all requests in turn, each as long as a packet.
+    fn write_wants(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, load: &mut Load) {
+        let overhead = RESPONSE_HEAD_BYTES + DATA_FRAME_BYTES;
+        let length = u64::from(self.server_datagram_bytes).saturating_sub(overhead as u64).max(1);
+        let window = self.config.window_bytes;
+        let mut idle = 0;
+        while load.wants.len() < packets && idle <= self.requests.len() {
+            let after = self.last_served.saturating_add(1);
+            let next = self.requests.range(after..).next().or_else(|| self.requests.iter().next());
+            let Some((&request, _)) = next else { return };
+            self.last_served = request;
+            idle += 1;
+            let Some(state) = self.requests.get_mut(&request) else { return };
+            // A fair share of the packets at a time, so that one frame carries several ranges of a continuation.
+            let share = (packets - load.wants.len()).div_ceil(2).max(1);
+            let mut ranges = Vec::new();
+            let mut used: Option<Vec<u8>> = None;
+            while ranges.len() < share {
+                let Some((range, continuation)) = state.next_want(length, window) else { break };
+                let bytes = wire::wants_bytes(ranges.len() + 1, continuation);
+                let same = used.as_deref().is_none_or(|used| used == continuation);
+                if !same || out.len() + bytes > limit {
+                    break;
+                }
+                if used.is_none() {
+                    used = Some(continuation.to_vec());
+                }
+                ranges.push((region_start(request) + range.start, (range.end - range.start) as u32));
+                state.ask(range.clone());
+                load.wants.push((request, range));
+            }
+            if let Some(continuation) = used.filter(|_| !ranges.is_empty()) {
+                wire::write_wants(&ranges, &continuation, out);
+                idle = 0;
+            }
+        }
+    }
+}

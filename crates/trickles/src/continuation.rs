@@ -1,0 +1,285 @@
+//! The transport continuation: a server's state about a connection, carried by the client (Trickles §2.1).
+//!
+//! A continuation is [`CONTINUATION_BYTES`] bytes and authenticated. A request adds a count of runs m, one argument byte
+//! and the account of received packets in m runs of 12 bytes: 75 + 12·m bytes together. All numbers are big-endian.
+
+use crate::congestion::{Era, Run};
+use crate::keys::EpochKeys;
+use crate::mac::Block;
+use crate::nonce::{self, NONCE_BYTES, Secret};
+use std::net::{IpAddr, SocketAddr};
+
+/// Bytes of a continuation, its MAC included.
+pub const CONTINUATION_BYTES: usize = 73;
+/// Bytes that an account without runs adds to a continuation in a request.
+pub const ACCOUNT_HEAD_BYTES: usize = 2;
+/// Bytes of one run with its nonce.
+pub const RUN_BYTES: usize = 12;
+/// Most runs that an account may have.
+pub const MAX_RUNS: usize = 32;
+
+const AUTHENTICATED_BYTES: usize = CONTINUATION_BYTES - 16;
+const PEER_BYTES: usize = 18;
+const FORMAT: u8 = 1;
+
+/// A continuation as it travels.
+pub type RawContinuation = [u8; CONTINUATION_BYTES];
+
+/// The state that a server hands to its client.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Continuation {
+    /// Key epoch of the MAC and of `sealed`.
+    pub epoch: u8,
+    /// Number of the packet that carries the continuation; at least the era's base.
+    pub number: u64,
+    /// State of congestion control.
+    pub era: Era,
+    /// The server's clock when it was made, in milliseconds, modulo 2³².
+    pub timestamp_ms: u32,
+    /// Smoothed round-trip time; 0 before the first sample.
+    pub srtt_us: u32,
+    /// Variation of the round-trip time.
+    pub rttvar_us: u32,
+    /// Largest datagram, in bytes, that the client takes.
+    pub datagram_bytes: u16,
+    /// The connection's secret, sealed under the epoch's key.
+    pub sealed: Block,
+}
+
+/// Why bytes are no continuation. A client meets it in a broken server; a server in a forged request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("continuation format {format} is unknown")]
+pub struct UnknownFormat {
+    /// The format byte.
+    pub format: u8,
+}
+
+impl Continuation {
+    /// Writes and authenticates the continuation for the client at `peer`.
+    ///
+    /// The address is part of what is authenticated: whoever holds a continuation cannot have its packets sent to
+    /// somebody else.
+    #[must_use]
+    pub fn sign(&self, keys: &EpochKeys, peer: SocketAddr) -> RawContinuation {
+        let mut raw = [0; CONTINUATION_BYTES];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            raw[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(&[FORMAT, self.epoch]);
+        put(&self.number.to_be_bytes());
+        put(&((self.number - self.era.base) as u32).to_be_bytes());
+        put(&self.era.start.to_be_bytes());
+        put(&self.era.ssthresh.to_be_bytes());
+        put(&[self.era.flight]);
+        put(&self.era.counter.to_be_bytes());
+        put(&self.era.tag.to_be_bytes());
+        put(&self.timestamp_ms.to_be_bytes());
+        put(&self.srtt_us.to_be_bytes());
+        put(&self.rttvar_us.to_be_bytes());
+        put(&self.datagram_bytes.to_be_bytes());
+        put(&self.sealed);
+        let tag = keys.transport.tag(&authenticated(&raw, peer));
+        raw[AUTHENTICATED_BYTES..].copy_from_slice(&tag);
+        raw
+    }
+
+    /// Whether `keys` signed `raw` for the client at `peer`.
+    #[must_use]
+    pub fn verify(raw: &RawContinuation, keys: &EpochKeys, peer: SocketAddr) -> bool {
+        let mut tag = [0; 16];
+        tag.copy_from_slice(&raw[AUTHENTICATED_BYTES..]);
+        keys.transport.verify(&authenticated(raw, peer), &tag)
+    }
+
+    /// The epoch whose keys signed `raw`.
+    #[must_use]
+    pub fn epoch_of(raw: &RawContinuation) -> u8 {
+        raw[1]
+    }
+
+    /// Reads the fields; says nothing about who wrote them.
+    pub fn decode(raw: &RawContinuation) -> Result<Self, UnknownFormat> {
+        if raw[0] != FORMAT {
+            return Err(UnknownFormat { format: raw[0] });
+        }
+        let mut rest = &raw[1..];
+        fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+            let mut bytes = [0; N];
+            if let Some((head, tail)) = rest.split_first_chunk::<N>() {
+                bytes = *head;
+                *rest = tail;
+            }
+            bytes
+        }
+        let [epoch] = take(&mut rest);
+        let number = u64::from_be_bytes(take(&mut rest));
+        let base = number.saturating_sub(u32::from_be_bytes(take(&mut rest)).into());
+        let start = u16::from_be_bytes(take(&mut rest));
+        let ssthresh = u16::from_be_bytes(take(&mut rest));
+        let [flight] = take(&mut rest);
+        let counter = u32::from_be_bytes(take(&mut rest));
+        let tag = u32::from_be_bytes(take(&mut rest));
+        Ok(Self {
+            epoch,
+            number,
+            era: Era { counter, tag, base, start, ssthresh, flight },
+            timestamp_ms: u32::from_be_bytes(take(&mut rest)),
+            srtt_us: u32::from_be_bytes(take(&mut rest)),
+            rttvar_us: u32::from_be_bytes(take(&mut rest)),
+            datagram_bytes: u16::from_be_bytes(take(&mut rest)),
+            sealed: take(&mut rest),
+        })
+    }
+}
+
+fn authenticated(raw: &RawContinuation, peer: SocketAddr) -> [u8; AUTHENTICATED_BYTES + PEER_BYTES] {
+    let mut message = [0; AUTHENTICATED_BYTES + PEER_BYTES];
+    message[..AUTHENTICATED_BYTES].copy_from_slice(&raw[..AUTHENTICATED_BYTES]);
+    message[AUTHENTICATED_BYTES..].copy_from_slice(&peer_bytes(peer));
+    message
+}
+
+/// An address and port as they enter a MAC: IPv4 as IPv4-mapped IPv6, so that a socket of either family agrees.
+#[must_use]
+pub fn peer_bytes(peer: SocketAddr) -> [u8; PEER_BYTES] {
+    let mut bytes = [0; PEER_BYTES];
+    let address = match peer.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    bytes[..16].copy_from_slice(&address.octets());
+    bytes[16..].copy_from_slice(&peer.port().to_be_bytes());
+    bytes
+}
+
+/// A run of received packets and the XOR of their nonces: 12 bytes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ProvedRun {
+    /// Lost packets, then received packets.
+    pub run: Run,
+    /// XOR of the received packets' nonces, 48 bits.
+    pub nonces: u64,
+}
+
+impl ProvedRun {
+    /// The run as it travels: lost (2), received (4), nonces (6).
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; RUN_BYTES] {
+        let mut bytes = [0; RUN_BYTES];
+        bytes[..2].copy_from_slice(&self.run.gap.to_be_bytes());
+        bytes[2..6].copy_from_slice(&self.run.length.to_be_bytes());
+        bytes[6..].copy_from_slice(&nonce::to_bytes(self.nonces));
+        bytes
+    }
+
+    /// A run from the wire.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; RUN_BYTES]) -> Self {
+        let [g0, g1, l0, l1, l2, l3, n @ ..] = *bytes;
+        const { assert!(NONCE_BYTES == RUN_BYTES - 6) };
+        Self {
+            run: Run { gap: u16::from_be_bytes([g0, g1]), length: u32::from_be_bytes([l0, l1, l2, l3]) },
+            nonces: nonce::from_bytes(n),
+        }
+    }
+}
+
+/// Whether every run of an era was received: constant time for each run, however long (Trickles §2.2).
+#[must_use]
+pub fn proves(secret: &Secret, era: &Era, runs: &[ProvedRun]) -> bool {
+    let mut position = era.base;
+    let mut difference = 0;
+    for proved in runs {
+        let first = position.saturating_add(u64::from(proved.run.gap)).saturating_add(1);
+        position = first.saturating_add(u64::from(proved.run.length)).saturating_sub(1);
+        difference |= secret.range(era.tag, first, position) ^ proved.nonces;
+    }
+    difference == 0
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn any_continuation() -> impl Strategy<Value = Continuation> {
+        let era = (any::<u32>(), any::<u32>(), 0..u64::MAX / 2, any::<u16>(), any::<u16>(), any::<u8>());
+        (any::<u8>(), any::<u32>(), era, any::<[u32; 3]>(), any::<u16>(), any::<Block>()).prop_map(
+            |(
+                epoch,
+                offset,
+                (counter, tag, base, start, ssthresh, flight),
+                times,
+                datagram_bytes,
+                sealed,
+            )| {
+                Continuation {
+                    epoch,
+                    number: base + u64::from(offset),
+                    era: Era { counter, tag, base, start, ssthresh, flight },
+                    timestamp_ms: times[0],
+                    srtt_us: times[1],
+                    rttvar_us: times[2],
+                    datagram_bytes,
+                    sealed,
+                }
+            },
+        )
+    }
+
+    fn peer() -> SocketAddr {
+        "192.0.2.1:4000".parse().unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn a_continuation_read_back_is_the_same_and_verifies(continuation in any_continuation()) {
+            let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
+            let raw = continuation.sign(&keys, peer());
+            prop_assert_eq!(Continuation::decode(&raw), Ok(continuation));
+            prop_assert!(Continuation::verify(&raw, &keys, peer()));
+            prop_assert!(Continuation::verify(&raw, &keys, "[::ffff:192.0.2.1]:4000".parse().unwrap()));
+        }
+
+        #[test]
+        fn a_continuation_with_a_bit_changed_or_for_another_address_is_refused(
+            continuation in any_continuation(), bit in 0..CONTINUATION_BYTES * 8,
+        ) {
+            let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
+            let mut raw = continuation.sign(&keys, peer());
+            prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.1:4001".parse().unwrap()));
+            prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.2:4000".parse().unwrap()));
+            raw[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(!Continuation::verify(&raw, &keys, peer()));
+        }
+
+        #[test]
+        fn a_run_read_back_is_the_same(gap: u16, length: u32, nonces in 0..1_u64 << 48) {
+            let run = ProvedRun { run: Run { gap, length }, nonces };
+            prop_assert_eq!(ProvedRun::from_bytes(&run.to_bytes()), run);
+        }
+
+        /// Hiding any one lost packet takes its nonce.
+        #[test]
+        fn an_account_that_hides_a_loss_proves_nothing(lost in 0..50_u64, key: Block, guess in 0..1_u64 << 48) {
+            let secret = Secret::new(&key);
+            let era = Era { counter: 0, tag: 9, base: 1000, start: 60, ssthresh: 60, flight: 0 };
+            let xor = |numbers: std::ops::Range<u64>| numbers.fold(0, |sum, n| sum ^ secret.packet(9, n));
+            let lost = 1001 + lost;
+            let honest = [
+                ProvedRun { run: Run { gap: 0, length: (lost - 1001) as u32 }, nonces: xor(1001..lost) },
+                ProvedRun { run: Run { gap: 1, length: (1060 - lost) as u32 }, nonces: xor(lost + 1..1061) },
+            ];
+            let honest = if lost == 1001 { &honest[1..] } else { &honest };
+            prop_assert!(proves(&secret, &era, honest));
+            let known = xor(1001..1061) ^ secret.packet(9, lost);
+            let hiding = |nonces| [ProvedRun { run: Run { gap: 0, length: 60 }, nonces }];
+            prop_assert!(!proves(&secret, &era, &hiding(known)));
+            prop_assert!(!proves(&secret, &era, &hiding(known ^ secret.packet(10, lost))), "nonce of a retransmission");
+            prop_assume!(guess != secret.packet(9, lost));
+            prop_assert!(!proves(&secret, &era, &hiding(known ^ guess)));
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What a server needs to remember of the input it has consumed: where the output stands, and of a head that is not
+//! complete the lines that matter (Trickles §4.2: "a digest of the data seen thus far").
+
+use crate::user::MAX_OPAQUE_BYTES;
+use tidegate_http::normalize::{Personality, normalize};
+use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, RequestParser};
+
+/// Most bytes that a digest may have.
+pub(super) const MAX_DIGEST_BYTES: usize = MAX_OPAQUE_BYTES;
+const FIXED_BYTES: usize = 9;
+const FLAG_SKIPPING: u8 = 1;
+/// Lines of a head that a response depends on; all others are forgotten when a head does not fit.
+const KEPT: [&[u8]; 11] = [
+    b"host",
+    b"range",
+    b"if-range",
+    b"if-match",
+    b"if-none-match",
+    b"if-modified-since",
+    b"if-unmodified-since",
+    b"connection",
+    b"content-length",
+    b"transfer-encoding",
+    b"expect",
+];
+
+/// A request read from the input, or why it cannot be answered as asked.
+#[derive(Debug)]
+pub(super) struct HttpRequest {
+    /// The whole head, to be parsed again for its fields.
+    pub(super) head: Vec<u8>,
+    pub(super) host: Vec<u8>,
+    /// Normalized path and query.
+    pub(super) target: Vec<u8>,
+    pub(super) head_only: bool,
+    pub(super) keep_alive: bool,
+    pub(super) http_10: bool,
+    /// A status that answers whatever was asked for.
+    pub(super) refused: Option<u16>,
+}
+
+/// What input gave.
+#[derive(Debug)]
+pub(super) enum Step {
+    Request(Box<HttpRequest>),
+    /// All input is digested and a head is not complete.
+    More,
+}
+
+/// State of a conversation between two packets.
+#[derive(Debug, Default)]
+pub(super) struct Digest {
+    /// Where the next response begins in the output.
+    pub(super) output: u64,
+    /// Nothing is read any more.
+    pub(super) closed: bool,
+    /// The line that is being read is of no interest.
+    skipping: bool,
+    partial: Vec<u8>,
+    /// What `partial` was before the last request was taken from it.
+    before: Option<(bool, Vec<u8>)>,
+}
+
+impl Digest {
+    pub(super) fn decode(opaque: &[u8]) -> Option<Self> {
+        if opaque.is_empty() {
+            return Some(Self::default());
+        }
+        let (fixed, partial) = opaque.split_first_chunk::<FIXED_BYTES>()?;
+        let (output, [flags]) = fixed.split_first_chunk::<8>().map(|(output, flags)| (*output, flags))?
+        else {
+            return None;
+        };
+        Some(Self {
+            output: u64::from_be_bytes(output),
+            skipping: flags & FLAG_SKIPPING != 0,
+            partial: partial.to_vec(),
+            ..Self::default()
+        })
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut opaque = self.output.to_be_bytes().to_vec();
+        opaque.push(if self.skipping { FLAG_SKIPPING } else { 0 });
+        opaque.extend_from_slice(&self.partial);
+        opaque
+    }
+
+    /// Notes that a request has a response that ends at `output`.
+    pub(super) fn answered(&mut self, output: u64, closes: bool) {
+        self.output = output;
+        self.closed |= closes;
+        self.before = None;
+    }
+
+    /// Takes back the last request: it will be read again.
+    pub(super) fn unread(&mut self) {
+        if let Some((skipping, partial)) = self.before.take() {
+            (self.skipping, self.partial) = (skipping, partial);
+        }
+    }
+
+    /// Takes input off `rest` until a request is complete or nothing is left.
+    pub(super) fn feed(&mut self, rest: &mut &[u8], last: bool) -> Step {
+        if self.closed {
+            *rest = &[];
+            return Step::More;
+        }
+        self.before = Some((self.skipping, self.partial.clone()));
+        let known = self.partial.len();
+        if self.skipping {
+            let line = rest.iter().position(|&byte| byte == b'\n').map_or(rest.len(), |at| at + 1);
+            self.skipping = line == 0 || rest[line - 1] != b'\n';
+            *rest = &rest[line..];
+        }
+        self.partial.extend_from_slice(rest);
+        let mut parser = RequestParser::new(HeadLimits::default());
+        match parser.parse(&self.partial) {
+            Ok(Progress::Complete { length }) => {
+                // The digest so far has no complete head, so that the head ends in the new bytes.
+                *rest = &rest[length.saturating_sub(known).min(rest.len())..];
+                self.partial.truncate(length);
+                let head = std::mem::take(&mut self.partial);
+                Step::Request(Box::new(read_head(&parser, head)))
+            }
+            Ok(Progress::Incomplete) => {
+                *rest = &[];
+                if last && !self.partial.iter().all(u8::is_ascii_whitespace) {
+                    return Step::Request(Box::new(HttpRequest::refused(400)));
+                }
+                match self.shrink() {
+                    true => Step::More,
+                    false => Step::Request(Box::new(HttpRequest::refused(431))),
+                }
+            }
+            Err(_) => {
+                *rest = &[];
+                Step::Request(Box::new(HttpRequest::refused(400)))
+            }
+        }
+    }
+
+    /// Forgets lines that do not matter where the head does not fit. `false` if it still does not.
+    fn shrink(&mut self) -> bool {
+        let limit = MAX_DIGEST_BYTES - FIXED_BYTES;
+        if self.partial.len() <= limit {
+            return true;
+        }
+        let mut kept = Vec::with_capacity(limit);
+        for (index, line) in self.partial.split_inclusive(|&byte| byte == b'\n').enumerate() {
+            let name = line.split(|&byte| byte == b':').next().unwrap_or(line);
+            let matters = index == 0 || KEPT.iter().any(|kept| kept.eq_ignore_ascii_case(name));
+            if matters {
+                kept.extend_from_slice(line);
+            } else if !line.ends_with(b"\n") {
+                if name.len() == line.len() {
+                    // A name that is not complete.
+                    kept.extend_from_slice(line);
+                } else {
+                    self.skipping = true;
+                }
+            }
+        }
+        self.partial = kept;
+        self.partial.len() <= limit
+    }
+}
+
+impl HttpRequest {
+    fn refused(status: u16) -> Self {
+        Self {
+            head: Vec::new(),
+            host: Vec::new(),
+            target: Vec::new(),
+            head_only: false,
+            keep_alive: false,
+            http_10: false,
+            refused: Some(status),
+        }
+    }
+}
+
+fn read_head(parser: &RequestParser, bytes: Vec<u8>) -> HttpRequest {
+    let mut scratch = Vec::new();
+    let head = parser.head(&bytes);
+    let Ok(normalized) = normalize(&head, Personality::Strict, &mut scratch) else {
+        return HttpRequest::refused(400);
+    };
+    let mut target = normalized.path.to_vec();
+    if let Some(query) = normalized.query {
+        target.push(b'?');
+        target.extend_from_slice(query);
+    }
+    let refused = match (head.method, head.framing) {
+        (Method::Get | Method::Head, BodyFraming::None | BodyFraming::Length(0)) => None,
+        // A body would have to be read, and remembered how much of it is.
+        (Method::Get | Method::Head, _) => Some(413),
+        _ => Some(405),
+    };
+    HttpRequest {
+        host: normalized.authority.to_vec(),
+        target,
+        head_only: head.method == Method::Head,
+        keep_alive: head.keep_alive && refused.is_none(),
+        http_10: head.version == tidegate_http::Version::Http10,
+        refused,
+        head: bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds `input` in pieces that end at each of `splits`, with the digest written and read in between.
+    fn feed(input: &[u8], splits: &[usize]) -> Vec<HttpRequest> {
+        let (mut opaque, mut requests, mut from) = (Vec::new(), Vec::new(), 0);
+        for &to in splits.iter().chain(&[input.len()]) {
+            let mut rest = &input[from..to];
+            loop {
+                let mut digest = Digest::decode(&opaque).unwrap();
+                let step = digest.feed(&mut rest, false);
+                if let Step::Request(request) = step {
+                    digest.answered(digest.output + 1, request.refused.is_some());
+                    let closed = digest.closed;
+                    opaque = digest.encode();
+                    requests.push(*request);
+                    if closed {
+                        return requests;
+                    }
+                } else {
+                    opaque = digest.encode();
+                    assert!(rest.is_empty() && opaque.len() <= MAX_DIGEST_BYTES);
+                    break;
+                }
+            }
+            from = to;
+        }
+        requests
+    }
+
+    #[test]
+    fn heads_split_at_every_byte_are_read_as_whole_ones() {
+        let input = b"GET /a?b HTTP/1.1\r\nHost: H.example:80\r\n\r\nHEAD /c HTTP/1.0\r\nHost: h\r\n\r\n";
+        for split in 0..input.len() {
+            let requests = feed(input, &[split]);
+            assert_eq!(requests.len(), 2, "split at {split}");
+            assert_eq!((&requests[0].host[..], &requests[0].target[..]), (&b"h.example"[..], &b"/a?b"[..]));
+            assert!(requests[0].keep_alive && !requests[0].head_only);
+            assert!(!requests[1].keep_alive && requests[1].head_only && requests[1].http_10);
+        }
+    }
+
+    #[test]
+    fn a_head_with_long_lines_that_do_not_matter_is_digested() {
+        let cookie = "x".repeat(3000);
+        let input = format!(
+            "GET / HTTP/1.1\r\nHost: h\r\nCookie: {cookie}\r\nRange: bytes=1-2\r\nAccept: */*\r\n\r\n"
+        );
+        let splits: Vec<usize> =
+            (1..input.len() / 700 + 1).map(|n| n * 700).filter(|&at| at < input.len()).collect();
+        let requests = feed(input.as_bytes(), &splits);
+        assert_eq!(requests.len(), 1);
+        assert!(requests[0].refused.is_none());
+        assert!(String::from_utf8_lossy(&requests[0].head).contains("Range: bytes=1-2"));
+    }
+
+    #[test]
+    fn a_head_that_cannot_be_digested_is_refused() {
+        let input = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(3000));
+        let requests = feed(input.as_bytes(), &[1000]);
+        assert_eq!(requests[0].refused, Some(431));
+        assert_eq!(feed(b"GET\x01 / HTTP/1.1\r\n\r\n", &[])[0].refused, Some(400));
+        assert_eq!(
+            feed(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", &[])[0].refused,
+            Some(405)
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! HTTP/1.1 over Trickles: GET and HEAD with ranges and conditions, keep-alive and pipelining, without any memory of the
+//! client (Trickles §6.2).
+//!
+//! A request of the transport carries a conversation: its input is what an HTTP/1.1 client writes to a connection, its
+//! output what such a client reads. Where the conversation stands lies in the input continuation (`digest`), what a
+//! response is made of in an output continuation (`response`).
+
+mod digest;
+mod response;
+mod root;
+
+pub use root::{StaticRoot, StaticRootError};
+
+use crate::files::{GONE, PATH_TOO_LONG};
+use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket};
+use crate::user::{OVERHEAD_BYTES, REGION_BITS};
+use digest::{Digest, Step};
+use response::Response;
+use std::ops::Range;
+
+/// Code of a reset: a continuation is not one of this service's.
+pub const FOREIGN: u16 = 400;
+/// Responses to one packet of requests that were sent ahead.
+const MAX_PIPELINED: usize = 8;
+/// Room kept for the input continuation behind pipelined responses: its frame and the largest digest.
+const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES + digest::MAX_DIGEST_BYTES;
+
+/// What a site has under a request target.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Resource {
+    /// Bytes of the representation.
+    pub length: u64,
+    /// Changes whenever anything here or a byte of the representation changes; the same on every replica.
+    pub version: u64,
+    /// Last modification in seconds since 1970.
+    pub modified_s: Option<u64>,
+    /// The entity tag with its quotes, or nothing.
+    pub etag: Vec<u8>,
+    /// Further field lines such as Content-Type, each with its CRLF. Date, Content-Length, Content-Range, ETag,
+    /// Last-Modified, Accept-Ranges and Connection are not among them.
+    pub fields: Vec<u8>,
+}
+
+/// Why a site has no resource to give; always about the request.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Missing {
+    /// Nothing is there, or nothing that is served: 404.
+    NotFound,
+    /// The resource is elsewhere: 301 with the path, `/`-prefixed.
+    MovedTo(Vec<u8>),
+    /// It cannot be had now: 503.
+    Unavailable,
+}
+
+/// What answers requests: a directory of files, or a cache. Bytes can be read at any offset, any number of times.
+pub trait Site {
+    /// Looks a resource up. `host` is in lower case and without port 80, `target` normalized: a path, still
+    /// percent-encoded, with its query.
+    fn find(&mut self, host: &[u8], target: &[u8]) -> Result<Resource, Missing>;
+    /// Fills `buffer` from `offset` on; returns how many bytes there were. `None` if this version is gone.
+    fn read(
+        &mut self,
+        host: &[u8],
+        target: &[u8],
+        version: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize>;
+}
+
+/// Serves a [`Site`]. Keeps nothing between events.
+#[derive(Debug)]
+pub struct HttpService<S> {
+    site: S,
+    clock_s: fn() -> u64,
+    buffer: Vec<u8>,
+}
+
+impl<S: Site> HttpService<S> {
+    /// A service over `site`; `clock_s` gives seconds since 1970 for Date.
+    pub fn new(site: S, clock_s: fn() -> u64) -> Self {
+        Self { site, clock_s, buffer: Vec::new() }
+    }
+
+    /// A range of a response (Trickles §4.3).
+    fn answer_want(&mut self, index: usize, want: &EventWant<'_>, socket: &mut Minisocket) {
+        if want.opaque.is_empty() {
+            return; // Of an epoch that is gone; the transport says so.
+        }
+        let Some(response) = Response::decode(want.opaque) else {
+            // Without room the client asks again; so it does below.
+            let _ = socket.reset(index, want.request, FOREIGN);
+            return;
+        };
+        if want.aged {
+            let valid = (want.valid_start, want.valid_end);
+            let _ = socket.set_output_continuation(index, want.request, valid, want.opaque);
+        }
+        self.send(
+            index,
+            want.request,
+            want.valid_start,
+            want.offset,
+            want.length as usize,
+            &response,
+            socket,
+        );
+    }
+
+    /// Fills packet `index` with bytes of a response that starts at `start`; returns how many went in, or `None` where
+    /// the request failed.
+    #[expect(clippy::too_many_arguments, reason = "names a range of a response, and a packet")]
+    fn send(
+        &mut self,
+        index: usize,
+        request: u32,
+        start: u64,
+        offset: u64,
+        length: usize,
+        response: &Response<'_>,
+        socket: &mut Minisocket,
+    ) -> Option<usize> {
+        let within = offset.checked_sub(start)?;
+        let left = response.total_bytes().saturating_sub(within);
+        let length = length.min(socket.room(index)).min(usize::try_from(left).unwrap_or(usize::MAX));
+        self.buffer.resize(length, 0);
+        if response.read(&mut self.site, within, &mut self.buffer).is_none() {
+            let _ = socket.reset(index, request, GONE);
+            return None;
+        }
+        Some(socket.send(index, request, offset, &self.buffer))
+    }
+
+    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the first bytes of the
+    /// responses.
+    fn answer_input(&mut self, input: &EventInput<'_>, packets: Range<usize>, socket: &mut Minisocket) {
+        let first = packets.start;
+        let Some(mut digest) = Digest::decode(input.opaque) else {
+            let _ = socket.reset(first, input.request, FOREIGN);
+            return;
+        };
+        let mut rest = input.data;
+        let mut responses = Vec::new();
+        while responses.len() < MAX_PIPELINED {
+            let fresh = rest;
+            let request = match digest.feed(&mut rest, input.last) {
+                Step::Request(request) => request,
+                Step::More => break,
+            };
+            let start = digest.output;
+            let response = Response::to(&request, &mut self.site, (self.clock_s)());
+            let Some(opaque) = response.encode().filter(|_| digest.output < 1 << REGION_BITS) else {
+                let _ = socket.reset(first, input.request, PATH_TOO_LONG);
+                return;
+            };
+            let end = (start + response.total_bytes()).min(1 << REGION_BITS);
+            let crowded = !responses.is_empty()
+                && socket.room(first) < OVERHEAD_BYTES + opaque.len() + INPUT_CONTINUATION_BYTES;
+            if crowded || socket.set_output_continuation(first, input.request, (start, end), &opaque).is_err()
+            {
+                if responses.is_empty() {
+                    let _ = socket.reset(first, input.request, PATH_TOO_LONG);
+                    return;
+                }
+                // This request is left with the client, to be sent again.
+                digest.unread();
+                rest = fresh;
+                break;
+            }
+            digest.answered(end, response.closes());
+            responses.push((start, opaque));
+        }
+        let consumed = input.consumed + (input.data.len() - rest.len()) as u64;
+        if digest.closed || (input.last && rest.is_empty()) {
+            let _ = socket.end(first, input.request, digest.output);
+        } else {
+            // Without room the client sends the input again.
+            let _ = socket.set_input_continuation(first, input.request, consumed, &digest.encode());
+        }
+        self.send_first(input.request, &responses, packets, socket);
+    }
+
+    /// The first bytes of responses of their own accord, as many as fit.
+    fn send_first(
+        &mut self,
+        request: u32,
+        responses: &[(u64, Vec<u8>)],
+        mut packets: Range<usize>,
+        socket: &mut Minisocket,
+    ) {
+        for (start, opaque) in responses {
+            let Some(response) = Response::decode(opaque) else { return };
+            let (mut offset, end) = (*start, start + response.total_bytes());
+            while offset < end && !packets.is_empty() {
+                match self.send(packets.start, request, *start, offset, usize::MAX, &response, socket) {
+                    Some(0) => packets.start += 1,
+                    Some(sent) => offset += sent as u64,
+                    None => return,
+                }
+            }
+        }
+    }
+}
+
+impl<S: Site> Application for HttpService<S> {
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
+        if event.kind == EventKind::Close {
+            return;
+        }
+        for (index, want) in event.wants.iter().enumerate() {
+            self.answer_want(index, want, socket);
+        }
+        let mut next = event.wants.len().min(socket.packets().saturating_sub(1));
+        for (index, input) in event.inputs.iter().enumerate() {
+            let share = socket.packets().saturating_sub(next).div_ceil(event.inputs.len() - index);
+            self.answer_input(input, next..next + share, socket);
+            next = (next + share).min(socket.packets().saturating_sub(1));
+        }
+    }
+}

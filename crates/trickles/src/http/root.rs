@@ -1,0 +1,172 @@
+//! A directory of files as a site. Open files are kept as soft state that may be dropped at any time.
+
+use super::{Missing, Resource, Site};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Files that are kept open.
+const MAX_OPEN: usize = 256;
+/// After this time a file is looked up by its name again: another may have taken its place.
+const NAME_LIFE: Duration = Duration::from_secs(1);
+
+/// The directory cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read root {}: {source}", path.display())]
+pub struct StaticRootError {
+    /// The directory.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// Files below a directory, whatever the host. Replicas agree on versions if length and time of modification agree.
+#[derive(Debug)]
+pub struct StaticRoot {
+    directory: OwnedFd,
+    media_type: fn(&[u8]) -> &'static str,
+    open: HashMap<Vec<u8>, OpenFile>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    file: File,
+    media_type: &'static str,
+    opened: Instant,
+}
+
+impl StaticRoot {
+    /// Serves `path`; `media_type` tells a file's Content-Type from its name.
+    ///
+    /// # Errors
+    /// It is no directory, or may not be read.
+    pub fn open(path: &Path, media_type: fn(&[u8]) -> &'static str) -> Result<Self, StaticRootError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
+            .map_err(|source| StaticRootError { path: path.to_path_buf(), source: source.into() })?;
+        Ok(Self { directory, media_type, open: HashMap::new() })
+    }
+
+    fn lookup(&mut self, target: &[u8]) -> Result<&OpenFile, Missing> {
+        let path = target.split(|&byte| byte == b'?').next().unwrap_or(target);
+        let known = self.open.get(path).is_some_and(|open| open.opened.elapsed() < NAME_LIFE);
+        if !known {
+            self.open.remove(path);
+            let open = self.open_file(path)?;
+            if self.open.len() == MAX_OPEN {
+                self.open.clear();
+            }
+            self.open.insert(path.to_vec(), open);
+        }
+        self.open.get(path).ok_or(Missing::Unavailable)
+    }
+
+    /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
+    fn open_file(&self, path: &[u8]) -> Result<OpenFile, Missing> {
+        let mut name = percent_decode(path.strip_prefix(b"/").ok_or(Missing::NotFound)?);
+        // Names that begin with a dot are not for the public, but for RFC 8615's.
+        let public = |part: &[u8]| !part.starts_with(b".") || part == b".well-known";
+        if name.contains(&0) || !name.split(|&byte| byte == b'/').all(public) {
+            return Err(Missing::NotFound);
+        }
+        if name.is_empty() || name.ends_with(b"/") {
+            name.extend_from_slice(b"index.html");
+        }
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        // Without NONBLOCK, opening a FIFO would wait for a writer.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::openat2(
+            &self.directory,
+            Path::new(OsStr::from_bytes(&name)),
+            flags,
+            Mode::empty(),
+            resolve,
+        )
+        .map_err(|error| match error {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO => Missing::Unavailable,
+            _ => Missing::NotFound,
+        })?;
+        let stat = rustix::fs::fstat(&file).map_err(|_| Missing::Unavailable)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                let media_type = (self.media_type)(&name);
+                Ok(OpenFile { file: file.into(), media_type, opened: Instant::now() })
+            }
+            FileType::Directory => Err(Missing::MovedTo([path, b"/"].concat())),
+            _ => Err(Missing::NotFound),
+        }
+    }
+}
+
+impl OpenFile {
+    fn resource(&self) -> io::Result<Resource> {
+        let metadata = self.file.metadata()?;
+        let (length, seconds, nanoseconds) = (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
+        // Replicas have the same files under different inodes, so that these say nothing.
+        let version = [length, seconds as u64, nanoseconds as u64]
+            .iter()
+            .fold(0, |hash: u64, part| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+        Ok(Resource {
+            length,
+            version,
+            modified_s: u64::try_from(seconds).ok(),
+            etag: format!("\"{length:x}-{seconds:x}.{nanoseconds:x}\"").into_bytes(),
+            fields: format!("Content-Type: {}\r\n", self.media_type).into_bytes(),
+        })
+    }
+}
+
+impl Site for StaticRoot {
+    fn find(&mut self, _host: &[u8], target: &[u8]) -> Result<Resource, Missing> {
+        self.lookup(target)?.resource().map_err(|_| Missing::Unavailable)
+    }
+
+    fn read(
+        &mut self,
+        _host: &[u8],
+        target: &[u8],
+        version: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        let open = self.lookup(target).ok()?;
+        let mut read = 0;
+        while read < buffer.len() {
+            match open.file.read_at(&mut buffer[read..], offset + read as u64) {
+                Ok(0) => break,
+                Ok(count) => read += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        // After reading: a file that was written to meanwhile has another time by now.
+        (open.resource().ok()?.version == version).then_some(read)
+    }
+}
+
+fn percent_decode(path: &[u8]) -> Vec<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte == b'%'
+            && let [high, low, tail @ ..] = tail
+            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
+        {
+            out.push(high << 4 | low);
+            rest = tail;
+        } else {
+            out.push(byte);
+        }
+    }
+    out
+}

@@ -1,0 +1,176 @@
+//! What was answered already: the one thing that a server remembers, bounded in time and in number (Trickles §2.2).
+//!
+//! Two generations of fingerprints. Once the younger one has lasted for the horizon, or is full, the older one is
+//! forgotten and the younger takes its place. Continuations from before the older generation began could be replayed
+//! unseen, so they are refused as stale: under a flood the horizon shrinks, and no replay gets through.
+
+/// Remembers fingerprints for between one and two horizons.
+#[derive(Debug)]
+pub struct ReplayTable {
+    young: Generation,
+    old: Generation,
+    horizon_ms: u64,
+    /// Oldest time from which everything answered is remembered.
+    complete_since_ms: u64,
+}
+
+/// Open addressing with linear probing; 0 marks an empty slot.
+#[derive(Debug)]
+struct Generation {
+    slots: Box<[u64]>,
+    used: usize,
+    since_ms: u64,
+}
+
+/// What the table says to a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Seen {
+    /// None of the fingerprints was seen; all of them are now.
+    Fresh,
+    /// At least one was seen before; none was added.
+    Replayed,
+}
+
+impl ReplayTable {
+    /// A table that holds `capacity` fingerprints a generation, rounded up to a power of two, at 16 bytes each.
+    ///
+    /// A server that has just started knows nothing of what its predecessor answered, and accepts each of those packets
+    /// once more: that is what lets it go on with the connections.
+    #[must_use]
+    pub fn new(capacity: usize, horizon_ms: u64, now_ms: u64) -> Self {
+        let slots = capacity.clamp(16, 1 << 28).next_power_of_two() * 2;
+        let generation = || Generation { slots: vec![0; slots].into(), used: 0, since_ms: now_ms };
+        Self { young: generation(), old: generation(), horizon_ms, complete_since_ms: 0 }
+    }
+
+    /// The oldest time, in milliseconds of the server's clock, of which every answer is remembered.
+    #[must_use]
+    pub fn complete_since_ms(&self) -> u64 {
+        self.complete_since_ms
+    }
+
+    /// Fingerprints held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.young.used + self.old.used
+    }
+
+    /// Whether nothing is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Looks the fingerprints of one request up and adds them if none is known.
+    pub fn check(&mut self, fingerprints: &[u64], now_ms: u64) -> Seen {
+        if now_ms.saturating_sub(self.young.since_ms) >= self.horizon_ms
+            || self.young.used + fingerprints.len() > self.young.slots.len() / 2
+        {
+            self.turn(now_ms);
+        }
+        let known = |&fingerprint: &u64| self.young.contains(fingerprint) || self.old.contains(fingerprint);
+        if fingerprints.iter().any(known) {
+            return Seen::Replayed;
+        }
+        for &fingerprint in fingerprints {
+            self.young.insert(fingerprint);
+        }
+        Seen::Fresh
+    }
+
+    fn turn(&mut self, now_ms: u64) {
+        if self.old.used > 0 {
+            // What the old generation held is forgotten now; the young one remembers everything since it began.
+            self.complete_since_ms = self.young.since_ms;
+        }
+        std::mem::swap(&mut self.young, &mut self.old);
+        if self.young.used > 0 {
+            self.young.slots.fill(0);
+        }
+        self.young.used = 0;
+        self.young.since_ms = now_ms;
+    }
+}
+
+impl Generation {
+    fn slot_of(&self, fingerprint: u64) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = fingerprint as usize & mask;
+        while self.slots[slot] != 0 && self.slots[slot] != fingerprint {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    fn contains(&self, fingerprint: u64) -> bool {
+        let fingerprint = fingerprint.max(1);
+        self.slots[self.slot_of(fingerprint)] == fingerprint
+    }
+
+    /// The table is at most half full, so there is always an empty slot.
+    fn insert(&mut self, fingerprint: u64) {
+        let fingerprint = fingerprint.max(1);
+        let slot = self.slot_of(fingerprint);
+        if self.slots[slot] == 0 {
+            self.slots[slot] = fingerprint;
+            self.used += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_fresh_once() {
+        let mut table = ReplayTable::new(64, 1000, 0);
+        assert_eq!(table.check(&[7, 8], 0), Seen::Fresh);
+        assert_eq!(table.check(&[8], 999), Seen::Replayed);
+        assert_eq!(table.check(&[8, 9], 999), Seen::Replayed);
+        assert_eq!(table.check(&[9], 999), Seen::Fresh, "a refused request leaves nothing behind");
+    }
+
+    #[test]
+    fn a_fingerprint_is_remembered_for_a_horizon_at_least() {
+        let mut table = ReplayTable::new(64, 1000, 0);
+        assert_eq!(table.check(&[7], 900), Seen::Fresh);
+        assert_eq!(table.check(&[8], 1000), Seen::Fresh);
+        assert_eq!(table.check(&[7], 1900), Seen::Replayed);
+        assert_eq!(table.check(&[9], 2000), Seen::Fresh);
+        assert_eq!(table.check(&[7], 2000), Seen::Fresh, "after two generations it is forgotten");
+        assert_eq!(table.complete_since_ms(), 1000);
+    }
+
+    #[test]
+    fn a_flood_shortens_the_horizon_instead_of_letting_replays_through() {
+        let mut table = ReplayTable::new(16, 1_000_000, 0);
+        let mut now = 0;
+        for fingerprint in 1..=1000 {
+            now += 10;
+            assert_eq!(table.check(&[fingerprint], now), Seen::Fresh);
+            assert!(table.len() <= 32, "bounded");
+        }
+        let since = table.complete_since_ms();
+        assert!(since > 0 && since < now);
+        for fingerprint in 1..=1000 {
+            let answered_ms = fingerprint * 10;
+            if answered_ms >= since {
+                assert_eq!(table.check(&[fingerprint], now), Seen::Replayed, "{fingerprint}");
+            }
+        }
+    }
+
+    #[test]
+    fn fingerprints_that_share_a_slot_are_told_apart() {
+        let mut table = ReplayTable::new(16, 1000, 0);
+        let size = 32;
+        assert_eq!(table.check(&[5, 5 + size, 5 + 2 * size], 0), Seen::Fresh);
+        assert_eq!(table.check(&[5 + 3 * size], 0), Seen::Fresh);
+        for n in 0..4 {
+            assert_eq!(table.check(&[5 + n * size], 0), Seen::Replayed);
+        }
+        assert_eq!(table.check(&[0], 0), Seen::Fresh);
+        assert_eq!(table.check(&[0], 0), Seen::Replayed);
+    }
+}

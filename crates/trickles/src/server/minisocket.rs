@@ -1,0 +1,148 @@
+//! The minisocket: a client for as long as one of its packets is being answered (Trickles §3.2).
+
+use super::Template;
+use crate::keys::KeyRing;
+use crate::user::{Kind, UserContinuation, region_start};
+use crate::wire::{Answer, DATA_FRAME_BYTES, Frame, RESPONSE_HEAD_BYTES};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Code of a reset that the transport itself sends: the user continuation's key epoch is gone; ask anew.
+pub const RESET_EXPIRED: u16 = 1;
+
+/// The packets have no room left for a frame; the client will ask again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("no room left in the packets of this answer")]
+pub struct NoRoom;
+
+/// The packets that congestion control allows in answer to one request, to be filled by the application.
+#[derive(Debug)]
+pub struct Minisocket {
+    keys: Arc<KeyRing>,
+    peer: SocketAddr,
+    template: Template,
+    /// Bytes of frames that each packet may have.
+    room_bytes: usize,
+    packets: Vec<Packet>,
+}
+
+#[derive(Debug)]
+struct Packet {
+    number: u64,
+    frames: Vec<u8>,
+}
+
+impl Minisocket {
+    pub(super) fn new(
+        keys: Arc<KeyRing>,
+        peer: SocketAddr,
+        template: Template,
+        numbers: impl Iterator<Item = u64>,
+        packet_bytes: usize,
+    ) -> Self {
+        let packets = numbers.map(|number| Packet { number, frames: Vec::new() }).collect();
+        Self { keys, peer, template, room_bytes: packet_bytes.saturating_sub(RESPONSE_HEAD_BYTES), packets }
+    }
+
+    /// Where the packets go.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// How many packets may be sent.
+    #[must_use]
+    pub fn packets(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Bytes of output that still fit into packet `index`.
+    #[must_use]
+    pub fn room(&self, index: usize) -> usize {
+        let used = self.packets.get(index).map_or(self.room_bytes, |packet| packet.frames.len());
+        self.room_bytes.saturating_sub(used).saturating_sub(DATA_FRAME_BYTES)
+    }
+
+    /// Puts output of `request` from `offset` on into packet `index`; returns how many bytes went in.
+    pub fn send(&mut self, index: usize, request: u32, offset: u64, data: &[u8]) -> usize {
+        let length = data.len().min(self.room(index));
+        if length > 0 {
+            let sequence = region_start(request).saturating_add(offset);
+            Frame::Data { sequence, data: &data[..length] }.encode(&mut self.packets[index].frames);
+        }
+        length
+    }
+
+    /// Gives the client the means to ask for the bytes `start..end` of the output of `request`, in the first packet
+    /// from `index` on that has room.
+    pub fn set_output_continuation(
+        &mut self,
+        index: usize,
+        request: u32,
+        (start, end): (u64, u64),
+        opaque: &[u8],
+    ) -> Result<(), NoRoom> {
+        let mut continuation = Vec::with_capacity(128);
+        UserContinuation { kind: Kind::Output, request, start, end, opaque }
+            .sign(&self.keys, &mut continuation);
+        self.put(index, &Frame::OutputContinuation { continuation: &continuation })
+    }
+
+    /// Says that input of `request` was consumed up to `consumed`, and what to send the rest with.
+    pub fn set_input_continuation(
+        &mut self,
+        index: usize,
+        request: u32,
+        consumed: u64,
+        opaque: &[u8],
+    ) -> Result<(), NoRoom> {
+        let mut continuation = Vec::with_capacity(128);
+        UserContinuation { kind: Kind::Input, request, start: consumed, end: consumed, opaque }
+            .sign(&self.keys, &mut continuation);
+        self.put(index, &Frame::InputContinuation { request, consumed, continuation: &continuation })
+    }
+
+    /// Says that the output of `request` ends at `length` (Trickles §5.2: a SKIP to the end of its region).
+    pub fn end(&mut self, index: usize, request: u32, length: u64) -> Result<(), NoRoom> {
+        let from = region_start(request).saturating_add(length);
+        self.put(index, &Frame::Skip { from })
+    }
+
+    /// Says that `request` failed; codes under 100 are the transport's.
+    pub fn reset(&mut self, index: usize, request: u32, code: u16) -> Result<(), NoRoom> {
+        self.put(index, &Frame::Reset { request, code })
+    }
+
+    /// Sends nothing at all: the trickle ends, as if the packet had been lost.
+    pub fn discard(&mut self) {
+        self.packets.clear();
+    }
+
+    pub(super) fn expire(&mut self, request: u32) {
+        // Without room the client asks again, and is told then.
+        let _ = self.reset(0, request, RESET_EXPIRED);
+    }
+
+    fn put(&mut self, index: usize, frame: &Frame<'_>) -> Result<(), NoRoom> {
+        let bytes = frame.wire_bytes();
+        let room = self.room_bytes;
+        let packet = self.packets.iter_mut().skip(index).find(|packet| packet.frames.len() + bytes <= room);
+        frame.encode(&mut packet.ok_or(NoRoom)?.frames);
+        Ok(())
+    }
+
+    /// Signs and hands out the packets.
+    pub fn finish(self, transmit: &mut impl FnMut(&[u8])) {
+        let Template { mut continuation, secret, connection, timestamp_us } = self.template;
+        let mut datagram = Vec::with_capacity(RESPONSE_HEAD_BYTES + self.room_bytes);
+        for packet in self.packets {
+            continuation.number = packet.number;
+            let raw = continuation.sign(self.keys.current(), self.peer);
+            let nonce = secret.packet(continuation.era.tag, packet.number);
+            datagram.clear();
+            Answer::encode_response_head(connection, timestamp_us, &raw, nonce, &mut datagram);
+            datagram.extend_from_slice(&packet.frames);
+            transmit(&datagram);
+        }
+    }
+}

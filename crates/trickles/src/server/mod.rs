@@ -1,0 +1,547 @@
+//! The server's half: a function from a request, the time and the keys to an event for the application, and from the
+//! application's answer to packets. Nothing about the connection stays behind but fingerprints of what was answered.
+
+mod extract;
+mod minisocket;
+
+pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
+pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
+
+use crate::congestion::{self, AccountError, Era, Run};
+use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
+use crate::cwnd::MAX_WINDOW;
+use crate::keys::KeyRing;
+use crate::nonce::{EraCause, Secret};
+use crate::replay::{ReplayTable, Seen};
+use crate::user::{Kind, UserContinuation, UserError, split_sequence};
+use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Limits of a server. Replicas that share keys must agree on all but `replay_entries`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Largest datagram in bytes that is sent, headers of UDP and IP not counted.
+    pub datagram_bytes: u16,
+    /// Packets of the first flight to a client whose address is proved, at most 64 (RFC 6928 proposes 10).
+    pub initial_window: u16,
+    /// Age in milliseconds from which a continuation is refused.
+    pub horizon_ms: u32,
+    /// How far, in milliseconds, the clocks of replicas may be apart.
+    pub clock_skew_ms: u32,
+    /// Answers that are remembered in each half of the horizon, at 32 bytes each.
+    pub replay_entries: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            datagram_bytes: 1200,
+            initial_window: 10,
+            horizon_ms: 60_000,
+            clock_skew_ms: 5_000,
+            replay_entries: 1 << 17,
+        }
+    }
+}
+
+/// At most one timeout of a connection is answered in each slot of 2⁸ ms: a timeout starts two trickles that no
+/// received packet paid for, so that it must not be had for nothing.
+const TIMEOUT_SLOT_BITS: u32 = 8;
+
+tidegate_core::metric_set! {
+    /// What a server did.
+    pub struct Counters {
+        Counter trickles_opens_total: "Connections opened.",
+        Counter trickles_requests_total: "Requests that were answered, timeouts included.",
+        Counter trickles_timeouts_total: "Timeout requests that were answered.",
+        Counter trickles_recoveries_total: "Requests answered within a fast recovery.",
+        Counter trickles_terminated_total: "Requests whose trickle ended to shrink the window.",
+        Counter trickles_packets_sent_total: "Response packets.",
+        Counter trickles_malformed_total: "Datagrams refused because they were malformed.",
+        Counter trickles_too_small_total: "Opens refused because an answer would be larger than they were.",
+        Counter trickles_unknown_epoch_total: "Requests refused because their key epoch is not accepted.",
+        Counter trickles_forged_total: "Requests refused because a continuation's MAC was wrong.",
+        Counter trickles_stale_total: "Requests refused because their continuation was too old.",
+        Counter trickles_bad_account_total: "Requests refused because their account of packets was impossible.",
+        Counter trickles_unproved_total: "Requests refused because the nonces did not prove the account.",
+        Counter trickles_replayed_total: "Requests refused because they were answered already.",
+        Counter trickles_socket_errors_total: "Sends and receives that the system refused.",
+    }
+}
+
+/// Why a datagram is not answered as asked; always the sender's fault, or the network's that repeated it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// Not a request.
+    #[error("malformed request: {0}")]
+    Wire(#[from] WireError),
+    /// Not a continuation of this version.
+    #[error("malformed continuation: {0}")]
+    Format(#[from] UnknownFormat),
+    /// The smallest answer would amplify an unproved address's datagram.
+    #[error("open request smaller than its answer")]
+    TooSmall,
+    /// The key epoch of the transport continuation is not accepted.
+    #[error("transport continuation of key epoch {epoch}, which is not accepted")]
+    UnknownEpoch {
+        /// The epoch.
+        epoch: u8,
+        /// The connection, to tell its client.
+        connection: u64,
+    },
+    /// Wrong MAC: forged, or the client's address changed.
+    #[error("transport continuation with a wrong MAC")]
+    Forged,
+    /// Older than the horizon, or than what the replay table remembers.
+    #[error("transport continuation too old")]
+    Stale {
+        /// The connection, to tell its client.
+        connection: u64,
+    },
+    /// The account is impossible.
+    #[error("impossible account: {0}")]
+    Account(#[from] AccountError),
+    /// The nonces do not add up: a loss is hidden.
+    #[error("account not proved by its nonces")]
+    Unproved,
+    /// Answered already.
+    #[error("replayed request")]
+    Replayed,
+    /// A user continuation is malformed or forged.
+    #[error("{0}")]
+    User(#[from] UserError),
+}
+
+impl Refusal {
+    /// What the client is told, with the connection id. Most refusals are silent: there is no telling whose they are.
+    #[must_use]
+    pub fn answer(&self) -> Option<(u64, RefusalCode)> {
+        match *self {
+            Self::UnknownEpoch { connection, .. } => Some((connection, RefusalCode::UnknownEpoch)),
+            Self::Stale { connection } => Some((connection, RefusalCode::Stale)),
+            _ => None,
+        }
+    }
+
+    fn count(&self, counters: &Counters) {
+        let counter = match self {
+            Self::Wire(_) | Self::Format(_) | Self::User(UserError::Malformed) => {
+                &counters.trickles_malformed_total
+            }
+            Self::TooSmall => &counters.trickles_too_small_total,
+            Self::UnknownEpoch { .. } | Self::User(UserError::UnknownEpoch { .. }) => {
+                &counters.trickles_unknown_epoch_total
+            }
+            Self::Forged | Self::User(UserError::Forged) => &counters.trickles_forged_total,
+            Self::Stale { .. } => &counters.trickles_stale_total,
+            Self::Account(_) => &counters.trickles_bad_account_total,
+            Self::Unproved => &counters.trickles_unproved_total,
+            Self::Replayed => &counters.trickles_replayed_total,
+        };
+        counter.add(1);
+    }
+}
+
+/// Why an event was raised (Trickles §3.2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum EventKind {
+    /// A connection was opened; its first input may be there already.
+    Open,
+    /// A client's packet arrived.
+    Request,
+    /// The client is done. Not every client says so.
+    Close,
+}
+
+/// Input of a request, its continuation verified.
+#[derive(Clone, Copy, Debug)]
+pub struct EventInput<'d> {
+    /// Number of the request.
+    pub request: u32,
+    /// What was consumed before, by the continuation.
+    pub consumed: u64,
+    /// Input from `consumed` on; what was consumed already is cut off.
+    pub data: &'d [u8],
+    /// Whether the input ends here.
+    pub last: bool,
+    /// The application's bytes in the input continuation; empty before the first.
+    pub opaque: &'d [u8],
+}
+
+/// Output that the client asks for, its continuation verified. The n-th goes into the n-th packet.
+#[derive(Clone, Copy, Debug)]
+pub struct EventWant<'d> {
+    /// Number of the request.
+    pub request: u32,
+    /// First byte of its output.
+    pub offset: u64,
+    /// Bytes at most; the range lies within the continuation's. 0 at `valid_end` asks what follows, an end or another
+    /// continuation; 0 elsewhere leaves the packet empty.
+    pub length: u32,
+    /// `validStart` of the continuation.
+    pub valid_start: u64,
+    /// `validEnd` of the continuation.
+    pub valid_end: u64,
+    /// The application's bytes in the output continuation.
+    pub opaque: &'d [u8],
+    /// Whether the continuation was signed in an older epoch, so that the application should send a new one.
+    pub aged: bool,
+}
+
+/// What the application is told of a client's packet.
+#[derive(Clone, Debug)]
+pub struct Event<'d> {
+    /// Why.
+    pub kind: EventKind,
+    /// Who.
+    pub peer: SocketAddr,
+    /// Input frames.
+    pub inputs: Vec<EventInput<'d>>,
+    /// Output wanted, one for each packet from the first.
+    pub wants: Vec<EventWant<'d>>,
+}
+
+/// A service over Trickles: answers events, and should keep nothing between them that it cannot do without.
+pub trait Application {
+    /// Fills the packets of `socket`, at once.
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket);
+}
+
+impl<A: Application + ?Sized> Application for Box<A> {
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
+        (**self).handle(event, socket);
+    }
+}
+
+/// A Trickles server without sockets and clock. Its only state is keys, counters and the replay table.
+#[derive(Debug)]
+pub struct Server {
+    config: Config,
+    keys: Arc<KeyRing>,
+    replay: ReplayTable,
+    counters: Arc<Counters>,
+}
+
+impl Server {
+    /// A server that signs with `keys`; `now_ms` is the wall clock, roughly the same on all replicas.
+    #[must_use]
+    pub fn new(config: Config, keys: KeyRing, now_ms: u64) -> Self {
+        let replay = ReplayTable::new(config.replay_entries, config.horizon_ms.into(), now_ms);
+        Self { config, keys: Arc::new(keys), replay, counters: Arc::default() }
+    }
+
+    /// What was done and refused.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// The key ring in force.
+    #[must_use]
+    pub fn keys(&self) -> &KeyRing {
+        &self.keys
+    }
+
+    /// Takes another key ring: after a rotation.
+    pub fn set_keys(&mut self, keys: KeyRing) {
+        self.keys = Arc::new(keys);
+    }
+
+    /// Handles one datagram with `application` and passes each packet of the answer to `transmit`; all of them go to
+    /// `peer`.
+    pub fn handle(
+        &mut self,
+        datagram: &[u8],
+        peer: SocketAddr,
+        now_ms: u64,
+        application: &mut impl Application,
+        transmit: &mut impl FnMut(&[u8]),
+    ) -> Result<(), Refusal> {
+        match self.receive(datagram, peer, now_ms) {
+            Ok(Some((event, mut socket))) => {
+                application.handle(&event, &mut socket);
+                self.counters.trickles_packets_sent_total.add(socket.packets() as u64);
+                socket.finish(transmit);
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(refusal) => {
+                if let Some((connection, code)) = refusal.answer() {
+                    let mut notice = Vec::new();
+                    Answer::encode_refused(connection, code, &mut notice);
+                    transmit(&notice);
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Verifies one datagram. `None` where the trickle ends with it.
+    pub fn receive<'d>(
+        &mut self,
+        datagram: &'d [u8],
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
+        let result = self.verify(datagram, peer, now_ms);
+        if let Err(refusal) = &result {
+            refusal.count(&self.counters);
+        }
+        result
+    }
+
+    fn verify<'d>(
+        &mut self,
+        datagram: &'d [u8],
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
+        let request = Request::decode(datagram)?;
+        let socket = match &request.ask {
+            Ask::Open { datagram_bytes } => {
+                self.open(&request, *datagram_bytes, datagram.len(), peer, now_ms)?
+            }
+            Ask::Continue { account, group } => {
+                self.proceed(&request, account, *group, false, peer, now_ms)?
+            }
+            Ask::Timeout { account, attempt } => {
+                self.proceed(&request, account, *attempt, true, peer, now_ms)?
+            }
+            Ask::Close { account } => {
+                let (_, continuation, secret) =
+                    self.authenticate(request.connection, account, peer, now_ms)?;
+                let template =
+                    Template { continuation, secret, connection: request.connection, timestamp_us: 0 };
+                Some(Minisocket::new(Arc::clone(&self.keys), peer, template, std::iter::empty(), 0))
+            }
+        };
+        let Some(socket) = socket else {
+            self.counters.trickles_terminated_total.add(1);
+            return Ok(None);
+        };
+        let kind = match request.ask {
+            Ask::Open { .. } => EventKind::Open,
+            Ask::Close { .. } => EventKind::Close,
+            _ => EventKind::Request,
+        };
+        self.event(kind, &request, peer, socket).map(Some)
+    }
+
+    /// The paper's SYN (§6.1): answered at once, with no more than the address has paid for.
+    fn open(
+        &self,
+        request: &Request<'_>,
+        client_bytes: u16,
+        received_bytes: usize,
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<Option<Minisocket>, Refusal> {
+        let size = client_bytes.min(self.config.datagram_bytes);
+        let budget = if received_bytes >= wire::PADDED_BYTES { 3 * received_bytes } else { received_bytes };
+        let window = self.config.initial_window.clamp(1, 64);
+        let affordable = budget / usize::from(size);
+        let (flight, packet_bytes) = match affordable {
+            0 if budget < RESPONSE_HEAD_BYTES => return Err(Refusal::TooSmall),
+            0 => (1, budget),
+            n => (n.min(window.into()) as u8, size.into()),
+        };
+        let keys = self.keys.current();
+        let mut identity = [0; 26];
+        identity[..8].copy_from_slice(&request.connection.to_be_bytes());
+        identity[8..].copy_from_slice(&peer_bytes(peer));
+        // The same open, repeated by network or client, opens the same connection again.
+        let sealed = keys.open.tag(&identity);
+        let secret = Secret::new(&keys.seal.encrypt(sealed));
+        let era = Era {
+            counter: 0,
+            tag: secret.next_era(0, EraCause::Open),
+            base: 0,
+            start: window,
+            ssthresh: MAX_WINDOW,
+            flight: if u16::from(flight) < window { flight } else { 0 },
+        };
+        let continuation = Continuation {
+            epoch: keys.epoch,
+            number: 0,
+            era,
+            timestamp_ms: now_ms as u32,
+            srtt_us: 0,
+            rttvar_us: 0,
+            datagram_bytes: size,
+            sealed,
+        };
+        self.counters.trickles_opens_total.add(1);
+        let (connection, timestamp_us) = (request.connection, request.timestamp_us);
+        let template = Template { continuation, secret, connection, timestamp_us };
+        let numbers = 1..=u64::from(flight);
+        Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, numbers, packet_bytes)))
+    }
+
+    /// Epoch, MAC and age of a request's continuation; also the plain secret and its expanded form.
+    fn authenticate(
+        &self,
+        connection: u64,
+        account: &Account,
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<([u8; 16], Continuation, Secret), Refusal> {
+        let epoch = Continuation::epoch_of(&account.continuation);
+        let keys = self.keys.get(epoch).ok_or(Refusal::UnknownEpoch { epoch, connection })?;
+        if !Continuation::verify(&account.continuation, keys, peer) {
+            return Err(Refusal::Forged);
+        }
+        let continuation = Continuation::decode(&account.continuation)?;
+        let age_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);
+        let ahead_ms = age_ms.wrapping_neg();
+        let remembered = now_ms.saturating_sub(self.replay.complete_since_ms());
+        let too_old = age_ms > self.config.horizon_ms || u64::from(age_ms) > remembered;
+        if too_old && ahead_ms > self.config.clock_skew_ms {
+            return Err(Refusal::Stale { connection });
+        }
+        let plain = keys.seal.encrypt(continuation.sealed);
+        Ok((plain, continuation, Secret::new(&plain)))
+    }
+
+    /// A request or timeout of an open connection.
+    fn proceed(
+        &mut self,
+        request: &Request<'_>,
+        account: &Account,
+        argument: u8,
+        timeout: bool,
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<Option<Minisocket>, Refusal> {
+        let (plain, mut continuation, secret) =
+            self.authenticate(request.connection, account, peer, now_ms)?;
+        let (era, number) = (continuation.era, continuation.number);
+        let runs: Vec<Run> = account.runs.iter().map(|proved| proved.run).collect();
+        let release = if timeout {
+            congestion::time_out(&era, &runs, number, argument)?
+        } else {
+            congestion::acknowledge(&era, &runs, number, argument)?
+        };
+        if !proves(&secret, &era, &account.runs) {
+            return Err(Refusal::Unproved);
+        }
+        let mut fingerprints = [0; congestion::MAX_GROUP as usize];
+        let used = if timeout { 1 } else { usize::from(argument) };
+        for (fingerprint, back) in fingerprints.iter_mut().zip(0..used as u64) {
+            *fingerprint = match timeout {
+                true => secret.replay_of_timeout(now_ms >> TIMEOUT_SLOT_BITS),
+                false => secret.replay_of_packet(era.tag, number - back),
+            };
+        }
+        if self.replay.check(&fingerprints[..used], now_ms) == Seen::Replayed {
+            return Err(Refusal::Replayed);
+        }
+        self.counters.trickles_requests_total.add(1);
+        self.counters.trickles_timeouts_total.add(timeout.into());
+        self.counters.trickles_recoveries_total.add((!timeout && release.cause.is_some()).into());
+        if release.count() == 0 {
+            return Ok(None);
+        }
+        if !timeout {
+            update_round_trip(&mut continuation, account.held_ms, now_ms);
+        }
+        continuation.era = release.era;
+        if let Some(cause) = release.cause {
+            continuation.era.tag = secret.next_era(era.tag, cause);
+        }
+        let keys = self.keys.current();
+        if continuation.epoch != keys.epoch {
+            continuation.sealed = keys.reseal(plain);
+            continuation.epoch = keys.epoch;
+        }
+        continuation.timestamp_ms = now_ms as u32;
+        let (connection, timestamp_us) = (request.connection, request.timestamp_us);
+        let size = continuation.datagram_bytes.min(self.config.datagram_bytes).into();
+        let template = Template { continuation, secret, connection, timestamp_us };
+        Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size)))
+    }
+
+    fn event<'d>(
+        &self,
+        kind: EventKind,
+        request: &Request<'d>,
+        peer: SocketAddr,
+        mut socket: Minisocket,
+    ) -> Result<(Event<'d>, Minisocket), Refusal> {
+        let mut event = Event { kind, peer, inputs: Vec::new(), wants: Vec::new() };
+        for input in &request.inputs {
+            let (mut consumed, mut opaque) = (0, &[][..]);
+            if !input.continuation.is_empty() {
+                let (continuation, _) = match UserContinuation::open(input.continuation, &self.keys) {
+                    Err(UserError::UnknownEpoch { .. }) => {
+                        socket.expire(input.request);
+                        continue;
+                    }
+                    result => result?,
+                };
+                if continuation.kind != Kind::Input || continuation.request != input.request {
+                    return Err(Refusal::User(UserError::Malformed));
+                }
+                (consumed, opaque) = (continuation.start, continuation.opaque);
+            }
+            // A gap cannot be bridged without state; what was consumed already is cut off.
+            let Some(known) = consumed.checked_sub(input.offset) else { continue };
+            let data = usize::try_from(known).ok().and_then(|known| input.data.get(known..)).unwrap_or(&[]);
+            event.inputs.push(EventInput {
+                request: input.request,
+                consumed,
+                data,
+                last: input.last,
+                opaque,
+            });
+        }
+        for want in request.wants.iter().take(socket.packets()) {
+            event.wants.push(self.want(want, &mut socket)?);
+        }
+        Ok((event, socket))
+    }
+
+    fn want<'d>(&self, want: &wire::Want<'d>, socket: &mut Minisocket) -> Result<EventWant<'d>, Refusal> {
+        let (request, offset) = split_sequence(want.sequence);
+        let empty =
+            EventWant { request, offset, length: 0, valid_start: 0, valid_end: 0, opaque: &[], aged: false };
+        let (continuation, current) = match UserContinuation::open(want.continuation, &self.keys) {
+            Err(UserError::UnknownEpoch { .. }) => {
+                socket.expire(request);
+                return Ok(empty);
+            }
+            result => result?,
+        };
+        let inside = (continuation.start..=continuation.end).contains(&offset);
+        if continuation.kind != Kind::Output || continuation.request != request || !inside {
+            return Err(Refusal::User(UserError::Malformed));
+        }
+        let length = u64::from(want.length).min(continuation.end - offset) as u32;
+        let (valid_start, valid_end, opaque) = (continuation.start, continuation.end, continuation.opaque);
+        Ok(EventWant { request, offset, length, valid_start, valid_end, opaque, aged: !current })
+    }
+}
+
+/// What all packets of one answer have in common.
+#[derive(Debug)]
+pub(crate) struct Template {
+    pub(crate) continuation: Continuation,
+    pub(crate) secret: Secret,
+    pub(crate) connection: u64,
+    pub(crate) timestamp_us: u32,
+}
+
+/// RFC 6298 §2 with the continuation's timestamp in place of a clock of the connection.
+fn update_round_trip(continuation: &mut Continuation, held_ms: u16, now_ms: u64) {
+    let elapsed_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);
+    let Some(sample_ms) = elapsed_ms.checked_sub(held_ms.into()).filter(|&ms| ms < 120_000) else { return };
+    let sample_us = sample_ms * 1000;
+    if continuation.srtt_us == 0 {
+        continuation.srtt_us = sample_us;
+        continuation.rttvar_us = sample_us / 2;
+    } else {
+        let difference = continuation.srtt_us.abs_diff(sample_us);
+        continuation.rttvar_us = continuation.rttvar_us - continuation.rttvar_us / 4 + difference / 4;
+        continuation.srtt_us = continuation.srtt_us - continuation.srtt_us / 8 + sample_us / 8;
+    }
+}

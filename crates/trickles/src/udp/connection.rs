@@ -1,0 +1,380 @@
+//! The client's driver: a task that owns socket and core, and streams that read and write requests.
+
+use super::batch::{BatchSocket, Outgoing, Received};
+use super::random_block;
+use crate::client::{Client, ClientError, Config, Read};
+use crate::tcp::TcpSocket;
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+/// Receive buffers of a client.
+const RECEIVE_BUFFERS: usize = 4;
+
+/// Where and how to connect.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Servers that share keys, all of one address family. The first is asked; the next takes its place when it is
+    /// unreachable or does not answer in time.
+    pub servers: Vec<SocketAddr>,
+    /// Limits and timers.
+    pub config: Config,
+    /// What packets look like on the way.
+    pub format: Format,
+}
+
+/// What packets look like on the way.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Format {
+    /// UDP datagrams; needs no privilege.
+    #[default]
+    Udp,
+    /// The paper's: TCP segments with an experimental option, see [`crate::tcp`].
+    Tcp,
+}
+
+/// Why a stream failed; the source of its [`io::Error`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum StreamError {
+    /// The connection cannot go on.
+    #[error(transparent)]
+    Connection(#[from] ClientError),
+    /// Nothing listens at any of the servers' ports, and none has answered before.
+    #[error("connection refused")]
+    Refused,
+    /// The server refused the request with this code.
+    #[error("the server refused the request with code {0}")]
+    Reset(u16),
+}
+
+impl From<StreamError> for io::Error {
+    fn from(error: StreamError) -> Self {
+        let kind = match error {
+            StreamError::Connection(ClientError::Unreachable { .. }) => io::ErrorKind::TimedOut,
+            StreamError::Connection(_) => io::ErrorKind::Other,
+            StreamError::Refused => io::ErrorKind::ConnectionRefused,
+            StreamError::Reset(_) => io::ErrorKind::ConnectionReset,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// A connection to a service. Its requests run side by side; dropping it and its streams ends it.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    handle: Arc<Handle>,
+}
+
+/// Ends the driver's task with the last of the streams.
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.client.close();
+        state.closed = true;
+        self.shared.work.notify_one();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is something to send, or a timer has changed.
+    work: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    client: Client,
+    readers: HashMap<u32, Waker>,
+    writers: HashMap<u32, Waker>,
+    closed: bool,
+    refused: bool,
+    server: SocketAddr,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn wake_all(&mut self) {
+        for (_, waker) in self.readers.drain().chain(self.writers.drain()) {
+            waker.wake();
+        }
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+fn socket_to(server: SocketAddr, format: Format) -> io::Result<BatchSocket> {
+    let any = if server.is_ipv6() {
+        SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
+    } else {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
+    };
+    let socket = std::net::UdpSocket::bind(any)?;
+    // A connected socket learns from ICMP that its server is gone, and which of our addresses leads there.
+    socket.connect(server)?;
+    match format {
+        Format::Udp => BatchSocket::new(socket),
+        Format::Tcp => {
+            let local = SocketAddr::new(socket.local_addr()?.ip(), 0);
+            Ok(BatchSocket::Tcp(TcpSocket::bind(local, true)?))
+        }
+    }
+}
+
+impl Connection {
+    /// Starts a connection; nothing is sent before the first request. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// There is no server in `options`, or no socket to be had.
+    pub fn new(options: &Options) -> io::Result<Self> {
+        let Some(&server) = options.servers.first() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
+        };
+        let socket = socket_to(server, options.format)?;
+        let client = Client::new(options.config.clone(), &random_block()?, now());
+        let state = State {
+            client,
+            readers: HashMap::new(),
+            writers: HashMap::new(),
+            closed: false,
+            refused: false,
+            server,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), work: Notify::new() });
+        let servers = options.servers.iter().copied().filter(|to| to.is_ipv6() == server.is_ipv6()).collect();
+        let driver = Driver { socket, shared: Arc::clone(&shared), servers, turn: 0, moves: 0, timeouts: 0 };
+        tokio::spawn(driver.run());
+        Ok(Self { handle: Arc::new(Handle { shared }) })
+    }
+
+    /// Starts a request whose input is written to the stream, and ended by its shutdown.
+    ///
+    /// # Errors
+    /// The connection has failed, or has too many requests.
+    pub fn open(&self) -> Result<RequestStream, StreamError> {
+        let request = self.handle.shared.lock().client.start(now())?;
+        Ok(RequestStream { handle: Arc::clone(&self.handle), request, ended: false })
+    }
+
+    /// Starts a request whose whole input is `input`.
+    ///
+    /// # Errors
+    /// The connection has failed, or has too many requests, or the input is too long.
+    pub fn request(&self, input: &[u8]) -> Result<RequestStream, StreamError> {
+        let request = self.handle.shared.lock().client.request(input, now())?;
+        self.handle.shared.work.notify_one();
+        Ok(RequestStream { handle: Arc::clone(&self.handle), request, ended: true })
+    }
+
+    /// The server that is asked now.
+    #[must_use]
+    pub fn server(&self) -> SocketAddr {
+        self.handle.shared.lock().server
+    }
+}
+
+/// One request: input is written to it, output read from it. Dropping it gives the request up.
+#[derive(Debug)]
+pub struct RequestStream {
+    handle: Arc<Handle>,
+    request: u32,
+    ended: bool,
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        let mut state = self.handle.shared.lock();
+        state.client.discard(self.request);
+        state.readers.remove(&self.request);
+        state.writers.remove(&self.request);
+    }
+}
+
+impl AsyncRead for RequestStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let shared = &self.handle.shared;
+        let mut state = shared.lock();
+        match state.client.read(self.request, buf.initialize_unfilled()) {
+            Ok(Read::Data(count)) => {
+                buf.advance(count);
+                // The reader has moved: more may be asked for.
+                shared.work.notify_one();
+                Poll::Ready(Ok(()))
+            }
+            Ok(Read::End) => Poll::Ready(Ok(())),
+            Ok(Read::Pending) if state.refused => Poll::Ready(Err(StreamError::Refused.into())),
+            Ok(Read::Pending) => {
+                state.readers.insert(self.request, cx.waker().clone());
+                Poll::Pending
+            }
+            Ok(Read::Reset(code)) => Poll::Ready(Err(StreamError::Reset(code).into())),
+            Err(error) => Poll::Ready(Err(StreamError::from(error).into())),
+        }
+    }
+}
+
+impl AsyncWrite for RequestStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let shared = &self.handle.shared;
+        let mut state = shared.lock();
+        if self.ended {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        if let Some(failure) = state.client.failure() {
+            return Poll::Ready(Err(StreamError::from(failure).into()));
+        }
+        let room = state.client.input_room(self.request).min(data.len());
+        if room == 0 && !data.is_empty() {
+            state.writers.insert(self.request, cx.waker().clone());
+            return Poll::Pending;
+        }
+        let written = state.client.write(self.request, &data[..room], false, now());
+        shared.work.notify_one();
+        Poll::Ready(written.map(|()| room).map_err(|error| StreamError::from(error).into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.ended {
+            let shared = Arc::clone(&self.handle.shared);
+            let result = shared.lock().client.write(self.request, &[], true, now());
+            self.ended = true;
+            shared.work.notify_one();
+            return Poll::Ready(result.map_err(|error| StreamError::from(error).into()));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Moves datagrams between socket and core.
+struct Driver {
+    socket: BatchSocket,
+    shared: Arc<Shared>,
+    servers: Vec<SocketAddr>,
+    turn: usize,
+    /// Changes of server since the last answer.
+    moves: usize,
+    timeouts: u64,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let mut received = Received::new(RECEIVE_BUFFERS);
+        let mut outgoing = Outgoing::default();
+        loop {
+            let (timer, closed) = self.collect(&mut outgoing);
+            if !outgoing.is_empty() {
+                let (_, error) = self.socket.send(&mut outgoing).await;
+                if error.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+                    self.refused();
+                    continue;
+                }
+            }
+            if closed {
+                return;
+            }
+            let alarm = async {
+                match timer {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                ready = self.socket.readable() => match ready.and_then(|()| self.socket.receive(&mut received)) {
+                    Ok(true) => self.take(&received),
+                    Ok(false) => {}
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.refused(),
+                    // Other errors are the network's for now; the retransmission timer bears with them.
+                    Err(error) => tracing::debug!(%error, "receiving from a Trickles server failed"),
+                },
+                error = self.socket.error() => {
+                    if error.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+                        self.refused();
+                    }
+                }
+                () = self.shared.work.notified() => {}
+                () = alarm => self.shared.lock().client.handle_timeout(now()),
+            }
+        }
+    }
+
+    /// What the core wants to send, and when to wake it.
+    fn collect(&mut self, outgoing: &mut Outgoing) -> (Option<Instant>, bool) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        let timeouts = state.client.timeouts();
+        if timeouts > self.timeouts {
+            self.timeouts = timeouts;
+            self.move_on(&mut state);
+        }
+        let to = self.servers[self.turn];
+        while let Some(datagram) = state.client.poll_transmit(now()) {
+            outgoing.push(&datagram, to, None);
+        }
+        if state.client.failure().is_some() {
+            state.wake_all();
+        }
+        (state.client.poll_timeout(), state.closed)
+    }
+
+    fn take(&mut self, received: &Received) {
+        let mut state = self.shared.lock();
+        self.moves = 0;
+        state.refused = false;
+        for (datagram, _, _) in received.datagrams() {
+            // An error is a datagram of an old connection or of a stranger; the core has ignored it.
+            if let Err(error) = state.client.handle_datagram(datagram, now()) {
+                tracing::trace!(%error, "ignored a datagram");
+            }
+        }
+        state.wake_all();
+    }
+
+    /// Nothing listens at the server's port. Where there is another server it is asked at once: a request sent again
+    /// costs less than a timeout.
+    fn refused(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        if self.moves + 1 < self.servers.len() {
+            self.move_on(&mut state);
+            state.client.handle_server_lost(now());
+        } else if !state.client.is_established() {
+            // As TCP does; once a server has answered, it is waited for.
+            state.refused = true;
+            state.wake_all();
+        }
+    }
+
+    fn move_on(&mut self, state: &mut State) {
+        if self.servers.len() > 1 {
+            self.moves += 1;
+            self.turn = (self.turn + 1) % self.servers.len();
+            state.server = self.servers[self.turn];
+            // Until it succeeds, the system sends there but filters the answers: the next timeout tries another server.
+            if let Err(error) = self.socket.turn_to(state.server) {
+                tracing::debug!(%error, server = %state.server, "cannot turn to another server");
+            }
+        }
+    }
+}

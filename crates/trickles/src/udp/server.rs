@@ -1,0 +1,121 @@
+//! The server's driver: one socket, one core, no memory of clients.
+
+use super::batch::{BatchSocket, Outgoing, Received};
+use super::wall_clock_ms;
+use crate::keys::KeyRing;
+use crate::server::{Application, Counters, Server};
+use crate::tcp::TcpSocket;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Receive buffers of a server.
+const RECEIVE_BUFFERS: usize = 16;
+
+/// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of them.
+#[derive(Debug)]
+pub struct UdpServer<A> {
+    socket: BatchSocket,
+    server: Server,
+    application: A,
+}
+
+/// A UDP socket bound to `address`; with `shared`, others of the same user may bind it too.
+///
+/// # Errors
+/// The address is in use or not this host's.
+pub fn bind(address: SocketAddr, shared: bool) -> io::Result<std::net::UdpSocket> {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if shared {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified())?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+impl<A: Application> UdpServer<A> {
+    /// Takes over a bound socket; must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket cannot be set up.
+    pub fn new(socket: std::net::UdpSocket, server: Server, application: A) -> io::Result<Self> {
+        Ok(Self { socket: BatchSocket::new(socket)?, server, application })
+    }
+
+    /// Takes the segments of the paper's format to `address`, see [`crate::tcp`]; all other TCP stays with the kernel.
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Privileges or `nft` are missing.
+    pub fn with_tcp_format(address: SocketAddr, server: Server, application: A) -> io::Result<Self> {
+        Ok(Self { socket: BatchSocket::Tcp(TcpSocket::bind(address, false)?), server, application })
+    }
+
+    /// What was done and refused.
+    #[must_use]
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(self.server.counters())
+    }
+
+    /// Where the server listens.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Serves until `stop` is ready; takes each key ring that `keys` announces.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub async fn run(
+        &mut self,
+        mut keys: watch::Receiver<KeyRing>,
+        stop: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        tokio::pin!(stop);
+        let mut received = Received::new(RECEIVE_BUFFERS);
+        let mut outgoing = Outgoing::default();
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => return Ok(()),
+                Ok(()) = keys.changed() => self.server.set_keys(keys.borrow_and_update().clone()),
+                ready = self.socket.readable() => {
+                    ready?;
+                    self.serve(&mut received, &mut outgoing).await;
+                }
+            }
+        }
+    }
+
+    /// Answers one batch.
+    async fn serve(&mut self, received: &mut Received, outgoing: &mut Outgoing) {
+        let Self { socket, server, application } = self;
+        match socket.receive(received) {
+            Ok(true) => {}
+            Ok(false) => return,
+            // An ICMP message about an answer: the client is gone, which is no business of a server without state.
+            Err(_) => {
+                server.counters().trickles_socket_errors_total.add(1);
+                return;
+            }
+        }
+        let now_ms = wall_clock_ms();
+        for (datagram, peer, local) in received.datagrams() {
+            // A refusal is counted where it is found.
+            let _ = server.handle(datagram, peer, now_ms, application, &mut |packet: &[u8]| {
+                outgoing.push(packet, peer, local);
+            });
+        }
+        let (failures, _) = socket.send(outgoing).await;
+        server.counters().trickles_socket_errors_total.add(failures);
+    }
+}

@@ -1,0 +1,128 @@
+//! A service on threads of its own: one socket, runtime and server for each core.
+
+use super::{UdpServer, bind, wall_clock_ms};
+use crate::keys::KeyRing;
+use crate::server::{Application, Config, Counters, Server};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::sync::watch;
+
+/// A running service. Dropping it stops it; clients notice nothing if another takes its place.
+#[derive(Debug)]
+pub struct UdpService {
+    address: SocketAddr,
+    counters: Vec<Arc<Counters>>,
+    keys: watch::Sender<KeyRing>,
+    stop: watch::Sender<bool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl UdpService {
+    /// Serves `address` with `workers` threads; `application` makes what each of them answers with.
+    ///
+    /// # Errors
+    /// The address cannot be had, or a thread not started.
+    pub fn start<A: Application + Send + 'static>(
+        address: SocketAddr,
+        workers: usize,
+        config: &Config,
+        keys: KeyRing,
+        mut application: impl FnMut() -> io::Result<A>,
+    ) -> io::Result<Self> {
+        // Another program's SO_REUSEPORT socket would let ours bind beside it: an exclusive bind first finds that out.
+        drop(bind(address, false)?);
+        let mut service = Self {
+            address,
+            counters: Vec::new(),
+            keys: watch::Sender::new(keys),
+            stop: watch::Sender::new(false),
+            threads: Vec::new(),
+        };
+        for index in 0..workers.max(1) {
+            let (socket, application) = (bind(service.address, true)?, application()?);
+            service.spawn(index, config.clone(), |server| UdpServer::new(socket, server, application))?;
+        }
+        Ok(service)
+    }
+
+    /// Serves `address` in the paper's format with one thread, see [`crate::tcp`].
+    ///
+    /// # Errors
+    /// Privileges or `nft` are missing, or a thread could not be started.
+    pub fn start_tcp_format<A: Application + Send + 'static>(
+        address: SocketAddr,
+        config: &Config,
+        keys: KeyRing,
+        application: A,
+    ) -> io::Result<Self> {
+        let mut service = Self {
+            address,
+            counters: Vec::new(),
+            keys: watch::Sender::new(keys),
+            stop: watch::Sender::new(false),
+            threads: Vec::new(),
+        };
+        service
+            .spawn(0, config.clone(), |server| UdpServer::with_tcp_format(address, server, application))?;
+        Ok(service)
+    }
+
+    fn spawn<A: Application + Send + 'static>(
+        &mut self,
+        index: usize,
+        config: Config,
+        driver: impl FnOnce(Server) -> io::Result<UdpServer<A>>,
+    ) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let keys = self.keys.subscribe();
+        let server = Server::new(config, keys.borrow().clone(), wall_clock_ms());
+        let mut driver = {
+            let _inside = runtime.enter();
+            driver(server)?
+        };
+        self.address = driver.local_addr()?;
+        self.counters.push(driver.counters());
+        let mut stop = self.stop.subscribe();
+        let thread = std::thread::Builder::new().name(format!("trickles-{index}")).spawn(move || {
+            let stopped = async {
+                // A sender that is gone means the same.
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            if let Err(error) = runtime.block_on(driver.run(keys, stopped)) {
+                tracing::error!(%error, "a Trickles server has failed");
+            }
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Where the service listens, with the real port where 0 was asked for.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What each thread did and refused.
+    #[must_use]
+    pub fn counters(&self) -> &[Arc<Counters>] {
+        &self.counters
+    }
+
+    /// Signs with another key ring from now on: after a rotation.
+    pub fn set_keys(&self, keys: KeyRing) {
+        self.keys.send_replace(keys);
+    }
+}
+
+impl Drop for UdpService {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a Trickles server has panicked");
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! A server before clients that lie: forged, repeated, truncated requests and hidden losses gain nothing.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use support::{Generated, Random, objects};
+use tidegate_trickles::client::{self, Client, PeerError, Read};
+use tidegate_trickles::continuation::ProvedRun;
+use tidegate_trickles::files::FileService;
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::server::{self, Refusal, Server};
+use tidegate_trickles::wire::{self, Account, Ask, Request};
+
+const NOW_MS: u64 = 1_700_000_000_000;
+
+fn peer() -> SocketAddr {
+    "192.0.2.7:5000".parse().unwrap()
+}
+
+struct Host {
+    server: Server,
+    service: FileService<Generated>,
+}
+
+impl Host {
+    fn new() -> Self {
+        let config = server::Config { replay_entries: 1 << 14, ..server::Config::default() };
+        let server = Server::new(config, KeyRing::new(1, &[42; 16]), NOW_MS);
+        Self { server, service: FileService::new(objects(&[400_000])) }
+    }
+
+    fn ask(&mut self, datagram: &[u8], from: SocketAddr, now_ms: u64) -> (Result<(), Refusal>, Vec<Vec<u8>>) {
+        let mut answers = Vec::new();
+        let result = self.server.handle(datagram, from, now_ms, &mut self.service, &mut |packet: &[u8]| {
+            answers.push(packet.to_vec());
+        });
+        (result, answers)
+    }
+}
+
+/// Downloads the object on a network where every `lossy`-th packet to the client is lost; returns the client's datagrams
+/// with the time at which each was sent.
+fn transfer(host: &mut Host, lossy: usize) -> Vec<(Vec<u8>, u64)> {
+    let start = Instant::now();
+    let mut elapsed = Duration::ZERO;
+    let mut client = Client::new(client::Config::default(), &[5; 16], start);
+    let request = client.request(b"/object/0", start).unwrap();
+    let (mut sent, mut count, mut got) = (Vec::new(), 0, 0);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let now_ms = NOW_MS + elapsed.as_millis() as u64;
+        let mut answers = Vec::new();
+        while let Some(datagram) = client.poll_transmit(start + elapsed) {
+            answers.extend(host.ask(&datagram, peer(), now_ms).1);
+            sent.push((datagram, now_ms));
+        }
+        elapsed += Duration::from_millis(20);
+        let mut progress = false;
+        for answer in answers {
+            count += 1;
+            if lossy == 0 || count % lossy != 0 {
+                progress = true;
+                let result = client.handle_datagram(&answer, start + elapsed);
+                assert!(matches!(result, Ok(()) | Err(PeerError::OtherConnection)), "{result:?}");
+            }
+        }
+        if !progress {
+            let at = client.poll_timeout().expect("a timer runs");
+            elapsed = elapsed.max(at.saturating_duration_since(start));
+            client.handle_timeout(start + elapsed);
+        }
+        loop {
+            match client.read(request, &mut buffer).unwrap() {
+                Read::Data(count) => got += count,
+                Read::Pending => break,
+                Read::End => {
+                    assert_eq!(got, 400_000);
+                    return sent;
+                }
+                Read::Reset(code) => panic!("reset {code}"),
+            }
+        }
+    }
+}
+
+fn account(datagram: &[u8]) -> Option<(Account, Option<u8>)> {
+    match Request::decode(datagram).unwrap().ask {
+        Ask::Open { .. } => None,
+        Ask::Continue { account, group } => Some((account, Some(group))),
+        Ask::Timeout { account, .. } | Ask::Close { account } => Some((account, None)),
+    }
+}
+
+fn is_open(datagram: &[u8]) -> bool {
+    account(datagram).is_none()
+}
+
+/// `datagram` with another account; its frames stay.
+fn with_account(datagram: &[u8], account: Account, group: u8) -> Vec<u8> {
+    let request = Request::decode(datagram).unwrap();
+    let mut out = Vec::new();
+    let ask = Ask::Continue { account, group };
+    Request::encode_head(request.connection, request.timestamp_us, &ask, &mut out);
+    for want in &request.wants {
+        wire::write_wants(&[(want.sequence, want.length)], want.continuation, &mut out);
+    }
+    out
+}
+
+#[test]
+fn forged_requests_when_sent_by_the_hundred_thousand_then_none_is_answered() {
+    let sent = transfer(&mut Host::new(), 40);
+    let requests: Vec<_> = sent.iter().filter(|(datagram, _)| !is_open(datagram)).collect();
+    let mut random = Random(1);
+    let mut host = Host::new();
+    let count = std::env::var("TRICKLES_FORGED").ok().and_then(|text| text.parse().ok()).unwrap_or(100_000);
+    for _ in 0..count {
+        let (original, now_ms) = requests[random.below(requests.len() as u64) as usize];
+        let mut datagram = original.clone();
+        // Header (2), connection (8), timestamp (4) and the time held (2) are the client's own; the continuation and
+        // the account up to the frames are not.
+        let (account, _) = account(original).unwrap();
+        let protected = 16 + 73 + 2 + account.runs.len() * 12;
+        for _ in 0..=random.below(3) {
+            let at = 16 + random.below(protected as u64 - 16) as usize;
+            datagram[at] = datagram[at].wrapping_add(1 + random.below(255) as u8);
+        }
+        // The argument byte may be another valid one: a smaller group or another attempt is the client's right.
+        if datagram[..16 + 74] == original[..16 + 74] && datagram[91..] == original[91..] {
+            continue;
+        }
+        let (result, answers) = host.ask(&datagram, peer(), *now_ms);
+        assert!(result.is_err(), "{datagram:02x?}");
+        let answered: usize = answers.iter().map(Vec::len).sum();
+        assert!(answered <= 11, "a notice at most");
+    }
+    assert_eq!(host.server.counters().trickles_packets_sent_total.get(), 0);
+}
+
+#[test]
+fn a_continuation_when_sent_from_another_address_then_it_is_refused() {
+    let sent = transfer(&mut Host::new(), 0);
+    let mut host = Host::new();
+    let thief = "198.51.100.1:5000".parse().unwrap();
+    for (datagram, now_ms) in sent.iter().filter(|(datagram, _)| !is_open(datagram)) {
+        assert_eq!(host.ask(datagram, thief, *now_ms).0, Err(Refusal::Forged));
+    }
+}
+
+#[test]
+fn every_request_of_a_transfer_when_replayed_then_none_is_answered_twice() {
+    let mut host = Host::new();
+    let sent = transfer(&mut host, 30);
+    let before = host.server.counters().trickles_packets_sent_total.get();
+    let end_ms = sent.last().unwrap().1;
+    let mut timeouts = 0;
+    for _ in 0..10 {
+        for (datagram, _) in sent.iter().filter(|(datagram, _)| !is_open(datagram)) {
+            let (result, answers) = host.ask(datagram, peer(), end_ms);
+            timeouts += usize::from(result.is_ok());
+            assert!(result.is_err() || account(datagram).unwrap().1.is_none(), "{result:?}");
+            assert!(result.is_err() || timeouts <= 1, "one timeout a time slot");
+            assert!(answers.len() <= 2);
+        }
+    }
+    let after = host.server.counters().trickles_packets_sent_total.get();
+    assert!(after - before <= 2, "{} packets for replays", after - before);
+    for (datagram, _) in sent.iter().filter(|(datagram, _)| !is_open(datagram)) {
+        let (result, answers) = host.ask(datagram, peer(), end_ms + 61_000);
+        assert!(matches!(result, Err(Refusal::Stale { .. })), "{result:?}");
+        assert_eq!(answers.iter().map(Vec::len).sum::<usize>(), 11);
+    }
+}
+
+#[test]
+fn a_replay_when_the_table_overflows_then_it_is_refused_as_stale() {
+    let config = server::Config { replay_entries: 16, ..server::Config::default() };
+    let mut host = Host::new();
+    host.server = Server::new(config, KeyRing::new(1, &[42; 16]), NOW_MS);
+    let sent = transfer(&mut host, 0);
+    let end_ms = sent.last().unwrap().1;
+    for (datagram, _) in sent.iter().filter(|(datagram, _)| !is_open(datagram)) {
+        let (result, _) = host.ask(datagram, peer(), end_ms);
+        assert!(matches!(result, Err(Refusal::Replayed | Refusal::Stale { .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn a_request_when_truncated_anywhere_then_it_is_an_error_or_asks_for_less() {
+    let sent = transfer(&mut Host::new(), 40);
+    for (datagram, now_ms) in sent.iter().step_by(7) {
+        let whole = Request::decode(datagram).unwrap();
+        for length in 0..datagram.len() {
+            let mut host = Host::new();
+            match host.ask(&datagram[..length], peer(), *now_ms) {
+                (Err(_), answers) => assert!(answers.is_empty()),
+                (Ok(()), answers) => {
+                    let part = Request::decode(&datagram[..length]).unwrap();
+                    assert!(
+                        part.wants.len() <= whole.wants.len() && part.ask == whole.ask,
+                        "cut between frames"
+                    );
+                    let answered: usize = answers.iter().map(Vec::len).sum();
+                    assert!(!is_open(datagram) || answered <= 3 * length, "{answered} bytes for {length}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loss_when_hidden_by_any_sum_of_known_nonces_then_the_account_is_refused() {
+    let sent = transfer(&mut Host::new(), 25);
+    let lossy: Vec<_> = sent
+        .iter()
+        .filter_map(|(datagram, now_ms)| Some((datagram, now_ms, account(datagram)?)))
+        .filter(|(_, _, (account, group))| group.is_some() && account.runs.iter().any(|run| run.run.gap > 0))
+        .collect();
+    assert!(lossy.len() > 10, "{} requests report a loss", lossy.len());
+    let mut random = Random(3);
+    for (datagram, now_ms, (honest, group)) in lossy {
+        let mut host = Host::new();
+        let refused = |host: &mut Host, runs: Vec<ProvedRun>| {
+            let lie = Account { runs, ..honest.clone() };
+            let (result, answers) = host.ask(&with_account(datagram, lie, group.unwrap()), peer(), *now_ms);
+            assert!(matches!(result, Err(Refusal::Unproved | Refusal::Account(_))), "{result:?}");
+            assert!(answers.is_empty());
+        };
+        let total: u32 = honest.runs.iter().map(|run| run.run.length + u32::from(run.run.gap)).sum();
+        let sum = honest.runs.iter().fold(0, |sum, run| sum ^ run.nonces);
+        let mut whole = honest.runs[0];
+        (whole.run.gap, whole.run.length) = (0, total);
+        // Nothing was lost: with all nonces that are known, with none, with each alone, with guesses.
+        for nonces in [sum, 0].into_iter().chain(honest.runs.iter().map(|run| run.nonces)) {
+            refused(&mut host, vec![ProvedRun { nonces, ..whole }]);
+        }
+        for _ in 0..50 {
+            refused(&mut host, vec![ProvedRun { nonces: random.next() >> 16, ..whole }]);
+        }
+        // The loss was elsewhere.
+        let mut moved = honest.runs.clone();
+        let index = moved.iter().position(|run| run.run.gap > 0).unwrap();
+        moved[index].run.length += 1;
+        moved[index].run.gap -= 1;
+        refused(&mut host, moved);
+        // The honest account still works: nothing of the lies was remembered.
+        let (result, _) = host.ask(datagram, peer(), *now_ms);
+        assert_eq!(result, Ok(()));
+    }
+}
+
+#[test]
+fn an_open_when_of_any_size_then_the_answer_is_at_most_three_times_as_long() {
+    let mut host = Host::new();
+    let sent = transfer(&mut Host::new(), 0);
+    let (open, _) = sent.iter().find(|(datagram, _)| is_open(datagram)).unwrap();
+    let head = open.len() - open.iter().rev().take_while(|&&byte| byte == 0).count();
+    for limit in [576_u16, 1200, 9000, u16::MAX] {
+        for length in head..1500 {
+            let mut datagram = open[..head].to_vec();
+            datagram[14..16].copy_from_slice(&limit.to_be_bytes());
+            // The padding frame's length.
+            wire::pad(length, &mut datagram);
+            let (_, answers) = host.ask(&datagram, peer(), NOW_MS);
+            let answered: usize = answers.iter().map(Vec::len).sum();
+            let factor = if datagram.len() >= wire::PADDED_BYTES { 3 } else { 1 };
+            assert!(answered <= factor * datagram.len(), "{answered} bytes for {}", datagram.len());
+        }
+    }
+}
+
+#[test]
+fn garbage_when_sent_by_the_hundred_thousand_then_nothing_answers() {
+    let mut host = Host::new();
+    let mut random = Random(9);
+    for _ in 0..100_000 {
+        let length = random.below(300) as usize;
+        let mut datagram: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+        for (at, value) in [wire::VERSION, 2 + random.below(3) as u8].into_iter().enumerate() {
+            if random.chance(900) && length > at {
+                datagram[at] = value;
+            }
+        }
+        let (result, answers) = host.ask(&datagram, peer(), NOW_MS);
+        assert!(result.is_err() || is_open(&datagram));
+        assert!(answers.iter().map(Vec::len).sum::<usize>() <= datagram.len());
+    }
+}
+
+#[test]
+fn a_client_when_fed_damaged_answers_then_it_goes_on() {
+    let start = Instant::now();
+    let mut host = Host::new();
+    let mut random = Random(4);
+    let mut client = Client::new(client::Config::default(), &[5; 16], start);
+    client.request(b"/object/0", start).unwrap();
+    let open = client.poll_transmit(start).unwrap();
+    let (_, answers) = host.ask(&open, peer(), NOW_MS);
+    let now = start + Duration::from_millis(10);
+    for _ in 0..50_000 {
+        let mut answer = answers[random.below(answers.len() as u64) as usize].clone();
+        // Behind the connection id, which a stranger cannot know.
+        for _ in 0..=random.below(4) {
+            let at = 10 + random.below(answer.len() as u64 - 10) as usize;
+            answer[at] = random.next() as u8;
+        }
+        answer.truncate(10 + random.below(answer.len() as u64) as usize);
+        let _ = client.handle_datagram(&answer, now);
+        client.check_invariants();
+        while let Some(datagram) = client.poll_transmit(now) {
+            assert!(datagram.len() <= 1200);
+        }
+    }
+}

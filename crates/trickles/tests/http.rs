@@ -1,0 +1,176 @@
+//! HTTP conversations over Trickles over real sockets, before a directory of files.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use tidegate_trickles::client::Config;
+use tidegate_trickles::http::{HttpService, StaticRoot};
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::server::{self, Server};
+use tidegate_trickles::udp::{self, Connection, Format, Options, RequestStream, UdpServer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+
+fn now_ms() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// Serves `root` until the test's runtime ends.
+fn serve(root: &Path) -> SocketAddr {
+    let socket = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    let keys = KeyRing::new(1, &[7; 16]);
+    let server = Server::new(server::Config::default(), keys.clone(), now_ms());
+    let root = StaticRoot::open(root, |_| "text/plain").unwrap();
+    let mut server = UdpServer::new(socket, server, HttpService::new(root, || now_ms() / 1000)).unwrap();
+    let address = server.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (_keys, rings) = watch::channel(keys);
+        server.run(rings, std::future::pending()).await.unwrap();
+    });
+    address
+}
+
+fn root() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("small.txt"), "hello\n").unwrap();
+    std::fs::write(root.path().join("index.html"), "<p>index").unwrap();
+    std::fs::write(root.path().join("large"), (0..3_000_000_u32).map(|n| (n / 7) as u8).collect::<Vec<_>>())
+        .unwrap();
+    std::fs::create_dir(root.path().join("sub")).unwrap();
+    std::fs::write(root.path().join(".secret"), "no").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", root.path().join("passwd")).unwrap();
+    root
+}
+
+fn converse(server: SocketAddr) -> RequestStream {
+    Connection::new(&Options { servers: vec![server], config: Config::default(), format: Format::Udp })
+        .unwrap()
+        .open()
+        .unwrap()
+}
+
+/// Head and body of the next response.
+async fn response(stream: &mut RequestStream, has_body: bool) -> (String, Vec<u8>) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let head = String::from_utf8(head).unwrap();
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).map_or(0, |n| n.parse().unwrap());
+    let mut body = vec![0; if has_body { length } else { 0 }];
+    stream.read_exact(&mut body).await.unwrap();
+    (head, body)
+}
+
+async fn ask(stream: &mut RequestStream, request: &str) -> (String, Vec<u8>) {
+    stream.write_all(request.as_bytes()).await.unwrap();
+    response(stream, !request.starts_with("HEAD")).await
+}
+
+#[tokio::test]
+async fn requests_when_one_after_the_other_then_one_conversation_answers_them() {
+    let root = root();
+    let mut stream = converse(serve(root.path()));
+    let large = std::fs::read(root.path().join("large")).unwrap();
+    let (head, body) = ask(&mut stream, "GET /small.txt HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("Content-Type: text/plain"), "{head}");
+    assert_eq!(body, b"hello\n");
+    let (head, body) = ask(&mut stream, "GET /large HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.contains("Content-Length: 3000000"), "{head}");
+    assert!(body == large);
+    let (head, _) = ask(&mut stream, "HEAD /large HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.contains("Content-Length: 3000000"), "{head}");
+    let (head, body) = ask(&mut stream, "GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert_eq!(body, b"<p>index", "{head}");
+    let (head, body) =
+        ask(&mut stream, "GET /large HTTP/1.1\r\nHost: h\r\nRange: bytes=1000000-1999999\r\n\r\n").await;
+    assert!(
+        head.starts_with("HTTP/1.1 206") && head.contains("Content-Range: bytes 1000000-1999999/3000000"),
+        "{head}"
+    );
+    assert!(body == large[1_000_000..2_000_000]);
+    let (head, _) = ask(&mut stream, "GET /large HTTP/1.1\r\nHost: h\r\nRange: bytes=3000000-\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 416") && head.contains("Content-Range: bytes */3000000"), "{head}");
+    let etag = head.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap().to_owned();
+    let (head, _) =
+        ask(&mut stream, &format!("GET /large HTTP/1.1\r\nHost: h\r\nIf-None-Match: {etag}\r\n\r\n")).await;
+    assert!(head.starts_with("HTTP/1.1 304"), "{head}");
+    let (head, _) = ask(&mut stream, "GET /large HTTP/1.1\r\nHost: h\r\nIf-Match: \"x\"\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 412"), "{head}");
+    let (head, _) = ask(&mut stream, "GET /sub HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 301") && head.contains("Location: /sub/"), "{head}");
+}
+
+#[tokio::test]
+async fn paths_when_not_for_the_public_then_404() {
+    let root = root();
+    let mut stream = converse(serve(root.path()));
+    for path in [
+        "/none",
+        "/.secret",
+        "/%2esecret",
+        "/passwd",
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/sub/",
+    ] {
+        let (head, body) = ask(&mut stream, &format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")).await;
+        assert!(head.starts_with("HTTP/1.1 404"), "{path}: {head}");
+        assert_eq!(body, b"404 Not Found\n");
+    }
+}
+
+#[tokio::test]
+async fn requests_when_sent_ahead_then_they_are_answered_in_order() {
+    let root = root();
+    for n in 0..100 {
+        std::fs::write(root.path().join(format!("{n}")), format!("{n};").repeat(n * 3)).unwrap();
+    }
+    let mut stream = converse(serve(root.path()));
+    let ahead: String = (0..100).map(|n| format!("GET /{n} HTTP/1.1\r\nHost: h\r\n\r\n")).collect();
+    stream.write_all(ahead.as_bytes()).await.unwrap();
+    for n in 0..100 {
+        let (_, body) = response(&mut stream, true).await;
+        assert_eq!(body, format!("{n};").repeat(n * 3).into_bytes());
+    }
+    stream.shutdown().await.unwrap();
+    assert_eq!(stream.read(&mut [0; 10]).await.unwrap(), 0, "the output ends with the input");
+}
+
+#[tokio::test]
+async fn a_conversation_when_closed_by_either_side_then_the_output_ends() {
+    let root = root();
+    let server = serve(root.path());
+    for (request, status) in [
+        ("GET /small.txt HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", "200"),
+        ("GET /small.txt HTTP/1.0\r\n\r\n", "200"),
+        ("POST /small.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello", "405"),
+        ("GET /small.txt HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n", "400"),
+    ] {
+        let mut stream = converse(server);
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut all = String::new();
+        stream.read_to_string(&mut all).await.unwrap();
+        assert!(all.starts_with(&format!("HTTP/1.1 {status}")) && all.contains("Connection: close"), "{all}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_when_changed_in_mid_transfer_then_the_stream_is_reset() {
+    let root = root();
+    let mut stream = converse(serve(root.path()));
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+    stream.read_u8().await.unwrap();
+    std::fs::write(root.path().join("large"), vec![0; 3_000_000]).unwrap();
+    // What the client had asked for before is there; the rest of another file never is.
+    let mut rest = vec![0; 1 << 16];
+    let error = loop {
+        match stream.read(&mut rest).await {
+            Ok(0) => panic!("a file of two versions"),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
