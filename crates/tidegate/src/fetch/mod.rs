@@ -20,7 +20,7 @@ const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Args)]
 pub(crate) struct FetchArgs {
     /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or
-    /// trickles://HOST[:PORT][,HOST[:PORT]…]/PATH, whose hosts are replicas of one service.
+    /// trickles://HOST:PORT,HOST:PORT,…/PATH, whose hosts are replicas of one service.
     url: String,
     /// Where to write the content; standard output by default.
     #[arg(short, long, value_name = "FILE")]
