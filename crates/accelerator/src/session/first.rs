@@ -18,11 +18,19 @@ use crate::session::{Asker, Handled};
 pub(crate) enum First {
     /// Nothing is left to do but to close it.
     Done,
-    /// It goes on with these bytes, which have arrived.
-    Begins(Vec<u8>),
+    /// Nothing has arrived yet.
+    Awaited,
     /// Its first request is answered.
     Answered,
-    /// Its first request is answered as far as the socket took it.
+    /// Something is to be done. On the heap, since most connections have no part in it.
+    Begun(Box<Begun>),
+}
+
+/// What is left of a first look.
+pub(crate) enum Begun {
+    /// Bytes that have arrived.
+    Arrived(Vec<u8>),
+    /// The request is answered as far as the socket took it.
     Unsent { unsent: Unsent, keep_alive: bool },
 }
 
@@ -31,14 +39,14 @@ impl First {
     pub(crate) fn of(core: &Rc<DataCore>, stream: &TcpStream, peer: SocketAddr) -> Self {
         // Rules count what they see, and are to see each request once.
         if core.with_plan(|plan| plan.requests.is_some()) {
-            return Self::Begins(Vec::new());
+            return Self::Awaited;
         }
         let mut buffer = core.read_buffer.borrow_mut();
         let bytes = match (&*stream).read(&mut buffer) {
             Ok(0) => return Self::Done,
             Ok(length) => buffer.get(..length).unwrap_or(&[]),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Self::Begins(Vec::new());
+                return Self::Awaited;
             }
             Err(_) => return Self::Done,
         };
@@ -48,7 +56,7 @@ impl First {
             matches!(parser.parse(bytes), Ok(Progress::Complete { length }) if length == bytes.len());
         // Whatever is not one whole request takes the long way, where nothing of it has happened yet.
         if !is_one {
-            return Self::Begins(bytes.to_vec());
+            return Self::Begun(Box::new(Begun::Arrived(bytes.to_vec())));
         }
         match Asker::new(core, peer).answer(core, stream, &parser.head(bytes)) {
             Ok(Handled::Answered { keep_alive }) => {
@@ -57,9 +65,9 @@ impl First {
             }
             Ok(Handled::Unsent { unsent, keep_alive }) => {
                 core.metrics.requests_total.add(1);
-                Self::Unsent { unsent, keep_alive }
+                Self::Begun(Box::new(Begun::Unsent { unsent, keep_alive }))
             }
-            _ => Self::Begins(bytes.to_vec()),
+            _ => Self::Begun(Box::new(Begun::Arrived(bytes.to_vec()))),
         }
     }
 }

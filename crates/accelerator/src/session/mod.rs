@@ -32,7 +32,7 @@ use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::{Slot, Waiting};
-use crate::session::first::First;
+use crate::session::first::{Begun, First};
 use crate::session::transmit::{Socket, Unsent};
 
 /// Serves one client until either side ends the connection.
@@ -173,17 +173,12 @@ impl Connection<'_> {
         self.await_head();
         let mut step = match first {
             First::Done => return,
-            First::Begins(bytes) if bytes.is_empty() => Step::Read,
-            First::Begins(bytes) => {
-                // Until the reactor has looked at the socket, nothing can be written without waiting.
-                let _ = self.stream.writable().await;
-                self.process(&bytes)
-            }
+            First::Awaited => Step::Read,
             First::Answered => {
                 self.await_next();
                 Step::Read
             }
-            First::Unsent { unsent, keep_alive } => Step::Flush { unsent, rest: Vec::new(), keep_alive },
+            First::Begun(begun) => Box::pin(self.begin(begun)).await,
         };
         loop {
             loop {
@@ -209,6 +204,18 @@ impl Connection<'_> {
                 Ok(0) | Err(_) => return self.input_ended(),
                 Ok(length) => self.take(length),
             };
+        }
+    }
+
+    /// Goes on from the first look at the connection.
+    async fn begin(&mut self, begun: Box<Begun>) -> Step {
+        match *begun {
+            Begun::Arrived(bytes) => {
+                // Until the reactor has looked at the socket, nothing can be written without waiting.
+                let _ = self.stream.writable().await;
+                self.process(&bytes)
+            }
+            Begun::Unsent { unsent, keep_alive } => Step::Flush { unsent, rest: Vec::new(), keep_alive },
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidegate_http::forward::upgrade_protocols;
 use tidegate_http::{BodyFraming, FieldId, Fields, HeadLimits, Method, Progress, ResponseParser};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -189,6 +190,12 @@ fn new_parser(method: Method) -> ResponseParser {
     parser
 }
 
+/// Tells the reactor that a read has taken all there was, so that the next one waits without asking the kernel first:
+/// edge-triggered readiness means that a byte more is an event of its own (epoll(7)).
+fn note_drained(stream: &TcpStream) {
+    let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+}
+
 /// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
     stream: &TcpStream,
@@ -199,7 +206,12 @@ pub(crate) async fn read_more(
     buffer.reserve(READ_BYTES);
     loop {
         match stream.try_read_buf(buffer) {
-            Ok(length) => return Ok(length),
+            Ok(length) => {
+                if length > 0 && buffer.len() < buffer.capacity() {
+                    note_drained(stream);
+                }
+                return Ok(length);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + silence);
                 let readable = tokio::time::timeout_at(deadline, stream.readable()).await;
