@@ -104,7 +104,7 @@ impl DataCore {
                 Some(Err(error)) => {
                     self.metrics.accept_errors_total.add(1);
                     if is_out_of_descriptors(&error) {
-                        let shed = self.deadlines.shed();
+                        let shed = self.clients.shed();
                         self.metrics.connections_shed_total.add(shed as u64);
                         if warned.is_none_or(|warned: Instant| warned.elapsed() >= WARN_INTERVAL) {
                             warned = Some(Instant::now());

@@ -3,6 +3,7 @@
 use std::cell::{Cell, Ref, RefCell};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,21 +14,19 @@ use tidegate_http::{FieldId, RequestHead, RequestParser, Version};
 use tidegate_store::Store;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::access_log::{LogBuffer, LogSender, Record};
+use crate::clients::{Client, Clients};
 use crate::clock::Clock;
 use crate::dhttp::{self, DhttpStart};
 use crate::metrics::CoreMetrics;
 use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
 use crate::service::seen::Seen;
-use crate::session::deadlines::Deadlines;
-use crate::session::first::First;
 use crate::session::{self, Times};
 use crate::upstream::Pools;
 
@@ -47,6 +46,8 @@ pub(crate) enum Phase {
 pub(crate) struct Start {
     pub index: usize,
     pub listeners: Vec<Bound>,
+    /// Watches the core's clients.
+    pub epoll: OwnedFd,
     /// Where the core puts the handles of its DHTTP servers.
     pub dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     pub dhttp_token_secret: [u8; 16],
@@ -73,7 +74,7 @@ pub(crate) struct DataCore {
     pub metrics: Arc<CoreMetrics>,
     pub store: Option<Arc<Store>>,
     pub flights: Arc<Flights>,
-    pub deadlines: Deadlines,
+    pub clients: Clients,
     pub log: Option<LogBuffer>,
     /// Filled by a read and consumed before the next await.
     pub read_buffer: RefCell<Box<[u8]>>,
@@ -116,7 +117,7 @@ impl DataCore {
                 metrics: start.metrics,
                 store: start.store,
                 flights: start.flights,
-                deadlines: Deadlines::default(),
+                clients: Clients::new(start.epoll),
                 log: start.log.map(LogBuffer::new),
                 read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
@@ -161,6 +162,8 @@ impl DataCore {
                 tracing::error!(%error, "a listening socket could not be watched");
             }
         }
+        // Not among those that a drain ends: requests in progress are still waited for.
+        tokio::task::spawn_local(Rc::clone(self).watch_clients());
         tasks.push(tokio::task::spawn_local(Rc::clone(self).sweep()));
         tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(index, plan)));
         // The sender lives as long as the engine; its end means the same as a drain.
@@ -178,17 +181,17 @@ impl DataCore {
 
     /// Waits for requests in progress, at most for the drain timeout.
     async fn finish_requests(&self, dhttp: &[dhttp::Server]) {
-        self.deadlines.end_tunnels();
+        self.clients.end_tunnels();
         let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
-        let busy = || self.deadlines.len() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
+        let busy = || self.clients.len() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
         while busy() && self.clock.elapsed_ms() < end_ms {
-            self.deadlines.end_idle();
-            self.deadlines.sweep(self.clock.elapsed_ms());
+            self.clients.end_idle();
+            self.clients.sweep(self.clock.elapsed_ms());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        if self.deadlines.len() > 0 {
+        if self.clients.len() > 0 {
             tracing::warn!(
-                connections = self.deadlines.len(),
+                connections = self.clients.len(),
                 "connections were still open when the drain timed out"
             );
         }
@@ -201,24 +204,14 @@ impl DataCore {
             self.metrics.connections_refused_total.add(1);
             return;
         }
-        let first = First::of(self, &stream, peer);
-        let stream = match first {
-            First::Done => None,
-            _ => TcpStream::from_std(stream)
-                .inspect_err(|error| tracing::error!(%error, "a client's socket could not be watched"))
-                .ok(),
-        };
-        let Some(stream) = stream else {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            return;
-        };
         self.metrics.connections_open.add(1);
-        let core = Rc::clone(self);
-        tokio::task::spawn_local(async move {
-            session::serve(&core, stream, peer, first).await;
-            core.metrics.connections_open.sub(1);
-            core.open.fetch_sub(1, Ordering::Relaxed);
-        });
+        session::begin(self, &Rc::new(Client::new(stream, peer)));
+    }
+
+    /// Counts the end of a connection that was admitted.
+    pub(crate) fn connection_ended(&self) {
+        self.metrics.connections_open.sub(1);
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     async fn sweep(self: Rc<Self>) {
@@ -226,7 +219,7 @@ impl DataCore {
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
-            self.deadlines.sweep(self.clock.elapsed_ms());
+            self.clients.sweep(self.clock.elapsed_ms());
             self.pools().sweep();
             if let Some(log) = &self.log {
                 log.flush(&self.metrics);

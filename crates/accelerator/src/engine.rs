@@ -16,6 +16,7 @@ use tidegate_store::{OpenReport, Store, StoreError};
 use tokio::sync::watch;
 
 use crate::access_log::{AccessLogWriter, LogSender};
+use crate::clients::Clients;
 use crate::data_core::{Bound, DataCore, Phase};
 use crate::metrics::CoreMetrics;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
@@ -147,6 +148,7 @@ impl Engine {
             let start = crate::data_core::Start {
                 index,
                 listeners: listeners.into_iter().map(|(bound, _)| bound).collect(),
+                epoll: Clients::epoll().map_err(StartError::Thread)?,
                 dhttp: Arc::clone(&shared.dhttp),
                 dhttp_token_secret,
                 workers: shared.workers,

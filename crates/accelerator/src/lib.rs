@@ -6,6 +6,7 @@
 
 mod access_log;
 mod admission;
+mod clients;
 mod clock;
 mod data_core;
 mod dhttp;

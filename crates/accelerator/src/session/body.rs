@@ -7,8 +7,8 @@ use std::rc::Rc;
 use tidegate_http::{
     BodyError, BodyFraming, ChunkLimits, ChunkedDecoder, RequestHead, ResponseHead, Version,
 };
-use tokio::net::TcpStream;
 
+use crate::clients::Client;
 use crate::data_core::DataCore;
 use crate::service::fill;
 use crate::session::allowance::Allowance;
@@ -22,9 +22,8 @@ const DISCARD_BYTES: u64 = 64 * 1024;
 
 /// A request body on its way in.
 pub(crate) struct ClientBody<'c> {
-    stream: &'c TcpStream,
+    client: &'c Client,
     core: &'c Rc<DataCore>,
-    slot: &'c Slot,
     framing: Framing,
     /// What has arrived; `taken` bytes of it are used.
     buffer: Vec<u8>,
@@ -48,9 +47,8 @@ enum Framing {
 impl<'c> ClientBody<'c> {
     /// The body of `head`; `rest` is what arrived after the head.
     pub(crate) fn new(
-        stream: &'c TcpStream,
+        client: &'c Client,
         core: &'c Rc<DataCore>,
-        slot: &'c Slot,
         head: &RequestHead<'_>,
         rest: Vec<u8>,
     ) -> Self {
@@ -62,9 +60,8 @@ impl<'c> ClientBody<'c> {
         let (limit, rate_bytes_per_s) =
             core.with_plan(|plan| (plan.limits.body_bytes, plan.limits.body_min_rate_bytes_per_s));
         Self {
-            stream,
+            client,
             core,
-            slot,
             framing,
             buffer: rest,
             taken: 0,
@@ -163,7 +160,7 @@ impl<'c> ClientBody<'c> {
             self.core.metrics.responses_1xx_total.add(1);
             let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
             // The socket is empty before a response, so that a short write cannot happen unless the client is gone.
-            if self.stream.try_write(interim).ok() != Some(interim.len()) {
+            if self.client.try_write(interim).ok() != Some(interim.len()) {
                 return Err(BodyReadError::ClientGone);
             }
         }
@@ -172,7 +169,7 @@ impl<'c> ClientBody<'c> {
         self.buffer.reserve(READ_BYTES);
         let read = self.read_more().await;
         match read {
-            Ok(0) | Err(_) if self.slot.expired().is_some() => {
+            Ok(0) | Err(_) if self.client.slot.expired().is_some() => {
                 self.core.metrics.slow_bodies_total.add(1);
                 Err(BodyReadError::TooSlow)
             }
@@ -186,15 +183,15 @@ impl<'c> ClientBody<'c> {
 
     async fn read_more(&mut self) -> io::Result<usize> {
         loop {
-            match self.stream.try_read_buf(&mut self.buffer) {
+            match self.client.try_read_buf(&mut self.buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
             let start_ms = self.core.clock.elapsed_ms();
             let allowed_ms = self.allowance.left_ms().unwrap_or(u64::MAX);
-            self.slot.set(Waiting::Body, start_ms.saturating_add(allowed_ms));
-            let owed = Owed(self.slot);
-            self.stream.readable().await?;
+            self.client.slot.set(Waiting::Body, start_ms.saturating_add(allowed_ms));
+            let owed = Owed(&self.client.slot);
+            self.client.readable().await;
             drop(owed);
             self.allowance.spend(self.core.clock.elapsed_ms() - start_ms);
         }
@@ -256,9 +253,9 @@ impl RequestBody for ClientBody<'_> {
         let mut out = Vec::with_capacity(256);
         fill::write_informational(head, &mut out);
         self.core.metrics.responses_1xx_total.add(1);
-        if self.stream.try_write(&out).ok() != Some(out.len()) {
+        if self.client.try_write(&out).ok() != Some(out.len()) {
             // Half a head cannot be taken back: the client has left or does not read.
-            let _ = rustix::net::shutdown(self.stream, rustix::net::Shutdown::Both);
+            let _ = self.client.shutdown(std::net::Shutdown::Both);
         }
     }
 

@@ -4,11 +4,10 @@
 //! socket's receiving side: the session wakes as if the client had left, finds its slot marked and ends with the right
 //! answer and count.
 
-use std::cell::{Cell, RefCell};
-use std::os::fd::BorrowedFd;
-use std::rc::Rc;
+use std::cell::Cell;
+use std::net::Shutdown;
 
-use rustix::net::Shutdown;
+use crate::clients::{Client, Clients};
 
 /// What a connection is waiting for; decides what an expired deadline means.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,11 +26,19 @@ pub(crate) enum Waiting {
 
 /// One connection's deadline.
 pub(crate) struct Slot {
-    raw_fd: Cell<i32>,
     deadline_ms: Cell<u64>,
     waiting: Cell<Waiting>,
     expired: Cell<bool>,
-    index: Cell<usize>,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            deadline_ms: Cell::new(u64::MAX),
+            waiting: Cell::new(Waiting::Nothing),
+            expired: Cell::new(false),
+        }
+    }
 }
 
 impl Slot {
@@ -62,59 +69,20 @@ impl Slot {
     }
 }
 
-/// All connections of a core.
-#[derive(Default)]
-pub(crate) struct Deadlines {
-    slots: RefCell<Vec<Rc<Slot>>>,
-}
-
-impl Deadlines {
-    /// Adds a connection, whose socket must stay open until [`Self::remove`].
-    pub(crate) fn add(&self, raw_fd: i32) -> Rc<Slot> {
-        let mut slots = self.slots.borrow_mut();
-        let slot = Rc::new(Slot {
-            raw_fd: Cell::new(raw_fd),
-            deadline_ms: Cell::new(u64::MAX),
-            waiting: Cell::new(Waiting::Nothing),
-            expired: Cell::new(false),
-            index: Cell::new(slots.len()),
-        });
-        slots.push(Rc::clone(&slot));
-        slot
-    }
-
-    /// Forgets a connection; called before its socket is closed.
-    pub(crate) fn remove(&self, slot: &Slot) {
-        let mut slots = self.slots.borrow_mut();
-        let index = slot.index.get();
-        slots.swap_remove(index);
-        if let Some(moved) = slots.get(index) {
-            moved.index.set(index);
-        }
-    }
-
-    /// Number of connections.
-    pub(crate) fn len(&self) -> usize {
-        self.slots.borrow().len()
-    }
-
+impl Clients {
     /// Ends every connection whose deadline has passed.
     pub(crate) fn sweep(&self, now_ms: u64) {
-        for slot in self.slots.borrow().iter() {
-            if slot.deadline_ms.get() <= now_ms {
-                expire(slot);
-            }
-        }
+        self.end_those(|slot| slot.deadline_ms.get() <= now_ms);
     }
 
     /// Ends every connection that is between requests: the first step of a drain. Says how many there were.
     pub(crate) fn end_idle(&self) -> usize {
-        self.end(|slot| slot.is_idle())
+        self.end_those(Slot::is_idle)
     }
 
     /// Ends every upgraded connection: none of them would end by itself.
     pub(crate) fn end_tunnels(&self) {
-        self.end(|slot| slot.waiting.get() == Waiting::Tunnel);
+        self.end_those(|slot| slot.waiting.get() == Waiting::Tunnel);
     }
 
     /// Ends connections that are of least use, to make room for others: those between requests, or else that half of
@@ -124,34 +92,40 @@ impl Deadlines {
         if idle > 0 {
             return idle;
         }
-        let slots = self.slots.borrow();
-        let mut deadlines: Vec<u64> =
-            slots.iter().filter(|slot| slot.awaits_head()).map(|slot| slot.deadline_ms.get()).collect();
-        drop(slots);
+        let mut deadlines = Vec::new();
+        self.for_each(|client| {
+            if client.slot.awaits_head() {
+                deadlines.push(client.slot.deadline_ms.get());
+            }
+        });
         if deadlines.is_empty() {
             return 0;
         }
         let middle = deadlines.len() / 2;
         let limit_ms = *deadlines.select_nth_unstable(middle).1;
-        self.end(|slot| slot.awaits_head() && slot.deadline_ms.get() <= limit_ms)
+        self.end_those(|slot| slot.awaits_head() && slot.deadline_ms.get() <= limit_ms)
     }
 
-    fn end(&self, chosen: impl Fn(&Slot) -> bool) -> usize {
-        let slots = self.slots.borrow();
-        let chosen = slots.iter().filter(|slot| chosen(slot));
-        chosen.map(|slot| expire(slot)).count()
+    fn end_those(&self, chosen: impl Fn(&Slot) -> bool) -> usize {
+        let mut count = 0;
+        self.for_each(|client| {
+            if chosen(&client.slot) {
+                expire(client);
+                count += 1;
+            }
+        });
+        count
     }
 }
 
-fn expire(slot: &Slot) {
+fn expire(client: &Client) {
+    let slot = &client.slot;
     slot.deadline_ms.set(u64::MAX);
     slot.expired.set(true);
     let how = match slot.waiting.get() {
         Waiting::Head | Waiting::NextRequest | Waiting::Body => Shutdown::Read,
         Waiting::Nothing | Waiting::Tunnel => Shutdown::Both,
     };
-    // SAFETY: a slot is removed before its socket is closed, so the descriptor is open and is this connection's.
-    let socket = unsafe { BorrowedFd::borrow_raw(slot.raw_fd.get()) };
     // The peer may already have gone, which ends the session all the same.
-    let _ = rustix::net::shutdown(socket, how);
+    let _ = client.shutdown(how);
 }

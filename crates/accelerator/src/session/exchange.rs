@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::clients::ClientStream;
 use crate::data_core::{Bytes, millis};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
@@ -36,28 +36,28 @@ struct Delivered {
 
 impl Connection<'_> {
     /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
-    pub(super) async fn exchange(&mut self, request: Request) -> Option<Vec<u8>> {
-        self.slot.clear();
-        let Request { buffer, parser, rest } = request;
+    pub(super) async fn exchange(self, request: Request) -> Option<Vec<u8>> {
+        self.client.slot.clear();
+        let Request { buffer, parser, rest, asker } = request;
         let head = parser.head(&buffer);
         let plan = self.core.plan();
         let mut scratch = Vec::new();
         // The head has passed this once, before it was found to need an exchange.
         let normalized = normalize(&head, plan.personality, &mut scratch).ok()?;
-        let mut body = ClientBody::new(&self.stream, self.core, &self.slot, &head, rest);
+        let mut body = ClientBody::new(self.client, self.core, &head, rest);
         let delivered = if head.method == Method::Connect {
             let allow = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n";
             self.deliver_local(&head, 405, allow, false).await
         } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
             self.deliver_local(&head, 413, b"", false).await
         } else {
-            let peer = self.asker.peer.ip().to_canonical();
+            let peer = asker.peer.ip().to_canonical();
             let seen = Seen::of(&plan, &head, peer);
             let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen };
             let answer = tokio::select! {
                 biased;
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
-                () = reset(&self.stream) => {
+                () = self.client.failed() => {
                     self.core.metrics.clients_gone_total.add(1);
                     return None;
                 }
@@ -65,7 +65,7 @@ impl Connection<'_> {
             match answer {
                 Answer::Streamed(streamed) if streamed.status == 101 => {
                     let rest = body.into_rest();
-                    let Asker { peer, began } = self.asker;
+                    let Asker { peer, began } = asker;
                     self.core.account(peer.ip(), &head, 101, Bytes::default(), "tunnel", began);
                     Box::pin(self.tunnel(*streamed, &rest)).await;
                     return None;
@@ -81,18 +81,18 @@ impl Connection<'_> {
             }
         };
         self.core.account(
-            self.asker.peer.ip(),
+            asker.peer.ip(),
             &head,
             delivered.status,
             delivered.bytes,
             delivered.cache,
-            self.asker.began,
+            asker.began,
         );
         (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
     }
 
     async fn deliver(
-        &self,
+        self,
         head: &RequestHead<'_>,
         answer: Answer,
         body: &mut ClientBody<'_>,
@@ -111,7 +111,7 @@ impl Connection<'_> {
     }
 
     async fn deliver_local(
-        &self,
+        self,
         head: &RequestHead<'_>,
         status: u16,
         fields: &[u8],
@@ -128,7 +128,7 @@ impl Connection<'_> {
     }
 
     async fn deliver_stored(
-        &self,
+        self,
         head: &RequestHead<'_>,
         hit: Hit,
         keep_alive: bool,
@@ -142,12 +142,12 @@ impl Connection<'_> {
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
         let unsent = Unsent::new(bytes, Some((hit.object, start, end)));
-        transmit::flush(&self.stream, self.core, unsent).await?;
+        transmit::flush(self.client, self.core, unsent).await?;
         Ok(Delivered { status: form.status, bytes: sent, keep_alive, cache: label })
     }
 
     async fn deliver_streamed(
-        &self,
+        self,
         head: &RequestHead<'_>,
         mut streamed: Box<Streamed>,
         keep_alive: bool,
@@ -167,7 +167,7 @@ impl Connection<'_> {
     }
 
     async fn send_streamed(
-        &self,
+        self,
         version: Version,
         mut streamed: Box<Streamed>,
         framing: ClientFraming,
@@ -227,7 +227,7 @@ impl Connection<'_> {
 
     /// RFC 9110 §15.2: interim responses go on to clients that understand them.
     async fn send_interim(
-        &self,
+        self,
         streamed: &mut Streamed,
         version: Version,
         watch: &mut RateWatch,
@@ -245,7 +245,7 @@ impl Connection<'_> {
     }
 
     async fn deliver_file(
-        &self,
+        self,
         head: &RequestHead<'_>,
         file: OpenFile,
         keep_alive: bool,
@@ -279,14 +279,14 @@ impl Connection<'_> {
         let head_bytes = watch.sent;
         if head.method != Method::Head {
             let source = transmit::FileSource { file: file.file.as_fd(), start, end };
-            transmit::send_file(&self.stream, self.core, &mut watch, source).await?;
+            transmit::send_file(self.client, self.core, &mut watch, source).await?;
         }
         let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
         Ok(Delivered { status, bytes, keep_alive, cache: "file" })
     }
 
     /// RFC 9110 §7.8: from here on bytes go both ways until either side has ended or both are silent for too long.
-    async fn tunnel(&mut self, streamed: Streamed, rest: &[u8]) {
+    async fn tunnel(self, streamed: Streamed, rest: &[u8]) {
         self.core.metrics.tunnels_total.add(1);
         let mut out = Vec::with_capacity(512);
         let Some(response) = streamed.into_response() else { return };
@@ -304,10 +304,11 @@ impl Connection<'_> {
         {
             return;
         }
-        let (core, slot) = (self.core, &self.slot);
+        let (core, slot) = (self.core, &self.client.slot);
         let alive = || slot.set(Waiting::Tunnel, core.deadline(timeout_ms));
         alive();
-        let (mut from_client, mut to_client) = self.stream.split();
+        let stream = ClientStream { client: self.client, clients: &self.core.clients };
+        let (mut from_client, mut to_client) = (stream, stream);
         let (mut from_upstream, mut to_upstream) = upstream.split();
         let up = copy(&mut from_client, &mut to_upstream, &alive);
         let down = copy(&mut from_upstream, &mut to_client, &alive);
@@ -315,15 +316,9 @@ impl Connection<'_> {
         let _ = tokio::try_join!(up, down);
     }
 
-    async fn send(&self, watch: &mut RateWatch, bytes: &[u8]) -> io::Result<()> {
-        transmit::send_all(&self.stream, self.core, watch, bytes).await
+    async fn send(self, watch: &mut RateWatch, bytes: &[u8]) -> io::Result<()> {
+        transmit::send_all(self.client, self.core, watch, bytes).await
     }
-}
-
-/// Ends when the client resets the connection: nobody is left to be answered. A client that has merely sent its last byte
-/// may still wait for its answer.
-async fn reset(stream: &TcpStream) {
-    let _ = stream.ready(Interest::ERROR).await;
 }
 
 async fn copy(

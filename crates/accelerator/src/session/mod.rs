@@ -2,47 +2,94 @@
 //!
 //! The common case, a hit for a request that arrived whole, runs without allocation, without waiting and without a
 //! buffer of the connection's own: read into the core's buffer, parse, look up, one vectored write. Everything else
-//! (a miss, a body, a client that does not take its response) goes through a boxed future, so that an idle connection
-//! costs little memory.
+//! (a miss, a body, a client that does not take its response) gets a task until it is done.
 
 pub(crate) mod allowance;
 mod body;
 pub(crate) mod deadlines;
 mod exchange;
-pub(crate) mod first;
 pub(crate) mod respond;
 mod transmit;
 
-use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
+use std::io::{self, ErrorKind};
+use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tidegate_core::Verdict;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::access_log::Record;
 use crate::admission::{Admission, Asked};
+use crate::clients::{Busy, Client};
 use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
-use crate::session::deadlines::{Slot, Waiting};
-use crate::session::first::{Begun, First};
-use crate::session::transmit::{Socket, Unsent};
+use crate::session::deadlines::Waiting;
+use crate::session::transmit::Unsent;
 
-/// Serves one client until either side ends the connection.
-pub(crate) async fn serve(core: &Rc<DataCore>, stream: TcpStream, peer: SocketAddr, first: First) {
-    use std::os::fd::AsRawFd;
-    let slot = core.deadlines.add(stream.as_raw_fd());
-    let asker = Asker::new(core, peer);
-    let mut connection = Connection { core, stream, asker, slot, pending: None };
-    connection.run(first).await;
-    core.deadlines.remove(&connection.slot);
+/// Reads from one client before others have their turn.
+const READS_AT_ONCE: usize = 4;
+
+/// Serves a client that has just been accepted. If its request is here already and takes no waiting, it is answered before
+/// anything watches the socket: a client that closes after one request then costs no more than that.
+pub(crate) fn begin(core: &Rc<DataCore>, client: &Rc<Client>) {
+    let connection = Connection { core, client };
+    connection.await_head();
+    let step = connection.advance();
+    if matches!(step, Step::Close) {
+        return core.connection_ended();
+    }
+    match core.clients.add(client) {
+        Ok(()) => connection.go_on(step),
+        Err(error) => {
+            tracing::error!(%error, "a client's socket could not be watched");
+            core.connection_ended();
+        }
+    }
+}
+
+/// Goes on with a client that has something to say.
+pub(crate) fn resume(core: &Rc<DataCore>, client: &Rc<Client>) {
+    let connection = Connection { core, client };
+    if client.is_readable() && !client.is_busy() {
+        connection.go_on(connection.advance());
+    }
+}
+
+/// Does what takes waiting, until the client is idle again or gone.
+async fn wait(busy: Busy, mut step: Step) {
+    let connection = Connection { core: &busy.core, client: &busy.client };
+    loop {
+        let rest = match step {
+            Step::Read => return busy.hand_back(),
+            Step::Close => return,
+            Step::Yield => {
+                tokio::task::yield_now().await;
+                Vec::new()
+            }
+            Step::Flush { unsent, rest, keep_alive } => {
+                let sent = connection.flush(unsent).await;
+                if sent.is_err() || !keep_alive {
+                    return connection.finish().await;
+                }
+                connection.await_next();
+                rest
+            }
+            Step::Exchange(request) => match Box::pin(connection.exchange(*request)).await {
+                Some(rest) => {
+                    connection.await_next();
+                    rest
+                }
+                None => return connection.finish().await,
+            },
+        };
+        step = match connection.process(&rest) {
+            Step::Read => connection.advance(),
+            step => step,
+        };
+    }
 }
 
 /// Who asks, for rules and logs.
@@ -54,17 +101,14 @@ pub(crate) struct Asker {
 }
 
 /// One client connection over TCP.
+#[derive(Clone, Copy)]
 pub(crate) struct Connection<'c> {
     core: &'c Rc<DataCore>,
-    stream: TcpStream,
-    asker: Asker,
-    slot: Rc<Slot>,
-    /// A head of which only a part has arrived.
-    pending: Option<Box<Partial>>,
+    client: &'c Rc<Client>,
 }
 
 /// A head that arrives in pieces keeps its bytes and the parser's place in them.
-struct Partial {
+pub(crate) struct Partial {
     buffer: Vec<u8>,
     parser: RequestParser,
 }
@@ -76,12 +120,15 @@ pub(crate) struct Request {
     pub parser: RequestParser,
     /// What arrived after the head: the body's start, or further requests.
     pub rest: Vec<u8>,
+    pub asker: Asker,
 }
 
 /// What the bytes at hand lead to.
 enum Step {
-    /// More bytes are needed.
+    /// The client has to say more.
     Read,
+    /// The client has said more, but others have their turn first.
+    Yield,
     /// The client has not taken all of the response yet; `rest` is what it sent after the request.
     Flush { unsent: Unsent, rest: Vec<u8>, keep_alive: bool },
     /// A request that has to wait for something.
@@ -110,12 +157,7 @@ impl Asker {
     }
 
     /// Answers from the cache if that is all it takes.
-    fn answer(
-        self,
-        core: &DataCore,
-        stream: &impl Socket,
-        head: &RequestHead<'_>,
-    ) -> Result<Handled, HeadError> {
+    fn answer(self, core: &DataCore, client: &Client, head: &RequestHead<'_>) -> Result<Handled, HeadError> {
         let plan = core.plan_ref();
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out } = &mut *scratch;
@@ -123,8 +165,8 @@ impl Asker {
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
         if let Some(rules) = &plan.requests {
             let verdict = match plan.folds_case {
-                true => self.police(stream, &**rules, head, &normalized.path.to_ascii_lowercase()),
-                false => self.police(stream, &**rules, head, normalized.path),
+                true => self.police(client, &**rules, head, &normalized.path.to_ascii_lowercase()),
+                false => self.police(client, &**rules, head, normalized.path),
             };
             if verdict != Verdict::Continue {
                 return Ok(Handled::Refused(verdict));
@@ -144,7 +186,7 @@ impl Asker {
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
         let (sent, total) =
-            transmit::send_hit(stream, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
+            transmit::send_hit(client, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
         let body = form.body.1 - form.body.0;
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
         core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
@@ -155,103 +197,65 @@ impl Asker {
         })
     }
 
-    fn police(
-        self,
-        stream: &impl Socket,
-        rules: &dyn Admission,
-        head: &RequestHead<'_>,
-        path: &[u8],
-    ) -> Verdict {
-        let Ok(local) = stream.local_addr() else { return Verdict::Drop };
+    fn police(self, client: &Client, rules: &dyn Admission, head: &RequestHead<'_>, path: &[u8]) -> Verdict {
+        let Ok(local) = client.local_addr() else { return Verdict::Drop };
         let cookie = head.fields.get(tidegate_http::FieldId::Cookie);
         rules.on_request(&Asked { peer: self.peer, local, path, cookie })
     }
 }
 
 impl Connection<'_> {
-    async fn run(&mut self, first: First) {
-        self.await_head();
-        let mut step = match first {
-            First::Done => return,
-            First::Awaited => Step::Read,
-            First::Answered => {
-                self.await_next();
-                Step::Read
+    /// Goes on with what the client's bytes have led to.
+    fn go_on(self, step: Step) {
+        match step {
+            Step::Read => {}
+            Step::Yield => self.core.clients.again(self.client),
+            Step::Close => self.core.end(self.client),
+            step => {
+                tokio::task::spawn_local(wait(Busy::new(self.core, self.client), step));
             }
-            First::Begun(begun) => Box::pin(self.begin(begun)).await,
-        };
-        loop {
-            loop {
-                let rest = match step {
-                    Step::Read => break,
-                    Step::Close => return,
-                    Step::Flush { unsent, rest, keep_alive } => {
-                        let sent = Box::pin(self.flush(unsent)).await;
-                        if sent.is_err() || !keep_alive {
-                            return self.finish().await;
-                        }
-                        rest
-                    }
-                    Step::Exchange(request) => match Box::pin(self.exchange(*request)).await {
-                        Some(rest) => rest,
-                        None => return self.finish().await,
-                    },
-                };
-                self.await_next();
-                step = self.process(&rest);
+        }
+    }
+
+    /// Reads and answers as far as that takes no waiting.
+    fn advance(self) -> Step {
+        for _ in 0..READS_AT_ONCE {
+            if !self.client.is_readable() {
+                return Step::Read;
             }
-            step = match self.read().await {
-                Ok(0) | Err(_) => return self.input_ended(),
+            let read = self.client.try_read(&mut self.core.read_buffer.borrow_mut());
+            let step = match read {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Step::Read,
+                Ok(0) | Err(_) => {
+                    self.input_ended();
+                    return Step::Close;
+                }
                 Ok(length) => self.take(length),
             };
-        }
-    }
-
-    /// Goes on from the first look at the connection.
-    async fn begin(&mut self, begun: Box<Begun>) -> Step {
-        match *begun {
-            Begun::Arrived(bytes) => {
-                // Until the reactor has looked at the socket, nothing can be written without waiting.
-                let _ = self.stream.writable().await;
-                self.process(&bytes)
+            if !matches!(step, Step::Read) {
+                return step;
             }
-            Begun::Unsent { unsent, keep_alive } => Step::Flush { unsent, rest: Vec::new(), keep_alive },
         }
-    }
-
-    /// Reads into the core's buffer, or behind the part of a head that is already here.
-    async fn read(&mut self) -> io::Result<usize> {
-        let core = self.core;
-        let stream = &mut self.stream;
-        std::future::poll_fn(|context: &mut Context<'_>| {
-            let mut buffer = core.read_buffer.borrow_mut();
-            let mut target = ReadBuf::new(&mut buffer);
-            match Pin::new(&mut *stream).poll_read(context, &mut target) {
-                Poll::Ready(Ok(())) => Poll::Ready(Ok(target.filled().len())),
-                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-                Poll::Pending => Poll::Pending,
-            }
-        })
-        .await
+        Step::Yield
     }
 
     /// Takes `length` bytes that were just read into the core's buffer.
-    fn take(&mut self, length: usize) -> Step {
+    fn take(self, length: usize) -> Step {
         let core = self.core;
         let buffer = core.read_buffer.borrow();
         let bytes = buffer.get(..length).unwrap_or(&[]);
-        match self.pending.take() {
+        match self.client.pending.take() {
             None => self.process(bytes),
             Some(partial) => self.resume(*partial, bytes),
         }
     }
 
     /// Goes on with a head of which a part was here.
-    fn resume(&mut self, mut partial: Partial, bytes: &[u8]) -> Step {
+    fn resume(self, mut partial: Partial, bytes: &[u8]) -> Step {
         partial.buffer.extend_from_slice(bytes);
         match partial.parser.parse(&partial.buffer) {
             Ok(Progress::Incomplete) => {
-                self.pending = Some(Box::new(partial));
+                *self.client.pending.borrow_mut() = Some(Box::new(partial));
                 Step::Read
             }
             Ok(Progress::Complete { length }) => {
@@ -269,7 +273,7 @@ impl Connection<'_> {
     }
 
     /// Answers the requests in `bytes`, one after the other (RFC 9112 §9.3.2).
-    fn process(&mut self, bytes: &[u8]) -> Step {
+    fn process(self, bytes: &[u8]) -> Step {
         let core = self.core;
         let mut parser = core.parser.borrow_mut();
         let mut offset = 0;
@@ -286,7 +290,8 @@ impl Connection<'_> {
                     self.await_head();
                     let fresh = RequestParser::new(core.with_plan(|plan| plan.limits.head));
                     let parser = std::mem::replace(&mut *parser, fresh);
-                    self.pending = Some(Box::new(Partial { buffer: input.to_vec(), parser }));
+                    *self.client.pending.borrow_mut() =
+                        Some(Box::new(Partial { buffer: input.to_vec(), parser }));
                     return Step::Read;
                 }
                 Err(error) => return self.refuse(error),
@@ -296,11 +301,11 @@ impl Connection<'_> {
     }
 
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
-    fn step(&mut self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
+    fn step(self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        self.asker = Asker::new(self.core, self.asker.peer);
+        let asker = Asker::new(self.core, self.client.peer());
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
-        match self.answer(&parser.head(input)) {
+        match asker.answer(self.core, self.client, &parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
                 self.await_next();
                 None
@@ -309,30 +314,25 @@ impl Connection<'_> {
             Ok(Handled::Unsent { unsent, keep_alive }) => {
                 Some(Step::Flush { unsent, rest: rest(), keep_alive })
             }
-            Ok(Handled::Refused(verdict)) => self.turn_away(verdict, &parser.head(input)),
+            Ok(Handled::Refused(verdict)) => self.turn_away(asker, verdict, &parser.head(input)),
             Ok(Handled::NeedsExchange) => {
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
                 let buffer = input.get(..length).unwrap_or(&[]).to_vec();
-                Some(Step::Exchange(Box::new(Request { buffer, parser, rest: rest() })))
+                Some(Step::Exchange(Box::new(Request { buffer, parser, rest: rest(), asker })))
             }
             Err(error) => Some(self.refuse(error)),
         }
     }
 
-    /// Answers from the cache if that is all it takes.
-    fn answer(&mut self, head: &RequestHead<'_>) -> Result<Handled, HeadError> {
-        self.asker.answer(self.core, &self.stream, head)
-    }
-
     /// Does to a request what a rule says; `None` when the connection goes on.
-    fn turn_away(&mut self, verdict: Verdict, head: &RequestHead<'_>) -> Option<Step> {
+    fn turn_away(self, asker: Asker, verdict: Verdict, head: &RequestHead<'_>) -> Option<Step> {
         self.core.metrics.requests_policed_total.add(1);
         match verdict {
             Verdict::Refuse | Verdict::Delay | Verdict::Continue => {}
             Verdict::Reset => {
                 // With nothing to linger for, closing resets both ends (the paper's section 3.3).
-                let _ = socket2::SockRef::from(&self.stream).set_linger(Some(std::time::Duration::ZERO));
+                self.client.set_zero_linger();
                 return Some(Step::Close);
             }
             _ => return Some(Step::Close),
@@ -352,9 +352,9 @@ impl Connection<'_> {
         );
         let body = if is_head { 0 } else { respond::error_body_length(503) };
         // A client that does not take its answers is not owed this one.
-        let sent = self.stream.try_write(&out).is_ok_and(|length| length == out.len());
+        let sent = self.client.try_write(&out).is_ok_and(|length| length == out.len());
         let bytes = Bytes { head: out.len() as u64 - body, body };
-        let Asker { peer, began } = self.asker;
+        let Asker { peer, began } = asker;
         self.core.account(peer.ip(), head, 503, bytes, "none", began);
         if sent && keep_alive {
             self.await_next();
@@ -364,13 +364,13 @@ impl Connection<'_> {
     }
 
     /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
-    fn refuse(&mut self, error: HeadError) -> Step {
+    fn refuse(self, error: HeadError) -> Step {
         self.core.metrics.requests_refused_total.add(1);
-        tracing::debug!(client = %self.asker.peer, reason = error.name(), "request refused");
+        tracing::debug!(client = %self.client.peer(), reason = error.name(), "request refused");
         self.last_words(error.status());
         if let Some(log) = &self.core.log {
             let record = Record {
-                client: self.asker.peer.ip().to_canonical(),
+                client: self.client.peer().ip().to_canonical(),
                 unix_s: self.core.clock.unix_s(),
                 duration: Duration::ZERO,
                 host: b"",
@@ -389,16 +389,16 @@ impl Connection<'_> {
     }
 
     /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.
-    fn last_words(&self, status: u16) {
+    fn last_words(self, status: u16) {
         let mut out = Vec::with_capacity(256);
         respond::write_error(status, &self.core.clock.date(), false, &mut out);
         self.core.metrics.count_response(status, out.len() as u64);
-        let _ = self.stream.try_write(&out);
+        let _ = self.client.try_write(&out);
     }
 
     /// The client has sent its last byte, or a deadline has passed.
-    fn input_ended(&mut self) {
-        match self.slot.expired() {
+    fn input_ended(self) {
+        match self.client.slot.expired() {
             Some(Waiting::Head) => {
                 self.core.metrics.header_timeouts_total.add(1);
                 self.last_words(408);
@@ -410,15 +410,17 @@ impl Connection<'_> {
 
     /// Ends the connection so that the client still gets what was sent: a reset would destroy it when bytes that
     /// nobody read are left in the receive buffer (RFC 9112 §9.6).
-    async fn finish(&mut self) {
+    async fn finish(self) {
         const LINGER_MS: u64 = 1_000;
         const LINGER_READS: usize = 64;
-        if rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write).is_err() {
+        if self.client.shutdown(Shutdown::Write).is_err() {
             return;
         }
-        self.slot.set(Waiting::Body, self.core.clock.elapsed_ms() + LINGER_MS);
+        self.client.slot.set(Waiting::Body, self.core.clock.elapsed_ms() + LINGER_MS);
         for _ in 0..LINGER_READS {
-            match self.read().await {
+            self.client.readable().await;
+            match self.client.try_read(&mut self.core.read_buffer.borrow_mut()) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,
                 Ok(_) => {}
             }
@@ -427,17 +429,17 @@ impl Connection<'_> {
 
     /// The next request may take as long as an idle connection is kept.
     #[inline]
-    fn await_next(&self) {
-        self.slot.set(Waiting::NextRequest, self.core.deadline(self.core.times().keep_alive_ms));
+    fn await_next(self) {
+        self.client.slot.set(Waiting::NextRequest, self.core.deadline(self.core.times().keep_alive_ms));
     }
 
     /// A head has begun, or is owed by a new connection.
-    fn await_head(&self) {
-        self.slot.set(Waiting::Head, self.core.deadline(self.core.times().header_ms));
+    fn await_head(self) {
+        self.client.slot.set(Waiting::Head, self.core.deadline(self.core.times().header_ms));
     }
 
-    async fn flush(&mut self, unsent: Unsent) -> io::Result<()> {
-        transmit::flush(&self.stream, self.core, unsent).await
+    async fn flush(self, unsent: Unsent) -> io::Result<()> {
+        transmit::flush(self.client, self.core, unsent).await
     }
 }
 

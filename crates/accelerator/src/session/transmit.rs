@@ -4,16 +4,14 @@
 //! client has acknowledged them, long after the object was unpinned and its place given to another
 //! (docs/decisions/0001-no-sendfile-from-the-arena.md).
 
-use std::io::{self, IoSlice, Write};
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_store::Object;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
+use crate::clients::Client;
 use crate::data_core::DataCore;
 use crate::session::allowance::Allowance;
 use crate::session::respond::HitForm;
@@ -44,36 +42,9 @@ impl Unsent {
     }
 }
 
-/// A socket that is written to without waiting, watched by the reactor or not yet.
-pub(crate) trait Socket {
-    fn send_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
-    fn local_addr(&self) -> io::Result<SocketAddr>;
-}
-
-impl Socket for TcpStream {
-    fn send_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.try_write_vectored(slices)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.local_addr()
-    }
-}
-
-impl Socket for std::net::TcpStream {
-    fn send_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut stream = self;
-        stream.write_vectored(slices)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.local_addr()
-    }
-}
-
 /// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
 pub(crate) fn send_hit(
-    stream: &impl Socket,
+    client: &Client,
     object: &Object,
     form: &HitForm,
     out: &[u8],
@@ -91,7 +62,7 @@ pub(crate) fn send_hit(
             at += take as u64;
         }
     }
-    let written = match stream.send_vectored(&slices) {
+    let written = match client.try_write_vectored(&slices) {
         Ok(written) => written as u64,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(_) => return Ok((Sent::Broken, 0)),
@@ -107,7 +78,7 @@ pub(crate) fn send_hit(
 }
 
 /// Sends until nothing is left, or until the socket is full (`WouldBlock`).
-fn advance(stream: &TcpStream, unsent: &mut Unsent) -> io::Result<()> {
+fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<()> {
     while unsent.left() > 0 {
         let bytes = unsent.bytes.get(unsent.sent..).unwrap_or(&[]);
         let mut slices = [IoSlice::new(bytes), IoSlice::new(b"")];
@@ -118,7 +89,7 @@ fn advance(stream: &TcpStream, unsent: &mut Unsent) -> io::Result<()> {
             slices[1] = IoSlice::new(&extent[..extent.len().min((end - start) as usize)]);
         }
         let head_left = bytes.len();
-        let written = stream.try_write_vectored(&slices)?;
+        let written = client.try_write_vectored(&slices)?;
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -131,17 +102,17 @@ fn advance(stream: &TcpStream, unsent: &mut Unsent) -> io::Result<()> {
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.
-pub(crate) async fn flush(stream: &TcpStream, core: &Rc<DataCore>, mut unsent: Unsent) -> io::Result<()> {
+pub(crate) async fn flush(client: &Client, core: &Rc<DataCore>, mut unsent: Unsent) -> io::Result<()> {
     let mut watch = RateWatch::new(core);
     loop {
         let before = unsent.left();
-        match advance(stream, &mut unsent) {
+        match advance(client, &mut unsent) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
         watch.sent += before - unsent.left();
-        watch.writable(stream, core).await?;
+        watch.writable(client, core).await?;
     }
 }
 
@@ -160,18 +131,18 @@ pub(crate) struct FileSource<'f> {
 
 /// Sends a part of a file, waiting for the client.
 pub(crate) async fn send_file(
-    stream: &TcpStream,
+    client: &Client,
     core: &Rc<DataCore>,
     watch: &mut RateWatch,
     mut source: FileSource<'_>,
 ) -> io::Result<()> {
     while source.start < source.end {
-        match send_extent(stream, source.file, source.start, source.end - source.start) {
+        match send_extent(client, source.file, source.start, source.end - source.start) {
             Ok(sent) => {
                 source.start += sent;
                 watch.sent += sent;
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core).await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(client, core).await?,
             Err(error) => return Err(error),
         }
     }
@@ -179,11 +150,11 @@ pub(crate) async fn send_file(
 }
 
 /// One sendfile; a file that has become shorter is an error, since its length has been announced.
-fn send_extent(stream: &TcpStream, file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
-    let sent = stream.try_io(Interest::WRITABLE, || {
+fn send_extent(client: &Client, file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
+    let sent = client.writing(|socket| {
         let mut offset = offset;
         Ok(rustix::fs::sendfile(
-            stream,
+            socket,
             file,
             Some(&mut offset),
             usize::try_from(length).unwrap_or(usize::MAX),
@@ -194,19 +165,19 @@ fn send_extent(stream: &TcpStream, file: BorrowedFd<'_>, offset: u64, length: u6
 
 /// Sends all of `bytes`, waiting for the client; `watch` spans the whole response.
 pub(crate) async fn send_all(
-    stream: &TcpStream,
+    client: &Client,
     core: &Rc<DataCore>,
     watch: &mut RateWatch,
     mut bytes: &[u8],
 ) -> io::Result<()> {
     while !bytes.is_empty() {
-        match stream.try_write(bytes) {
+        match client.try_write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => {
                 watch.sent += written as u64;
                 bytes = bytes.get(written..).unwrap_or(&[]);
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(stream, core).await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(client, core).await?,
             Err(error) => return Err(error),
         }
     }
@@ -230,18 +201,19 @@ impl RateWatch {
     }
 
     /// Waits until the socket takes more, at most until the client has fallen behind the minimum rate.
-    async fn writable(&mut self, stream: &TcpStream, core: &DataCore) -> io::Result<()> {
+    async fn writable(&mut self, client: &Client, core: &DataCore) -> io::Result<()> {
         loop {
-            self.earn(stream);
-            let Some(left_ms) = self.allowance.left_ms() else { return stream.writable().await };
+            self.earn(client);
+            let Some(left_ms) = self.allowance.left_ms() else { return client.writable(&core.clients).await };
             if left_ms == 0 {
                 core.metrics.slow_readers_total.add(1);
                 // Nothing of what the kernel holds for this client is worth keeping.
-                let _ = stream.set_zero_linger();
+                client.set_zero_linger();
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let start_ms = core.clock.elapsed_ms();
-            let ready = tokio::time::timeout(Duration::from_millis(left_ms), stream.writable()).await;
+            let ready =
+                tokio::time::timeout(Duration::from_millis(left_ms), client.writable(&core.clients)).await;
             match ready {
                 Ok(ready) => {
                     self.allowance.spend(core.clock.elapsed_ms() - start_ms);
@@ -252,8 +224,8 @@ impl RateWatch {
         }
     }
 
-    fn earn(&mut self, stream: &TcpStream) {
-        let waiting = unacknowledged(stream);
+    fn earn(&mut self, client: &Client) {
+        let waiting = unacknowledged(client);
         if let Some((sent, waited)) = self.mark {
             self.allowance.earn((self.sent - sent + waited).saturating_sub(waiting));
         }
@@ -262,9 +234,9 @@ impl RateWatch {
 }
 
 /// Bytes in the socket's send queue that the client has not acknowledged (`SIOCOUTQ`, tcp(7)).
-fn unacknowledged(stream: &TcpStream) -> u64 {
+fn unacknowledged(client: &Client) -> u64 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request stores an int at the address given, which is that of one.
-    let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    let result = unsafe { libc::ioctl(client.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     if result == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
 }

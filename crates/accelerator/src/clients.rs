@@ -1,0 +1,431 @@
+//! The clients' sockets of a core, and the event loop that watches them.
+//!
+//! A connection that waits for its next request is one small object and one entry of an epoll instance: it has no task,
+//! no timer and no buffer. What it says is handled on the spot; only what has to wait gets a task, for as long as it
+//! waits. The runtime, which drives those tasks, sees all clients as one descriptor: that of the epoll instance.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+
+use crate::data_core::DataCore;
+use crate::session;
+use crate::session::Partial;
+use crate::session::deadlines::Slot;
+
+/// Events taken from the kernel at once; the core's tasks have their turn between two batches.
+const BATCH: usize = 256;
+
+/// Something to be read, the end of it included.
+const READ: u8 = 1;
+/// Room to write.
+const WRITE: u8 = 2;
+/// The client sends no more; what it sent is still to be read.
+const ENDED: u8 = 4;
+/// The client has reset the connection.
+const FAILED: u8 = 8;
+
+/// One client's connection.
+pub(crate) struct Client {
+    socket: TcpStream,
+    peer: SocketAddr,
+    /// What the kernel has said and nobody has used up yet.
+    ready: Cell<u8>,
+    watched: Cell<Watched>,
+    /// A task answers it.
+    is_busy: Cell<bool>,
+    /// Of that task.
+    waker: RefCell<Option<Waker>>,
+    /// A head of which only a part has arrived.
+    pub(crate) pending: RefCell<Option<Box<Partial>>>,
+    pub(crate) slot: Slot,
+}
+
+/// What the kernel was asked to tell.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Watched {
+    /// Nothing yet.
+    No,
+    /// What arrives.
+    Input,
+    /// What arrives, and when there is room to write again.
+    Both,
+}
+
+impl Client {
+    pub(crate) fn new(socket: TcpStream, peer: SocketAddr) -> Self {
+        Self {
+            socket,
+            peer,
+            ready: Cell::new(READ | WRITE),
+            watched: Cell::new(Watched::No),
+            is_busy: Cell::new(false),
+            waker: RefCell::new(None),
+            pending: RefCell::new(None),
+            slot: Slot::default(),
+        }
+    }
+
+    /// The other end.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Whether a read may find something.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.ready.get() & (READ | ENDED) != 0
+    }
+
+    /// Whether a task answers this client now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_busy.get()
+    }
+
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let asked = buffer.len();
+        let read = (&self.socket).read(buffer);
+        match &read {
+            // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
+            Ok(length) if *length < asked => self.used_up(READ),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.used_up(READ | ENDED),
+            _ => {}
+        }
+        read
+    }
+
+    /// Reads what fits into the buffer's spare capacity, of which there must be some.
+    pub(crate) fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        let room = buffer.capacity() - buffer.len();
+        let read = rustix::io::read(&self.socket, rustix::buffer::spare_capacity(buffer));
+        match read {
+            Ok(length) if length < room => self.used_up(READ),
+            Err(rustix::io::Errno::AGAIN) => self.used_up(READ | ENDED),
+            _ => {}
+        }
+        Ok(read?)
+    }
+
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.writing(|mut socket| socket.write(bytes))
+    }
+
+    pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.writing(|mut socket| socket.write_vectored(slices))
+    }
+
+    /// Tries something that fails with `WouldBlock` where the socket is full.
+    pub(crate) fn writing<T>(&self, write: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        let written = write(&self.socket);
+        if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            self.used_up(WRITE);
+        }
+        written
+    }
+
+    fn used_up(&self, bits: u8) {
+        self.ready.set(self.ready.get() & !bits);
+    }
+
+    /// Waits until a read may find something.
+    pub(crate) async fn readable(&self) {
+        poll_fn(|context| self.poll_ready(context, READ | ENDED)).await;
+    }
+
+    /// Ends when the client has reset the connection.
+    pub(crate) async fn failed(&self) {
+        poll_fn(|context| self.poll_ready(context, FAILED)).await;
+    }
+
+    /// Waits until a write may find room.
+    pub(crate) async fn writable(&self, clients: &Clients) -> io::Result<()> {
+        clients.watch_output(self)?;
+        poll_fn(|context| self.poll_ready(context, WRITE)).await;
+        Ok(())
+    }
+
+    /// Every wait for one client is part of the task that answers it, so that one waker will do.
+    fn poll_ready(&self, context: &Context<'_>, bits: u8) -> Poll<()> {
+        if self.ready.get() & bits != 0 {
+            return Poll::Ready(());
+        }
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.socket.shutdown(how)
+    }
+
+    /// Closing now resets the connection, and what the kernel holds for the client is lost.
+    pub(crate) fn set_zero_linger(&self) {
+        let _ = socket2::SockRef::from(&self.socket).set_linger(Some(std::time::Duration::ZERO));
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A client as a stream, for what goes on for long.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientStream<'c> {
+    pub client: &'c Client,
+    pub clients: &'c Clients,
+}
+
+impl AsyncRead for ClientStream<'_> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            std::task::ready!(self.client.poll_ready(context, READ | ENDED));
+            match self.client.try_read(buffer.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(length) => {
+                    buffer.advance(length);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for ClientStream<'_> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match self.client.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+            self.clients.watch_output(self.client)?;
+            std::task::ready!(self.client.poll_ready(context, WRITE));
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.client.shutdown(Shutdown::Write))
+    }
+}
+
+/// All clients of a core.
+pub(crate) struct Clients {
+    epoll: OwnedFd,
+    /// By descriptor, which the kernel numbers from the lowest that is free.
+    table: RefCell<Vec<Option<Rc<Client>>>>,
+    count: Cell<usize>,
+    /// Those that had more to say than they were let.
+    again: RefCell<Vec<Rc<Client>>>,
+}
+
+impl Clients {
+    /// What [`Self::new`] takes.
+    pub(crate) fn epoll() -> io::Result<OwnedFd> {
+        Ok(epoll::create(CreateFlags::CLOEXEC)?)
+    }
+
+    pub(crate) fn new(epoll: OwnedFd) -> Self {
+        Self { epoll, table: RefCell::default(), count: Cell::new(0), again: RefCell::default() }
+    }
+
+    /// Number of connections.
+    pub(crate) fn len(&self) -> usize {
+        self.count.get()
+    }
+
+    /// Watches a client until [`Self::remove`].
+    pub(crate) fn add(&self, client: &Rc<Client>) -> io::Result<()> {
+        let index = index_of(client);
+        let interest = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(&self.epoll, &client.socket, EventData::new_u64(index as u64), interest)?;
+        client.watched.set(Watched::Input);
+        let mut table = self.table.borrow_mut();
+        if table.len() <= index {
+            table.resize_with(index + 1, || None);
+        }
+        table[index] = Some(Rc::clone(client));
+        self.count.set(self.count.get() + 1);
+        Ok(())
+    }
+
+    /// Forgets a client; says whether it was known. Its socket is closed when nobody holds it any more, which ends the
+    /// kernel's watch too.
+    pub(crate) fn remove(&self, client: &Rc<Client>) -> bool {
+        let mut table = self.table.borrow_mut();
+        let place = table.get_mut(index_of(client));
+        let known = place.and_then(|place| place.take_if(|known| Rc::ptr_eq(known, client)));
+        self.count.set(self.count.get() - usize::from(known.is_some()));
+        known.is_some()
+    }
+
+    /// Goes on with a client after the others had their turn.
+    pub(crate) fn again(&self, client: &Rc<Client>) {
+        self.again.borrow_mut().push(Rc::clone(client));
+    }
+
+    pub(crate) fn for_each(&self, mut f: impl FnMut(&Client)) {
+        self.table.borrow().iter().flatten().for_each(|client| f(client));
+    }
+
+    /// Asks to be told when a client takes more, which most never have to be asked.
+    fn watch_output(&self, client: &Client) -> io::Result<()> {
+        if client.watched.get() == Watched::Input {
+            let interest = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+            let data = EventData::new_u64(client.socket.as_raw_fd() as u64);
+            epoll::modify(&self.epoll, &client.socket, data, interest)?;
+            client.watched.set(Watched::Both);
+        }
+        Ok(())
+    }
+
+    fn by_index(&self, index: usize) -> Option<Rc<Client>> {
+        self.table.borrow().get(index).and_then(Option::clone)
+    }
+}
+
+fn index_of(client: &Client) -> usize {
+    usize::try_from(client.socket.as_raw_fd()).unwrap_or(0)
+}
+
+/// A client that a task answers; taken back whatever becomes of the task.
+pub(crate) struct Busy {
+    pub core: Rc<DataCore>,
+    pub client: Rc<Client>,
+}
+
+impl Busy {
+    pub(crate) fn new(core: &Rc<DataCore>, client: &Rc<Client>) -> Self {
+        client.is_busy.set(true);
+        Self { core: Rc::clone(core), client: Rc::clone(client) }
+    }
+
+    /// The client waits for nothing but its next request.
+    pub(crate) fn hand_back(self) {
+        self.client.is_busy.set(false);
+        self.client.waker.take();
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if self.client.is_busy.get() {
+            self.core.end(&self.client);
+        }
+    }
+}
+
+impl DataCore {
+    /// Handles what clients send, for ever.
+    pub(crate) async fn watch_clients(self: Rc<Self>) {
+        let descriptor = match self.clients.epoll.try_clone().and_then(watch_readable) {
+            Ok(descriptor) => descriptor,
+            Err(error) => {
+                tracing::error!(%error, "clients cannot be watched");
+                return;
+            }
+        };
+        let mut events: Vec<Event> = Vec::with_capacity(BATCH);
+        loop {
+            if self.clients.again.borrow().is_empty() {
+                let Ok(mut ready) = descriptor.readable().await else { return };
+                if self.take_events(&mut events) < BATCH {
+                    // The kernel has no more for now, and says so when it has.
+                    ready.clear_ready();
+                }
+            } else {
+                for client in self.clients.again.take() {
+                    session::resume(&self, &client);
+                }
+                self.take_events(&mut events);
+            }
+            for event in &events {
+                self.dispatch(event);
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn take_events(&self, events: &mut Vec<Event>) -> usize {
+        events.clear();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let buffer = rustix::buffer::spare_capacity(events);
+        // Interrupted or not, what is left is told again.
+        epoll::wait(&self.clients.epoll, buffer, Some(&at_once)).unwrap_or(0)
+    }
+
+    fn dispatch(self: &Rc<Self>, event: &Event) {
+        // Another client may have got the descriptor since: it finds nothing to read, and goes on waiting.
+        let Some(client) =
+            usize::try_from(event.data.u64()).ok().and_then(|index| self.clients.by_index(index))
+        else {
+            return;
+        };
+        let bits = bits_of(event.flags);
+        client.ready.set(client.ready.get() | bits);
+        if client.is_busy() {
+            let waker = client.waker.borrow();
+            waker.iter().for_each(Waker::wake_by_ref);
+        } else if bits & (READ | ENDED) != 0 {
+            session::resume(self, &client);
+        }
+    }
+
+    /// The connection ends here, whatever is left to say.
+    pub(crate) fn end(&self, client: &Rc<Client>) {
+        if self.clients.remove(client) {
+            self.connection_ended();
+        }
+    }
+}
+
+fn watch_readable(epoll: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is open, and `AsyncFd` owns it until both are gone; nothing takes it out.
+    unsafe { AsyncFd::register_with_interest(epoll, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+fn bits_of(flags: EventFlags) -> u8 {
+    let mut bits = 0;
+    if flags.contains(EventFlags::IN) {
+        bits |= READ;
+    }
+    if flags.contains(EventFlags::OUT) {
+        bits |= WRITE;
+    }
+    if flags.contains(EventFlags::RDHUP) {
+        bits |= ENDED;
+    }
+    if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+        // Reads and writes will say what has happened.
+        bits |= READ | WRITE | ENDED;
+    }
+    if flags.contains(EventFlags::ERR) {
+        bits |= FAILED;
+    }
+    bits
+}
