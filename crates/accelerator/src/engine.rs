@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,9 @@ use crate::service::plan::{Plan, PlanError};
 use crate::settings::{self, Cache, Settings};
 use crate::upstream::UpstreamStatus;
 
+/// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as well,
+/// so that it gets its answer to a head that never came.
+const DEFER_ACCEPT_S: libc::c_int = 1;
 /// Connections that the kernel completes and keeps for a core that is busy.
 const LISTEN_BACKLOG: i32 = 4096;
 
@@ -376,7 +380,25 @@ fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
     if kind == Type::STREAM {
         // Accepted sockets inherit this, which saves a system call for each.
         socket.set_tcp_nodelay(true)?;
+        defer_accept(&socket)?;
     }
     socket.bind(&address.into())?;
     Ok(socket)
+}
+
+/// Lets the kernel keep new connections until something has arrived on them (`TCP_DEFER_ACCEPT`, tcp(7)): a first request
+/// is then answered as its connection is accepted, and a client that says nothing wakes nobody.
+fn defer_accept(socket: &Socket) -> io::Result<()> {
+    let seconds: libc::c_int = DEFER_ACCEPT_S;
+    // SAFETY: the option's value is an int, which is what the pointer and the length say.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_DEFER_ACCEPT,
+            (&raw const seconds).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
