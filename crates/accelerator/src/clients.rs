@@ -304,7 +304,9 @@ impl Clients {
         Ok(())
     }
 
-    fn by_index(&self, index: usize) -> Option<Rc<Client>> {
+    /// Another client may have got the descriptor since: it finds nothing to read, and goes on waiting.
+    fn told_of(&self, event: &Event) -> Option<Rc<Client>> {
+        let index = usize::try_from(event.data.u64()).ok()?;
         self.table.borrow().get(index).and_then(Option::clone)
     }
 }
@@ -355,7 +357,7 @@ impl DataCore {
             if self.clients.again.borrow().is_empty() {
                 let Ok(mut ready) = descriptor.readable().await else { return };
                 if self.take_events(&mut events) < BATCH {
-                    // The kernel has no more for now, and says so when it has.
+                    // The kernel has no more for now, and says so when it has. Until then the tasks have their turn.
                     ready.clear_ready();
                 }
             } else {
@@ -364,10 +366,10 @@ impl DataCore {
                 }
                 self.take_events(&mut events);
             }
-            for event in &events {
-                self.dispatch(event);
+            events.iter().for_each(|event| self.dispatch(event));
+            if events.len() == BATCH || !self.clients.again.borrow().is_empty() {
+                tokio::task::yield_now().await;
             }
-            tokio::task::yield_now().await;
         }
     }
 
@@ -380,18 +382,11 @@ impl DataCore {
     }
 
     fn dispatch(self: &Rc<Self>, event: &Event) {
-        // Another client may have got the descriptor since: it finds nothing to read, and goes on waiting.
-        let Some(client) =
-            usize::try_from(event.data.u64()).ok().and_then(|index| self.clients.by_index(index))
-        else {
-            return;
-        };
-        let bits = bits_of(event.flags);
-        client.ready.set(client.ready.get() | bits);
+        let Some(client) = self.clients.told_of(event) else { return };
+        client.ready.set(client.ready.get() | bits_of(event.flags));
         if client.is_busy() {
-            let waker = client.waker.borrow();
-            waker.iter().for_each(Waker::wake_by_ref);
-        } else if bits & (READ | ENDED) != 0 {
+            client.waker.borrow().iter().for_each(Waker::wake_by_ref);
+        } else {
             session::resume(self, &client);
         }
     }

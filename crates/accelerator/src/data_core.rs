@@ -104,6 +104,7 @@ pub(crate) struct Scratch {
     pub target: Vec<u8>,
     pub key: Vec<u8>,
     pub out: Vec<u8>,
+    pub whole: Vec<u8>,
 }
 
 impl DataCore {

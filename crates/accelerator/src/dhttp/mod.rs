@@ -82,7 +82,7 @@ impl Service for Site {
         }
         let plan = core.plan_ref();
         let mut scratch = core.scratch.borrow_mut();
-        let Scratch { target, key, out } = &mut *scratch;
+        let Scratch { target, key, out, .. } = &mut *scratch;
         let Ok(normalized) = normalize(head, plan.personality, target) else {
             return Immediate::Unknown;
         };

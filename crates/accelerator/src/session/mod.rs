@@ -160,7 +160,7 @@ impl Asker {
     fn answer(self, core: &DataCore, client: &Client, head: &RequestHead<'_>) -> Result<Handled, HeadError> {
         let plan = core.plan_ref();
         let mut scratch = core.scratch.borrow_mut();
-        let Scratch { target, key, out } = &mut *scratch;
+        let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
         if let Some(rules) = &plan.requests {
@@ -185,8 +185,7 @@ impl Asker {
         let keep_alive = head.keep_alive && !core.is_draining();
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
-        let (sent, total) =
-            transmit::send_hit(client, &hit.object, &form, out).unwrap_or((transmit::Sent::Broken, 0));
+        let (sent, total) = transmit::send_hit(client, &hit.object, &form, out, whole);
         let body = form.body.1 - form.body.0;
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
         core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);

@@ -42,39 +42,57 @@ impl Unsent {
     }
 }
 
+/// Up to here it takes less to put a response together than to tell the kernel of its pieces.
+const ONE_PIECE_BYTES: u64 = 4 * 1024;
+
 /// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
 pub(crate) fn send_hit(
     client: &Client,
     object: &Object,
     form: &HitForm,
     out: &[u8],
-) -> io::Result<(Sent, u64)> {
+    whole: &mut Vec<u8>,
+) -> (Sent, u64) {
     let stored_head = if form.with_stored_head { object.head() } else { b"" };
     let (start, end) = form.body;
-    let total = (stored_head.len() + out.len()) as u64 + (end - start);
-    let mut slices = [IoSlice::new(stored_head), IoSlice::new(out), IoSlice::new(b""), IoSlice::new(b"")];
-    let mut at = start;
-    for slice in &mut slices[2..] {
-        if at < end {
-            let extent = object.body_at(at);
-            let take = extent.len().min((end - at) as usize);
-            *slice = IoSlice::new(&extent[..take]);
-            at += take as u64;
+    let head_bytes = (stored_head.len() + out.len()) as u64;
+    let total = head_bytes + (end - start);
+    let in_one_piece = total <= ONE_PIECE_BYTES;
+    let written = if in_one_piece {
+        whole.clear();
+        whole.extend_from_slice(stored_head);
+        whole.extend_from_slice(out);
+        extents(object, start, end).for_each(|extent| whole.extend_from_slice(extent));
+        client.try_write(whole)
+    } else {
+        let mut slices = [IoSlice::new(stored_head), IoSlice::new(out), IoSlice::new(b""), IoSlice::new(b"")];
+        for (slice, extent) in slices[2..].iter_mut().zip(extents(object, start, end)) {
+            *slice = IoSlice::new(extent);
         }
-    }
-    let written = match client.try_write_vectored(&slices) {
+        client.try_write_vectored(&slices)
+    };
+    let written = match written {
         Ok(written) => written as u64,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-        Err(_) => return Ok((Sent::Broken, 0)),
+        Err(_) => return (Sent::Broken, 0),
     };
     if written == total {
-        return Ok((Sent::All, total));
+        return (Sent::All, total);
     }
-    let head_length = (stored_head.len() + out.len()) as u64;
-    let head_sent = written.min(head_length);
+    let head_sent = written.min(head_bytes);
     let head = [stored_head, out].concat().split_off(head_sent as usize);
     let body_start = start + (written - head_sent);
-    Ok((Sent::Part(Unsent::new(head, Some((object.clone(), body_start, end)))), total))
+    (Sent::Part(Unsent::new(head, Some((object.clone(), body_start, end)))), total)
+}
+
+/// The body from `start` to `end`, in the pieces in which it is stored.
+fn extents(object: &Object, mut start: u64, end: u64) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let extent = (start < end).then(|| object.body_at(start)).filter(|extent| !extent.is_empty())?;
+        let extent = &extent[..extent.len().min((end - start) as usize)];
+        start += extent.len() as u64;
+        Some(extent)
+    })
 }
 
 /// Sends until nothing is left, or until the socket is full (`WouldBlock`).
