@@ -160,7 +160,14 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
         Answer::status(413)
     } else {
         let seen = Seen::of(&plan, &head, peer);
-        let incoming = Incoming { head: &head, normalized: &normalized, buffer: &request.head, peer, seen };
+        let incoming = Incoming {
+            head: &head,
+            normalized: &normalized,
+            buffer: &request.head,
+            peer,
+            seen,
+            is_absent: false,
+        };
         fetch::answer(&core, incoming, &mut body).await
     };
     let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };

@@ -74,6 +74,8 @@ pub(crate) struct Incoming<'a> {
     /// Who is connected to us: the client or a proxy.
     pub peer: IpAddr,
     pub seen: Seen<'a>,
+    /// The cache had nothing for the URL a moment ago.
+    pub is_absent: bool,
 }
 
 /// Answers a request that the cache alone could not.
@@ -163,9 +165,14 @@ impl Fetch<'_> {
     async fn cached_or_fetched<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
         let head = self.incoming.head;
         let mut collapsed = None;
-        for _ in 0..FOLLOW_ATTEMPTS {
+        for attempt in 0..FOLLOW_ATTEMPTS {
             let mut key = url_key.to_vec();
-            let (stale, reason) = match find(store, head, &mut key, self.core.clock.unix_s()) {
+            let found = match self.incoming.is_absent && attempt == 0 {
+                // Whoever leads looks again.
+                true => Found::Nothing(Forwarded::UriMiss),
+                false => find(store, head, &mut key, self.core.clock.unix_s()),
+            };
+            let (stale, reason) = match found {
                 Found::Usable { hit, refresh } => {
                     // A validation asks for the whole, as GET does; HEAD or a condition would store something else.
                     if refresh && self.may_fill() {
@@ -462,7 +469,8 @@ fn refresh<'r>(
         let mut scratch = Vec::new();
         let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
         let seen = Seen::of(plan, &head, peer);
-        let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen };
+        let incoming =
+            Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent: false };
         let Some(store) = &core.store else { return };
         let fetch = Fetch { core, plan, pools, group, incoming };
         // What is to be stored is stored whether or not anybody reads the answer.

@@ -17,6 +17,8 @@ use crate::service::seen::Seen;
 /// Whether the cache answers.
 pub(crate) enum Lookup {
     Hit(Hit),
+    /// Nothing is stored under this URL.
+    Absent,
     /// The upstream has to be asked, or a file read.
     Miss,
 }
@@ -84,6 +86,7 @@ pub(crate) fn lookup(
     }
     match find(store, head, key, core.clock.unix_s()) {
         Found::Usable { hit, refresh: false } => Lookup::Hit(hit),
+        Found::Nothing(Forwarded::UriMiss) => Lookup::Absent,
         _ => Lookup::Miss,
     }
 }

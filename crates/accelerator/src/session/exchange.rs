@@ -38,7 +38,7 @@ impl Connection<'_> {
     /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
     pub(super) async fn exchange(self, request: Request) -> Option<Vec<u8>> {
         self.client.slot.clear();
-        let Request { buffer, parser, rest, asker } = request;
+        let Request { buffer, parser, rest, asker, is_absent } = request;
         let head = parser.head(&buffer);
         let plan = self.core.plan();
         let mut scratch = Vec::new();
@@ -53,7 +53,8 @@ impl Connection<'_> {
         } else {
             let peer = asker.peer.ip().to_canonical();
             let seen = Seen::of(&plan, &head, peer);
-            let incoming = Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen };
+            let incoming =
+                Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen, is_absent };
             let answer = tokio::select! {
                 biased;
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,

@@ -121,6 +121,8 @@ pub(crate) struct Request {
     /// What arrived after the head: the body's start, or further requests.
     pub rest: Vec<u8>,
     pub asker: Asker,
+    /// The cache had nothing for it a moment ago.
+    pub is_absent: bool,
 }
 
 /// What the bytes at hand lead to.
@@ -146,7 +148,10 @@ enum Handled {
         unsent: Unsent,
         keep_alive: bool,
     },
-    NeedsExchange,
+    /// `is_absent`: the cache has been looked into, and has nothing.
+    NeedsExchange {
+        is_absent: bool,
+    },
     /// A rule says no.
     Refused(Verdict),
 }
@@ -176,10 +181,12 @@ impl Asker {
             || head.upgrade
             || !matches!(head.method, Method::Get | Method::Head)
         {
-            return Ok(Handled::NeedsExchange);
+            return Ok(Handled::NeedsExchange { is_absent: false });
         }
-        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
-            return Ok(Handled::NeedsExchange);
+        let hit = match lookup::lookup(core, &plan, head, &normalized, &seen, key) {
+            Lookup::Hit(hit) => hit,
+            Lookup::Absent => return Ok(Handled::NeedsExchange { is_absent: true }),
+            Lookup::Miss => return Ok(Handled::NeedsExchange { is_absent: false }),
         };
         lookup::count_hit(core, &hit);
         let keep_alive = head.keep_alive && !core.is_draining();
@@ -314,11 +321,11 @@ impl Connection<'_> {
                 Some(Step::Flush { unsent, rest: rest(), keep_alive })
             }
             Ok(Handled::Refused(verdict)) => self.turn_away(asker, verdict, &parser.head(input)),
-            Ok(Handled::NeedsExchange) => {
+            Ok(Handled::NeedsExchange { is_absent }) => {
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
                 let buffer = input.get(..length).unwrap_or(&[]).to_vec();
-                Some(Step::Exchange(Box::new(Request { buffer, parser, rest: rest(), asker })))
+                Some(Step::Exchange(Box::new(Request { buffer, parser, rest: rest(), asker, is_absent })))
             }
             Err(error) => Some(self.refuse(error)),
         }
