@@ -1,0 +1,135 @@
+//! What arrives in shapes that an edge-triggered event loop could lose: more than one read takes, exactly as much as one
+//! read takes, an end together with the last request, and from many clients at once.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use tidegate_e2e::{Client, Origin, Reply, Tidegate};
+
+/// Bytes that tidegate reads at once.
+const READ_BYTES: usize = 64 * 1024;
+
+/// A server whose cache answers `/a` with one byte.
+fn site() -> (Origin, Tidegate) {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/a" => Reply::cacheable("a"),
+        _ => Reply::ok("b"),
+    });
+    let server = Tidegate::before(&origin);
+    assert_eq!(Client::connect(server.address()).get("/a").status, 200);
+    (origin, server)
+}
+
+/// Sends `bytes` and the end of input while it reads; counts the 200s that come back.
+fn answers_to(server: &Tidegate, bytes: &[u8]) -> usize {
+    let stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut answers = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (&stream).write_all(bytes).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        });
+        (&stream).read_to_end(&mut answers).unwrap();
+    });
+    answers.windows(12).filter(|window| *window == b"HTTP/1.1 200").count()
+}
+
+/// A request for `target` of exactly `length` bytes.
+fn request_of(target: &str, length: usize) -> Vec<u8> {
+    let start = format!("GET {target} HTTP/1.1\r\nHost: a\r\nX: ");
+    let padding = "x".repeat(length - start.len() - 4);
+    format!("{start}{padding}\r\n\r\n").into_bytes()
+}
+
+#[test]
+fn requests_of_many_reads_in_one_burst_all_are_answered() {
+    let (_origin, server) = site();
+    let burst = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(40_000);
+    assert!(burst.len() > 16 * READ_BYTES);
+    assert_eq!(answers_to(&server, &burst), 40_000);
+}
+
+#[test]
+fn requests_that_fill_a_read_exactly_are_answered_and_so_is_what_follows() {
+    let (_origin, server) = site();
+    let eighth = request_of("/a", READ_BYTES / 8);
+    for reads in [1, 2, 4, 5] {
+        assert_eq!(answers_to(&server, &eighth.repeat(8 * reads)), 8 * reads, "{reads} reads");
+    }
+    let mut client = Client::connect(server.address());
+    client.send(eighth.repeat(8));
+    for _ in 0..8 {
+        assert_eq!(client.response().status, 200);
+    }
+    assert_eq!(client.get("/a").status, 200);
+}
+
+#[test]
+fn misses_and_hits_in_one_burst_come_in_order() {
+    let (_origin, server) = site();
+    let mut client = Client::connect(server.address());
+    let targets: Vec<_> = (0..200).map(|index| if index % 3 == 0 { "/b" } else { "/a" }).collect();
+    let burst: String =
+        targets.iter().map(|target| format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).collect();
+    client.send(burst);
+    for target in targets {
+        assert_eq!(client.response().text(), &target[1..]);
+    }
+}
+
+#[test]
+fn request_that_arrives_while_another_is_answered_is_answered_next() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/slow" => {
+            std::thread::sleep(Duration::from_millis(300));
+            Reply::ok("slow")
+        }
+        _ => Reply::ok("fast"),
+    });
+    let server = Tidegate::before(&origin);
+    let mut client = Client::connect(server.address());
+    client.send("GET /slow HTTP/1.1\r\nHost: a\r\n\r\n");
+    // The origin has it, so that what follows arrives while the answer is awaited.
+    tidegate_e2e::eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    client.send("GET /fast HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(client.response().text(), "slow");
+    assert_eq!(client.response().text(), "fast");
+}
+
+#[test]
+fn client_that_sends_without_end_does_not_starve_others() {
+    let (_origin, server) = site();
+    let stream = TcpStream::connect(server.address()).unwrap();
+    let burst = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(2_000);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| while (&stream).write_all(&burst).is_ok() {});
+        let reader = scope.spawn(|| {
+            let mut buffer = vec![0; READ_BYTES];
+            while (&stream).read(&mut buffer).is_ok_and(|length| length > 0) {}
+        });
+        for _ in 0..50 {
+            // Each fails where no answer comes in time.
+            assert_eq!(Client::connect(server.address()).get("/a").status, 200);
+        }
+        stream.shutdown(Shutdown::Both).unwrap();
+        writer.join().unwrap();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn client_that_reads_late_gets_all_it_asked_for() {
+    let origin = Origin::start(|_| Reply::cacheable(vec![b'x'; 3_000_000]));
+    let server = Tidegate::before(&origin);
+    assert_eq!(Client::connect(server.address()).get("/").body.len(), 3_000_000);
+    let mut client = Client::connect(server.address());
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(5));
+    // Longer than it takes to fill every buffer on the way.
+    std::thread::sleep(Duration::from_millis(300));
+    for _ in 0..5 {
+        assert_eq!(client.response().body.len(), 3_000_000);
+    }
+}
