@@ -133,3 +133,88 @@ fn client_that_reads_late_gets_all_it_asked_for() {
         assert_eq!(client.response().body.len(), 3_000_000);
     }
 }
+
+/// Pipelines requests behind a head that has made the receive window grow, and never stops.
+fn pipeline_without_end(server: &Tidegate) -> (TcpStream, std::thread::JoinHandle<()>) {
+    let stream = TcpStream::connect(server.address()).unwrap();
+    let mut reader = stream.try_clone().unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let handle = std::thread::spawn(move || {
+        let reading = std::thread::spawn(move || {
+            let mut buffer = vec![0; READ_BYTES];
+            while reader.read(&mut buffer).is_ok_and(|length| length > 0) {}
+        });
+        let large = request_of("/a", 60_000).repeat(20);
+        let burst = b"HEAD /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(20_000);
+        let _ = writer.write_all(&large);
+        while writer.write_all(&burst).is_ok() {}
+        reading.join().unwrap();
+    });
+    (stream, handle)
+}
+
+#[test]
+fn clients_that_pipelined_without_end_and_left_hold_no_descriptor() {
+    let (_origin, server) = site();
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+    let before = descriptors();
+    for _ in 0..5 {
+        let (stream, handle) = pipeline_without_end(&server);
+        for _ in 0..20 {
+            assert_eq!(Client::connect(server.address()).get("/a").status, 200);
+        }
+        stream.shutdown(Shutdown::Both).unwrap();
+        handle.join().unwrap();
+    }
+    tidegate_e2e::eventually("the descriptors are closed", || (descriptors() <= before).then_some(()));
+}
+
+#[test]
+fn last_response_reaches_a_client_that_goes_on_sending() {
+    let (_origin, server) = site();
+    for _ in 0..20 {
+        let mut client = Client::connect(server.address());
+        let mut burst = b"GET /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".to_vec();
+        burst.extend_from_slice(&b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(20_000));
+        client.send(burst);
+        let rest = client.rest();
+        assert_eq!(rest.windows(12).filter(|window| *window == b"HTTP/1.1 200").count(), 1);
+    }
+}
+
+#[test]
+fn tunnel_whose_server_ignores_its_end_is_gone_after_the_timeout() {
+    let origin = Origin::start(|_| {
+        Reply::script(|stream| {
+            stream.write_all(
+                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+            )?;
+            // Reads the end of the tunnel and stays.
+            let mut buffer = [0; 1024];
+            while stream.read(&mut buffer)? > 0 {}
+            std::thread::sleep(Duration::from_secs(20));
+            Ok(())
+        })
+    });
+    let server = Tidegate::builder().origin(&origin).limits("tunnel_timeout = \"1s\"\n").start();
+    let mut client = Client::connect(server.address());
+    client.send("GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n");
+    assert_eq!(client.head().0, 101);
+    assert!(client.is_closed());
+    tidegate_e2e::eventually("the connection is gone", || {
+        (server.metric("tidegate_connections_open") == 0.0).then_some(())
+    });
+}
+
+#[test]
+fn client_that_reads_its_response_slowly_may_ask_again() {
+    let origin = Origin::start(|_| Reply::cacheable(vec![b'x'; 8_000_000]));
+    let server = Tidegate::builder().origin(&origin).limits("header_timeout = \"1s\"\n").start();
+    assert_eq!(Client::connect(server.address()).get("/").body.len(), 8_000_000);
+    let mut client = Client::connect(server.address());
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    // Longer than a head may take.
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(client.response().body.len(), 8_000_000);
+    assert_eq!(client.get("/").status, 200);
+}

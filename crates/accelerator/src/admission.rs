@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tidegate_core::Verdict;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 
-use crate::data_core::{DataCore, is_out_of_descriptors};
+use crate::data_core::{DataCore, Phase, is_out_of_descriptors};
 
 /// How often a lack of descriptors is logged; it is counted every time.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
@@ -84,7 +85,12 @@ impl Waiting {
 impl DataCore {
     /// Accepts on the sockets of one address, strictly from the first that has a connection: one socket per priority
     /// class where the kernel sorts connections, and otherwise one for all, sorted here.
-    pub(crate) async fn accept(self: Rc<Self>, listeners: Vec<AsyncFd<TcpListener>>) {
+    /// Ends with a drain, by which time those that the kernel had completed are accepted.
+    pub(crate) async fn accept(
+        self: Rc<Self>,
+        listeners: Vec<AsyncFd<TcpListener>>,
+        mut phase: watch::Receiver<Phase>,
+    ) {
         let mut waiting = Waiting::default();
         let mut warned = None;
         loop {
@@ -92,7 +98,13 @@ impl DataCore {
                 Poll::Pending if waiting.count > 0 => Poll::Ready(None),
                 other => other.map(Some),
             });
-            match accepted.await {
+            let accepted = tokio::select! {
+                accepted = accepted => accepted,
+                _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
+                    return self.accept_last(&listeners, &mut waiting);
+                }
+            };
+            match accepted {
                 Some(Ok((stream, peer))) => self.sort(stream, peer, &mut waiting),
                 // Nobody else waits in the kernel, so that nobody of a higher class can be among them.
                 None => {
@@ -115,6 +127,18 @@ impl DataCore {
                 }
             }
         }
+    }
+
+    /// Accepts what the kernel has completed by now: closing the listeners would reset those clients, whose requests may
+    /// be here.
+    fn accept_last(self: &Rc<Self>, listeners: &[AsyncFd<TcpListener>], waiting: &mut Waiting) {
+        for listener in listeners {
+            for _ in 0..MAX_WAITING {
+                let Ok((stream, peer)) = accept(listener.get_ref()) else { break };
+                self.sort(stream, peer, waiting);
+            }
+        }
+        std::iter::from_fn(|| waiting.pop()).for_each(|(stream, peer)| self.admit(stream, peer));
     }
 
     /// Asks what becomes of a connection, if anybody has something to say about it.

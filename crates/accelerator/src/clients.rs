@@ -44,6 +44,8 @@ pub(crate) struct Client {
     watched: Cell<Watched>,
     /// A task answers it.
     is_busy: Cell<bool>,
+    /// It is in [`Clients::again`].
+    is_queued: Cell<bool>,
     /// Of that task.
     waker: RefCell<Option<Waker>>,
     /// A head of which only a part has arrived.
@@ -70,6 +72,7 @@ impl Client {
             ready: Cell::new(READ | WRITE),
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
+            is_queued: Cell::new(false),
             waker: RefCell::new(None),
             pending: RefCell::new(None),
             slot: Slot::default(),
@@ -139,6 +142,25 @@ impl Client {
 
     fn used_up(&self, bits: u8) {
         self.ready.set(self.ready.get() & !bits);
+    }
+
+    /// Whether it is one of the core's clients, and not only held by somebody who has not noticed its end.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.get() != Watched::No
+    }
+
+    /// Ends when the deadline has passed.
+    pub(crate) async fn expired(&self) {
+        poll_fn(|context| match self.slot.expired() {
+            Some(_) => Poll::Ready(()),
+            None => self.poll_ready(context, 0),
+        })
+        .await;
+    }
+
+    /// Lets the task that answers it look again.
+    pub(crate) fn wake(&self) {
+        self.waker.borrow().iter().for_each(Waker::wake_by_ref);
     }
 
     /// Waits until a read may find something.
@@ -280,13 +302,18 @@ impl Clients {
         let mut table = self.table.borrow_mut();
         let place = table.get_mut(index_of(client));
         let known = place.and_then(|place| place.take_if(|known| Rc::ptr_eq(known, client)));
-        self.count.set(self.count.get() - usize::from(known.is_some()));
+        if known.is_some() {
+            client.watched.set(Watched::No);
+            self.count.set(self.count.get() - 1);
+        }
         known.is_some()
     }
 
     /// Goes on with a client after the others had their turn.
     pub(crate) fn again(&self, client: &Rc<Client>) {
-        self.again.borrow_mut().push(Rc::clone(client));
+        if !client.is_queued.replace(true) {
+            self.again.borrow_mut().push(Rc::clone(client));
+        }
     }
 
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Client)) {
@@ -362,6 +389,7 @@ impl DataCore {
                 }
             } else {
                 for client in self.clients.again.take() {
+                    client.is_queued.set(false);
                     session::resume(&self, &client);
                 }
                 self.take_events(&mut events);
@@ -385,8 +413,8 @@ impl DataCore {
         let Some(client) = self.clients.told_of(event) else { return };
         client.ready.set(client.ready.get() | bits_of(event.flags));
         if client.is_busy() {
-            client.waker.borrow().iter().for_each(Waker::wake_by_ref);
-        } else {
+            client.wake();
+        } else if !client.is_queued.get() {
             session::resume(self, &client);
         }
     }

@@ -146,15 +146,17 @@ impl DataCore {
         plan: watch::Receiver<Arc<Plan>>,
         mut phase: watch::Receiver<Phase>,
     ) {
+        let mut accepting = Vec::new();
         let mut tasks = Vec::new();
         let mut dhttp = Vec::new();
         for bound in listeners {
             let failed = match bound {
-                Bound::Http(sockets) => sockets
-                    .into_iter()
-                    .map(watch)
-                    .collect::<io::Result<Vec<_>>>()
-                    .map(|sockets| tasks.push(tokio::task::spawn_local(Rc::clone(self).accept(sockets)))),
+                Bound::Http(sockets) => {
+                    sockets.into_iter().map(watch).collect::<io::Result<Vec<_>>>().map(|sockets| {
+                        let accept = Rc::clone(self).accept(sockets, phase.clone());
+                        accepting.push(tokio::task::spawn_local(accept));
+                    })
+                }
                 Bound::Dhttp(listener) => {
                     dhttp::serve(self, listener, &start).map(|server| dhttp.push(server))
                 }
@@ -172,6 +174,10 @@ impl DataCore {
         self.draining.set(true);
         for task in &tasks {
             task.abort();
+        }
+        for task in accepting {
+            // Ends with the drain; a panic in it has been reported.
+            let _ = task.await;
         }
         dhttp.iter().for_each(|server| server.handle.drain());
         self.finish_requests(&dhttp).await;

@@ -128,4 +128,5 @@ fn expire(client: &Client) {
     };
     // The peer may already have gone, which ends the session all the same.
     let _ = client.shutdown(how);
+    client.wake();
 }

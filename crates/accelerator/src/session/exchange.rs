@@ -314,7 +314,11 @@ impl Connection<'_> {
         let up = copy(&mut from_client, &mut to_upstream, &alive);
         let down = copy(&mut from_upstream, &mut to_client, &alive);
         // An error on either side ends both; an end of input on one side is passed on and the other goes on.
-        let _ = tokio::try_join!(up, down);
+        let both = async { tokio::try_join!(up, down) };
+        tokio::select! {
+            _ = both => {}
+            () = self.client.expired() => {}
+        }
     }
 
     async fn send(self, watch: &mut RateWatch, bytes: &[u8]) -> io::Result<()> {

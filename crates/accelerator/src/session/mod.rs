@@ -13,6 +13,7 @@ mod transmit;
 
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -31,13 +32,15 @@ use crate::session::transmit::Unsent;
 
 /// Reads from one client before others have their turn.
 const READS_AT_ONCE: usize = 4;
+/// Requests of one client that are answered before others have their turn.
+const REQUESTS_AT_ONCE: usize = 64;
 
 /// Serves a client that has just been accepted. If its request is here already and takes no waiting, it is answered before
 /// anything watches the socket: a client that closes after one request then costs no more than that.
 pub(crate) fn begin(core: &Rc<DataCore>, client: &Rc<Client>) {
     let connection = Connection { core, client };
     connection.await_head();
-    let step = connection.advance();
+    let step = connection.advance_caught();
     if matches!(step, Step::Close) {
         return core.connection_ended();
     }
@@ -53,8 +56,8 @@ pub(crate) fn begin(core: &Rc<DataCore>, client: &Rc<Client>) {
 /// Goes on with a client that has something to say.
 pub(crate) fn resume(core: &Rc<DataCore>, client: &Rc<Client>) {
     let connection = Connection { core, client };
-    if client.is_readable() && !client.is_busy() {
-        connection.go_on(connection.advance());
+    if client.is_watched() && !client.is_busy() {
+        connection.go_on(connection.advance_caught());
     }
 }
 
@@ -70,6 +73,8 @@ async fn wait(busy: Busy, mut step: Step) {
                 Vec::new()
             }
             Step::Flush { unsent, rest, keep_alive } => {
+                // Nothing is owed by the client but to take what it asked for.
+                connection.client.slot.clear();
                 let sent = connection.flush(unsent).await;
                 if sent.is_err() || !keep_alive {
                     return connection.finish().await;
@@ -111,6 +116,8 @@ pub(crate) struct Connection<'c> {
 pub(crate) struct Partial {
     buffer: Vec<u8>,
     parser: RequestParser,
+    /// There may be whole requests in it, which had to wait for their turn.
+    is_waiting: bool,
 }
 
 /// A request that needs more than the cache and the bytes at hand.
@@ -223,8 +230,23 @@ impl Connection<'_> {
         }
     }
 
+    /// As [`Self::advance`]. A defect that shows with one client must not take the others' event loop with it.
+    fn advance_caught(self) -> Step {
+        std::panic::catch_unwind(AssertUnwindSafe(|| self.advance())).unwrap_or_else(|_| {
+            tracing::error!(client = %self.client.peer(), "a connection is ended after a panic");
+            Step::Close
+        })
+    }
+
     /// Reads and answers as far as that takes no waiting.
     fn advance(self) -> Step {
+        let waiting = self.client.pending.borrow_mut().take_if(|partial| partial.is_waiting);
+        if let Some(partial) = waiting {
+            let step = self.process(&partial.buffer);
+            if !matches!(step, Step::Read) {
+                return step;
+            }
+        }
         for _ in 0..READS_AT_ONCE {
             if !self.client.is_readable() {
                 return Step::Read;
@@ -265,7 +287,7 @@ impl Connection<'_> {
                 Step::Read
             }
             Ok(Progress::Complete { length }) => {
-                let Partial { buffer, mut parser } = partial;
+                let Partial { buffer, mut parser, .. } = partial;
                 match self.step(&mut parser, &buffer, length) {
                     Some(step) => step,
                     None => {
@@ -283,7 +305,19 @@ impl Connection<'_> {
         let core = self.core;
         let mut parser = core.parser.borrow_mut();
         let mut offset = 0;
+        let mut answered = 0;
         while let Some(input) = bytes.get(offset..).filter(|input| !input.is_empty()) {
+            let set_aside = |parser: &mut RequestParser, is_waiting| {
+                let fresh = RequestParser::new(core.with_plan(|plan| plan.limits.head));
+                let parser = std::mem::replace(parser, fresh);
+                let partial = Partial { buffer: input.to_vec(), parser, is_waiting };
+                *self.client.pending.borrow_mut() = Some(Box::new(partial));
+            };
+            if answered == REQUESTS_AT_ONCE {
+                set_aside(&mut parser, true);
+                return Step::Yield;
+            }
+            answered += 1;
             parser.reset();
             match parser.parse(input) {
                 Ok(Progress::Complete { length }) => {
@@ -294,10 +328,7 @@ impl Connection<'_> {
                 }
                 Ok(Progress::Incomplete) => {
                     self.await_head();
-                    let fresh = RequestParser::new(core.with_plan(|plan| plan.limits.head));
-                    let parser = std::mem::replace(&mut *parser, fresh);
-                    *self.client.pending.borrow_mut() =
-                        Some(Box::new(Partial { buffer: input.to_vec(), parser }));
+                    set_aside(&mut parser, false);
                     return Step::Read;
                 }
                 Err(error) => return self.refuse(error),
@@ -316,7 +347,9 @@ impl Connection<'_> {
                 self.await_next();
                 None
             }
-            Ok(Handled::Answered { keep_alive: false }) => Some(Step::Close),
+            Ok(Handled::Answered { keep_alive: false }) => {
+                Some(self.close(parser.head(input).keep_alive, &rest()))
+            }
             Ok(Handled::Unsent { unsent, keep_alive }) => {
                 Some(Step::Flush { unsent, rest: rest(), keep_alive })
             }
@@ -329,6 +362,15 @@ impl Connection<'_> {
             }
             Err(error) => Some(self.refuse(error)),
         }
+    }
+
+    /// Ends the connection after its last response: at once if the client has announced that it sends no more, and
+    /// otherwise so that what it sends meanwhile does not destroy the response (RFC 9112 §9.6).
+    fn close(self, is_surprise: bool, rest: &[u8]) -> Step {
+        if is_surprise || !rest.is_empty() || self.client.is_readable() {
+            return Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false };
+        }
+        Step::Close
     }
 
     /// Does to a request what a rule says; `None` when the connection goes on.
