@@ -21,6 +21,7 @@ mod report;
 mod rules;
 mod running;
 mod system;
+mod user;
 
 pub use block::{BlockStats, Blocked, Blocks};
 pub use error::GateError;
@@ -29,7 +30,7 @@ pub use gate::{Asked, Gate, Options, Trial};
 pub use handover::Handover;
 pub use keeper::{BlockSources, Keeper, KeeperNote};
 pub use kernel::ProgramCost;
-pub use pilot::Pilot;
+pub use pilot::{Pilot, ServerTotals, Wanted};
 pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
 pub use running::Running;

@@ -346,29 +346,27 @@ pub(crate) fn prefix6(prefix: &IpPrefix) -> abi::tg_prefix6 {
     abi::tg_prefix6 { length_bits: prefix.length_bits().into(), address: octets(prefix) }
 }
 
-const V4: Family<abi::tg_prefix4, abi::tg_source4> = Family {
-    destinations: "destinations4",
-    sources: "sources4",
-    destination: prefix4,
-    source: |destination_class, port_class, prefix| abi::tg_source4 {
-        length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
-        destination_class,
-        port_class,
-        address: octets(prefix),
-    },
-};
+/// The two families differ in the length of an address alone.
+macro_rules! family {
+    ($prefix:ident, $source:ident, $destinations:literal, $sources:literal) => {
+        Family {
+            destinations: $destinations,
+            sources: $sources,
+            destination: $prefix,
+            source: |destination_class, port_class, prefix| abi::$source {
+                length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
+                destination_class,
+                port_class,
+                address: octets(prefix),
+            },
+        }
+    };
+}
 
-const V6: Family<abi::tg_prefix6, abi::tg_source6> = Family {
-    destinations: "destinations6",
-    sources: "sources6",
-    destination: prefix6,
-    source: |destination_class, port_class, prefix| abi::tg_source6 {
-        length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
-        destination_class,
-        port_class,
-        address: octets(prefix),
-    },
-};
+const V4: Family<abi::tg_prefix4, abi::tg_source4> =
+    family!(prefix4, tg_source4, "destinations4", "sources4");
+const V6: Family<abi::tg_prefix6, abi::tg_source6> =
+    family!(prefix6, tg_source6, "destinations6", "sources6");
 
 /// The address in network byte order; of the other family, zeroes.
 fn octets<const N: usize>(prefix: &IpPrefix) -> [u8; N] {

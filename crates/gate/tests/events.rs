@@ -7,7 +7,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
-use support::{Pair, SERVER4, SERVER6, connect, explained, is_root};
+use support::{Pair, SERVER4, SERVER6, connect, explained, needs_root};
 use tidegate_gate::{Options, TcpEvent, TcpEventKind};
 use tidegate_policy::{PortRange, RuleSet};
 
@@ -15,9 +15,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 #[test]
 fn states_resets_and_shut_windows_are_told_of_the_connection_they_concern() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind("[::]:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -65,9 +63,7 @@ fn states_resets_and_shut_windows_are_told_of_the_connection_they_concern() {
 
 #[test]
 fn events_that_nobody_takes_are_counted_as_lost() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind(format!("{SERVER4}:0")).unwrap();
     let to = listener.local_addr().unwrap();

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use support::{
-    ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, is_root,
+    ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, needs_root,
 };
 use tidegate_core::Verdict;
 use tidegate_gate::{Asked, Gate, Mechanism, Options, Why};
@@ -42,9 +42,7 @@ fn head(method: &str, target: &str, cookie: Option<&str>) -> String {
 
 #[test]
 fn kernel_and_user_space_give_the_same_verdicts() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rules = set(vec![
         rule("*noaccess*", Some(Action::Drop)),
@@ -119,9 +117,7 @@ fn kernel_and_user_space_give_the_same_verdicts() {
 
 #[test]
 fn what_a_segment_does_not_show_is_left_to_the_server() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let long = format!("/{}", "x".repeat(300));
     let gate = explained(Gate::load(
@@ -180,9 +176,7 @@ fn is_reset(stream: &mut TcpStream) -> bool {
 
 #[test]
 fn violation_resets_the_client_and_never_wakes_the_server() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = deferring("[::]:80");
     listener.set_nonblocking(true).unwrap();
@@ -212,9 +206,7 @@ fn violation_resets_the_client_and_never_wakes_the_server() {
 
 #[test]
 fn every_request_of_a_persistent_connection_is_policed() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind("[::]:80").unwrap();
     let options = Options { reset_penalty: Duration::ZERO, ..Options::default() };
@@ -258,9 +250,7 @@ fn every_request_of_a_persistent_connection_is_policed() {
 
 #[test]
 fn client_that_was_reset_is_silenced_for_the_time_configured() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let _listener = TcpListener::bind("[::]:80").unwrap();
     let options = Options { reset_penalty: Duration::from_secs(2), ..Options::default() };
@@ -281,9 +271,7 @@ fn client_that_was_reset_is_silenced_for_the_time_configured() {
 
 #[test]
 fn server_polices_what_no_segment_showed_and_nothing_twice() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rules = set(vec![
         limited("/cgi-bin/*", 3, Action::Drop),

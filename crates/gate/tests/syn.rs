@@ -9,7 +9,7 @@ use std::thread;
 
 use support::{
     ACK, Namespace, Pair, SERVER4, SERVER6, SYN, connection, connections, explained, frame, is_answered,
-    is_root,
+    needs_root,
 };
 use tidegate_core::Verdict;
 use tidegate_gate::{Gate, GateError, Mechanism, Options};
@@ -28,9 +28,7 @@ const SLOW: f64 = 0.001;
 
 #[test]
 fn syns_beyond_the_burst_are_dropped_and_counted_per_rule() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load(&connections(vec![
         connection("*:80", "*", SLOW, 5),
@@ -55,9 +53,7 @@ fn syns_beyond_the_burst_are_dropped_and_counted_per_rule() {
 
 #[test]
 fn kernel_and_user_space_give_the_same_verdicts() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rules = connections(vec![
         connection("*:80", "*", SLOW, 7),
@@ -98,9 +94,7 @@ fn kernel_and_user_space_give_the_same_verdicts() {
 
 #[test]
 fn rule_on_overload_acts_only_while_overload_is_signalled() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rule = ConnectionRule { when: When::Overload, ..connection("*:80", "*", SLOW, 2) };
     let gate = load(&connections(vec![rule]));
@@ -116,9 +110,7 @@ fn rule_on_overload_acts_only_while_overload_is_signalled() {
 
 #[test]
 fn replaced_rules_keep_their_tokens_and_wrong_rules_change_nothing() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load(&connections(vec![connection("*:80", "*", SLOW, 3)]));
     let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
@@ -143,9 +135,7 @@ fn replaced_rules_keep_their_tokens_and_wrong_rules_change_nothing() {
 
 #[test]
 fn packets_under_replacement_see_one_set_or_the_other() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     // Both sets refuse the address, but number the classes of ports and destinations differently: looked up in one
     // map of the one and one of the other, the rule would not be found and the SYN would pass.
@@ -181,9 +171,7 @@ fn packets_under_replacement_see_one_set_or_the_other() {
 
 #[test]
 fn vlan_tags_and_extension_headers_do_not_hide_a_syn() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let refusing = || {
         let gate = load(&connections(vec![connection("*:80", "*", SLOW, 1)]));
@@ -221,9 +209,7 @@ fn vlan_tags_and_extension_headers_do_not_hide_a_syn() {
 
 #[test]
 fn client_beyond_its_burst_gets_no_answer_and_others_are_served() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind("[::]:80").unwrap();
     let gate = pair.gate(&connections(vec![
@@ -248,9 +234,7 @@ fn client_beyond_its_burst_gets_no_answer_and_others_are_served() {
 
 #[test]
 fn missing_interface_and_second_gate_are_named() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let error = Gate::attach("nowhere0", &RuleSet::default(), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("no network interface `nowhere0`"), "{error}");

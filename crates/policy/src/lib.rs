@@ -11,6 +11,7 @@ mod bucket;
 mod connection;
 mod policer;
 mod request;
+mod stress;
 mod table;
 
 pub use agent::{Adjustment, Agent, ClassObservation, Goals, Observation};
@@ -21,6 +22,7 @@ pub use policer::{Decision, Policer, RuleCounts};
 pub use request::{
     Action, CookiePattern, CookiePatternError, PathPattern, PathPatternError, RequestRule, RequestTable,
 };
+pub use stress::{Stress, StressLevel, StressWatch};
 pub use table::{ConnectionTable, FamilyTable, SourceEntry, TableError};
 
 /// When a rule's rate limit acts. The paper's section 3.1 enforces it only while overload is detected.
