@@ -1,5 +1,9 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod ksd;
+mod ksd_fig5;
+mod ksd_fig6;
+mod ksd_fig7;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -11,8 +15,15 @@ mod tempesta_fig6;
 use crate::{Error, Scenario};
 
 /// Every scenario, in the order of `list` and of the pages.
-pub const ALL: &[&Scenario] =
-    &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
+pub const ALL: &[&Scenario] = &[
+    &tempesta_fig3::SCENARIO,
+    &tempesta_fig4::SCENARIO,
+    &tempesta_fig5::SCENARIO,
+    &tempesta_fig6::SCENARIO,
+    &ksd_fig5::SCENARIO,
+    &ksd_fig6::SCENARIO,
+    &ksd_fig7::SCENARIO,
+];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
 ///
