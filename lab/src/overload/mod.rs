@@ -10,7 +10,6 @@ mod testbed;
 
 pub use clients::{Asked, Clients, Group, Pace, load};
 pub use greedy::Greedy;
-pub(crate) use guard::failed;
 pub use guard::{Guard, by_source, by_url, only, rules};
 pub use packets::{Flood, Sent, Template, frame};
 pub use server::{Costs, Server};

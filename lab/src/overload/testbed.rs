@@ -1,7 +1,7 @@
 //! Two network namespaces joined by a pair of interfaces: the server's host and the clients'.
 
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -103,15 +103,23 @@ impl Testbed {
         inside.arg(format!("--net={}", self.server.path().display()));
         let pinned = tidegate_bench::peers::pinned(tidegate_bench::SERVER_CORE, command);
         inside.arg(pinned.get_program()).args(pinned.get_args());
-        inside.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = inside.spawn().map_err(|error| Error::Server(format!("cannot start {name}: {error}")))?;
+        inside.stdin(Stdio::null()).stdout(Stdio::null());
+        let failed = |error: std::io::Error| Error::Server(format!("cannot start {name}: {error}"));
+        // A file and not a pipe, which a server that says much would fill and wait for.
+        let mut complaints = tempfile::tempfile().map_err(failed)?;
+        inside.stderr(complaints.try_clone().map_err(failed)?);
+        let child = inside.spawn().map_err(failed)?;
         let mut program = Program(child);
         let deadline = Instant::now() + START_TIMEOUT;
         let to = self.address();
         while self.on_server(|| TcpStream::connect(to).is_err())? {
             let ended = program.0.try_wait().ok().flatten();
             if let Some(status) = ended {
-                return Err(Error::Server(format!("{name} ended at its start ({status})")));
+                let mut said = String::new();
+                let _ = complaints.rewind();
+                let _ = (&mut complaints).take(1 << 16).read_to_string(&mut said);
+                let last = said.lines().last().unwrap_or("it said nothing");
+                return Err(Error::Server(format!("{name} ended at its start ({status}): {last}")));
             }
             if Instant::now() > deadline {
                 return Err(Error::Server(format!("{name} does not listen on {to}")));

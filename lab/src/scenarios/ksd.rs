@@ -1,12 +1,13 @@
 //! What the scenarios of the paper on kernel mechanisms have in common.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use crate::Lab;
-use crate::Paper;
-use crate::overload::{Asked, Clients, Group, Pace};
+use crate::overload::{Asked, Clients, Group, PORT, Pace, SERVER};
 use crate::plot::{Plot, Point, Series};
+use crate::{Error, Lab, Paper};
 
 pub(super) static PAPER: Paper = Paper {
     name: "ksd",
@@ -71,4 +72,27 @@ pub(super) fn text(value: f64) -> String {
 /// Answers per second of every group.
 pub(super) fn rates(asked: &[Asked]) -> Vec<f64> {
     asked.iter().map(Asked::rate).collect()
+}
+
+/// tidegate at the server's address before the workers on loopback, with these rules.
+pub(super) fn behind_tidegate(
+    lab: &Lab,
+    folder: &Path,
+    at_once: usize,
+    rules: &str,
+) -> Result<Command, Error> {
+    if !lab.tidegate.is_file() {
+        return Err(Error::NoTidegate(lab.tidegate.clone()));
+    }
+    let gate = if rules.contains("[gate]") { "" } else { "[gate]\nmechanism = \"user-space\"\n" };
+    let config = format!(
+        "workers = 1\n[admin]\naddress = \"127.0.0.1:9001\"\n[[listen]]\naddress = \"{SERVER}:{PORT}\"\n\
+         [[upstream]]\nname = \"app\"\nservers = [\"127.0.0.1:9000\"]\nmax_connections = {at_once}\n\
+         connect_timeout = \"30s\"\nmax_failures = 0\n[[route]]\nupstream = \"app\"\n[cache]\nmemory = \"0B\"\n{rules}{gate}"
+    );
+    let path = folder.join("tidegate.toml");
+    std::fs::write(&path, config).map_err(Error::file("write", &path))?;
+    let mut command = Command::new(&lab.tidegate);
+    command.arg("run").arg("--config").arg(path);
+    Ok(command)
 }
