@@ -410,9 +410,8 @@ static __always_inline __u32 class_of_request(const struct endpoints *ends, __u3
 	return class_of(set, connection);
 }
 
-/* What no rule objects to is subject to the limit of its class. A request beyond it waits, by the client's
- * retransmission. */
-static __always_inline int admit(const struct endpoints *ends, __u32 set, const struct tg_rule *rule, __u64 now_ns)
+/* What no rule objects to is subject to the limit of its class; 0: it is beyond that. */
+static __always_inline int admitted(const struct endpoints *ends, __u32 set, const struct tg_rule *rule, __u64 now_ns)
 {
 	__u64 classes = control_get(TG_CONTROL_CLASSES);
 	struct tg_flow flow = {
@@ -422,12 +421,22 @@ static __always_inline int admit(const struct endpoints *ends, __u32 set, const 
 	struct tg_begun begins = {.since_ns = now_ns};
 
 	if (!classes)
-		return TC_ACT_OK;
+		return 1;
 	begins.class = class_of_request(ends, set, rule, classes);
 	if (classes & TG_CLASSES_REQUESTS && !class_take(begins.class, now_ns))
-		return TC_ACT_SHOT;
+		return 0;
 	__builtin_memcpy(flow.client, ends->source, 16);
 	bpf_map_update_elem(&begun, &flow, &begins, BPF_ANY);
+	return 1;
+}
+
+static __always_inline int refuse(struct __sk_buff *skb, const struct endpoints *ends)
+{
+	if (reset_both(skb, ends)) {
+		count(TG_COUNT_RESET_FAILED);
+		return TC_ACT_SHOT;
+	}
+	count(TG_COUNT_REQUEST_RESET);
 	return TC_ACT_OK;
 }
 
@@ -447,25 +456,22 @@ int tidegate_url(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	rule = governing(set, request);
 	now_ns = bpf_ktime_get_ns();
-	if (!rule || rule->flags & TG_RULE_ELSEWHERE)
-		return admit(&ends, set, rule, now_ns);
-	flags = rule->flags;
-	slot = rule->slot;
-	if (take(rule, now_ns)) {
+	if (rule && !(rule->flags & TG_RULE_ELSEWHERE)) {
+		flags = rule->flags;
+		slot = rule->slot;
+		if (!take(rule, now_ns)) {
+			if (!(flags & TG_RULE_RESET)) {
+				count(TG_COUNT_REQUEST_DROPPED);
+				return TC_ACT_SHOT;
+			}
+			penalize(&ends, now_ns);
+			return refuse(skb, &ends);
+		}
 		count(TG_COUNT_REQUEST_PASSED);
 		if (flags & TG_RULE_LIMITED && control_get(TG_CONTROL_CREDITS))
 			credit(&ends, slot);
-		return admit(&ends, set, rule, now_ns);
 	}
-	if (!(flags & TG_RULE_RESET)) {
-		count(TG_COUNT_REQUEST_DROPPED);
-		return TC_ACT_SHOT;
-	}
-	penalize(&ends, now_ns);
-	if (reset_both(skb, &ends)) {
-		count(TG_COUNT_RESET_FAILED);
-		return TC_ACT_SHOT;
-	}
-	count(TG_COUNT_REQUEST_RESET);
-	return TC_ACT_OK;
+	/* Dropped, the segment would come again, and until then a server with a process for each connection would have
+	 * one wait for it. The client is not to blame, and may connect again at once. */
+	return admitted(&ends, set, rule, now_ns) ? TC_ACT_OK : refuse(skb, &ends);
 }

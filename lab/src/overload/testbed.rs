@@ -98,7 +98,18 @@ impl Testbed {
     }
 
     /// Starts a server program on the server's host and core, and waits until it listens.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends, or does not listen in time.
     pub fn start(&self, name: &'static str, command: &Command) -> Result<Program, Error> {
+        self.start_at(name, command, self.address())
+    }
+
+    /// As [`Self::start`], for a program that listens elsewhere.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_at(&self, name: &'static str, command: &Command, to: SocketAddr) -> Result<Program, Error> {
         let mut inside = Command::new("nsenter");
         inside.arg(format!("--net={}", self.server.path().display()));
         let pinned = tidegate_bench::peers::pinned(tidegate_bench::SERVER_CORE, command);
@@ -111,7 +122,6 @@ impl Testbed {
         let child = inside.spawn().map_err(failed)?;
         let mut program = Program(child);
         let deadline = Instant::now() + START_TIMEOUT;
-        let to = self.address();
         while self.on_server(|| TcpStream::connect(to).is_err())? {
             let ended = program.0.try_wait().ok().flatten();
             if let Some(status) = ended {

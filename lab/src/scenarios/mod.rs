@@ -4,9 +4,11 @@ mod ksd;
 mod ksd_blocks;
 mod ksd_fig10;
 mod ksd_fig11;
+mod ksd_fig12;
 mod ksd_fig5;
 mod ksd_fig6;
 mod ksd_fig7;
+mod ksd_flood;
 mod ksd_tables_3_4;
 mod ksd_tables_5_6;
 mod parsers;
@@ -32,6 +34,8 @@ pub const ALL: &[&Scenario] = &[
     &ksd_tables_3_4::SCENARIO,
     &ksd_fig11::SCENARIO,
     &ksd_tables_5_6::SCENARIO,
+    &ksd_fig12::SCENARIO,
+    &ksd_flood::SCENARIO,
     &ksd_blocks::SCENARIO,
 ];
 
