@@ -5,10 +5,14 @@
 
 use std::process::Command;
 
-/// What there is of the testbed on this machine: its sleeping holders.
-fn holders_of(parent: u32) -> usize {
-    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
-    children.map_or(0, |text| text.split_whitespace().count())
+/// Processes with this environment variable: whatever a run has started, and what that started.
+fn left_behind(marker: &str) -> Vec<String> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let marked = processes.filter(|process| {
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == marker.as_bytes())
+    });
+    marked.map(|process| std::fs::read_to_string(process.path().join("comm")).unwrap_or_default()).collect()
 }
 
 fn runs(name: &str, columns: &str, plots: &[&str]) {
@@ -16,7 +20,8 @@ fn runs(name: &str, columns: &str, plots: &[&str]) {
     let out = tempfile::tempdir().unwrap();
     let mut lab = Command::new(env!("CARGO_BIN_EXE_tidegate-lab"));
     lab.args(["run", name, "--quick", "--out"]).arg(out.path());
-    let output = lab.output().unwrap();
+    let marker = format!("{name}-{}", std::process::id());
+    let output = lab.env("TIDEGATE_LAB_TEST", &marker).output().unwrap();
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     // Whether the claim holds is not this test's business, on a machine that runs other tests beside it.
     let verdict = [format!("{name}: holds: "), format!("{name}: does not hold: ")];
@@ -28,7 +33,7 @@ fn runs(name: &str, columns: &str, plots: &[&str]) {
         let svg = std::fs::read_to_string(out.path().join(format!("{name}{plot}.svg"))).unwrap();
         assert!(svg.contains("</svg>"));
     }
-    assert_eq!(holders_of(std::process::id()), 0, "a process is left behind");
+    assert_eq!(left_behind(&format!("TIDEGATE_LAB_TEST={marker}")), [] as [String; 0]);
 }
 
 #[test]

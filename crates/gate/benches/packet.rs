@@ -96,7 +96,7 @@ fn requests() {
     }
     explained(gate.replace_rules(&set(vec![request("*bin/search*", None)])));
     measure("request matched by infix", &gate, Mechanism::Tc, &segment);
-    for count in [1, 3, 32] {
+    for count in [1, 3, 4000] {
         let others = (1..count).map(|i| request("*", Some(("tier", &format!("t{i}")))));
         let rules = others.chain([request("*", Some(("tier", "gold")))]).collect();
         explained(gate.replace_rules(&set(rules)));

@@ -246,3 +246,45 @@ fn missing_interface_and_second_gate_are_named() {
     assert!(!fallback.is_in_kernel());
     assert!(explained(fallback.show()).unavailable[0].why.contains("already runs an XDP program"));
 }
+
+/// Many sources of few lengths are in hashes, others in tries: the verdicts must not differ.
+#[test]
+fn many_sources_give_the_same_verdicts_as_in_user_space_whatever_their_lengths() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    for lengths in [&[32, 24, 0][..], &[32], &[32, 31, 24, 16, 8]] {
+        let mut rules = Vec::new();
+        for bits in lengths {
+            for i in 0..100u32 {
+                let (v4, v6) =
+                    (format!("10.{}.{}.7/{bits}", i % 3, i), format!("2001:db8:{i:x}::7/{}", bits * 4));
+                for (source, port) in [(v4, "80"), (v6, "*")] {
+                    let prefix: tidegate_core::IpPrefix = source.parse().unwrap();
+                    rules.push(connection(&format!("*:{port}"), &prefix.to_string(), SLOW, 1 + i % 2));
+                }
+            }
+        }
+        // Each once.
+        rules.sort_by_key(ToString::to_string);
+        rules.dedup_by_key(|rule| (rule.destination, rule.source));
+        let rules = connections(rules);
+        let gate = load(&rules);
+        let mut policer = Policer::new(&rules).unwrap();
+        for i in 0..120u32 {
+            for (source, destination) in [
+                (format!("10.{}.{i}.7", i % 3), "10.0.0.1"),
+                (format!("10.{}.{i}.6", i % 3), "10.0.0.1"),
+                (format!("10.{}.{i}.99", i % 4), "10.0.0.1"),
+                (format!("2001:db8:{i:x}::7"), "2001:db8::1"),
+                (format!("2001:db8:{i:x}::9"), "2001:db8::1"),
+            ] {
+                for port in [80, 81] {
+                    let (from, to) = (source.parse().unwrap(), destination.parse().unwrap());
+                    let wanted = policer.on_connect(from, to, port, 0).verdict == Verdict::Continue;
+                    let got = passes(&gate, &frame(&source, destination, port, SYN, b""));
+                    assert_eq!(got, wanted, "{lengths:?}: {source} to port {port}");
+                }
+            }
+        }
+    }
+}

@@ -163,7 +163,7 @@ fn start(bed: &Testbed, folder: &Path, control: Control) -> Result<Vec<Program>,
     let at = if behind { format!("127.0.0.1:{PORT}") } else { format!("{SERVER}:{PORT}") };
     let root = folder.display();
     let nginx = format!(
-        "daemon off; worker_processes 1; pid {root}/nginx.pid; error_log {root}/error.log crit;\n\
+        "daemon off; master_process off; worker_processes 1; pid {root}/nginx.pid; error_log {root}/error.log crit;\n\
          events {{ worker_connections 10000; }}\n\
          http {{ access_log off; client_body_temp_path {root}/b; proxy_temp_path {root}/p; fastcgi_temp_path {root}/f;\n\
          uwsgi_temp_path {root}/u; scgi_temp_path {root}/s; keepalive_requests 1000000000; {zones}\n\
