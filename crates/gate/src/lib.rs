@@ -20,6 +20,7 @@ mod queue;
 mod report;
 mod rules;
 mod running;
+mod slow_readers;
 mod system;
 mod user;
 
@@ -34,4 +35,5 @@ pub use pilot::{Pilot, ServerTotals, Wanted};
 pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
 pub use running::Running;
+pub use slow_readers::SlowReaders;
 pub use system::interfaces_of;

@@ -92,10 +92,10 @@ mod tests {
 
     #[test]
     fn the_worst_of_memory_and_wait_is_the_level_and_says_what_it_is() {
-        let level = BOUNDS.level(Some(0.4), Some(Duration::from_millis(150)));
+        let level = BOUNDS.level(Some(0.4), Some(Duration::from_millis(200)));
         assert_eq!(
             (level.level, level.to_string().as_str()),
-            (1.5, "connections wait 150 ms before they are served")
+            (2.0, "connections wait 200 ms before they are served")
         );
         let level = BOUNDS.level(Some(0.88), Some(Duration::from_millis(10)));
         assert!(level.level > 1.0 && level.to_string() == "88 % of the memory is in use");

@@ -101,6 +101,7 @@ impl Reloader {
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
             ("[adapt]", old.gate.wanted.goals != new.gate.wanted.goals),
+            ("block.shut_windows", old.gate.shut_windows != new.gate.shut_windows),
             ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
         ];
         let changed: Vec<&str> =

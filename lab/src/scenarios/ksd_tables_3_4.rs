@@ -211,7 +211,7 @@ mod tests {
             let rows = ["Table 3", "Table 4"].map(|table| Row {
                 table,
                 limit: "(300,30)".into(),
-                classes: vec![("high", Some(300.0), high), ("low", None, low)],
+                classes: vec![("high", Some(300.0), high), ("medium", Some(60.0), 60.0), ("low", None, low)],
                 left: Some(40.0),
             });
             outcome(&rows).unwrap().verdict.holds

@@ -445,6 +445,13 @@ static BLOCK: Section = Section {
             Absent("none"),
             "Lists of addresses and prefixes, one a line; read again when they change.",
         ),
+        key(
+            "shut_windows",
+            Kind::Integer { min: 0, max: 1_000_000 },
+            Is("0"),
+            "How often a client may answer within ten seconds that it takes no more bytes, as slow readers do, before it is \
+             blocked; 0 is as often as it likes. Needs kernel programs. A change needs a restart.",
+        ),
     ],
 };
 

@@ -27,6 +27,8 @@ pub(crate) struct Gate {
     pub http_ports: Option<Vec<PortRange>>,
     pub options: Options,
     pub blocks: BlockSources,
+    /// Shut windows of a client after which it is blocked; `None`: never.
+    pub shut_windows: Option<u32>,
     /// The life of a dynamic rule that does not say its own.
     pub block_for: Duration,
     /// What the adaptation agent is to achieve, if it is wanted, and what counts as overload by itself.
@@ -56,6 +58,8 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
     let mut gate = Gate { rules, ..Gate::default() };
     if let Some(section) = file.table("block") {
         gate.blocks = BlockSources { directory: section.path("path"), files: section.paths("files") };
+        let windows = section.integer("shut_windows").and_then(|windows| u32::try_from(windows).ok());
+        gate.shut_windows = windows.filter(|windows| *windows > 0);
         gate.block_for = section.duration("for").unwrap_or_default();
     }
     if let Some(section) = file.table("gate") {

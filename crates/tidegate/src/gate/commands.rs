@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::cli::{Failure, print};
 use crate::client::AskError;
-use crate::gate::{BACKLOG, log, view};
+use crate::gate::{BACKLOG, block_slow_readers, log, slow_readers, view};
 use crate::units::ListenAddress;
 use crate::{client, config};
 
@@ -66,6 +66,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
     let wanted = settings.wanted;
     let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
+    let mut slow = slow_readers(&gate, settings.shut_windows);
     let every = |period| {
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -88,10 +89,13 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 },
                 Err(failure) => tracing::error!("the old rules stay in force: {}", failure.message),
             },
-            _ = looks.tick() => match pilot.tick(&gate, &rules, &ServerTotals::default()) {
-                Ok(lines) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
-                Err(error) => tracing::warn!(%error, "the agent could not look or adjust"),
-            },
+            _ = looks.tick() => {
+                block_slow_readers(&mut slow, &gate);
+                match pilot.tick(&gate, &rules, &ServerTotals::default()) {
+                    Ok(lines) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
+                    Err(error) => tracing::warn!(%error, "the agent could not look or adjust"),
+                }
+            }
             _ = ticks.tick() => {
                 if !gate.is_attached() {
                     tracing::info!("detached by another process");

@@ -12,7 +12,9 @@ use std::time::Instant;
 use tidegate_accelerator::settings::Settings;
 use tidegate_accelerator::{Admission, Asked, Engine};
 use tidegate_core::Verdict;
-use tidegate_gate::{ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot, ServerTotals};
+use tidegate_gate::{
+    ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot, ServerTotals, SlowReaders,
+};
 use tidegate_policy::{PortRange, RuleSet};
 
 use crate::config;
@@ -157,8 +159,10 @@ impl Gatekeeper {
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("gate".into()).spawn(move || {
             let mut ticked = Instant::now();
+            let mut slow = slow_readers(&gatekeeper.gate(), gatekeeper.settings().shut_windows);
             while ended.recv_timeout(Pilot::INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 gatekeeper.watch(&engine);
+                block_slow_readers(&mut slow, &gatekeeper.gate());
                 if ticked.elapsed() >= Keeper::INTERVAL {
                     ticked = Instant::now();
                     gatekeeper.tick();
@@ -321,6 +325,25 @@ fn sorted_by_kernel(gate: &Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Vec<
         }
     }
     queues
+}
+
+/// Watches for slow readers, if that is wanted and possible.
+fn slow_readers(gate: &Gate, limit: Option<u32>) -> Option<SlowReaders> {
+    SlowReaders::start(gate, limit?)
+        .inspect_err(|error| tracing::warn!(%error, "block.shut_windows cannot be watched: nobody is blocked for them"))
+        .ok()
+}
+
+fn block_slow_readers(slow: &mut Option<SlowReaders>, gate: &Gate) {
+    match slow.as_mut().map(|slow| slow.tick(gate)) {
+        Some(Ok(blocked)) => {
+            blocked
+                .iter()
+                .for_each(|client| tracing::info!(%client, "blocked: it shuts its window again and again"));
+        }
+        Some(Err(error)) => tracing::warn!(%error, "slow readers could not be looked for"),
+        None => {}
+    }
 }
 
 fn log(notes: Vec<KeeperNote>) {
