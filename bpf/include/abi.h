@@ -18,6 +18,8 @@
 #define TG_MAX_DESTINATIONS 4096	/* destination prefixes of one rule set and family */
 #define TG_MAX_PATHS 8192		/* literal paths and path prefixes of one rule set */
 #define TG_MAX_PATTERNS 32		/* request rules of one rule set that need a search */
+#define TG_MAX_COOKIES 4096		/* cookies that request rules about every path ask for */
+#define TG_LENGTHS_MAX 3		/* different prefix lengths of sources that are looked up one by one */
 #define TG_MAX_BLOCKED 1000000		/* blocked single addresses of each family */
 #define TG_MAX_BLOCKED_PREFIXES 65536	/* blocked prefixes of each family */
 #define TG_MAX_REASONS 16384		/* why an address or prefix is blocked, where somebody said it */
@@ -26,7 +28,7 @@
 #define TG_MAX_QUEUES 64		/* addresses with a prioritized listen queue */
 #define TG_MAX_CLASSES 8		/* priority classes of one listen queue; 0 is served first */
 #define TG_PATH_BYTES 120		/* longest literal path that the kernel tells apart */
-#define TG_COOKIE_BYTES 96		/* longest `name=value` that the kernel looks for */
+#define TG_COOKIE_BYTES 96		/* longest `name=value` that the kernel looks for; whole words */
 #define TG_HEAD_BYTES 2048		/* how much of a segment is searched */
 #define TG_LABEL_BYTES 128
 #define TG_REASON_BYTES 64
@@ -120,11 +122,20 @@ struct tg_label {
 	__u8 text[TG_LABEL_BYTES];
 };
 
+/* The prefix lengths of sources, the longest first, where all of them are in a hash; none: they are in a trie. */
+struct tg_lengths {
+	__u32 count;
+	__u32 length_bits[TG_LENGTHS_MAX];	/* with the 32 bits of the classes */
+	__u8 mask[TG_LENGTHS_MAX][16];		/* IPv4: of the first four bytes */
+};
+
 /* Port number to port class. Ports of one class are matched by the same rules. */
 struct tg_ports {
 	__u16 class_of[65536];
 	__u32 classes;			/* number of priority classes; what no rule names is in the last one */
 	__u32 reserved;
+	struct tg_lengths lengths4;
+	struct tg_lengths lengths6;
 };
 #define TG_PORT_HTTP 0x8000		/* flag beside the class: cleartext HTTP is spoken here */
 #define TG_PORT_CLASS 0x7fff
@@ -161,6 +172,11 @@ struct tg_path {
 	__u8 text[TG_PATH_BYTES];
 };
 
+/* `name=value`, filled up with zeroes. */
+struct tg_cookie {
+	__u8 text[TG_COOKIE_BYTES];
+};
+
 /* A request rule that needs a search: a suffix, an infix, a cookie. */
 enum tg_path_kind {
 	TG_PATH_ANY,
@@ -182,7 +198,7 @@ struct tg_pattern {
 };
 struct tg_patterns {
 	__u32 count;
-	__u32 cookies;			/* not 0: some pattern asks for a cookie */
+	__u32 cookies;			/* not 0: some rule asks for a cookie */
 	struct tg_pattern pattern[TG_MAX_PATTERNS];	/* by rank */
 };
 

@@ -67,9 +67,9 @@ struct {
 	__array(values, struct inner_ports);
 } ports SEC(".maps");
 
-#define PAIR_OF_TRIES(name, key_type, value_type, bound)		\
+#define PAIR_OF(kind, name, key_type, value_type, bound)		\
 	struct inner_##name {						\
-		__uint(type, BPF_MAP_TYPE_LPM_TRIE);			\
+		__uint(type, kind);					\
 		__uint(max_entries, bound);				\
 		__uint(map_flags, BPF_F_NO_PREALLOC);			\
 		__uint(key_size, sizeof(key_type));			\
@@ -81,6 +81,10 @@ struct {
 		__type(key, __u32);					\
 		__array(values, struct inner_##name);			\
 	} name SEC(".maps")
+#define PAIR_OF_TRIES(name, key_type, value_type, bound)		\
+	PAIR_OF(BPF_MAP_TYPE_LPM_TRIE, name, key_type, value_type, bound)
+#define PAIR_OF_HASHES(name, key_type, value_type, bound)		\
+	PAIR_OF(BPF_MAP_TYPE_HASH, name, key_type, value_type, bound)
 
 static __always_inline __u64 control_get(__u32 key)
 {

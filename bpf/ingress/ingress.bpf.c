@@ -41,14 +41,12 @@ static __always_inline int in_force(struct tg_block *entry, __u64 now_ns)
 	return 1;
 }
 
-static __always_inline int blocked_by_prefix4(const void *address, __u64 now_ns)
+/* `key` is of either family and begins with `length_bits`. */
+static __always_inline int blocked_by_prefix(void *prefixes, void *key, __u32 *length_bits, __u64 now_ns)
 {
-	struct tg_prefix4 key = {.length_bits = 32};
-
-	__builtin_memcpy(key.address, address, 4);
 #pragma unroll
 	for (int i = 0; i < EXPIRED_PREFIXES_MAX; i++) {
-		struct tg_block *entry = bpf_map_lookup_elem(&blocked_nets4, &key);
+		struct tg_block *entry = bpf_map_lookup_elem(prefixes, key);
 
 		if (!entry)
 			return 0;
@@ -56,27 +54,7 @@ static __always_inline int blocked_by_prefix4(const void *address, __u64 now_ns)
 			return 1;
 		if (!entry->length_bits)
 			return 0;
-		key.length_bits = entry->length_bits - 1;
-	}
-	return 0;
-}
-
-static __always_inline int blocked_by_prefix6(const void *address, __u64 now_ns)
-{
-	struct tg_prefix6 key = {.length_bits = 128};
-
-	__builtin_memcpy(key.address, address, 16);
-#pragma unroll
-	for (int i = 0; i < EXPIRED_PREFIXES_MAX; i++) {
-		struct tg_block *entry = bpf_map_lookup_elem(&blocked_nets6, &key);
-
-		if (!entry)
-			return 0;
-		if (in_force(entry, now_ns))
-			return 1;
-		if (!entry->length_bits)
-			return 0;
-		key.length_bits = entry->length_bits - 1;
+		*length_bits = entry->length_bits - 1;
 	}
 	return 0;
 }
@@ -90,21 +68,22 @@ static __always_inline int blocked(const struct packet *packet)
 	if (!singles && !prefixes)
 		return 0;
 	if (packet->v4) {
-		__u32 key = packet->v4->saddr;
+		struct tg_prefix4 key = {.length_bits = 32};
 
-		entry = bpf_map_lookup_elem(&blocked4, &key);
+		__builtin_memcpy(key.address, &packet->v4->saddr, 4);
+		entry = singles ? bpf_map_lookup_elem(&blocked4, key.address) : 0;
 		if (entry && in_force(entry, bpf_ktime_get_ns()))
 			return 1;
-		return prefixes && blocked_by_prefix4(&packet->v4->saddr, bpf_ktime_get_ns());
+		return prefixes && blocked_by_prefix(&blocked_nets4, &key, &key.length_bits, bpf_ktime_get_ns());
 	}
 	if (packet->v6) {
-		struct tg_client key;
+		struct tg_prefix6 key = {.length_bits = 128};
 
-		__builtin_memcpy(&key, &packet->v6->saddr, 16);
-		entry = bpf_map_lookup_elem(&blocked6, &key);
+		__builtin_memcpy(key.address, &packet->v6->saddr, 16);
+		entry = singles ? bpf_map_lookup_elem(&blocked6, key.address) : 0;
 		if (entry && in_force(entry, bpf_ktime_get_ns()))
 			return 1;
-		return prefixes && blocked_by_prefix6(&packet->v6->saddr, bpf_ktime_get_ns());
+		return prefixes && blocked_by_prefix(&blocked_nets6, &key, &key.length_bits, bpf_ktime_get_ns());
 	}
 	return 0;
 }

@@ -13,6 +13,8 @@ char LICENSE[] SEC("license") = "GPL";
 #define TC_ACT_SHOT 2
 
 PAIR_OF_TRIES(paths, struct tg_path, struct tg_rule, TG_MAX_PATHS);
+/* Rules about a cookie whatever the path. */
+PAIR_OF_HASHES(cookies, struct tg_cookie, struct tg_rule, TG_MAX_COOKIES);
 
 struct inner_patterns {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -38,9 +40,8 @@ struct request {
 	__u32 path_length;
 	__u32 cookie;			/* where the cookie field's value begins, with the blank before it; 0: none */
 	__u32 cookie_length;
-	__u32 without_body;		/* not 0: nothing but another request can follow the head */
-	__u32 reserved;
-	__u8 text[TG_HEAD_BYTES + 8];	/* from the path on */
+	struct tg_cookie pair;		/* a cookie of the request */
+	__u8 text[TG_HEAD_BYTES + TG_COOKIE_BYTES + 8];	/* from the path on */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -48,9 +49,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct request);
 } scratch SEC(".maps");
-
-/* Beside a method's length: a request by it carries no body. */
-#define WITHOUT_BODY 0x100
 
 /* The length of the method and the blank after it; 0: the segment does not begin a request. */
 static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
@@ -61,13 +59,13 @@ static __always_inline __u32 method_length(struct __sk_buff *skb, __u32 payload)
 		return 0;
 	word = bpf_be64_to_cpu(word);
 	if (word >> 32 == 0x47455420ULL) /* GET */
-		return 4 | WITHOUT_BODY;
+		return 4;
 	if (word >> 32 == 0x50555420ULL) /* PUT */
 		return 4;
 	if (word >> 24 == 0x504f535420ULL) /* POST */
 		return 5;
 	if (word >> 24 == 0x4845414420ULL) /* HEAD */
-		return 5 | WITHOUT_BODY;
+		return 5;
 	if (word >> 16 == 0x504154434820ULL) /* PATCH */
 		return 6;
 	if (word >> 8 == 0x44454c45544520ULL) /* DELETE */
@@ -82,8 +80,6 @@ static __always_inline int read_request(struct __sk_buff *skb, const struct endp
 {
 	__u32 method = method_length(skb, ends->payload), length, shown;
 
-	request->without_body = method & WITHOUT_BODY;
-	method &= ~WITHOUT_BODY;
 	if (!method || ends->length <= method)
 		return 0;
 	length = ends->length - method;
@@ -113,37 +109,143 @@ static __always_inline __u32 within(__u32 index)
 	return index & (TG_HEAD_BYTES - 1);
 }
 
-/* Finds the cookie field. Not 0: the head goes on beyond what the segment shows, so nobody knows. */
-static __always_inline int find_cookie(struct request *request)
-{
-	const char *text = (const char *)request->text;
-	int field = bpf_strnstr(text, "\r\nCookie:", request->length), end;
-
-	if (field < 0)
-		field = bpf_strnstr(text, "\r\ncookie:", request->length);
-	request->cookie = 0;
-	request->cookie_length = 0;
-	/* Without the end of the head in sight, a cookie may be in the next segment. */
-	if (field < 0)
-		return bpf_strnstr(text, "\r\n\r\n", request->length) < 0;
-	/* What follows the head is not a field; only where a body can follow is that worth the search. */
-	if (!request->without_body && bpf_strnstr(text, "\r\n\r\n", (__u32)field + 2) >= 0)
-		return 0;
-	field = within(field + sizeof("\r\nCookie:") - 1);
-	end = bpf_strnstr(text + field, "\r\n", request->length);
-	if (end < 0)
-		return 1;
-	request->cookie = field;
-	request->cookie_length = end + 1;
-	return 0;
-}
-
+/* What a request is searched for, eight bytes at a time, and what was found. */
 struct search {
 	struct request *request;
 	struct tg_patterns *patterns;
 	struct tg_rule *found;
-	__u32 best;
+	__u32 best;			/* rank of what was found */
+	__u32 set;
+	__u32 pair;			/* where the cookie at hand begins; 0: before the cookie field */
+	__u32 ended;			/* not 0: all cookies were seen, or there are none */
+	__u32 base;			/* where the word at hand begins */
+	__u32 next;			/* ... and the one after it */
+	__u64 hits;			/* bytes of interest of the word at hand that were not looked at yet */
 };
+
+/* Words of a head, and bytes of interest that come with others in a word. */
+#define LOOKS_MAX (2 * TG_HEAD_BYTES / 8)
+
+#define EVERY_BYTE 0x0101010101010101ULL
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte of a word is its lowest");
+
+/* The highest bit of each byte of `word` that is `byte`. */
+static __always_inline __u64 equal(__u64 word, __u8 byte)
+{
+	__u64 differs = word ^ (EVERY_BYTE * byte), low = EVERY_BYTE * 0x7f;
+
+	return ~(((differs & low) + low) | differs | low);
+}
+
+/* The number of the first byte that `equal` found. */
+static __always_inline __u32 first(__u64 bits)
+{
+	return ((bits & -bits) >> 7) * 0x0001020304050607ULL >> 56;
+}
+
+static __always_inline __u64 word_at(const struct request *request, __u32 at)
+{
+	return *(const __u64 *)(request->text + within(at));
+}
+
+/* Read from its middle less a length, it masks that many bytes. */
+static const struct {
+	__u8 bytes[2 * TG_COOKIE_BYTES];
+} keep = {{[0 ... TG_COOKIE_BYTES - 1] = 0xff}};
+
+/* Asks for the rule about one cookie. */
+static __always_inline void try_cookie(struct search *search, __u32 begin, __u32 end)
+{
+	struct request *request = search->request;
+	void *inner = bpf_map_lookup_elem(&cookies, &search->set);
+	__u64 *pair = (__u64 *)request->pair.text;
+	struct tg_rule *rule;
+	const __u8 *text, *kept;
+	__u32 left;
+
+	if ((word_at(request, begin) & 0xff) == ' ')
+		begin += 1;
+	left = end - begin;
+	asm volatile("" : "+r"(left));
+	if (!inner || left < 1 || left > TG_COOKIE_BYTES)
+		return;
+	text = request->text + within(begin);
+	left = TG_COOKIE_BYTES - left;
+	/* The verifier does not follow a subtraction from a pointer. */
+	asm volatile("" : "+r"(left));
+	if (left >= TG_COOKIE_BYTES)
+		return;
+	kept = keep.bytes + left;
+#pragma unroll
+	for (int i = 0; i < TG_COOKIE_BYTES / 8; i++)
+		pair[i] = ((const __u64 *)text)[i] & ((const __u64 *)kept)[i];
+	rule = bpf_map_lookup_elem(inner, &request->pair);
+	if (rule && rule->rank < search->best) {
+		search->found = rule;
+		search->best = rule->rank;
+	}
+}
+
+#define COOKIE_FIELD 0x003a65696b6f6f63ULL	/* "cookie:" */
+
+/* At the end of a line before the cookie field: looks for the field, in any case (RFC 9110 section 5.1). */
+static __always_inline long look_at_line(struct search *search, __u32 at)
+{
+	struct request *request = search->request;
+	__u64 next = word_at(request, at);
+
+	if ((next & 0xffff) == 0x0a0d && at + 2 <= request->length) {
+		search->ended = 1;
+		return 1;
+	}
+	if (((next | EVERY_BYTE * 0x20) & ~(0xffULL << 56)) == COOKIE_FIELD) {
+		request->cookie = at + 7;
+		search->pair = at + 7;
+		/* None of what is left of this word is a cookie. */
+		search->hits = 0;
+	}
+	return 0;
+}
+
+/* At the end of a cookie: asks for its rule. */
+static __always_inline long look_at_cookie(struct search *search, __u32 at)
+{
+	struct request *request = search->request;
+
+	if (at < search->pair)
+		return 0;
+	try_cookie(search, search->pair, at);
+	if ((word_at(request, at) & 0xff) == '\r') {
+		request->cookie_length = at - request->cookie + 1;
+		search->ended = 1;
+		return 1;
+	}
+	search->pair = at + 1;
+	return 0;
+}
+
+/* Goes on to the next byte of interest of the word at hand, or to the next word. */
+static long look(__u32 index __attribute__((unused)), struct search *search)
+{
+	__u64 hits = search->hits, word;
+	__u32 at;
+
+	if (!hits) {
+		search->base = search->next;
+		if (search->base >= search->request->length)
+			return 1;
+		search->next += 8;
+		word = word_at(search->request, search->base);
+		hits = search->pair ? equal(word, ';') | equal(word, '\r') : equal(word, '\n');
+		if (!hits)
+			return 0;
+	}
+	at = search->base + first(hits);
+	search->hits = hits & (hits - 1);
+	if (at >= search->request->length)
+		return 1;
+	return search->pair ? look_at_cookie(search, at) : look_at_line(search, at + 1);
+}
 
 static __always_inline int path_matches(const struct request *request, const struct tg_pattern *pattern)
 {
@@ -217,17 +319,30 @@ static __always_inline struct tg_rule *governing(__u32 set, struct request *requ
 
 	inner = bpf_map_lookup_elem(&patterns, &set);
 	list = inner ? bpf_map_lookup_elem(inner, &zero) : 0;
-	if (!list || !list->count || !bpf_ksym_exists(bpf_strnstr) || !bpf_ksym_exists(bpf_strcspn))
+	if (!list)
 		return rule;
-	length = bpf_strcspn((const char *)request->text, " ?\r");
-	request->path_length = within(length < 0 ? 0 : length);
-	if (list->cookies && find_cookie(request)) {
-		count(TG_COUNT_REQUEST_PARTIAL);
-		return 0;
-	}
-	struct search search = {request, list, 0, rule ? rule->rank : ~0U};
+	struct search search = {
+		.request = request,
+		.patterns = list,
+		.best = rule ? rule->rank : ~0U,
+		.set = set,
+	};
 
-	bpf_loop(TG_MAX_PATTERNS, try_pattern, &search, 0);
+	if (list->cookies) {
+		request->cookie = 0;
+		request->cookie_length = 0;
+		bpf_loop(LOOKS_MAX, look, &search, 0);
+		/* Without the end of the head in sight, a cookie may be in the next segment. */
+		if (!search.ended) {
+			count(TG_COUNT_REQUEST_PARTIAL);
+			return 0;
+		}
+	}
+	if (list->count && bpf_ksym_exists(bpf_strnstr) && bpf_ksym_exists(bpf_strcspn)) {
+		length = bpf_strcspn((const char *)request->text, " ?\r");
+		request->path_length = within(length < 0 ? 0 : length);
+		bpf_loop(TG_MAX_PATTERNS, try_pattern, &search, 0);
+	}
 	return search.found ? search.found : rule;
 }
 
@@ -410,9 +525,8 @@ static __always_inline __u32 class_of_request(const struct endpoints *ends, __u3
 	return class_of(set, connection);
 }
 
-/* What no rule objects to is subject to the limit of its class. A request beyond it waits, by the client's
- * retransmission. */
-static __always_inline int admit(const struct endpoints *ends, __u32 set, const struct tg_rule *rule, __u64 now_ns)
+/* What no rule objects to is subject to the limit of its class; 0: it is beyond that. */
+static __always_inline int admitted(const struct endpoints *ends, __u32 set, const struct tg_rule *rule, __u64 now_ns)
 {
 	__u64 classes = control_get(TG_CONTROL_CLASSES);
 	struct tg_flow flow = {
@@ -422,12 +536,22 @@ static __always_inline int admit(const struct endpoints *ends, __u32 set, const 
 	struct tg_begun begins = {.since_ns = now_ns};
 
 	if (!classes)
-		return TC_ACT_OK;
+		return 1;
 	begins.class = class_of_request(ends, set, rule, classes);
 	if (classes & TG_CLASSES_REQUESTS && !class_take(begins.class, now_ns))
-		return TC_ACT_SHOT;
+		return 0;
 	__builtin_memcpy(flow.client, ends->source, 16);
 	bpf_map_update_elem(&begun, &flow, &begins, BPF_ANY);
+	return 1;
+}
+
+static __always_inline int refuse(struct __sk_buff *skb, const struct endpoints *ends)
+{
+	if (reset_both(skb, ends)) {
+		count(TG_COUNT_RESET_FAILED);
+		return TC_ACT_SHOT;
+	}
+	count(TG_COUNT_REQUEST_RESET);
 	return TC_ACT_OK;
 }
 
@@ -447,25 +571,22 @@ int tidegate_url(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	rule = governing(set, request);
 	now_ns = bpf_ktime_get_ns();
-	if (!rule || rule->flags & TG_RULE_ELSEWHERE)
-		return admit(&ends, set, rule, now_ns);
-	flags = rule->flags;
-	slot = rule->slot;
-	if (take(rule, now_ns)) {
+	if (rule && !(rule->flags & TG_RULE_ELSEWHERE)) {
+		flags = rule->flags;
+		slot = rule->slot;
+		if (!take(rule, now_ns)) {
+			if (!(flags & TG_RULE_RESET)) {
+				count(TG_COUNT_REQUEST_DROPPED);
+				return TC_ACT_SHOT;
+			}
+			penalize(&ends, now_ns);
+			return refuse(skb, &ends);
+		}
 		count(TG_COUNT_REQUEST_PASSED);
 		if (flags & TG_RULE_LIMITED && control_get(TG_CONTROL_CREDITS))
 			credit(&ends, slot);
-		return admit(&ends, set, rule, now_ns);
 	}
-	if (!(flags & TG_RULE_RESET)) {
-		count(TG_COUNT_REQUEST_DROPPED);
-		return TC_ACT_SHOT;
-	}
-	penalize(&ends, now_ns);
-	if (reset_both(skb, &ends)) {
-		count(TG_COUNT_RESET_FAILED);
-		return TC_ACT_SHOT;
-	}
-	count(TG_COUNT_REQUEST_RESET);
-	return TC_ACT_OK;
+	/* Dropped, the segment would come again, and until then a server with a process for each connection would have
+	 * one wait for it. The client is not to blame, and may connect again at once. */
+	return admitted(&ends, set, rule, now_ns) ? TC_ACT_OK : refuse(skb, &ends);
 }

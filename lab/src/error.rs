@@ -24,6 +24,9 @@ pub enum Error {
     /// A server did not start, answered wrongly or ended.
     #[error("{0}")]
     Server(String),
+    /// The hosts, the programs or the packets of a scenario could not be had.
+    #[error("{0}")]
+    Testbed(String),
     /// A load process did not start or ended early.
     #[error("the load process failed: {0}")]
     Load(#[source] io::Error),

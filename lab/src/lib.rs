@@ -7,6 +7,7 @@
 
 mod error;
 pub mod load;
+pub mod overload;
 pub mod page;
 pub mod plot;
 pub mod record;

@@ -158,7 +158,7 @@ fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
 }
 
 /// What the program says of itself, in one line.
-fn version(program: impl AsRef<std::ffi::OsStr>, flag: &str) -> Option<String> {
+pub(crate) fn version(program: impl AsRef<std::ffi::OsStr>, flag: &str) -> Option<String> {
     let output = Command::new(program).arg(flag).output().ok()?;
     let text = [output.stdout, output.stderr].concat();
     String::from_utf8_lossy(&text).lines().next().map(|line| line.replace("nginx version: ", ""))

@@ -9,6 +9,7 @@ mod client;
 mod message;
 mod origin;
 mod ports;
+mod process;
 mod server;
 
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ pub use client::Client;
 pub use message::{Fields, Response};
 pub use origin::{Gate, Origin, Reply, Request};
 pub use ports::free_port;
+pub use process::Process;
 pub use server::{Builder, Tidegate};
 
 /// How long a test waits for what must happen: far more than it takes, so that a busy machine fails no test.

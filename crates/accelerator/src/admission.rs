@@ -24,7 +24,7 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Priority classes that are told apart; lower ones wait in the last.
-const CLASSES: usize = 8;
+pub(crate) const CLASSES: usize = 8;
 /// Accepted connections that wait for their turn, per data core and address: as many as wait in the kernel.
 const MAX_WAITING: usize = 4096;
 /// Connections that are started before others are looked for.
@@ -40,6 +40,9 @@ pub trait Admission: fmt::Debug + Send + Sync {
 
     /// Decides on a request whose head is complete and in its normal form.
     fn on_request(&self, request: &Asked<'_>) -> Verdict;
+
+    /// The priority class of such a request, which counts nothing: of those that wait for an upstream, 0 goes first.
+    fn class_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> u8;
 }
 
 /// What a request asks for, as far as rules look at it.

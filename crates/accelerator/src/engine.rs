@@ -203,6 +203,16 @@ impl Engine {
         sum
     }
 
+    /// Client connections accepted since the start.
+    pub fn accepted(&self) -> u64 {
+        self.shared.metrics.iter().map(|metrics| metrics.connections_accepted_total.get()).sum()
+    }
+
+    /// Says whether the host is overloaded: then DHTTP servers open no connections.
+    pub fn set_stressed(&self, stressed: bool) {
+        lock(&self.shared.dhttp).iter().for_each(|server| server.set_stressed(stressed));
+    }
+
     /// Opens the access log anew, as after its file was renamed.
     pub fn reopen_log(&self) {
         if let Some(log) = &*lock(&self.shared.background) {

@@ -7,7 +7,7 @@ mod support;
 
 use std::net::Ipv4Addr;
 
-use support::{ACK, Namespace, SYN, connections, explained, frame, is_root};
+use support::{ACK, Namespace, SYN, connections, explained, frame, needs_root};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{Blocks, Gate, Mechanism, Options};
 use tidegate_policy::{
@@ -20,9 +20,7 @@ const REPEAT: u32 = 300_000;
 const COLD: u32 = 20_000;
 
 fn main() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     println!("{:<52} {:>8} {:>8} {:>8}  ns a packet", "", "median", "least", "most");
     syns();
@@ -98,7 +96,7 @@ fn requests() {
     }
     explained(gate.replace_rules(&set(vec![request("*bin/search*", None)])));
     measure("request matched by infix", &gate, Mechanism::Tc, &segment);
-    for count in [1, 3, 32] {
+    for count in [1, 3, 4000] {
         let others = (1..count).map(|i| request("*", Some(("tier", &format!("t{i}")))));
         let rules = others.chain([request("*", Some(("tier", "gold")))]).collect();
         explained(gate.replace_rules(&set(rules)));

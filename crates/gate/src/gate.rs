@@ -1,13 +1,12 @@
 //! A gate: kernel programs where they can be had, the same rules in user space where not.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::{Link, MapHandle};
 use tidegate_core::Verdict;
-use tidegate_policy::{BlockList, Decision, Policer, Profile, RuleCounts, RuleSet, When};
+use tidegate_policy::{Class, Decision, Policer, Profile, RuleSet, When};
 use zerocopy::FromZeros;
 
 use crate::abi;
@@ -16,8 +15,9 @@ use crate::events::TcpEvents;
 use crate::kernel::{Attached, ProgramCost, Programs};
 use crate::maps::Maps;
 use crate::pilot::{ClassTotals, no_latencies};
-use crate::report::{self, Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
+use crate::report::{self, Mechanism, Report, Unavailable, Why};
 use crate::rules::{Abilities, Slots, kernel_rule};
+use crate::user::User;
 use crate::{GateError, system};
 
 /// How a gate behaves besides its rules.
@@ -96,38 +96,6 @@ struct InForce {
     policer: Policer,
 }
 
-#[derive(Debug)]
-struct User {
-    policer: Mutex<Policer>,
-    blocked: Mutex<BlockList>,
-    penalties: Mutex<Penalties>,
-    overloaded: Mutex<bool>,
-}
-
-/// Clients that were just reset, until when.
-#[derive(Debug, Default)]
-struct Penalties {
-    until_ns: HashMap<IpAddr, u64>,
-}
-
-impl Penalties {
-    /// Where there are very many, the ones before are forgiven.
-    fn add(&mut self, client: IpAddr, until_ns: u64) {
-        if self.until_ns.len() >= abi::TG_MAX_PENALTIES as usize {
-            self.until_ns.clear();
-        }
-        self.until_ns.insert(client, until_ns);
-    }
-
-    fn holds(&mut self, client: IpAddr, now_ns: u64) -> bool {
-        let holds = self.until_ns.get(&client).map(|until_ns| *until_ns > now_ns);
-        if holds == Some(false) {
-            self.until_ns.remove(&client);
-        }
-        holds.unwrap_or(false)
-    }
-}
-
 /// The prioritized listen queues of a gate; the last of them, or the gate, keeps the steering attached.
 #[derive(Debug)]
 pub(crate) struct Queues {
@@ -156,7 +124,7 @@ impl Queues {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change is made whole by one assignment, so that a panic elsewhere leaves nothing half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -228,15 +196,7 @@ impl Gate {
 
     /// A gate without kernel programs; `why` is for [`Gate::show`].
     pub fn user_space(rules: &RuleSet, options: &Options, why: impl Into<String>) -> Result<Self, GateError> {
-        let user = User {
-            policer: Mutex::new(Policer::new(rules)?),
-            blocked: Mutex::new(BlockList::new(
-                abi::TG_MAX_BLOCKED as usize,
-                abi::TG_MAX_BLOCKED_PREFIXES as usize,
-            )),
-            penalties: Mutex::default(),
-            overloaded: Mutex::new(false),
-        };
+        let user = User::new(rules)?;
         let unavailable = vec![Unavailable { what: "kernel programs", why: why.into() }];
         Ok(Self { engine: Engine::User(Box::new(user)), unavailable, reset_penalty: options.reset_penalty })
     }
@@ -279,8 +239,7 @@ impl Gate {
                 kernel.programs.maps.set_control(abi::TG_CONTROL_OVERLOAD, u64::from(overloaded))
             }
             Engine::User(user) => {
-                lock(&user.policer).set_overload(overloaded);
-                *lock(&user.overloaded) = overloaded;
+                user.set_overload(overloaded);
                 Ok(())
             }
         }
@@ -307,7 +266,6 @@ impl Gate {
     /// Decides on an accepted connection. Where the kernel has policed its SYN this only tells its class.
     pub fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> Decision {
         let (source, destination, port): (IpAddr, IpAddr, u16) = (peer.ip(), local.ip(), local.port());
-        let now_ns = system::now_ns();
         let refused = Decision { verdict: Verdict::Drop, class: 0, rule: None };
         match &self.engine {
             // What a host sends to itself passes no interface but loopback.
@@ -319,9 +277,7 @@ impl Gate {
                 }
             }
             Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify(source, destination, port),
-            Engine::User(user) if lock(&user.blocked).hit(source, now_ns) => refused,
-            Engine::User(user) if lock(&user.penalties).holds(source, now_ns) => refused,
-            Engine::User(user) => lock(&user.policer).on_connect(source, destination, port, now_ns),
+            Engine::User(user) => user.on_connect(peer, local),
         }
     }
 
@@ -341,6 +297,14 @@ impl Gate {
         decision
     }
 
+    /// The priority class of a request that a server has parsed; counts nothing.
+    pub fn class_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> Class {
+        match &self.engine {
+            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify_request(path, cookie).class,
+            Engine::User(user) => lock(&user.policer).classify_request(path, cookie).class,
+        }
+    }
+
     /// The paper's section 4.5.1: who was reset does not get in again for a while.
     fn penalize(&self, client: IpAddr) {
         if self.reset_penalty.is_zero() {
@@ -354,7 +318,7 @@ impl Gate {
                 let _ = maps.write("penalties", &abi::tg_client { address: mapped(client) }, &until_ns);
                 let _ = maps.set_control(abi::TG_CONTROL_PENALIZED_NS, until_ns);
             }
-            Engine::User(user) => lock(&user.penalties).add(client, until_ns),
+            Engine::User(user) => user.penalize(client, until_ns),
         }
     }
 
@@ -370,11 +334,7 @@ impl Gate {
     pub fn has_connection_rules(&self) -> bool {
         match &self.engine {
             Engine::Kernel(_) => true,
-            Engine::User(user) => {
-                !lock(&user.blocked).is_empty()
-                    || !lock(&user.penalties).until_ns.is_empty()
-                    || !lock(&user.policer).connections().rules().is_empty()
-            }
+            Engine::User(user) => user.acts_on_connections(),
         }
     }
 
@@ -409,11 +369,11 @@ impl Gate {
             }
             Engine::User(user) => Ok(Report {
                 interfaces: Vec::new(),
-                rules: user_rules(&lock(&user.policer)),
+                rules: user.rules(),
                 unavailable: self.unavailable.clone(),
                 totals: Vec::new(),
                 blocked: self.blocks().stats()?,
-                overloaded: *lock(&user.overloaded),
+                overloaded: user.is_overloaded(),
             }),
         }
     }
@@ -463,14 +423,7 @@ impl Gate {
     pub(crate) fn class_totals(&self) -> Result<Vec<ClassTotals>, GateError> {
         let kernel = match &self.engine {
             Engine::Kernel(kernel) => kernel,
-            Engine::User(user) => {
-                let of = |counts: &RuleCounts| ClassTotals {
-                    passed: counts.passed,
-                    refused: counts.refused,
-                    latencies: None,
-                };
-                return Ok(lock(&user.policer).class_counts().iter().map(of).collect());
-            }
+            Engine::User(user) => return Ok(user.class_totals()),
         };
         let maps = &kernel.programs.maps;
         // Interfaces without the program that sees answers measure nothing.
@@ -598,26 +551,4 @@ impl Kernel {
         decision.verdict = in_force.policer.requests().rules()[index].verdict(compliant);
         decision
     }
-}
-
-fn user_rules(policer: &Policer) -> Vec<RuleReport> {
-    let connections = policer.connections().rules().iter().zip(policer.connection_counts());
-    let connections = connections.map(|(rule, counts)| RuleReport {
-        kind: RuleKind::Connection,
-        rule: rule.to_string(),
-        mechanism: Mechanism::Accept,
-        why: Why::NoKernelPrograms,
-        passed: counts.passed,
-        refused: counts.refused,
-    });
-    let requests = policer.requests().rules().iter().zip(policer.request_counts());
-    let requests = requests.map(|(rule, counts)| RuleReport {
-        kind: RuleKind::Request,
-        rule: rule.to_string(),
-        mechanism: Mechanism::Server,
-        why: Why::NoKernelPrograms,
-        passed: counts.passed,
-        refused: counts.refused,
-    });
-    connections.chain(requests).collect()
 }

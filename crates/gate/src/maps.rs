@@ -101,7 +101,11 @@ pub(crate) fn create_inner(
     value_bytes: usize,
     max_entries: u32,
 ) -> Result<MapHandle, GateError> {
-    let map_flags = if kind == MapType::LpmTrie { libbpf_rs::libbpf_sys::BPF_F_NO_PREALLOC } else { 0 };
+    let map_flags = if matches!(kind, MapType::LpmTrie | MapType::Hash) {
+        libbpf_rs::libbpf_sys::BPF_F_NO_PREALLOC
+    } else {
+        0
+    };
     let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as libbpf_rs::libbpf_sys::size_t,
         map_flags,

@@ -5,13 +5,15 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
-use tidegate_policy::{Agent, ClassObservation, Goals, Observation, RuleSet};
+use tidegate_policy::{Agent, ClassObservation, Goals, Observation, Profile, RuleSet, Stress, StressWatch};
 
 use crate::abi;
 use crate::{Gate, GateError};
 
 /// Explanations that are kept for people.
 const LINES_KEPT: usize = 50;
+/// Fewer requests to upstreams in an interval say little about them.
+const MEANINGFUL_REQUESTS: u64 = 10;
 const BUCKETS: usize = abi::TG_LATENCY_BUCKETS as usize;
 
 /// What happened in one class since the gate was loaded.
@@ -23,13 +25,38 @@ pub(crate) struct ClassTotals {
     pub(crate) latencies: Option<Vec<u64>>,
 }
 
-/// Lets the agent adapt the limits of a gate's classes.
+/// What an operator wants to be watched.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Wanted {
+    /// What the agent is to achieve; `None`: no limits are adapted.
+    pub goals: Option<Goals>,
+    /// What counts as overload by itself.
+    pub stress: Stress,
+}
+
+/// What a server in this process has counted since it started; before other servers, nothing.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ServerTotals {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Requests sent to upstreams.
+    pub upstream_requests: u64,
+    /// ... that they failed.
+    pub upstream_failures: u64,
+}
+
+/// Says when there is overload, and lets the agent adapt the limits of a gate's classes.
 #[derive(Debug)]
 pub struct Pilot {
-    agent: Agent,
+    agent: Option<Agent>,
+    stress: Stress,
+    watch: StressWatch,
+    /// What the agent says of overload.
+    overload: bool,
     ports: Vec<u16>,
     backlog: u32,
     before: Vec<ClassTotals>,
+    server: ServerTotals,
     pressure: [Option<u64>; 2],
     last: Instant,
     lines: VecDeque<String>,
@@ -40,21 +67,26 @@ impl Pilot {
     /// How often [`Pilot::tick`] wants to be called.
     pub const INTERVAL: Duration = Agent::INTERVAL;
 
-    /// Begins to watch. `ports` are those of listeners with one accept queue of `backlog` connections; none where each
-    /// class has a queue of its own.
+    /// Begins to watch. `ports` are those of listeners whose accept queues together hold `backlog` connections.
     pub fn start(
         gate: &Gate,
-        goals: Goals,
+        wanted: Wanted,
         rules: &RuleSet,
         ports: &[u16],
         backlog: u32,
     ) -> Result<Self, GateError> {
-        gate.limit_classes(rules, &[])?;
+        if wanted.goals.is_some() {
+            gate.limit_classes(rules, &[])?;
+        }
         Ok(Self {
-            agent: Agent::new(goals, rules.classes()),
+            agent: wanted.goals.map(|goals| Agent::new(goals, rules.classes())),
+            stress: wanted.stress,
+            watch: StressWatch::default(),
+            overload: false,
             ports: ports.to_vec(),
             backlog: backlog.max(1),
             before: gate.class_totals()?,
+            server: ServerTotals::default(),
             pressure: [pressure_us("cpu"), pressure_us("memory")],
             last: Instant::now(),
             lines: VecDeque::new(),
@@ -62,30 +94,44 @@ impl Pilot {
         })
     }
 
+    /// Other bounds count from now on.
+    pub fn set_stress(&mut self, stress: Stress) {
+        self.stress = stress;
+    }
+
+    /// Whether there is overload, by what counts as that itself or by what the agent says.
+    pub fn is_overloaded(&self) -> bool {
+        self.overload || self.watch.is_stressed()
+    }
+
     /// Looks and adjusts; gives a line for each change.
-    pub fn tick(&mut self, gate: &Gate, rules: &RuleSet) -> Result<Vec<String>, GateError> {
-        let observation = self.observe(gate)?;
-        let Some(adjustment) = self.agent.observe(&observation) else { return Ok(Vec::new()) };
-        gate.limit_classes(rules, &adjustment.limits)?;
-        gate.set_overload(adjustment.overload)?;
-        self.limits = (1..)
-            .zip(&adjustment.limits)
-            .filter_map(|(priority, limit)| {
-                let limit = (*limit)?;
-                Some(format!(
-                    "priority {priority} may have {:.1}/s, {} at once",
-                    limit.rate_per_s(),
-                    limit.burst()
-                ))
-            })
-            .collect();
-        for line in &adjustment.lines {
-            if self.lines.len() == LINES_KEPT {
-                self.lines.pop_front();
-            }
-            self.lines.push_back(line.clone());
+    pub fn tick(
+        &mut self,
+        gate: &Gate,
+        rules: &RuleSet,
+        server: &ServerTotals,
+    ) -> Result<Vec<String>, GateError> {
+        let overloaded = self.is_overloaded();
+        let observation = self.observe(gate, server)?;
+        let stressed = self.watch.is_stressed();
+        let mut lines = Vec::new();
+        if self.watch.look(&observation.stress) != stressed {
+            let ended = "what [stress] bounds is within its bounds again".to_owned();
+            lines.push(if stressed { ended } else { format!("overload: {}", observation.stress) });
         }
-        Ok(adjustment.lines)
+        if let Some(adjustment) = self.agent.as_mut().and_then(|agent| agent.observe(&observation)) {
+            gate.limit_classes(rules, &adjustment.limits)?;
+            self.overload = adjustment.overload;
+            self.limits = (1..).zip(&adjustment.limits).filter_map(limit_line).collect();
+            lines.extend(adjustment.lines);
+        }
+        if self.is_overloaded() != overloaded {
+            gate.set_overload(!overloaded)?;
+        }
+        let room = LINES_KEPT.saturating_sub(lines.len());
+        self.lines.drain(..self.lines.len().saturating_sub(room));
+        self.lines.extend(lines.iter().cloned());
+        Ok(lines)
     }
 
     /// What is limited now, and the last explanations, the oldest first.
@@ -93,7 +139,7 @@ impl Pilot {
         self.limits.iter().chain(&self.lines).cloned().collect()
     }
 
-    fn observe(&mut self, gate: &Gate) -> Result<Observation, GateError> {
+    fn observe(&mut self, gate: &Gate, server: &ServerTotals) -> Result<Observation, GateError> {
         let now = Instant::now();
         let elapsed = now.duration_since(self.last);
         self.last = now;
@@ -101,10 +147,11 @@ impl Pilot {
         let classes: Vec<ClassObservation> =
             totals.iter().zip(&self.before).map(|(now, before)| since(now, before)).collect();
         self.before = totals;
-        let depth = if self.ports.is_empty() { 0 } else { accept_queue_depth(&self.ports) };
-        let per_s = classes.iter().map(|class| class.completed).sum::<u64>() as f64 / elapsed.as_secs_f64();
-        // Little's law: so long does the last that waits have to wait.
-        let delay_s = if depth > 0 && per_s > 0.0 { f64::from(depth) / per_s } else { 0.0 };
+        let before = std::mem::replace(&mut self.server, *server);
+        let accepted = server.accepted.saturating_sub(before.accepted);
+        let completed = classes.iter().map(|class| class.completed).sum::<u64>();
+        let depth = accept_queue_depth(&self.ports);
+        let queue_delay = delay(depth, accepted.max(completed), elapsed);
         let [cpu, memory] = ["cpu", "memory"].map(pressure_us);
         let share = |now: Option<u64>, before: Option<u64>| match (now, before) {
             (Some(now), Some(before)) => {
@@ -112,18 +159,32 @@ impl Pilot {
             }
             _ => 0.0,
         };
+        let requests = server.upstream_requests.saturating_sub(before.upstream_requests);
+        let failures = server.upstream_failures.saturating_sub(before.upstream_failures);
         let observation = Observation {
             elapsed,
             classes,
-            queue_delay: (delay_s > 0.0).then(|| Duration::from_secs_f64(delay_s.min(3600.0))),
+            queue_delay,
             queue_fill: f64::from(depth) / f64::from(self.backlog),
             memory_pressure: share(memory, self.pressure[1]),
             cpu_pressure: share(cpu, self.pressure[0]),
-            upstream_errors: 0.0,
+            // One failure of the only request is no overload.
+            upstream_errors: failures as f64 / requests.max(MEANINGFUL_REQUESTS) as f64,
+            stress: self.stress.level(memory_in_use(), queue_delay),
         };
         self.pressure = [cpu, memory];
         Ok(observation)
     }
+}
+
+fn limit_line((priority, limit): (u32, &Option<Profile>)) -> Option<String> {
+    let limit = (*limit)?;
+    Some(format!("priority {priority} may have {:.1}/s, {} at once", limit.rate_per_s(), limit.burst()))
+}
+
+/// How long the last that waits will have waited (Little's law). Where none was taken, as long as nobody was watched.
+fn delay(depth: u32, taken: u64, elapsed: Duration) -> Option<Duration> {
+    (depth > 0).then(|| elapsed.mul_f64(f64::from(depth) / taken.max(1) as f64))
 }
 
 fn since(now: &ClassTotals, before: &ClassTotals) -> ClassObservation {
@@ -163,6 +224,26 @@ fn pressure_us(resource: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/pressure/{resource}")).ok()?;
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.rsplit_once("total=")?.1.trim().parse().ok()
+}
+
+/// Share of the memory in use: of the control group's if that is limited, otherwise of the host's.
+fn memory_in_use() -> Option<f64> {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<f64>().ok();
+    let group = "/sys/fs/cgroup/memory";
+    if let (Some(most), Some(now)) = (number(&format!("{group}.max")), number(&format!("{group}.current"))) {
+        // What files were read into is given back when it is needed.
+        let stat = std::fs::read_to_string(format!("{group}.stat")).unwrap_or_default();
+        let of_files = field(&stat, "inactive_file").unwrap_or(0.0);
+        return Some((now - of_files) / most);
+    }
+    let host = std::fs::read_to_string("/proc/meminfo").ok()?;
+    Some(1.0 - field(&host, "MemAvailable:")? / field(&host, "MemTotal:")?)
+}
+
+/// The number after a name in one of the kernel's tables.
+fn field(text: &str, name: &str) -> Option<f64> {
+    let words = text.lines().map(|line| line.split_ascii_whitespace());
+    words.filter_map(|mut words| (words.next()? == name).then(|| words.next()?.parse().ok())?).next()
 }
 
 /// Connections that wait to be accepted on these ports, in the calling thread's network namespace.
@@ -214,6 +295,21 @@ mod tests {
         counts[60] = 2;
         assert_eq!(percentile(&counts, 11), Some(Duration::from_micros(upper_us(60))));
         assert!((0..BUCKETS - 1).all(|bucket| upper_us(bucket) <= upper_us(bucket + 1)));
+    }
+
+    #[test]
+    fn memory_in_use_is_a_share_and_fields_are_found_by_name() {
+        assert!(memory_in_use().is_some_and(|share| share > 0.0 && share < 1.0));
+        let table = "MemTotal:  100 kB\nMemAvailable:  25 kB\n";
+        assert_eq!((field(table, "MemAvailable:"), field(table, "Mem")), (Some(25.0), None));
+    }
+
+    #[test]
+    fn a_queue_takes_as_long_as_its_length_at_the_rate_at_which_it_is_taken_from() {
+        let quarter = Duration::from_millis(250);
+        assert_eq!(delay(0, 0, quarter), None);
+        assert_eq!(delay(50, 100, quarter), Some(Duration::from_millis(125)));
+        assert_eq!(delay(2, 0, quarter), Some(2 * quarter));
     }
 
     #[test]

@@ -123,6 +123,7 @@ struct Next<'a> {
 /// Request rules, compiled.
 struct Requests {
     paths: Vec<(abi::tg_path, abi::tg_rule)>,
+    cookies: Vec<(abi::tg_cookie, abi::tg_rule)>,
     patterns: Box<abi::tg_patterns>,
 }
 
@@ -171,13 +172,13 @@ impl Next<'_> {
         described: &mut Vec<Described>,
     ) -> Result<(Requests, Vec<abi::tg_rule>), GateError> {
         let mut entries = vec![abi::tg_rule::new_zeroed(); table.rules().len()];
-        let mut compiled = Requests { paths: Vec::new(), patterns: zeroed()? };
+        let mut compiled = Requests { paths: Vec::new(), cookies: Vec::new(), patterns: zeroed()? };
         let mut seen = HashSet::new();
         let mut blind = false;
         for (rank, &index) in table.by_rank().iter().enumerate() {
             let rule = &table.rules()[index];
             let placed = self.place(format!("request {:?} {:?}", rule.path, rule.cookie));
-            let mut why = reason(rule, rules, abilities, compiled.patterns.count);
+            let mut why = reason(rule, rules, abilities, &compiled);
             if why == Why::Earliest && blind {
                 why = Why::AfterServerRule;
             }
@@ -237,6 +238,15 @@ impl Requests {
         if let Why::TooLong | Why::TooManyPatterns | Why::NoStringSearch = why {
             return false;
         }
+        self.patterns.cookies |= u32::from(rule.cookie.is_some());
+        if let (Some(cookie), PathPattern::Any) = (&rule.cookie, &rule.path) {
+            // Of several about the same cookie the first governs.
+            let text = cookie.to_string().into_bytes();
+            if seen.insert((0, text.clone())) {
+                self.cookies.push((cookie_key(&text), entry));
+            }
+            return true;
+        }
         let place = self.patterns.count as usize;
         let Some(pattern) = self.patterns.pattern.get_mut(place) else { return false };
         pattern.rule = entry;
@@ -248,7 +258,6 @@ impl Requests {
             pattern.cookie[..text.len()].copy_from_slice(text.as_bytes());
             pattern.cookie_inner[..inner.len()].copy_from_slice(inner.as_bytes());
             pattern.cookie_last[..last.len()].copy_from_slice(last.as_bytes());
-            self.patterns.cookies = 1;
         }
         self.patterns.count += 1;
         true
@@ -256,8 +265,12 @@ impl Requests {
 }
 
 /// Why a request rule is enforced at TC or not.
-fn reason(rule: &RequestRule, rules: &RuleSet, abilities: Abilities, patterns: u32) -> Why {
-    let search = rule.cookie.is_some() || matches!(rule.path, PathPattern::Suffix(_) | PathPattern::Infix(_));
+fn reason(rule: &RequestRule, rules: &RuleSet, abilities: Abilities, compiled: &Requests) -> Why {
+    let search = match rule.path {
+        PathPattern::Any => false,
+        PathPattern::Exact(_) | PathPattern::Prefix(_) => rule.cookie.is_some(),
+        PathPattern::Suffix(_) | PathPattern::Infix(_) => true,
+    };
     let path_bytes = abi::TG_PATH_BYTES as usize - usize::from(matches!(rule.path, PathPattern::Exact(_)));
     let cookie_bytes = rule.cookie.as_ref().map_or(0, |cookie| cookie.to_string().len());
     if !abilities.segments {
@@ -268,7 +281,7 @@ fn reason(rule: &RequestRule, rules: &RuleSet, abilities: Abilities, patterns: u
         Why::TooLong
     } else if search && !abilities.string_search {
         Why::NoStringSearch
-    } else if search && patterns >= abi::TG_MAX_PATTERNS {
+    } else if search && compiled.patterns.count >= abi::TG_MAX_PATTERNS {
         Why::TooManyPatterns
     } else {
         match rule.violation() {
@@ -287,6 +300,12 @@ fn path_kind(path: &PathPattern) -> u32 {
         PathPattern::Suffix(_) => abi::TG_PATH_SUFFIX,
         PathPattern::Infix(_) => abi::TG_PATH_INFIX,
     }
+}
+
+fn cookie_key(text: &[u8]) -> abi::tg_cookie {
+    let mut key = abi::tg_cookie::new_zeroed();
+    key.text[..text.len()].copy_from_slice(text);
+    key
 }
 
 fn path_key(text: &[u8]) -> abi::tg_path {
@@ -334,6 +353,7 @@ fn label(kind: u32, order: usize, rule: &impl Display, mechanism: Mechanism, why
 struct Family<D, S> {
     destinations: &'static str,
     sources: &'static str,
+    hosts: &'static str,
     destination: fn(&IpPrefix) -> D,
     source: fn(u16, u16, &IpPrefix) -> S,
 }
@@ -346,29 +366,28 @@ pub(crate) fn prefix6(prefix: &IpPrefix) -> abi::tg_prefix6 {
     abi::tg_prefix6 { length_bits: prefix.length_bits().into(), address: octets(prefix) }
 }
 
-const V4: Family<abi::tg_prefix4, abi::tg_source4> = Family {
-    destinations: "destinations4",
-    sources: "sources4",
-    destination: prefix4,
-    source: |destination_class, port_class, prefix| abi::tg_source4 {
-        length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
-        destination_class,
-        port_class,
-        address: octets(prefix),
-    },
-};
+/// The two families differ in the length of an address alone.
+macro_rules! family {
+    ($prefix:ident, $source:ident, $destinations:literal, $sources:literal, $hosts:literal) => {
+        Family {
+            destinations: $destinations,
+            sources: $sources,
+            hosts: $hosts,
+            destination: $prefix,
+            source: |destination_class, port_class, prefix| abi::$source {
+                length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
+                destination_class,
+                port_class,
+                address: octets(prefix),
+            },
+        }
+    };
+}
 
-const V6: Family<abi::tg_prefix6, abi::tg_source6> = Family {
-    destinations: "destinations6",
-    sources: "sources6",
-    destination: prefix6,
-    source: |destination_class, port_class, prefix| abi::tg_source6 {
-        length_bits: abi::TG_SOURCE_CLASS_BITS + u32::from(prefix.length_bits()),
-        destination_class,
-        port_class,
-        address: octets(prefix),
-    },
-};
+const V4: Family<abi::tg_prefix4, abi::tg_source4> =
+    family!(prefix4, tg_source4, "destinations4", "sources4", "hosts4");
+const V6: Family<abi::tg_prefix6, abi::tg_source6> =
+    family!(prefix6, tg_source6, "destinations6", "sources6", "hosts6");
 
 /// The address in network byte order; of the other family, zeroes.
 fn octets<const N: usize>(prefix: &IpPrefix) -> [u8; N] {
@@ -398,6 +417,8 @@ fn put_ports(maps: &Maps, target: u32, table: &ConnectionTable, rules: &RuleSet)
         *class = (*class & abi::TG_PORT_HTTP as u16) | abi::TG_PORT_OUTSIDE as u16;
     }
     ports.classes = rules.classes() as u32;
+    ports.lengths4 = lengths(table.v4());
+    ports.lengths6 = lengths(table.v6());
     put_array(maps, "ports", target, &*ports)
 }
 
@@ -415,9 +436,10 @@ fn put_array<V: IntoBytes + Immutable>(
     point(maps, name, target, &inner)
 }
 
-/// Fills one entry of a map of maps with a trie; without entries it stays empty and costs no look-up.
-fn put_trie<K, V>(
+/// Fills one entry of a map of maps; without entries it stays empty and costs no look-up.
+fn put_map<K, V>(
     maps: &Maps,
+    kind: MapType,
     name: &'static str,
     target: u32,
     entries: &[(K, V)],
@@ -431,7 +453,7 @@ where
         maps.remove(name, &target)?;
         return Ok(());
     }
-    let inner = create_inner(MapType::LpmTrie, name, size_of::<K>(), size_of::<V>(), bound)?;
+    let inner = create_inner(kind, name, size_of::<K>(), size_of::<V>(), bound)?;
     write_many(&inner, entries)?;
     point(maps, name, target, &inner)
 }
@@ -439,6 +461,28 @@ where
 /// The kernel waits for packets that still use the map that was there.
 fn point(maps: &Maps, name: &'static str, target: u32, inner: &MapHandle) -> Result<(), GateError> {
     maps.write(name, &target, &inner.as_fd().as_raw_fd())
+}
+
+/// Sources from which on a look-up per prefix length is cheaper than the way down a trie.
+const MANY_SOURCES: usize = 64;
+
+/// The prefix lengths of the sources, if there are many sources of few lengths.
+fn lengths(table: &FamilyTable) -> abi::tg_lengths {
+    let mut found: Vec<u8> = table.sources().map(|entry| entry.source.length_bits()).collect();
+    let mut lengths = abi::tg_lengths::new_zeroed();
+    let sources = found.len();
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    found.dedup();
+    if sources < MANY_SOURCES || found.len() > lengths.length_bits.len() {
+        return lengths;
+    }
+    lengths.count = found.len() as u32;
+    for (index, bits) in found.iter().enumerate() {
+        lengths.length_bits[index] = abi::TG_SOURCE_CLASS_BITS + u32::from(*bits);
+        let mask = u128::MAX.checked_shl(128 - u32::from(*bits)).unwrap_or(0);
+        lengths.mask[index] = mask.to_be_bytes();
+    }
+    lengths
 }
 
 fn put_family<D, S>(
@@ -456,7 +500,7 @@ where
         .destinations()
         .map(|(prefix, class)| ((family.destination)(&prefix), u32::from(class)))
         .collect();
-    put_trie(maps, family.destinations, target, &destinations, abi::TG_MAX_DESTINATIONS)?;
+    put_map(maps, MapType::LpmTrie, family.destinations, target, &destinations, abi::TG_MAX_DESTINATIONS)?;
     let sources: Vec<(S, abi::tg_rule)> = table
         .sources()
         .map(|entry| {
@@ -464,10 +508,17 @@ where
             (key, rules[entry.rule])
         })
         .collect();
-    put_trie(maps, family.sources, target, &sources, abi::TG_MAX_SOURCES)
+    // One of the two stays empty.
+    let (in_trie, in_hash) = match lengths(table).count {
+        0 => (&sources[..], &[][..]),
+        _ => (&[][..], &sources[..]),
+    };
+    put_map(maps, MapType::LpmTrie, family.sources, target, in_trie, abi::TG_MAX_SOURCES)?;
+    put_map(maps, MapType::Hash, family.hosts, target, in_hash, abi::TG_MAX_SOURCES)
 }
 
 fn put_requests(maps: &Maps, target: u32, requests: &Requests) -> Result<(), GateError> {
-    put_trie(maps, "paths", target, &requests.paths, abi::TG_MAX_PATHS)?;
+    put_map(maps, MapType::LpmTrie, "paths", target, &requests.paths, abi::TG_MAX_PATHS)?;
+    put_map(maps, MapType::Hash, "cookies", target, &requests.cookies, abi::TG_MAX_COOKIES)?;
     put_array(maps, "patterns", target, &*requests.patterns)
 }

@@ -6,7 +6,7 @@ mod support;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use support::{ACK, Namespace, explained, frame, is_root};
+use support::{ACK, Namespace, explained, frame, needs_root};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{Blocks, Gate, GateError, Mechanism, Options};
 use tidegate_policy::RuleSet;
@@ -28,9 +28,7 @@ fn passes(gate: &Gate, source: &str) -> bool {
 
 #[test]
 fn blocked_addresses_and_prefixes_are_dropped_and_counted() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load();
     let blocks = gate.blocks();
@@ -58,9 +56,7 @@ fn blocked_addresses_and_prefixes_are_dropped_and_counted() {
 
 #[test]
 fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load();
     let blocks = gate.blocks();
@@ -82,9 +78,7 @@ fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
 
 #[test]
 fn million_addresses_fit_and_the_least_recently_hit_make_room() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load();
     let blocks = gate.blocks();

@@ -7,17 +7,15 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
-use support::{Pair, SERVER4, SERVER6, connect, explained, is_root};
-use tidegate_gate::{Options, TcpEvent, TcpEventKind};
+use support::{Pair, SERVER4, SERVER6, connect, explained, needs_root};
+use tidegate_gate::{Options, SlowReaders, TcpEvent, TcpEventKind};
 use tidegate_policy::{PortRange, RuleSet};
 
 const PATIENCE: Duration = Duration::from_millis(100);
 
 #[test]
 fn states_resets_and_shut_windows_are_told_of_the_connection_they_concern() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind("[::]:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -65,9 +63,7 @@ fn states_resets_and_shut_windows_are_told_of_the_connection_they_concern() {
 
 #[test]
 fn events_that_nobody_takes_are_counted_as_lost() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind(format!("{SERVER4}:0")).unwrap();
     let to = listener.local_addr().unwrap();
@@ -93,4 +89,32 @@ fn events_that_nobody_takes_are_counted_as_lost() {
     let before = total("gate_tcp_events_total");
     drop(pair.client.run(|| connect("10.77.0.2:0", to)));
     assert_eq!(total("gate_tcp_events_total"), before, "nothing is attached any more");
+}
+
+#[test]
+fn client_that_shuts_its_window_again_and_again_is_blocked_and_others_are_not() {
+    needs_root();
+    let pair = Pair::new();
+    let listener = TcpListener::bind(format!("{SERVER4}:0")).unwrap();
+    let to = listener.local_addr().unwrap();
+    let rules = RuleSet { http_ports: vec![PortRange::one(to.port())], ..RuleSet::default() };
+    let gate = pair.gate_with(&rules, &Options::default());
+    explained(gate.blocks().set_lifetime(Duration::from_secs(600)));
+    let mut watch = explained(SlowReaders::start(&gate, 3));
+    let _other = pair.client.run(|| connect("10.77.0.3:0", to));
+    // It reads nothing; the server's probes are answered by a shut window each time.
+    let _slow = pair.client.run(|| connect("10.77.0.2:0", to));
+    let mut servers = [listener.accept().unwrap().0, listener.accept().unwrap().0];
+    servers[1].set_nonblocking(true).unwrap();
+    while servers[1].write(&[0; 65_536]).is_ok() {}
+    servers[0].write_all(b"x").unwrap();
+    let blocked = (0..400).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(25));
+        explained(watch.tick(&gate)).into_iter().next()
+    });
+    assert_eq!(blocked, Some("10.77.0.2".parse().unwrap()));
+    let list = explained(gate.blocks().list());
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0].reason.as_deref(), Some("shuts its window again and again"));
+    assert!(list[0].remaining.is_some());
 }

@@ -8,11 +8,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use support::{Pair, SERVER4, connect, connection, connections, explained, is_root};
-use tidegate_gate::{Gate, Options, Pilot};
-use tidegate_policy::{ConnectionRule, Goals, PortRange, RuleSet};
+use support::{Pair, SERVER4, connect, connection, connections, explained, needs_root};
+use tidegate_core::Verdict;
+use tidegate_gate::{Gate, Options, Pilot, ServerTotals, Wanted};
+use tidegate_policy::{ConnectionRule, Goals, PortRange, RuleSet, Stress, When};
 
 const GOALS: Goals = Goals { latency: Duration::from_millis(50), floor: 0.1 };
+/// Nothing of the host's counts.
+const NO_STRESS: Stress = Stress { memory: 1e9, queue_delay: Duration::from_secs(3600) };
 
 fn rules(port: u16) -> RuleSet {
     let class =
@@ -49,15 +52,14 @@ fn ask(from: &str, to: SocketAddr, end: &AtomicBool) {
 
 #[test]
 fn agent_limits_the_greedy_class_before_a_slow_server_and_says_why() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind(format!("{SERVER4}:0")).unwrap();
     let to = listener.local_addr().unwrap();
     let rules = rules(to.port());
     let gate = pair.gate_with(&rules, &Options::default());
-    let mut pilot = explained(Pilot::start(&gate, GOALS, &rules, &[to.port()], 128));
+    let wanted = Wanted { goals: Some(GOALS), stress: NO_STRESS };
+    let mut pilot = explained(Pilot::start(&gate, wanted, &rules, &[to.port()], 128));
     let end = AtomicBool::new(false);
     let lines = std::thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &end));
@@ -72,7 +74,7 @@ fn agent_limits_the_greedy_class_before_a_slow_server_and_says_why() {
         let mut lines = Vec::new();
         for _ in 0..80 {
             std::thread::sleep(Pilot::INTERVAL / 2);
-            lines.extend(explained(pilot.tick(&gate, &rules)));
+            lines.extend(explained(pilot.tick(&gate, &rules, &ServerTotals::default())));
             let policed = explained(gate.show())
                 .totals
                 .iter()
@@ -93,6 +95,59 @@ fn agent_limits_the_greedy_class_before_a_slow_server_and_says_why() {
 }
 
 #[test]
+fn what_counts_as_stress_signals_overload_without_an_agent_and_limits_nothing() {
+    let mut rules = rules(80);
+    rules.http_ports.clear();
+    rules.connections[1] =
+        ConnectionRule { when: When::Overload, ..connection("*:*", "10.77.0.4", 0.001, 1) };
+    let gate = Gate::user_space(&rules, &Options::default(), "test").unwrap();
+    let mut wanted = Wanted { goals: None, stress: NO_STRESS };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut pilot = Pilot::start(&gate, wanted, &rules, &[to.port()], 128).unwrap();
+    let look = |pilot: &mut Pilot| {
+        // What an interval has to be longer than.
+        std::thread::sleep(Duration::from_millis(1));
+        pilot.tick(&gate, &rules, &ServerTotals::default()).unwrap()
+    };
+    let overloaded = || gate.show().unwrap().overloaded;
+    let waiting: Vec<_> = (0..3).map(|_| TcpStream::connect(to).unwrap()).collect();
+    assert!((0..3).all(|_| look(&mut pilot).is_empty()) && !overloaded());
+
+    wanted.stress.queue_delay = Duration::from_micros(1);
+    pilot.set_stress(wanted.stress);
+    assert!(look(&mut pilot).is_empty(), "one look is no overload");
+    let said = look(&mut pilot);
+    assert!(said[0].starts_with("overload: connections wait "), "{said:?}");
+    assert!(overloaded() && pilot.is_overloaded());
+    let connect = || gate.on_connect("10.77.0.4:1".parse().unwrap(), to).verdict;
+    assert_eq!([connect(), connect()], [Verdict::Continue, Verdict::Drop], "the rule on overload acts");
+
+    waiting.iter().for_each(|_| drop(listener.accept().unwrap()));
+    let said: Vec<String> = (0..20).flat_map(|_| look(&mut pilot)).collect();
+    assert_eq!(said, ["what [stress] bounds is within its bounds again"]);
+    assert!(!overloaded());
+}
+
+#[test]
+fn upstream_errors_are_overload_to_the_agent() {
+    let mut rules = rules(80);
+    rules.http_ports.clear();
+    let gate = Gate::user_space(&rules, &Options::default(), "test").unwrap();
+    let wanted = Wanted { goals: Some(GOALS), stress: NO_STRESS };
+    let mut pilot = Pilot::start(&gate, wanted, &rules, &[], 128).unwrap();
+    let mut totals = ServerTotals::default();
+    let mut said = Vec::new();
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(1));
+        totals.upstream_requests += 100;
+        totals.upstream_failures += 40;
+        said.extend(pilot.tick(&gate, &rules, &totals).unwrap());
+    }
+    assert!(said.iter().any(|line| line == "overload: the upstream fails 40 % of requests"), "{said:?}");
+}
+
+#[test]
 fn agent_in_user_space_puts_the_same_limits_in_force() {
     let mut rules = rules(80);
     rules.http_ports.clear();
@@ -101,9 +156,8 @@ fn agent_in_user_space_puts_the_same_limits_in_force() {
     gate.limit_classes(&rules, &[None, Some(limit)]).unwrap();
     let passed = |source: &str| {
         let peer = format!("{source}:1").parse().unwrap();
-        let decide = |_: &i32| {
-            gate.on_connect(peer, "10.77.0.1:80".parse().unwrap()).verdict == tidegate_core::Verdict::Continue
-        };
+        let decide =
+            |_: &i32| gate.on_connect(peer, "10.77.0.1:80".parse().unwrap()).verdict == Verdict::Continue;
         (0..10).filter(decide).count()
     };
     assert_eq!((passed("10.77.0.2"), passed("10.77.0.4")), (10, 2));

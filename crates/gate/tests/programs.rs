@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{Namespace, explained, is_root};
+use support::{Namespace, explained, needs_root};
 use tidegate_gate::{Gate, Options};
 use tidegate_policy::RuleSet;
 
@@ -12,9 +12,7 @@ const MOST_VERIFIED: u32 = 250_000;
 
 #[test]
 fn every_program_loads_and_is_far_from_the_verifiers_limit() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
     let costs = explained(gate.program_costs());

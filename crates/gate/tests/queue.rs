@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use support::{
-    Namespace, Pair, SERVER4, SERVER6, connect, connection, connections, explained, is_answered, is_root,
+    Namespace, Pair, SERVER4, SERVER6, connect, connection, connections, explained, is_answered, needs_root,
 };
 use tidegate_gate::{ClassListeners, Gate, GateError, ListenQueue, Mechanism, Options};
 use tidegate_policy::{ConnectionRule, RuleSet};
@@ -54,9 +54,7 @@ fn classes(queue: &ListenQueue, gate: &Gate, count: usize) -> Vec<u8> {
 
 #[test]
 fn highest_class_is_accepted_first_whoever_came_first() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let gate = pair.gate(&three_classes());
     let queue = bind(&gate, "[::]:0");
@@ -77,9 +75,7 @@ fn highest_class_is_accepted_first_whoever_came_first() {
 
 #[test]
 fn full_queue_of_a_low_class_does_not_shut_out_the_high_one() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let gate = pair.gate(&three_classes());
     let address = format!("{SERVER4}:0").parse().unwrap();
@@ -95,9 +91,7 @@ fn full_queue_of_a_low_class_does_not_shut_out_the_high_one() {
 
 #[test]
 fn clients_that_connect_while_the_server_restarts_are_served() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let gate = pair.gate(&three_classes());
     let queue = bind(&gate, &format!("{SERVER4}:0"));
@@ -125,9 +119,7 @@ fn clients_that_connect_while_the_server_restarts_are_served() {
 
 #[test]
 fn low_class_is_held_back_while_the_high_one_waits() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let gate = pair.gate_with(&three_classes(), &Options { hold_depth: Some(2), ..Options::default() });
     let queue = bind(&gate, &format!("{SERVER4}:0"));
@@ -149,9 +141,7 @@ fn low_class_is_held_back_while_the_high_one_waits() {
 
 #[test]
 fn low_class_is_held_back_from_a_server_with_one_accept_queue() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let gate = pair.gate_with(&three_classes(), &Options { hold_depth: Some(2), ..Options::default() });
     for (listen, low, high) in [
@@ -179,9 +169,7 @@ fn low_class_is_held_back_from_a_server_with_one_accept_queue() {
 
 #[test]
 fn without_kernel_programs_connections_are_policed_and_ordered_after_accept() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let mut rules = three_classes();
     rules.connections.push(connection("*:*", "10.77.0.9", 0.001, 1));
@@ -210,9 +198,7 @@ fn without_kernel_programs_connections_are_policed_and_ordered_after_accept() {
 
 #[test]
 fn impossible_numbers_of_classes_and_queues_are_refused() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();

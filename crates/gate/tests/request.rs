@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use support::{
-    ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, is_root,
+    ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, needs_root,
 };
 use tidegate_core::Verdict;
 use tidegate_gate::{Asked, Gate, Mechanism, Options, Why};
@@ -42,9 +42,7 @@ fn head(method: &str, target: &str, cookie: Option<&str>) -> String {
 
 #[test]
 fn kernel_and_user_space_give_the_same_verdicts() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rules = set(vec![
         rule("*noaccess*", Some(Action::Drop)),
@@ -119,9 +117,7 @@ fn kernel_and_user_space_give_the_same_verdicts() {
 
 #[test]
 fn what_a_segment_does_not_show_is_left_to_the_server() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let long = format!("/{}", "x".repeat(300));
     let gate = explained(Gate::load(
@@ -180,9 +176,7 @@ fn is_reset(stream: &mut TcpStream) -> bool {
 
 #[test]
 fn violation_resets_the_client_and_never_wakes_the_server() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = deferring("[::]:80");
     listener.set_nonblocking(true).unwrap();
@@ -212,9 +206,7 @@ fn violation_resets_the_client_and_never_wakes_the_server() {
 
 #[test]
 fn every_request_of_a_persistent_connection_is_policed() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind("[::]:80").unwrap();
     let options = Options { reset_penalty: Duration::ZERO, ..Options::default() };
@@ -258,9 +250,7 @@ fn every_request_of_a_persistent_connection_is_policed() {
 
 #[test]
 fn client_that_was_reset_is_silenced_for_the_time_configured() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let _listener = TcpListener::bind("[::]:80").unwrap();
     let options = Options { reset_penalty: Duration::from_secs(2), ..Options::default() };
@@ -281,9 +271,7 @@ fn client_that_was_reset_is_silenced_for_the_time_configured() {
 
 #[test]
 fn server_polices_what_no_segment_showed_and_nothing_twice() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rules = set(vec![
         limited("/cgi-bin/*", 3, Action::Drop),
@@ -319,4 +307,80 @@ fn server_polices_what_no_segment_showed_and_nothing_twice() {
     let server = explained(gate.show()).totals;
     let server = server.iter().find(|t| t.name == "gate_requests_refused_by_server_total").unwrap();
     assert_eq!(server.value, 3);
+}
+
+#[test]
+fn cookies_are_found_wherever_they_stand_however_many_rules_there_are() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let rules =
+        (0..300).map(|i| with_cookie("tier", &format!("t{i}"), rule("*", Some(Action::Drop)))).collect();
+    let gate = explained(Gate::load(&set(rules), &Options::default()));
+    let report = explained(gate.show());
+    assert!(report.rules.iter().all(|rule| rule.mechanism == Mechanism::Tc), "{report}");
+    let passes = |text: &str| {
+        let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    let long = "x".repeat(900);
+    // At every place within the words that are compared at once.
+    for path in (1..=17).map(|length| format!("/{}", "p".repeat(length))) {
+        let get = |fields: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+        for violates in [
+            "Cookie: tier=t299\r\n",
+            "cookie: tier=t0; b=c\r\n",
+            "COOKIE:tier=t7\r\nAccept: x\r\n",
+            "CooKie: a=b; tier=t12; c=d\r\n",
+            "Cookie: a=b;tier=t12\r\n",
+            "Cookie: a;;b; ; tier=t12;\r\n",
+            &format!("Accept: {long}\r\nCookie: a={long}; tier=t33\r\n"),
+        ] {
+            assert!(!passes(&get(violates)), "{path} {violates:?}");
+        }
+        for complies in [
+            "Cookie: tier=t300\r\n",
+            "Cookie: tier=t29x; xtier=t1; a=tier=t1\r\n",
+            "X-Cookie: tier=t1\r\n",
+            "Accept: Cookie: tier=t1\r\n",
+            "Cookie:\r\n",
+            &format!("Cookie: {long}\r\n"),
+            "",
+        ] {
+            assert!(passes(&get(complies)), "{path} {complies:?}");
+        }
+    }
+    // What follows the head is none of its fields, and what goes on beyond the segment is the server's.
+    assert!(passes("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\nx\r\nCookie: tier=t1\r\n\r\n"));
+    let partial = || {
+        let totals = explained(gate.show()).totals;
+        totals.iter().find(|total| total.name.contains("partial")).unwrap().value
+    };
+    assert_eq!(partial(), 0);
+    assert!(passes("GET / HTTP/1.1\r\nHost: a\r\nCookie: tier=t"));
+    assert!(passes(&format!("GET / HTTP/1.1\r\nHost: {long}{long}{long}\r\nCookie: tier=t1\r\n\r\n")));
+    assert_eq!(partial(), 2);
+}
+
+#[test]
+fn request_beyond_the_limit_of_its_class_is_reset_and_its_client_let_in_again() {
+    needs_root();
+    let pair = Pair::new();
+    let listener = TcpListener::bind("[::]:80").unwrap();
+    let mut rules = set(vec![rule("/high/*", None), rule("/low/*", None)]);
+    rules.requests[0].class = Some(0);
+    rules.requests[1].class = Some(1);
+    let gate = pair.gate_with(&rules, &Options::default());
+    explained(gate.limit_classes(&rules, &[None, Some(Profile::new(SLOW, 1).unwrap())]));
+    let to: SocketAddr = format!("{SERVER4}:80").parse().unwrap();
+    let ask = |path: &str| {
+        let mut stream = pair.client.run(|| connect("10.77.0.2:0", to));
+        stream.write_all(head("GET", path, None).as_bytes()).unwrap();
+        let (mut served, _) = listener.accept().unwrap();
+        served.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        served.read(&mut [0; 512]).map_err(|error| error.kind())
+    };
+    assert!(ask("/low/1").is_ok_and(|length| length > 0));
+    // No worker waits for a segment that was dropped.
+    assert_eq!(ask("/low/2"), Err(ErrorKind::ConnectionReset));
+    assert!(ask("/high/1").is_ok_and(|length| length > 0), "no penalty");
 }

@@ -3,15 +3,13 @@
 
 mod support;
 
-use support::{Namespace, Pair, SERVER4, SERVER6, connection, connections, explained, ip, is_root};
+use support::{Namespace, Pair, SERVER4, SERVER6, connection, connections, explained, ip, needs_root};
 use tidegate_gate::{Gate, GateError, ListenQueue, Options, Running};
 use tidegate_policy::{Action, PortRange, RequestRule, RuleSet, When};
 
 #[test]
 fn gate_is_found_shown_fed_and_detached_by_another_process() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let mut rules =
         connections(vec![connection("*:80", "10.1.0.0/16", 5.0, 2), connection("*:443", "*", 9.5, 3)]);
@@ -52,9 +50,7 @@ fn gate_is_found_shown_fed_and_detached_by_another_process() {
 
 #[test]
 fn interfaces_are_those_of_the_addresses_without_loopback_and_without_tunnels() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _pair = Pair::new();
     let of = |address: &str| tidegate_gate::interfaces_of(&[address.parse().unwrap()]);
     for address in [format!("{SERVER4}:80"), format!("[{SERVER6}]:80"), "0.0.0.0:80".into(), "[::]:80".into()]
@@ -71,9 +67,7 @@ fn interfaces_are_those_of_the_addresses_without_loopback_and_without_tunnels() 
 
 #[test]
 fn nothing_is_attached_after_the_gate_is_gone() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let gate = pair.gate(&RuleSet::default());
     explained(Running::find(None));

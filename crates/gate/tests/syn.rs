@@ -9,7 +9,7 @@ use std::thread;
 
 use support::{
     ACK, Namespace, Pair, SERVER4, SERVER6, SYN, connection, connections, explained, frame, is_answered,
-    is_root,
+    needs_root,
 };
 use tidegate_core::Verdict;
 use tidegate_gate::{Gate, GateError, Mechanism, Options};
@@ -28,9 +28,7 @@ const SLOW: f64 = 0.001;
 
 #[test]
 fn syns_beyond_the_burst_are_dropped_and_counted_per_rule() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load(&connections(vec![
         connection("*:80", "*", SLOW, 5),
@@ -55,9 +53,7 @@ fn syns_beyond_the_burst_are_dropped_and_counted_per_rule() {
 
 #[test]
 fn kernel_and_user_space_give_the_same_verdicts() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rules = connections(vec![
         connection("*:80", "*", SLOW, 7),
@@ -98,9 +94,7 @@ fn kernel_and_user_space_give_the_same_verdicts() {
 
 #[test]
 fn rule_on_overload_acts_only_while_overload_is_signalled() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let rule = ConnectionRule { when: When::Overload, ..connection("*:80", "*", SLOW, 2) };
     let gate = load(&connections(vec![rule]));
@@ -116,9 +110,7 @@ fn rule_on_overload_acts_only_while_overload_is_signalled() {
 
 #[test]
 fn replaced_rules_keep_their_tokens_and_wrong_rules_change_nothing() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let gate = load(&connections(vec![connection("*:80", "*", SLOW, 3)]));
     let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
@@ -143,9 +135,7 @@ fn replaced_rules_keep_their_tokens_and_wrong_rules_change_nothing() {
 
 #[test]
 fn packets_under_replacement_see_one_set_or_the_other() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     // Both sets refuse the address, but number the classes of ports and destinations differently: looked up in one
     // map of the one and one of the other, the rule would not be found and the SYN would pass.
@@ -181,9 +171,7 @@ fn packets_under_replacement_see_one_set_or_the_other() {
 
 #[test]
 fn vlan_tags_and_extension_headers_do_not_hide_a_syn() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _namespace = Namespace::enter_new();
     let refusing = || {
         let gate = load(&connections(vec![connection("*:80", "*", SLOW, 1)]));
@@ -221,9 +209,7 @@ fn vlan_tags_and_extension_headers_do_not_hide_a_syn() {
 
 #[test]
 fn client_beyond_its_burst_gets_no_answer_and_others_are_served() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let listener = TcpListener::bind("[::]:80").unwrap();
     let gate = pair.gate(&connections(vec![
@@ -248,9 +234,7 @@ fn client_beyond_its_burst_gets_no_answer_and_others_are_served() {
 
 #[test]
 fn missing_interface_and_second_gate_are_named() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let error = Gate::attach("nowhere0", &RuleSet::default(), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("no network interface `nowhere0`"), "{error}");
@@ -261,4 +245,46 @@ fn missing_interface_and_second_gate_are_named() {
         Gate::attach_or_fall_back(&["gate0".to_owned()], &RuleSet::default(), &Options::default()).unwrap();
     assert!(!fallback.is_in_kernel());
     assert!(explained(fallback.show()).unavailable[0].why.contains("already runs an XDP program"));
+}
+
+/// Many sources of few lengths are in hashes, others in tries: the verdicts must not differ.
+#[test]
+fn many_sources_give_the_same_verdicts_as_in_user_space_whatever_their_lengths() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    for lengths in [&[32, 24, 0][..], &[32], &[32, 31, 24, 16, 8]] {
+        let mut rules = Vec::new();
+        for bits in lengths {
+            for i in 0..100u32 {
+                let (v4, v6) =
+                    (format!("10.{}.{}.7/{bits}", i % 3, i), format!("2001:db8:{i:x}::7/{}", bits * 4));
+                for (source, port) in [(v4, "80"), (v6, "*")] {
+                    let prefix: tidegate_core::IpPrefix = source.parse().unwrap();
+                    rules.push(connection(&format!("*:{port}"), &prefix.to_string(), SLOW, 1 + i % 2));
+                }
+            }
+        }
+        // Each once.
+        rules.sort_by_key(ToString::to_string);
+        rules.dedup_by_key(|rule| (rule.destination, rule.source));
+        let rules = connections(rules);
+        let gate = load(&rules);
+        let mut policer = Policer::new(&rules).unwrap();
+        for i in 0..120u32 {
+            for (source, destination) in [
+                (format!("10.{}.{i}.7", i % 3), "10.0.0.1"),
+                (format!("10.{}.{i}.6", i % 3), "10.0.0.1"),
+                (format!("10.{}.{i}.99", i % 4), "10.0.0.1"),
+                (format!("2001:db8:{i:x}::7"), "2001:db8::1"),
+                (format!("2001:db8:{i:x}::9"), "2001:db8::1"),
+            ] {
+                for port in [80, 81] {
+                    let (from, to) = (source.parse().unwrap(), destination.parse().unwrap());
+                    let wanted = policer.on_connect(from, to, port, 0).verdict == Verdict::Continue;
+                    let got = passes(&gate, &frame(&source, destination, port, SYN, b""));
+                    assert_eq!(got, wanted, "{lengths:?}: {source} to port {port}");
+                }
+            }
+        }
+    }
 }

@@ -11,7 +11,9 @@ mod bucket;
 mod connection;
 mod policer;
 mod request;
+mod stress;
 mod table;
+mod tally;
 
 pub use agent::{Adjustment, Agent, ClassObservation, Goals, Observation};
 pub use block::{BlockEntry, BlockList, BlockListError, ListFileError, SavedBlock, parse_list};
@@ -21,7 +23,9 @@ pub use policer::{Decision, Policer, RuleCounts};
 pub use request::{
     Action, CookiePattern, CookiePatternError, PathPattern, PathPatternError, RequestRule, RequestTable,
 };
+pub use stress::{Stress, StressLevel, StressWatch};
 pub use table::{ConnectionTable, FamilyTable, SourceEntry, TableError};
+pub use tally::Tally;
 
 /// When a rule's rate limit acts. The paper's section 3.1 enforces it only while overload is detected.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]

@@ -47,14 +47,7 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
         &rows,
         &mut out,
     );
-    let rows: Vec<Vec<String>> = status["counters"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, value)| value.as_u64() != Some(0))
-        .map(|(name, value)| vec![name.clone(), value.to_string()])
-        .collect();
-    write_table(&["COUNTER", "VALUE"], &rows, &mut out);
+    write_counters(&status["counters"], &mut out);
     print(&out)
 }
 
@@ -174,6 +167,18 @@ pub(crate) fn text(value: &Value) -> String {
 
 pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
+}
+
+/// The counters that are not 0.
+pub(crate) fn write_counters(counters: &Value, out: &mut String) {
+    let rows: Vec<Vec<String>> = counters
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| value.as_u64() != Some(0))
+        .map(|(name, value)| vec![name.clone(), value.to_string()])
+        .collect();
+    write_table(&["COUNTER", "VALUE"], &rows, out);
 }
 
 pub(crate) fn write_table(titles: &[&str], rows: &[Vec<String>], out: &mut String) {

@@ -46,9 +46,9 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings)?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
-    gatekeeper.start_adapting().map_err(gate_failed)?;
+    gatekeeper.start_watching().map_err(gate_failed)?;
     let upkeep = gatekeeper
-        .look_after()
+        .look_after(&engine)
         .map_err(|error| Failure::runtime(format!("error: cannot look after the gate: {error}")))?;
     announce(&engine, &loaded.settings, &admin_listener, &gatekeeper);
     let reloader = Arc::new(Reloader {
@@ -100,7 +100,8 @@ impl Reloader {
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
-            ("[adapt]", old.gate.goals != new.gate.goals),
+            ("[adapt]", old.gate.wanted.goals != new.gate.wanted.goals),
+            ("block.shut_windows", old.gate.shut_windows != new.gate.shut_windows),
             ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
         ];
         let changed: Vec<&str> =

@@ -194,11 +194,11 @@ fn reload_puts_new_routes_in_force() {
     eventually("the new origin answers", || (tidegate.get("/").text() == "new").then_some(()));
     assert_eq!(answer["warnings"], serde_json::json!([]));
 
-    tidegate.write_config(&(config + "[stress]\nmemory = 0.5\n"));
+    tidegate.write_config(&(config + "[[connection]]\nburst = 5\n"));
     let reloaded = tidegate.command(&["reload"]);
     let warnings = String::from_utf8_lossy(&reloaded.stderr);
     assert!(reloaded.status.success() && warnings.starts_with("warning: "), "{reloaded:?}");
-    assert!(warnings.contains("[stress] is accepted and checked, but"), "{warnings}");
+    assert!(warnings.contains("connection.burst has no effect without connection.rate"), "{warnings}");
 }
 
 #[test]

@@ -7,21 +7,11 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use support::{Pair, SERVER4, connect, is_answered, is_root};
-use tidegate_e2e::eventually;
-
-/// A process that does not outlive the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use support::{Pair, SERVER4, connect, is_answered, needs_root};
+use tidegate_e2e::{Process, eventually};
 
 /// In the calling thread's network namespace.
 fn spawn(arguments: &[&str]) -> Process {
@@ -83,9 +73,7 @@ fn attached() -> bool {
 
 #[test]
 fn gate_is_attached_before_any_server_shown_fed_and_detached() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let folder = Folder::with(
         "gate.toml",
@@ -133,9 +121,7 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
 
 #[test]
 fn nothing_is_attached_after_the_holder_is_killed() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let _pair = Pair::new();
     for signal in [libc::SIGKILL, libc::SIGTERM] {
         let mut holder = spawn(&["gate", "attach", "gate0"]);
@@ -179,9 +165,7 @@ fn get(target: &str) -> String {
 
 #[test]
 fn rules_of_a_server_act_in_the_kernel_and_in_user_space_when_that_is_taken_away() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let folder = Folder::with("file", "x");
     std::fs::write(folder.path("t.toml"), RULES.replace("ROOT", &folder.name(""))).unwrap();
@@ -283,9 +267,7 @@ fn rules_act_without_privilege_on_loopback_and_change_with_a_reload() {
 
 #[test]
 fn clients_that_connect_while_the_server_restarts_wait_with_the_holder() {
-    if !is_root() {
-        return;
-    }
+    needs_root();
     let pair = Pair::new();
     let folder = Folder::with("file", "x");
     std::fs::write(

@@ -1,5 +1,16 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod ksd;
+mod ksd_blocks;
+mod ksd_fig10;
+mod ksd_fig11;
+mod ksd_fig12;
+mod ksd_fig5;
+mod ksd_fig6;
+mod ksd_fig7;
+mod ksd_flood;
+mod ksd_tables_3_4;
+mod ksd_tables_5_6;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -11,8 +22,22 @@ mod tempesta_fig6;
 use crate::{Error, Scenario};
 
 /// Every scenario, in the order of `list` and of the pages.
-pub const ALL: &[&Scenario] =
-    &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
+pub const ALL: &[&Scenario] = &[
+    &tempesta_fig3::SCENARIO,
+    &tempesta_fig4::SCENARIO,
+    &tempesta_fig5::SCENARIO,
+    &tempesta_fig6::SCENARIO,
+    &ksd_fig5::SCENARIO,
+    &ksd_fig6::SCENARIO,
+    &ksd_fig7::SCENARIO,
+    &ksd_fig10::SCENARIO,
+    &ksd_tables_3_4::SCENARIO,
+    &ksd_fig11::SCENARIO,
+    &ksd_tables_5_6::SCENARIO,
+    &ksd_fig12::SCENARIO,
+    &ksd_flood::SCENARIO,
+    &ksd_blocks::SCENARIO,
+];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
 ///

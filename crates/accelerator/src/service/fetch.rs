@@ -419,12 +419,23 @@ impl Fetch<'_> {
         let request = OutgoingRequest {
             head: &bytes,
             method: head.method,
+            class: self.class(),
             framing,
             hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),
             hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
             upgrade: head.upgrade.then_some(head.fields),
         };
         self.pools.send(self.group, request, body).await
+    }
+
+    /// Without rules all requests are equal.
+    fn class(&self) -> u8 {
+        let Some(rules) = &self.plan.requests else { return 0 };
+        let (path, cookie) = (self.incoming.normalized.path, self.incoming.head.fields.get(FieldId::Cookie));
+        match self.plan.folds_case {
+            true => rules.class_of_request(&path.to_ascii_lowercase(), cookie),
+            false => rules.class_of_request(path, cookie),
+        }
     }
 
     /// RFC 5861 §3: the client has its answer; the validation goes on without it.

@@ -27,6 +27,8 @@ pub(crate) struct OutgoingRequest<'a> {
     /// The whole head, framing fields included.
     pub head: &'a [u8],
     pub method: Method,
+    /// Its priority class: where requests wait for a connection, 0 goes first.
+    pub class: u8,
     /// How the body is framed.
     pub framing: BodyFraming,
     /// For [`crate::settings::Balance::HashUrl`].

@@ -51,6 +51,7 @@ async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError>
     let request = OutgoingRequest {
         head: head.as_bytes(),
         method: Method::Get,
+        class: 0,
         framing: BodyFraming::None,
         hash_url: 0,
         hash_host: 0,

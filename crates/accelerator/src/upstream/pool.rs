@@ -1,22 +1,20 @@
 //! One core's connections to servers.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
+use crate::upstream::turns::{Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
 
 /// Connections tried for one request, over all servers.
 const ATTEMPTS: usize = 3;
-/// Requests that may wait for a connection to one server, on one core; what comes beyond is answered 503 at once.
-const QUEUE: usize = 1024;
 
 /// One core's idle connections.
 pub(crate) struct Pools {
@@ -28,9 +26,7 @@ pub(crate) struct Pools {
 struct Pool {
     /// The most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
-    open: Cell<usize>,
-    waiting: Cell<usize>,
-    freed: Notify,
+    turns: Rc<Turns>,
 }
 
 /// The right to one connection of a pool; counts as a request in progress until it is dropped.
@@ -39,18 +35,12 @@ pub(crate) struct Lease {
     group: usize,
     server: usize,
     pool: Rc<Pool>,
+    _turn: Turn,
 }
 
 impl Pools {
     pub(crate) fn new(groups: Arc<Groups>) -> Self {
-        let pool = || {
-            Rc::new(Pool {
-                idle: RefCell::default(),
-                open: Cell::new(0),
-                waiting: Cell::new(0),
-                freed: Notify::new(),
-            })
-        };
+        let pool = || Rc::new(Pool { idle: RefCell::default(), turns: Rc::default() });
         let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
         Self { groups, pools }
     }
@@ -88,7 +78,7 @@ impl Pools {
         for _ in 0..ATTEMPTS {
             let now_ms = self.groups.now_ms();
             let Some(server) = group.pick(&request, &tried, now_ms) else { break };
-            let lease = match self.lease(group, group_index, server).await {
+            let lease = match self.lease(group, group_index, server, request.class).await {
                 Ok(lease) => Rc::new(lease),
                 Err(error) => {
                     last = error;
@@ -150,43 +140,30 @@ impl Pools {
         }
     }
 
-    async fn lease(&self, group: &Group, group_index: usize, server: usize) -> Result<Lease, UpstreamError> {
+    /// Where the server has as many connections as it may, requests wait in the order of their classes.
+    async fn lease(
+        &self,
+        group: &Group,
+        group_index: usize,
+        server: usize,
+        class: u8,
+    ) -> Result<Lease, UpstreamError> {
         let pool =
             self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
         let settings = &group.settings;
-        if pool.open.get() >= settings.max_connections {
-            if pool.waiting.get() >= QUEUE {
-                return Err(UpstreamError::Busy);
+        let turn = match pool.turns.take(settings.max_connections) {
+            Some(turn) => turn,
+            None => {
+                let waiting = pool.turns.wait(class).ok_or(UpstreamError::Busy)?;
+                let waited = tokio::time::timeout(settings.connect_timeout, waiting).await;
+                waited.ok().and_then(Result::ok).ok_or(UpstreamError::Busy)?
             }
-            let _place = Waiting::new(&pool.waiting);
-            let free = async {
-                while pool.open.get() >= settings.max_connections {
-                    pool.freed.notified().await;
-                }
-            };
-            tokio::time::timeout(settings.connect_timeout, free).await.map_err(|_| UpstreamError::Busy)?;
-        }
-        pool.open.set(pool.open.get() + 1);
+        };
         if let Some(server) = group.servers.get(server) {
             server.request_began();
         }
-        Ok(Lease { groups: Arc::clone(&self.groups), group: group_index, server, pool: Rc::clone(pool) })
-    }
-}
-
-/// A place in the queue for a connection, until it is dropped.
-struct Waiting<'p>(&'p Cell<usize>);
-
-impl<'p> Waiting<'p> {
-    fn new(count: &'p Cell<usize>) -> Self {
-        count.set(count.get() + 1);
-        Self(count)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        let groups = Arc::clone(&self.groups);
+        Ok(Lease { groups, group: group_index, server, pool: Rc::clone(pool), _turn: turn })
     }
 }
 
@@ -261,8 +238,6 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.server().request_ended();
-        self.pool.open.set(self.pool.open.get() - 1);
-        self.pool.freed.notify_one();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Servers that misbehave, on loopback.
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -51,6 +52,7 @@ fn get(head: &[u8]) -> OutgoingRequest<'_> {
     OutgoingRequest {
         head,
         method: Method::Get,
+        class: 0,
         framing: BodyFraming::None,
         hash_url: 1,
         hash_host: 2,
@@ -284,4 +286,20 @@ fn hashing_moves_only_the_share_of_a_lost_server() {
         let after = group.pick(&request, &[2], 0).unwrap();
         assert!(before == after || before == 2, "hash {hash} moved from {before} to {after}");
     }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn requests_that_wait_for_a_connection_are_sent_in_the_order_of_their_classes() {
+    let answer: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
+    let (address, _thread) = server(vec![vec![answer; 4]]);
+    let pools = pools(vec![address], |settings| settings.max_connections = 1);
+    let answered = RefCell::new(Vec::new());
+    let one = async |name, class| {
+        let mut response = pools.send(0, OutgoingRequest { class, ..get(GET) }, EmptyBody).await.unwrap();
+        assert_eq!(body_of(&mut response).await.unwrap(), b"hi");
+        answered.borrow_mut().push(name);
+    };
+    // Polled in this order: the first has the only connection while the others begin to wait.
+    tokio::join!(biased; one("busy", 0), one("low", 2), one("middle", 1), one("high", 0));
+    assert_eq!(*answered.borrow(), ["busy", "high", "middle", "low"]);
 }

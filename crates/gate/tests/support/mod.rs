@@ -12,13 +12,11 @@ use std::time::Duration;
 use tidegate_gate::{Gate, GateError, Options};
 use tidegate_policy::{ConnectionRule, Profile, RuleSet, When};
 
-/// Whether this test can run here; says so if not.
-pub fn is_root() -> bool {
+/// Ends the test with one line if it cannot run here: what is not tested must not look as if it were.
+#[track_caller]
+pub fn needs_root() {
     let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: kernel programs and network namespaces need root");
-    }
-    root
+    assert!(root, "kernel programs and network namespaces need root: run the tests with sudo");
 }
 
 /// A network namespace.

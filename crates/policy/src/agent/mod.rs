@@ -11,7 +11,7 @@ mod class;
 use std::fmt;
 use std::time::Duration;
 
-use crate::{MAX_CLASSES, Profile};
+use crate::{MAX_CLASSES, Profile, StressLevel};
 use class::ClassState;
 
 /// What an operator wants.
@@ -59,6 +59,8 @@ pub struct Observation {
     pub cpu_pressure: f64,
     /// Share of requests that the upstream failed.
     pub upstream_errors: f64,
+    /// How close the host is to what counts as overload by itself.
+    pub stress: StressLevel,
 }
 
 /// What is too high.
@@ -69,6 +71,7 @@ enum Cause {
     QueueFill(f64),
     Memory(f64),
     Upstream(f64),
+    Stress(StressLevel),
 }
 
 impl fmt::Display for Cause {
@@ -79,6 +82,7 @@ impl fmt::Display for Cause {
             Self::QueueFill(share) => write!(f, "the accept queue is {:.0} % full", share * 100.0),
             Self::Memory(share) => write!(f, "tasks wait for memory {:.0} % of the time", share * 100.0),
             Self::Upstream(share) => write!(f, "the upstream fails {:.0} % of requests", share * 100.0),
+            Self::Stress(level) => level.fmt(f),
         }
     }
 }
@@ -203,6 +207,7 @@ impl Agent {
             (seen.queue_fill / QUEUE_FILL_LIMIT, Cause::QueueFill(seen.queue_fill)),
             (seen.memory_pressure / MEMORY_LIMIT, Cause::Memory(seen.memory_pressure)),
             (seen.upstream_errors / UPSTREAM_LIMIT, Cause::Upstream(seen.upstream_errors)),
+            (seen.stress.level, Cause::Stress(seen.stress)),
         ];
         all.extend(seen.queue_delay.map(|delay| (delay.as_secs_f64() / target, Cause::QueueDelay(delay))));
         let preferred = seen.classes.first().and_then(|class| class.latency);

@@ -445,6 +445,13 @@ static BLOCK: Section = Section {
             Absent("none"),
             "Lists of addresses and prefixes, one a line; read again when they change.",
         ),
+        key(
+            "shut_windows",
+            Kind::Integer { min: 0, max: 1_000_000 },
+            Is("0"),
+            "How often a client may answer within ten seconds that it takes no more bytes, as slow readers do, before it is \
+             blocked; 0 is as often as it likes. Needs kernel programs. A change needs a restart.",
+        ),
     ],
 };
 
@@ -513,15 +520,21 @@ static ADAPT: Section = Section {
 
 static STRESS: Section = Section {
     name: "stress",
-    doc: "Beyond what the host counts as overloaded.",
-    enforced: false,
+    doc: "Beyond what the host counts as overloaded, with or without `[adapt]`. While it is, rules with `when = \"overload\"` \
+          act, the agent limits lower classes, and DHTTP opens no connections.",
+    enforced: true,
     keys: &[
-        key("memory", Kind::Share, Is("0.9"), "Share of the memory budget in use."),
+        key(
+            "memory",
+            Kind::Share,
+            Is("0.9"),
+            "Share of the memory in use: of the control group's if that is limited, otherwise of the host's.",
+        ),
         key(
             "queue_delay",
             Kind::Duration { min_ms: MS, max_ms: HOUR },
             Is("50ms"),
-            "How long a connection waits before it is served.",
+            "How long connections wait to be accepted.",
         ),
     ],
 };

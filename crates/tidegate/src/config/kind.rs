@@ -84,8 +84,6 @@ pub(super) enum Value {
     Number(f64),
     /// Names and texts, in the order of the names.
     Words(Vec<(String, String)>),
-    /// Checked, and read by nothing yet.
-    Unused,
 }
 
 impl Kind {
@@ -114,10 +112,10 @@ impl Kind {
                 if (min..=max).contains(&number) { Ok(Value::Integer(number)) } else { Err(wrong()) }
             }
             (Self::Share, DeValue::Float(float)) => match float.as_str().parse::<f64>() {
-                Ok(share) if share > 0.0 && share <= 1.0 => Ok(Value::Unused),
+                Ok(share) if share > 0.0 && share <= 1.0 => Ok(Value::Number(share)),
                 _ => Err(wrong()),
             },
-            (Self::Share, DeValue::Integer(integer)) if integer.as_str() == "1" => Ok(Value::Unused),
+            (Self::Share, DeValue::Integer(integer)) if integer.as_str() == "1" => Ok(Value::Number(1.0)),
             (Self::Number { max }, DeValue::Float(_) | DeValue::Integer(_)) => {
                 let number = match value {
                     DeValue::Float(float) => float.as_str().parse().map_err(|_| wrong())?,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tidegate_gate::{BlockSources, Options};
+use tidegate_gate::{BlockSources, Options, Wanted};
 use tidegate_http::normalize::Personality;
 use tidegate_policy::{
     Action, Class, ConnectionRule, CookiePattern, Destination, Goals, PathPattern, Policer, PortRange,
-    Profile, RequestRule, RequestTable, RuleSet, When,
+    Profile, RequestRule, RequestTable, RuleSet, Stress, When,
 };
 
 use super::kind::destination;
@@ -27,10 +27,12 @@ pub(crate) struct Gate {
     pub http_ports: Option<Vec<PortRange>>,
     pub options: Options,
     pub blocks: BlockSources,
+    /// Shut windows of a client after which it is blocked; `None`: never.
+    pub shut_windows: Option<u32>,
     /// The life of a dynamic rule that does not say its own.
     pub block_for: Duration,
-    /// What the adaptation agent is to achieve, if it is wanted.
-    pub goals: Option<Goals>,
+    /// What the adaptation agent is to achieve, if it is wanted, and what counts as overload by itself.
+    pub wanted: Wanted,
     /// Whether the file asks for anything that has to be enforced.
     pub is_configured: bool,
 }
@@ -44,7 +46,6 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
     if personality.folds_case() {
         requests.iter_mut().for_each(|rule| rule.path = rule.path.to_ascii_lowercase());
     }
-    warn_of_overload(file, report);
     let rules = RuleSet { connections, requests, ..RuleSet::default() };
     if let (Err(error), Some(first)) = (Policer::new(&rules), file.tables("connection").first()) {
         report.error(first.offset, format!("connection: {error}"), None);
@@ -57,6 +58,8 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
     let mut gate = Gate { rules, ..Gate::default() };
     if let Some(section) = file.table("block") {
         gate.blocks = BlockSources { directory: section.path("path"), files: section.paths("files") };
+        let windows = section.integer("shut_windows").and_then(|windows| u32::try_from(windows).ok());
+        gate.shut_windows = windows.filter(|windows| *windows > 0);
         gate.block_for = section.duration("for").unwrap_or_default();
     }
     if let Some(section) = file.table("gate") {
@@ -69,28 +72,20 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
         let depth = section.integer("hold_depth").and_then(|depth| u32::try_from(depth).ok());
         gate.options.hold_depth = depth.filter(|depth| *depth > 0);
     }
-    gate.goals = file.table("adapt").and_then(|section| {
+    gate.wanted.goals = file.table("adapt").and_then(|section| {
         let floor = section.number("floor").unwrap_or_default() / 100.0;
         Some(Goals { latency: section.duration("latency")?, floor })
     });
+    if let Some(section) = file.table("stress") {
+        let usual = Stress::default();
+        gate.wanted.stress = Stress {
+            memory: section.number("memory").unwrap_or(usual.memory),
+            queue_delay: section.duration("queue_delay").unwrap_or(usual.queue_delay),
+        };
+    }
     gate.is_configured =
         ["connection", "request", "block", "gate", "adapt"].iter().any(|name| file.has(name));
     gate
-}
-
-/// Only the agent says when there is overload.
-fn warn_of_overload(file: &Values, report: &mut Report<'_>) {
-    if file.has("adapt") {
-        return;
-    }
-    for name in ["connection", "request"] {
-        for section in file.tables(name) {
-            if let (When::Overload, Some(offset)) = (when(section), section.offset_of("when")) {
-                let message = format!("{name}.when: without [adapt] nothing says when there is overload");
-                report.warn(offset, message);
-            }
-        }
-    }
 }
 
 fn class(section: &Values) -> Option<Class> {

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
-use tidegate_gate::{Gate, GateError, Handover, Keeper, ListenQueue, Pilot, Running};
+use tidegate_gate::{Gate, GateError, Handover, Keeper, ListenQueue, Pilot, Running, ServerTotals};
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::cli::{Failure, print};
 use crate::client::AskError;
-use crate::gate::{BACKLOG, log, view};
+use crate::gate::{BACKLOG, block_slow_readers, log, slow_readers, view};
 use crate::units::ListenAddress;
 use crate::{client, config};
 
@@ -64,8 +64,9 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
         tracing::warn!("not available: {}: {}", item.what, item.why);
     }
     let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
-    let pilot = settings.goals.map(|goals| Pilot::start(&gate, goals, &rules, &ports, OTHERS_BACKLOG));
-    let mut pilot = pilot.transpose().map_err(failed)?;
+    let wanted = settings.wanted;
+    let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
+    let mut slow = slow_readers(&gate, settings.shut_windows);
     let every = |period| {
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -80,6 +81,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 Ok((settings, next)) => match gate.replace_rules(&next) {
                     Ok(()) => {
                         rules = next;
+                        pilot.set_stress(settings.wanted.stress);
                         log(keeper.replace_sources(&gate, &settings.blocks));
                         tracing::info!(rules = rules.connections.len() + rules.requests.len(), "the rules were read again and are in force");
                     }
@@ -87,11 +89,11 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 },
                 Err(failure) => tracing::error!("the old rules stay in force: {}", failure.message),
             },
-            _ = looks.tick(), if pilot.is_some() => {
-                match pilot.as_mut().map(|pilot| pilot.tick(&gate, &rules)) {
-                    Some(Ok(lines)) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
-                    Some(Err(error)) => tracing::warn!(%error, "the agent could not look or adjust"),
-                    None => {}
+            _ = looks.tick() => {
+                block_slow_readers(&mut slow, &gate);
+                match pilot.tick(&gate, &rules, &ServerTotals::default()) {
+                    Ok(lines) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
+                    Err(error) => tracing::warn!(%error, "the agent could not look or adjust"),
                 }
             }
             _ = ticks.tick() => {

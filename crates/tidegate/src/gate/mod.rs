@@ -10,9 +10,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tidegate_accelerator::settings::Settings;
-use tidegate_accelerator::{Admission, Asked};
+use tidegate_accelerator::{Admission, Asked, Engine};
 use tidegate_core::Verdict;
-use tidegate_gate::{ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot};
+use tidegate_gate::{
+    ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot, ServerTotals, SlowReaders,
+};
 use tidegate_policy::{PortRange, RuleSet};
 
 use crate::config;
@@ -28,7 +30,7 @@ pub(crate) struct Gatekeeper {
     settings: Mutex<config::Gate>,
     /// Where this process listens.
     ports: Mutex<Vec<u16>>,
-    /// The adaptation agent, if it is wanted.
+    /// Says when there is overload, and adapts limits if that is wanted.
     pilot: Mutex<Option<Pilot>>,
     /// Held for as long as the process lives.
     queues: Mutex<Vec<ListenQueue>>,
@@ -83,15 +85,14 @@ impl Gatekeeper {
         self.gate().replace_rules(&rules)
     }
 
-    /// Has the agent adapt limits from now on, if it is wanted.
-    pub(crate) fn start_adapting(&self) -> Result<(), GateError> {
+    /// Watches for overload, and has the agent adapt limits if that is wanted, from now on.
+    pub(crate) fn start_watching(&self) -> Result<(), GateError> {
         let settings = self.settings();
-        let Some(goals) = settings.goals else { return Ok(()) };
         let ports = lock(&self.ports).clone();
         let rules = in_force(&settings, &ports);
         // Where each class has a queue of its own, a long one says nothing about the preferred class.
         let ports = if lock(&self.queues).is_empty() { ports } else { Vec::new() };
-        *lock(&self.pilot) = Some(Pilot::start(&self.gate(), goals, &rules, &ports, BACKLOG)?);
+        *lock(&self.pilot) = Some(Pilot::start(&self.gate(), settings.wanted, &rules, &ports, BACKLOG)?);
         Ok(())
     }
 
@@ -100,14 +101,15 @@ impl Gatekeeper {
         lock(&self.pilot).as_ref().map(Pilot::explain).unwrap_or_default()
     }
 
-    fn adapt(&self) {
+    fn watch(&self, engine: &Engine) {
         let mut pilot = lock(&self.pilot);
         let Some(pilot) = &mut *pilot else { return };
         let rules = lock(&self.settings).rules.clone();
-        match pilot.tick(&self.gate(), &rules) {
+        match pilot.tick(&self.gate(), &rules, &totals(engine)) {
             Ok(lines) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
             Err(error) => tracing::warn!(%error, "the agent could not look or adjust"),
         }
+        engine.set_stressed(pilot.is_overloaded());
     }
 
     /// Makes the engine ask about connections, and about requests if there is a rule for any.
@@ -123,6 +125,9 @@ impl Gatekeeper {
         gate.replace_rules(&in_force(settings, &lock(&self.ports)))?;
         gate.blocks().set_lifetime(settings.block_for)?;
         log(lock(&self.keeper).replace_sources(&gate, &settings.blocks));
+        if let Some(pilot) = &mut *lock(&self.pilot) {
+            pilot.set_stress(settings.wanted.stress);
+        }
         *lock(&self.settings) = settings.clone();
         Ok(())
     }
@@ -149,13 +154,15 @@ impl Gatekeeper {
     }
 
     /// Looks after the gate on a thread of its own until the result is dropped.
-    pub(crate) fn look_after(self: &Arc<Self>) -> std::io::Result<Upkeep> {
-        let gatekeeper = Arc::clone(self);
+    pub(crate) fn look_after(self: &Arc<Self>, engine: &Engine) -> std::io::Result<Upkeep> {
+        let (gatekeeper, engine) = (Arc::clone(self), engine.clone());
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("gate".into()).spawn(move || {
             let mut ticked = Instant::now();
+            let mut slow = slow_readers(&gatekeeper.gate(), gatekeeper.settings().shut_windows);
             while ended.recv_timeout(Pilot::INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                gatekeeper.adapt();
+                gatekeeper.watch(&engine);
+                block_slow_readers(&mut slow, &gatekeeper.gate());
                 if ticked.elapsed() >= Keeper::INTERVAL {
                     ticked = Instant::now();
                     gatekeeper.tick();
@@ -194,7 +201,7 @@ impl Gatekeeper {
         }
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
         if lock(&self.pilot).is_some() {
-            self.start_adapting()?;
+            self.start_watching()?;
         }
         Ok(())
     }
@@ -214,6 +221,10 @@ impl Admission for Gatekeeper {
         let Asked { peer, local, path, cookie } = *request;
         self.gate().on_request(&tidegate_gate::Asked { peer, port: local.port(), path, cookie }).verdict
     }
+
+    fn class_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> u8 {
+        self.gate().class_of_request(path, cookie)
+    }
 }
 
 impl Drop for Upkeep {
@@ -229,6 +240,16 @@ impl Drop for Upkeep {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change is one assignment, so that a panic elsewhere leaves nothing half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What tells how the server fares.
+fn totals(engine: &Engine) -> ServerTotals {
+    let upstreams = engine.upstream_status();
+    ServerTotals {
+        accepted: engine.accepted(),
+        upstream_requests: upstreams.iter().map(|server| server.requests).sum(),
+        upstream_failures: upstreams.iter().map(|server| server.failures).sum(),
+    }
 }
 
 /// The rules, for the ports of these listeners and no others of the host.
@@ -304,6 +325,25 @@ fn sorted_by_kernel(gate: &Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Vec<
         }
     }
     queues
+}
+
+/// Watches for slow readers, if that is wanted and possible.
+fn slow_readers(gate: &Gate, limit: Option<u32>) -> Option<SlowReaders> {
+    SlowReaders::start(gate, limit?)
+        .inspect_err(|error| tracing::warn!(%error, "block.shut_windows cannot be watched: nobody is blocked for them"))
+        .ok()
+}
+
+fn block_slow_readers(slow: &mut Option<SlowReaders>, gate: &Gate) {
+    match slow.as_mut().map(|slow| slow.tick(gate)) {
+        Some(Ok(blocked)) => {
+            blocked
+                .iter()
+                .for_each(|client| tracing::info!(%client, "blocked: it shuts its window again and again"));
+        }
+        Some(Err(error)) => tracing::warn!(%error, "slow readers could not be looked for"),
+        None => {}
+    }
 }
 
 fn log(notes: Vec<KeeperNote>) {

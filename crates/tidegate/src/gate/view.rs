@@ -83,12 +83,5 @@ pub(crate) fn text(gate: &Value, out: &mut String) {
         .map(|row| ["mechanism", "passed", "refused", "kind", "rule", "why"].map(|key| of(&row[key])).into())
         .collect();
     crate::client::write_table(&["WHERE", "PASSED", "REFUSED", "KIND", "RULE", "WHY THERE"], &rows, out);
-    let rows: Vec<Vec<String>> = gate["totals"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, value)| value.as_u64() != Some(0))
-        .map(|(name, value)| vec![name.clone(), value.to_string()])
-        .collect();
-    crate::client::write_table(&["COUNTER", "VALUE"], &rows, out);
+    crate::client::write_counters(&gate["totals"], out);
 }
