@@ -82,7 +82,8 @@ impl Namespace {
     fn new() -> Self {
         let name = format!("trickles-t{}", std::process::id());
         let ip = |arguments: &[&str]| {
-            let output = Command::new("ip").args(arguments).output().unwrap();
+            let output = Command::new("ip").args(arguments).output();
+            let output = output.expect("ip is missing; apt-get install iproute2");
             assert!(output.status.success(), "needs root: {}", String::from_utf8_lossy(&output.stderr));
         };
         ip(&["netns", "add", &name]);

@@ -19,7 +19,8 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
 
 fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+    let output = Command::new("ip").args(arguments.split_whitespace()).output();
+    let output = output.expect("ip is missing; apt-get install iproute2");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tidegate_http::normalize::percent_decode;
 
 /// Files that are kept open.
 const MAX_OPEN: usize = 256;
@@ -71,7 +72,8 @@ impl StaticRoot {
 
     /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
     fn open_file(&self, path: &[u8]) -> Result<OpenFile, Missing> {
-        let mut name = percent_decode(path.strip_prefix(b"/").ok_or(Missing::NotFound)?);
+        let mut name = Vec::with_capacity(path.len());
+        percent_decode(path.strip_prefix(b"/").ok_or(Missing::NotFound)?, &mut name);
         // Names that begin with a dot are not for the public, but for RFC 8615's.
         let public = |part: &[u8]| !part.starts_with(b".") || part == b".well-known";
         if name.contains(&0) || !name.split(|&byte| byte == b'/').all(public) {
@@ -150,23 +152,4 @@ impl Site for StaticRoot {
         // After reading: a file that was written to meanwhile has another time by now.
         (open.resource().ok()?.version == version).then_some(read)
     }
-}
-
-fn percent_decode(path: &[u8]) -> Vec<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte == b'%'
-            && let [high, low, tail @ ..] = tail
-            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
-        {
-            out.push(high << 4 | low);
-            rest = tail;
-        } else {
-            out.push(byte);
-        }
-    }
-    out
 }

@@ -16,6 +16,7 @@ use crate::replay::{ReplayTable, Seen};
 use crate::user::{Kind, UserContinuation, UserError, split_sequence};
 use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Limits of a server. Replicas that share keys must agree on all but `replay_entries`.
@@ -200,6 +201,24 @@ pub struct Event<'d> {
     pub inputs: Vec<EventInput<'d>>,
     /// Output wanted, one for each packet from the first.
     pub wants: Vec<EventWant<'d>>,
+}
+
+impl<'d> Event<'d> {
+    /// Each input with the packets, of `packets` in all, that are free for the first bytes of its answer: wants have
+    /// theirs, the rest is shared out. The last packet serves everybody.
+    pub fn inputs_with_packets(
+        &self,
+        packets: usize,
+    ) -> impl Iterator<Item = (&EventInput<'d>, Range<usize>)> {
+        let last = packets.saturating_sub(1);
+        let mut next = self.wants.len().min(last);
+        self.inputs.iter().enumerate().map(move |(index, input)| {
+            let share = packets.saturating_sub(next).div_ceil(self.inputs.len() - index);
+            let range = next..next + share;
+            next = range.end.min(last);
+            (input, range)
+        })
+    }
 }
 
 /// A service over Trickles: answers events, and should keep nothing between them that it cannot do without.
