@@ -16,7 +16,7 @@ pub const ACCOUNT_HEAD_BYTES: usize = 2;
 /// Bytes of one run with its nonce.
 pub const RUN_BYTES: usize = 12;
 /// Most runs that an account may have.
-pub const MAX_RUNS: usize = 32;
+pub const MAX_RUNS: usize = 64;
 
 const AUTHENTICATED_BYTES: usize = CONTINUATION_BYTES - 16;
 const PEER_BYTES: usize = 18;

@@ -16,7 +16,7 @@ use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
 /// Each connection is left in the middle of this file.
-const OBJECT_BYTES: u64 = 1_000_000;
+const OBJECT_BYTES: u64 = 20_000;
 /// By how much memory may differ.
 const MIB: f64 = 1_048_576.0;
 /// How long an answer may take before the request is sent again.
@@ -29,7 +29,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     claim: "A server's memory is the same within 1 MiB with 1 and with 100,000 connections in the middle of a transfer",
     published: "The server's memory against the number of connections: constant for Trickles, growing for TCP until memory \
                 is used up at about 10,000.",
-    method: "Each connection asks for a 1 MB file, gets its first packets, and is left open there. Memory is the server's \
+    method: "Each connection asks for a 20 kB file, takes its first packets, and is left open there; over TCP the rest waits in socket buffers. Memory is the server's \
              anonymous resident memory, and for TCP the kernel's pages for sockets as well (/proc/net/sockstat). The server \
              is warmed by 1,000 connections first. TCP connections end where a process may have no more descriptors.",
     run,

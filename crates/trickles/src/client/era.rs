@@ -2,6 +2,7 @@
 
 use crate::congestion::{Era, Run};
 use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation};
+use crate::cwnd::MAX_WINDOW;
 use crate::wire::Account;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -9,6 +10,9 @@ use std::time::Instant;
 
 /// Later packets that make an earlier one count as lost (RFC 5681 §3.2).
 const DUPLICATE_THRESHOLD: u64 = 3;
+
+/// Smallest window in packets whose slow start is ended early (RFC 9406 §4.3, LOW_CWND).
+const SLOW_START_WINDOW: u16 = 16;
 
 /// What a packet that is on its way was asked to bring.
 #[derive(Clone, Debug)]
@@ -77,6 +81,8 @@ pub(super) struct EraState {
     pub(super) expected: BTreeMap<u64, Expected>,
     anchor: Option<Anchor>,
     blocked_since: Option<Instant>,
+    /// The next packet is to count as lost although it arrives.
+    ends_slow_start: bool,
 }
 
 impl EraState {
@@ -94,7 +100,17 @@ impl EraState {
             expected: BTreeMap::new(),
             anchor: None,
             blocked_since: None,
+            ends_slow_start: false,
         }
+    }
+
+    /// Ends slow start before it fills a queue to the brim (RFC 9406): the next packet is reported lost, which a client may
+    /// do since it only slows it down. What is in flight then is what the path holds and as much in its queue, and half of
+    /// that is the next era's window. A small window has no need of it.
+    pub(super) fn end_slow_start(&mut self) {
+        let window = self.era.cwnd(self.next - 1);
+        let slow = self.era.ssthresh == MAX_WINDOW && (SLOW_START_WINDOW..MAX_WINDOW).contains(&window);
+        self.ends_slow_start |= slow && !self.recovering();
     }
 
     pub(super) fn recovering(&self) -> bool {
@@ -126,7 +142,12 @@ impl EraState {
     pub(super) fn advance(&mut self, later: u64, now: Instant, reordering: std::time::Duration) -> Progress {
         let mut progress = Progress::default();
         loop {
-            if let Some(held) = self.received.remove(&self.next) {
+            let sacrificed = self.ends_slow_start && !self.recovering();
+            if sacrificed && self.received.remove(&self.next).is_some() {
+                self.ends_slow_start = false;
+                self.first_loss = Some(self.next);
+                self.gap += 1;
+            } else if let Some(held) = self.received.remove(&self.next) {
                 self.resolve(held);
             } else {
                 let evidence = self.received.len() as u64 + if self.recovering() { later } else { 0 };

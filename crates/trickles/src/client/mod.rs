@@ -278,6 +278,11 @@ impl Client {
                 let result = self.take_frames(&frames);
                 self.sample(timestamp_us, now);
                 self.take_packet(&packet, continuation, nonce, now);
+                if self.round_trip.shows_a_queue()
+                    && let Some(newest) = self.eras.back_mut()
+                {
+                    newest.end_slow_start();
+                }
                 self.account(now);
                 self.update_waiting(now);
                 result

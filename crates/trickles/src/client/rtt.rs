@@ -7,23 +7,49 @@ const INITIAL_RTO: Duration = Duration::from_secs(1);
 const MAX_REORDERING: Duration = Duration::from_millis(100);
 const GRANULARITY: Duration = Duration::from_millis(1);
 
+/// Samples that must all show a queue. RFC 9406 §4.2 has 8; each packet is a sample here, so that a burst that was held up
+/// is as many.
+const QUEUE_SAMPLES: usize = 16;
+/// Least and greatest delay that shows one (RFC 9406 §4.2).
+const QUEUE_DELAY: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(16));
+
 /// Estimator of one client.
 #[derive(Clone, Debug)]
 pub(super) struct RoundTrip {
     min_rto: Duration,
     smoothed: Option<(Duration, Duration)>,
+    least: Duration,
+    /// The last samples, and how many there were in all.
+    last: [Duration; QUEUE_SAMPLES],
+    count: usize,
 }
 
 impl RoundTrip {
     pub(super) fn new(min_rto: Duration) -> Self {
-        Self { min_rto, smoothed: None }
+        Self {
+            min_rto,
+            smoothed: None,
+            least: Duration::MAX,
+            last: [Duration::ZERO; QUEUE_SAMPLES],
+            count: 0,
+        }
     }
 
     pub(super) fn sample(&mut self, sample: Duration) {
+        self.least = self.least.min(sample);
+        self.last[self.count % QUEUE_SAMPLES] = sample;
+        self.count += 1;
         self.smoothed = Some(match self.smoothed {
             None => (sample, sample / 2),
             Some((srtt, rttvar)) => (srtt * 7 / 8 + sample / 8, rttvar * 3 / 4 + srtt.abs_diff(sample) / 4),
         });
+    }
+
+    /// Whether packets have begun to wait in a queue on the way: all of the last samples are longer than the shortest ever
+    /// by an eighth of it (RFC 9406 §4.2).
+    pub(super) fn shows_a_queue(&self) -> bool {
+        let delay = (self.least / 8).clamp(QUEUE_DELAY.0, QUEUE_DELAY.1);
+        self.count >= QUEUE_SAMPLES && self.last.iter().all(|sample| *sample >= self.least + delay)
     }
 
     /// RFC 6298 (2.3), before backing off.
@@ -67,5 +93,20 @@ mod tests {
             round_trip.sample(Duration::from_millis(1));
         }
         assert_eq!(round_trip.timeout(), Duration::from_millis(200), "the floor");
+    }
+
+    #[test]
+    fn a_queue_shows_once_every_one_of_the_last_samples_is_longer() {
+        let mut round_trip = RoundTrip::new(Duration::from_millis(200));
+        let ms = Duration::from_millis;
+        round_trip.sample(ms(40));
+        for _ in 1..QUEUE_SAMPLES {
+            round_trip.sample(ms(46));
+        }
+        assert!(!round_trip.shows_a_queue(), "one was as short as ever");
+        round_trip.sample(ms(45));
+        assert!(round_trip.shows_a_queue());
+        round_trip.sample(ms(44));
+        assert!(!round_trip.shows_a_queue());
     }
 }

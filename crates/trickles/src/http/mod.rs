@@ -21,9 +21,11 @@ use std::ops::Range;
 /// Code of a reset: a continuation is not one of this service's.
 pub const FOREIGN: u16 = 400;
 /// Responses to one packet of requests that were sent ahead.
-const MAX_PIPELINED: usize = 8;
+const MAX_PIPELINED: usize = 32;
 /// Room kept for the input continuation behind pipelined responses: its frame and the largest digest.
 const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES + digest::MAX_DIGEST_BYTES;
+/// The frame of an output continuation, besides its opaque bytes.
+const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
 
 /// What a site has under a request target.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -155,8 +157,13 @@ impl<S: Site> HttpService<S> {
                 return;
             };
             let end = (start + response.total_bytes()).min(1 << REGION_BITS);
-            let crowded = !responses.is_empty()
-                && socket.room(first) < OVERHEAD_BYTES + opaque.len() + INPUT_CONTINUATION_BYTES;
+            // The last packet keeps room for the input continuation.
+            let fits = |index| {
+                let last = index + 1 >= packets.end;
+                let kept = if last { INPUT_CONTINUATION_BYTES } else { 0 };
+                socket.room(index) >= OUTPUT_CONTINUATION_BYTES + opaque.len() + kept
+            };
+            let crowded = !responses.is_empty() && !packets.clone().any(fits);
             if crowded || socket.set_output_continuation(first, input.request, (start, end), &opaque).is_err()
             {
                 if responses.is_empty() {
