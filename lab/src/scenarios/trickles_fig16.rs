@@ -133,7 +133,7 @@ fn crash(lab: &Lab, carrier: Carrier, then: Then, bytes: u64) -> Result<Crash, E
             Then::Replaced => None,
         };
         let down = (killed, began.elapsed());
-        let repeated = client.join().unwrap_or_else(|_| Err(Error::Nothing("a client that panicked")))?;
+        let repeated = client.join().unwrap_or(Err(Error::Nothing("a client that panicked")))?;
         restarted.transpose()?;
         Ok::<_, Error>((repeated, down))
     })?;

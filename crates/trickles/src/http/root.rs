@@ -1,6 +1,6 @@
 //! A directory of files as a site. Open files are kept as soft state that may be dropped at any time.
 
-use super::{Missing, Resource, Site};
+use super::{Asked, Lost, Missing, Resource, Site};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -117,6 +117,7 @@ impl OpenFile {
             .iter()
             .fold(0, |hash: u64, part| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
         Ok(Resource {
+            status: 200,
             length,
             version,
             modified_s: u64::try_from(seconds).ok(),
@@ -127,8 +128,13 @@ impl OpenFile {
 }
 
 impl Site for StaticRoot {
-    fn find(&mut self, _host: &[u8], target: &[u8]) -> Result<Resource, Missing> {
-        self.lookup(target)?.resource().map_err(|_| Missing::Unavailable)
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        self.lookup(asked.target)?.resource().map_err(|_| Missing::Unavailable)
+    }
+
+    fn known(&mut self, _host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
+        let found = self.lookup(target).ok().and_then(|open| open.resource().ok());
+        found.filter(|resource| resource.version == version).ok_or(Lost::Gone)
     }
 
     fn read(
@@ -138,18 +144,19 @@ impl Site for StaticRoot {
         version: u64,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Option<usize> {
-        let open = self.lookup(target).ok()?;
+    ) -> Result<usize, Lost> {
+        let open = self.lookup(target).map_err(|_| Lost::Gone)?;
         let mut read = 0;
         while read < buffer.len() {
             match open.file.read_at(&mut buffer[read..], offset + read as u64) {
                 Ok(0) => break,
                 Ok(count) => read += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
+                Err(_) => return Err(Lost::Gone),
             }
         }
         // After reading: a file that was written to meanwhile has another time by now.
-        (open.resource().ok()?.version == version).then_some(read)
+        let same = open.resource().is_ok_and(|resource| resource.version == version);
+        if same { Ok(read) } else { Err(Lost::Gone) }
     }
 }

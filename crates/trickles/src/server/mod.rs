@@ -15,8 +15,10 @@ use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
 use crate::user::{Kind, UserContinuation, UserError, split_sequence};
 use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 
 /// Limits of a server. Replicas that share keys must agree on all but `replay_entries`.
@@ -67,6 +69,8 @@ tidegate_core::metric_set! {
         Counter trickles_bad_account_total: "Requests refused because their account of packets was impossible.",
         Counter trickles_unproved_total: "Requests refused because the nonces did not prove the account.",
         Counter trickles_replayed_total: "Requests refused because they were answered already.",
+        Counter trickles_waited_total: "Requests whose answer waited for the application.",
+        Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
         Counter trickles_socket_errors_total: "Sends and receives that the system refused.",
     }
 }
@@ -122,6 +126,15 @@ impl Refusal {
             Self::UnknownEpoch { connection, .. } => Some((connection, RefusalCode::UnknownEpoch)),
             Self::Stale { connection } => Some((connection, RefusalCode::Stale)),
             _ => None,
+        }
+    }
+
+    /// Passes the notice for the client to `transmit`, where there is one.
+    pub(crate) fn notify(&self, transmit: &mut impl FnMut(&[u8])) {
+        if let Some((connection, code)) = self.answer() {
+            let mut notice = Vec::new();
+            Answer::encode_refused(connection, code, &mut notice);
+            transmit(&notice);
         }
     }
 
@@ -225,11 +238,24 @@ impl<'d> Event<'d> {
 pub trait Application {
     /// Fills the packets of `socket`, at once.
     fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket);
+
+    /// What the answer to an event has to wait for, such as an object on its way from somewhere else. The event is handled
+    /// when that is ready, whatever came of it. Nothing by default.
+    fn prepare(&mut self, _event: &Event<'_>) -> Option<Wait> {
+        None
+    }
 }
+
+/// Ready when an event can be answered.
+pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<A: Application + ?Sized> Application for Box<A> {
     fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
         (**self).handle(event, socket);
+    }
+
+    fn prepare(&mut self, event: &Event<'_>) -> Option<Wait> {
+        (**self).prepare(event)
     }
 }
 
@@ -278,22 +304,47 @@ impl Server {
         transmit: &mut impl FnMut(&[u8]),
     ) -> Result<(), Refusal> {
         match self.receive(datagram, peer, now_ms) {
-            Ok(Some((event, mut socket))) => {
-                application.handle(&event, &mut socket);
-                self.counters.trickles_packets_sent_total.add(socket.packets() as u64);
-                socket.finish(transmit);
+            Ok(Some((event, socket))) => {
+                self.answer(&event, socket, application, transmit);
                 Ok(())
             }
             Ok(None) => Ok(()),
             Err(refusal) => {
-                if let Some((connection, code)) = refusal.answer() {
-                    let mut notice = Vec::new();
-                    Answer::encode_refused(connection, code, &mut notice);
-                    transmit(&notice);
-                }
+                refusal.notify(transmit);
                 Err(refusal)
             }
         }
+    }
+
+    /// Has `application` fill the packets that a verified event sets free, and passes them to `transmit`.
+    pub fn answer(
+        &self,
+        event: &Event<'_>,
+        mut socket: Minisocket,
+        application: &mut impl Application,
+        transmit: &mut impl FnMut(&[u8]),
+    ) {
+        application.handle(event, &mut socket);
+        self.counters.trickles_packets_sent_total.add(socket.packets() as u64);
+        socket.finish(transmit);
+    }
+
+    /// Answers a datagram that [`Server::receive`] has verified, whose event waited meanwhile.
+    ///
+    /// # Errors
+    /// A user continuation's key has been retired in the meantime.
+    pub fn resume(
+        &mut self,
+        datagram: &[u8],
+        socket: Minisocket,
+        application: &mut impl Application,
+        transmit: &mut impl FnMut(&[u8]),
+    ) -> Result<(), Refusal> {
+        let request = Request::decode(datagram)?;
+        let peer = socket.peer();
+        let (event, socket) = self.event(kind_of(&request.ask), &request, peer, socket)?;
+        self.answer(&event, socket, application, transmit);
+        Ok(())
     }
 
     /// Verifies one datagram. `None` where the trickle ends with it.
@@ -339,12 +390,7 @@ impl Server {
             self.counters.trickles_terminated_total.add(1);
             return Ok(None);
         };
-        let kind = match request.ask {
-            Ask::Open { .. } => EventKind::Open,
-            Ask::Close { .. } => EventKind::Close,
-            _ => EventKind::Request,
-        };
-        self.event(kind, &request, peer, socket).map(Some)
+        self.event(kind_of(&request.ask), &request, peer, socket).map(Some)
     }
 
     /// The paper's SYN (§6.1): answered at once, with no more than the address has paid for.
@@ -538,6 +584,14 @@ impl Server {
         let length = u64::from(want.length).min(continuation.end - offset) as u32;
         let (valid_start, valid_end, opaque) = (continuation.start, continuation.end, continuation.opaque);
         Ok(EventWant { request, offset, length, valid_start, valid_end, opaque, aged: !current })
+    }
+}
+
+fn kind_of(ask: &Ask) -> EventKind {
+    match ask {
+        Ask::Open { .. } => EventKind::Open,
+        Ask::Close { .. } => EventKind::Close,
+        _ => EventKind::Request,
     }
 }
 
