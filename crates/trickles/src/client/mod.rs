@@ -23,10 +23,14 @@ use std::time::{Duration, Instant};
 /// Eras that are kept at once: the current one, and those whose packets may still arrive.
 const MAX_ERAS: usize = 4;
 
+/// What an Ethernet frame holds, less the headers of IPv4 and UDP.
+pub const LARGEST_DATAGRAM_BYTES: u16 = 1472;
+
 /// Limits and timers of a client.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted.
+    /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted. An open that was not
+    /// answered is repeated with 1200.
     pub datagram_bytes: u16,
     /// Bytes of output that each request buffers ahead of its reader.
     pub window_bytes: u64,
@@ -47,7 +51,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            datagram_bytes: 1200,
+            datagram_bytes: LARGEST_DATAGRAM_BYTES,
             window_bytes: 4 << 20,
             max_requests: 64,
             max_input_bytes: 1 << 20,

@@ -58,12 +58,17 @@ impl Client {
         for state in self.requests.values_mut() {
             state.forget_flight();
         }
-        self.server_datagram_bytes = self.config.datagram_bytes;
-        let mut out = Vec::with_capacity(PADDED_BYTES);
-        let ask = Ask::Open { datagram_bytes: self.config.datagram_bytes };
+        // Where nothing came back, the path may lose long datagrams in silence (RFC 8899).
+        let most = usize::from(self.config.datagram_bytes);
+        let size = if self.attempts == 0 { most } else { most.min(PADDED_BYTES) };
+        let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
+        self.server_datagram_bytes = datagram_bytes;
+        let padded = size.max(PADDED_BYTES);
+        let mut out = Vec::with_capacity(padded);
+        let ask = Ask::Open { datagram_bytes };
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
-        let load = self.write_frames(OPEN_WANTS, PADDED_BYTES, &mut out);
-        wire::pad(PADDED_BYTES, &mut out);
+        let load = self.write_frames(OPEN_WANTS, padded, &mut out);
+        wire::pad(padded, &mut out);
         self.open_wants = load.wants;
         self.open_inputs = load.inputs;
         self.waiting_since = Some(now);

@@ -7,6 +7,7 @@ mod minisocket;
 pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 
+use crate::client::LARGEST_DATAGRAM_BYTES;
 use crate::congestion::{self, AccountError, Era, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
 use crate::cwnd::MAX_WINDOW;
@@ -39,7 +40,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            datagram_bytes: 1200,
+            datagram_bytes: LARGEST_DATAGRAM_BYTES,
             initial_window: 10,
             horizon_ms: 60_000,
             clock_skew_ms: 5_000,

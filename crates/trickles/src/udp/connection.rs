@@ -2,7 +2,7 @@
 
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::random_block;
-use crate::client::{Client, ClientError, Config, Read};
+use crate::client::{Client, ClientError, Config, LARGEST_DATAGRAM_BYTES, Read};
 use crate::tcp::TcpSocket;
 use std::collections::HashMap;
 use std::io;
@@ -158,7 +158,15 @@ impl Connection {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
         };
         let socket = socket_to(server, options.format, options.local)?;
-        let client = Client::new(options.config.clone(), &random_block()?, now());
+        let headers_more = match (options.format, server.is_ipv6()) {
+            (Format::Udp, false) => 0,
+            (Format::Udp, true) => 20,
+            (Format::Tcp, false) => 16,
+            (Format::Tcp, true) => 36,
+        };
+        let datagram_bytes = options.config.datagram_bytes.min(LARGEST_DATAGRAM_BYTES - headers_more);
+        let config = Config { datagram_bytes, ..options.config.clone() };
+        let client = Client::new(config, &random_block()?, now());
         let state = State {
             client,
             readers: HashMap::new(),
