@@ -315,3 +315,33 @@ fn a_post_when_it_fits_a_continuation_then_the_upstream_has_it_once() {
     });
     assert_eq!(origin.requests(), 2);
 }
+
+#[test]
+fn an_http_client_when_led_by_a_gateway_then_it_has_the_service_on_one_connection() {
+    use std::io::Write;
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"content");
+    let replica = start(directory.path(), "only");
+    let url = format!("trickles://{}", replica.address);
+    let mut command = tidegate();
+    command.args(["gateway", "--listen", "127.0.0.1:0", "--to", &url]).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim_end().rsplit("http://").next().unwrap().to_owned();
+    let gateway = Replica { process, address };
+    let mut client = std::net::TcpStream::connect(&gateway.address).unwrap();
+    let request = "GET /large.bin HTTP/1.1\r\nHost: h\r\n";
+    write!(client, "{request}\r\n{request}Range: bytes=3-5\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\r\n\r\ncontentHTTP/1.1 206 "),
+        "{answer}"
+    );
+    assert!(answer.ends_with("\r\n\r\nten"), "{answer}");
+
+    let wrong = tidegate().args(["gateway", "--to", "http://x/"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).starts_with("error: --to: expected trickles://"));
+}

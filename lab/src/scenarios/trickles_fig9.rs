@@ -13,6 +13,8 @@ use crate::{Error, Lab, Outcome, Scenario};
 
 /// What every client fetches, again and again.
 const OBJECT_BYTES: u64 = 500_000;
+/// TCP has failed where it reaches less than this part of what it reached with fewer clients.
+const FAILED: f64 = 0.5;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig9",
@@ -37,6 +39,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let mut summary = Table::new(["clients", "Trickles, Mbit/s", "TCP Reno, Mbit/s", "Trickles to TCP"]);
     let mut series = Carrier::BOTH.map(|carrier| (carrier.label().to_owned(), Vec::new()));
     let mut checks = Vec::new();
+    let mut best_tcp: f64 = 0.0;
     for (step, &count) in counts.iter().enumerate() {
         lab.progress(step + 1, counts.len(), &format!("{} clients", thousands(count as u64)));
         let mut rates = [0.0; 2];
@@ -55,7 +58,10 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
                 of.failed.to_string(),
             ]);
         }
-        let ratio = rates[0] / rates[1];
+        best_tcp = best_tcp.max(rates[1]);
+        // Where TCP fails, Trickles has to give what TCP gave to fewer clients.
+        let failed = rates[1] < FAILED * best_tcp;
+        let ratio = rates[0] / if failed { best_tcp } else { rates[1] };
         summary.row([
             thousands(count as u64),
             format!("{:.1}", rates[0]),
@@ -63,7 +69,11 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
             format!("{ratio:.3}"),
         ]);
         checks.push(Check {
-            what: format!("throughput to TCP's with {} clients", thousands(count as u64)),
+            what: format!(
+                "throughput to TCP's with {} clients{}",
+                thousands(count as u64),
+                if failed { ", of which TCP serves hardly any," } else { "" }
+            ),
             ratio,
             at_least: 0.95,
         });
