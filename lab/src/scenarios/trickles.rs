@@ -17,7 +17,7 @@ pub(super) static PAPER: Paper = Paper {
               with one worker, which serves the same files over Trickles (in UDP datagrams) and over the kernel's TCP, with \
               Reno's congestion control as in the paper; clients of both kinds are tasks of one process. Clients compare \
               every byte with what it must be. Headers are in the link's rate: of 1500 bytes a packet of \
-              Trickles has 1368 for content and one of TCP 1448, so that at a full link 0.945 of TCP's content is parity.",
+              Trickles has 1404 for content and one of TCP 1448, so that at a full link 0.97 of TCP's content is parity.",
 };
 
 /// Two hosts with a server that both carriers reach.

@@ -45,7 +45,7 @@ enum Then {
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let bytes = lab.choose(20_000_000, 14_000_000);
-    let rounds = lab.choose(5, 1);
+    let rounds = lab.choose(3, 1);
     let cases = [
         ("Trickles, replaced", Carrier::Trickles, Then::Replaced),
         ("Trickles, restarted", Carrier::Trickles, Then::Restarted),

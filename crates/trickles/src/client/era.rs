@@ -1,7 +1,7 @@
 //! One era at the client: which of its packets arrived, what is proved about them, and whose trickles are free to use.
 
 use crate::congestion::{Era, Run};
-use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation};
+use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation, RawDelta, apply_delta};
 use crate::cwnd::MAX_WINDOW;
 use crate::wire::Account;
 use std::collections::{BTreeMap, VecDeque};
@@ -81,6 +81,9 @@ pub(super) struct EraState {
     pub(super) expected: BTreeMap<u64, Expected>,
     anchor: Option<Anchor>,
     blocked_since: Option<Instant>,
+    /// A continuation that deltas are applied to, and the number of its packet.
+    known: Option<RawContinuation>,
+    known_number: u64,
     /// The next packet is to count as lost although it arrives.
     ends_slow_start: bool,
 }
@@ -101,6 +104,8 @@ impl EraState {
             anchor: None,
             blocked_since: None,
             ends_slow_start: false,
+            known: None,
+            known_number: 0,
         }
     }
 
@@ -127,12 +132,21 @@ impl EraState {
         self.recovering() && self.next > self.end() && self.ready.is_empty()
     }
 
+    /// The continuation that a delta of this era tells.
+    pub(super) fn apply(&self, delta: &RawDelta) -> Option<RawContinuation> {
+        apply_delta(self.known.as_ref()?, delta)
+    }
+
     /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
     pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
         if number < self.next || number > self.end() || self.received.contains_key(&number) {
             return false;
         }
         self.arrivals += 1;
+        // The newest key epoch is that of the newest packet.
+        if number >= self.known_number {
+            (self.known, self.known_number) = (Some(raw), number);
+        }
         self.received.insert(number, Held { raw, nonce, arrived: now });
         true
     }

@@ -9,7 +9,7 @@ mod transmit;
 pub use request::Read;
 
 use crate::congestion::Era;
-use crate::continuation::Continuation;
+use crate::continuation::{Continuation, era_of};
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
 use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, WireError};
@@ -266,33 +266,43 @@ impl Client {
 
     /// Feeds one datagram. An error says why it was ignored; the connection goes on.
     pub fn handle_datagram(&mut self, datagram: &[u8], now: Instant) -> Result<(), PeerError> {
-        match Answer::decode(datagram)? {
+        let (timestamp_us, continuation, nonce, frames) = match Answer::decode(datagram)? {
             Answer::Refused { connection, .. } if connection == self.connection && self.established => {
                 self.reopen(now);
-                Ok(())
+                return Ok(());
             }
             Answer::Response { connection, timestamp_us, continuation, nonce, frames }
                 if connection == self.connection =>
             {
-                let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
-                if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2
-                {
-                    return Err(PeerError::Continuation);
-                }
-                let result = self.take_frames(&frames);
-                self.sample(timestamp_us, now);
-                self.take_packet(&packet, continuation, nonce, now);
-                if self.round_trip.shows_a_queue()
-                    && let Some(newest) = self.eras.back_mut()
-                {
-                    newest.end_slow_start();
-                }
-                self.account(now);
-                self.update_waiting(now);
-                result
+                (timestamp_us, continuation, nonce, frames)
             }
-            _ => Err(PeerError::OtherConnection),
+            Answer::Delta { connection, timestamp_us, delta, nonce, frames }
+                if connection == self.connection =>
+            {
+                let counter = era_of(&delta);
+                let era = self.eras.iter().find(|state| state.era.counter == counter);
+                // Of an era that was given up nothing goes on.
+                let continuation =
+                    era.and_then(|state| state.apply(&delta)).ok_or(PeerError::Continuation)?;
+                (timestamp_us, continuation, nonce, frames)
+            }
+            _ => return Err(PeerError::OtherConnection),
+        };
+        let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
+        if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2 {
+            return Err(PeerError::Continuation);
         }
+        let result = self.take_frames(&frames);
+        self.sample(timestamp_us, now);
+        self.take_packet(&packet, continuation, nonce, now);
+        if self.round_trip.shows_a_queue()
+            && let Some(newest) = self.eras.back_mut()
+        {
+            newest.end_slow_start();
+        }
+        self.account(now);
+        self.update_waiting(now);
+        result
     }
 
     fn sample(&mut self, timestamp_us: u32, now: Instant) {

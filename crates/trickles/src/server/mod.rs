@@ -382,8 +382,13 @@ impl Server {
             Ask::Close { account } => {
                 let (_, continuation, secret) =
                     self.authenticate(request.connection, account, peer, now_ms)?;
-                let template =
-                    Template { continuation, secret, connection: request.connection, timestamp_us: 0 };
+                let template = Template {
+                    continuation,
+                    secret,
+                    connection: request.connection,
+                    timestamp_us: 0,
+                    as_delta: false,
+                };
                 Some(Minisocket::new(Arc::clone(&self.keys), peer, template, std::iter::empty(), 0))
             }
         };
@@ -439,7 +444,7 @@ impl Server {
         };
         self.counters.trickles_opens_total.add(1);
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let template = Template { continuation, secret, connection, timestamp_us };
+        let template = Template { continuation, secret, connection, timestamp_us, as_delta: false };
         let numbers = 1..=u64::from(flight);
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, numbers, packet_bytes)))
     }
@@ -516,6 +521,7 @@ impl Server {
             continuation.era.tag = secret.next_era(era.tag, cause);
         }
         let keys = self.keys.current();
+        let as_delta = release.cause.is_none() && continuation.epoch == keys.epoch;
         if continuation.epoch != keys.epoch {
             continuation.sealed = keys.reseal(plain);
             continuation.epoch = keys.epoch;
@@ -523,7 +529,7 @@ impl Server {
         continuation.timestamp_ms = now_ms as u32;
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
         let size = continuation.datagram_bytes.min(self.config.datagram_bytes).into();
-        let template = Template { continuation, secret, connection, timestamp_us };
+        let template = Template { continuation, secret, connection, timestamp_us, as_delta };
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size)))
     }
 
@@ -603,6 +609,8 @@ pub(crate) struct Template {
     pub(crate) secret: Secret,
     pub(crate) connection: u64,
     pub(crate) timestamp_us: u32,
+    /// Whether the client has another continuation of the era and of the key epoch: the one that it sent.
+    pub(crate) as_delta: bool,
 }
 
 /// RFC 6298 §2 with the continuation's timestamp in place of a clock of the connection.
