@@ -84,6 +84,7 @@ impl Hosts {
     /// Without root, `ip` or TUN devices.
     pub fn new(profiles: Vec<Profile>, seed: u64) -> Result<Self, Error> {
         needs_root()?;
+        remove_leftovers();
         let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let (client, server) = (Namespace::new(format!("tdl-c{id}"))?, Namespace::new(format!("tdl-s{id}"))?);
         let addresses: Vec<IpAddr> = (0..profiles.len().max(1)).map(client_address).collect();
@@ -160,6 +161,19 @@ pub fn needs_root() -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Link("an emulated link needs root: it makes network namespaces and TUN devices".into()))
+}
+
+/// Removes the namespaces of labs that were killed.
+fn remove_leftovers() {
+    let Ok(namespaces) = std::fs::read_dir("/run/netns") else { return };
+    for name in namespaces.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+        let rest = name.strip_prefix("tdl-c").or(name.strip_prefix("tdl-s"));
+        let process = rest.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if process.is_some_and(|process| !std::path::Path::new(&format!("/proc/{process}")).exists()) {
+            // Another lab may be faster.
+            let _ = ip(&["netns", "delete", &name]);
+        }
+    }
 }
 
 /// A TUN device with addresses in a namespace.
