@@ -293,7 +293,7 @@ impl Client {
             return Err(PeerError::Continuation);
         }
         let result = self.take_frames(&frames);
-        self.sample(timestamp_us, now);
+        self.sample(timestamp_us, &packet, now);
         self.take_packet(&packet, continuation, nonce, now);
         if self.round_trip.shows_a_queue()
             && let Some(newest) = self.eras.back_mut()
@@ -305,10 +305,11 @@ impl Client {
         result
     }
 
-    fn sample(&mut self, timestamp_us: u32, now: Instant) {
+    fn sample(&mut self, timestamp_us: u32, packet: &Continuation, now: Instant) {
         let elapsed_us = self.timestamp_us(now).wrapping_sub(timestamp_us);
         if elapsed_us < 120_000_000 {
-            self.round_trip.sample(Duration::from_micros(elapsed_us.into()));
+            let sent = packet.era.sent(packet.number);
+            self.round_trip.sample(Duration::from_micros(elapsed_us.into()), packet.number, sent);
         }
     }
 
