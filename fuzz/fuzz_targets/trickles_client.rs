@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
         now += Duration::from_millis(7);
         let _ = client.handle_datagram(&answer, now);
         while let Some(datagram) = client.poll_transmit(now) {
-            assert!(datagram.len() <= 1200);
+            assert!(datagram.len() <= 1472);
         }
         client.check_invariants();
         let _ = client.read(request, &mut [0; 100]);

@@ -6,6 +6,7 @@
 //! ([`plot`]) and a verdict ([`verdict`]). Everything else (files, pages, exit codes) is common.
 
 mod error;
+pub mod link;
 pub mod load;
 pub mod overload;
 pub mod page;
@@ -15,6 +16,7 @@ mod scenario;
 pub mod scenarios;
 pub mod server;
 pub mod table;
+pub mod transfer;
 pub mod verdict;
 
 pub use error::Error;

@@ -15,7 +15,7 @@ use tidegate_store::Store;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use tokio::time::MissedTickBehavior;
 
@@ -23,6 +23,7 @@ use crate::access_log::{LogBuffer, LogSender, Record};
 use crate::clients::{Client, Clients};
 use crate::clock::Clock;
 use crate::dhttp::{self, DhttpStart};
+use crate::inner::InnerRequest;
 use crate::metrics::CoreMetrics;
 use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
@@ -59,6 +60,7 @@ pub(crate) struct Start {
     pub flights: Arc<Flights>,
     pub open: Arc<AtomicUsize>,
     pub log: Option<LogSender>,
+    pub inside: mpsc::Receiver<InnerRequest>,
 }
 
 /// The sockets of one core for one listening address.
@@ -134,7 +136,9 @@ impl DataCore {
                 token_secret: start.dhttp_token_secret,
                 workers: start.workers,
             };
+            let inside = tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside));
             core.serve(start.index, start.listeners, dhttp, start.plan, start.phase).await;
+            inside.abort();
         }));
     }
 

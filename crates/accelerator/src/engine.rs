@@ -14,11 +14,12 @@ use tidegate_core::metrics::Sample;
 use tidegate_dhttp::driver::{BindError, Listener as DhttpListener, ServerHandle};
 use tidegate_dhttp::ports::{ClientPorts, PortRangeError};
 use tidegate_store::{OpenReport, Store, StoreError};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::access_log::{AccessLogWriter, LogSender};
 use crate::clients::Clients;
 use crate::data_core::{Bound, DataCore, Phase};
+use crate::inner::{InnerRequest, Inside};
 use crate::metrics::CoreMetrics;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 use crate::service::flights::Flights;
@@ -96,6 +97,7 @@ struct Shared {
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     background: Mutex<Option<AccessLogWriter>>,
+    inside: Inside,
 }
 
 impl Engine {
@@ -122,6 +124,7 @@ impl Engine {
         let (plan_sender, _) = watch::channel(plan);
         let (phase, _) = watch::channel(Phase::Serving);
         let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
+        let (inside, receivers) = Inside::new(workers);
         let shared = Arc::new(Shared {
             started: Instant::now(),
             cache_settings: settings.cache.clone(),
@@ -137,18 +140,23 @@ impl Engine {
             phase,
             threads: Mutex::new(Vec::new()),
             background: Mutex::new(log),
+            inside,
         });
         let engine = Self { shared };
-        engine.spawn_cores(sockets)?;
+        engine.spawn_cores(sockets, receivers)?;
         Ok(engine)
     }
 
-    fn spawn_cores(&self, sockets: Vec<Vec<(Bound, SocketAddr)>>) -> Result<(), StartError> {
+    fn spawn_cores(
+        &self,
+        sockets: Vec<Vec<(Bound, SocketAddr)>>,
+        receivers: Vec<mpsc::Receiver<InnerRequest>>,
+    ) -> Result<(), StartError> {
         let shared = &self.shared;
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
         let dhttp_token_secret = tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?;
-        for (index, listeners) in sockets.into_iter().enumerate() {
+        for (index, (listeners, inside)) in sockets.into_iter().zip(receivers).enumerate() {
             let start = crate::data_core::Start {
                 index,
                 listeners: listeners.into_iter().map(|(bound, _)| bound).collect(),
@@ -163,6 +171,7 @@ impl Engine {
                 flights: Arc::clone(&shared.flights),
                 open: Arc::clone(&open),
                 log: log.clone(),
+                inside,
             };
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -175,6 +184,11 @@ impl Engine {
             lock(&shared.threads).push(thread);
         }
         Ok(())
+    }
+
+    /// What the process's own transports ask the cores with.
+    pub fn inside(&self) -> &Inside {
+        &self.shared.inside
     }
 
     /// Where the engine listens, with the real port where 0 was asked for.

@@ -11,6 +11,7 @@ mod clock;
 mod data_core;
 mod dhttp;
 mod engine;
+mod inner;
 pub mod metrics;
 mod service;
 mod session;
@@ -20,6 +21,7 @@ mod upstream;
 
 pub use admission::{Admission, Asked};
 pub use engine::{Engine, StartError};
+pub use inner::{Inside, Unavailable};
 pub use service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 pub use service::plan::PlanError;
 pub use static_files::content_type;

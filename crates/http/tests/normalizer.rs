@@ -193,3 +193,10 @@ fn personalities_are_read_as_they_are_written() {
     assert_eq!(Personality::default(), Strict);
     assert!("Apache".parse::<Personality>().is_err());
 }
+
+#[test]
+fn paths_are_decoded_once_for_the_file_system() {
+    let mut out = b"kept".to_vec();
+    tidegate_http::normalize::percent_decode(b"/a%20b/%C3%A4%zz%2%+1%2541%", &mut out);
+    assert_eq!(out, b"kept/a b/\xc3\xa4%zz%2%+1%41%");
+}

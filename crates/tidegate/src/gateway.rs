@@ -1,18 +1,28 @@
-//! `tidegate gateway`: a local HTTP proxy in front of servers that may speak DHTTP.
+//! `tidegate gateway`: a local HTTP proxy in front of servers that may speak DHTTP, or a door to a service over Trickles.
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use tidegate_core::IpPrefix;
 use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient};
 use tidegate_dhttp::gateway::{GatewayOptions, serve};
+use tidegate_trickles::fetch::Url;
+use tidegate_trickles::udp::{Connection, Options};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 
 use crate::cli::{Failure, LogForm};
 use crate::{run, units};
+
+/// Connections that are led over Trickles at once; more wait.
+const MAX_LED: usize = 1024;
+/// After a failed accept, as for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What `tidegate gateway` takes.
 #[derive(Args)]
@@ -29,6 +39,9 @@ pub(crate) struct GatewayArgs {
     /// Refuse answers of caches in this subnet. May be given more than once.
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_caches")]
     refuse_cache: Vec<IpPrefix>,
+    /// Lead every connection to this service instead: trickles://HOST:PORT,HOST:PORT,…, whose hosts are replicas.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["no_caches", "refuse_cache", "refuse_caches_for"])]
+    to: Option<String>,
     /// Refuse answers of caches for this site and those below it. May be given more than once.
     #[arg(long, value_name = "HOST")]
     refuse_caches_for: Vec<String>,
@@ -38,6 +51,8 @@ pub(crate) struct GatewayArgs {
 pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
     let listen = units::listen_address(&args.listen)
         .map_err(|error| Failure::usage(format!("error: --listen: {error}")))?;
+    let service = args.to.as_deref().map(Url::parse).transpose();
+    let service = service.map_err(|error| Failure::usage(format!("error: --to: {error}")))?;
     run::start_log(log);
     run::raise_descriptor_limit();
     let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));
@@ -48,6 +63,19 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
             signal(SignalKind::interrupt()).map_err(failed)?,
         );
         let listener = bind(listen.address).await?;
+        if let Some(url) = service {
+            let servers = url.resolve().await.map_err(|error| Failure::runtime(format!("error: {error}")))?;
+            if let Ok(address) = listener.local_addr() {
+                tracing::info!("listening on http://{address}");
+            }
+            tokio::select! {
+                () = lead(listener, Options::to(servers), args.allow.clone()) => {}
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("stopped");
+            return Ok(());
+        }
         let client = DhttpClient::new(client_options(args)).map_err(failed)?;
         let mut options = GatewayOptions::default();
         options.allow.extend(args.allow.iter().copied());
@@ -55,13 +83,45 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
             tracing::info!("listening on http://{address}");
         }
         tokio::select! {
-            () = serve(listener, client, options, std::sync::Arc::default()) => {}
+            () = serve(listener, client, options, Arc::default()) => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         tracing::info!("stopped");
         Ok(())
     })
+}
+
+/// Leads each connection to a request of the transport, in which HTTP/1.1 is spoken as on a connection.
+async fn lead(listener: TcpListener, options: Options, allow: Vec<IpPrefix>) {
+    let free = Arc::new(Semaphore::new(MAX_LED));
+    loop {
+        let Ok(place) = Arc::clone(&free).acquire_owned().await else { return };
+        let (mut client, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let address = peer.ip().to_canonical();
+        if !address.is_loopback() && !allow.iter().any(|prefix| prefix.contains(address)) {
+            continue;
+        }
+        let options = options.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            let led = async {
+                let mut stream = Connection::new(&options)?.open()?;
+                tokio::io::copy_bidirectional(&mut client, &mut stream).await
+            };
+            // The client sees its connection end.
+            if let Err(error) = led.await {
+                tracing::debug!(%error, %peer, "a connection to the service failed");
+            }
+        });
+    }
 }
 
 fn client_options(args: &GatewayArgs) -> ClientOptions {

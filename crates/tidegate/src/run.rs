@@ -43,7 +43,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     gatekeeper.guard(&mut settings, &loaded.gate.rules);
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
-    let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings)?;
+    let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings, engine.inside())?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
     gatekeeper.start_watching().map_err(gate_failed)?;

@@ -26,7 +26,7 @@ fn start(directory: &Path, name: &str) -> Replica {
     start_with(directory, name, tidegate(), "")
 }
 
-fn start_with(directory: &Path, name: &str, mut program: Command, more: &str) -> Replica {
+fn start_with(directory: &Path, name: &str, program: Command, more: &str) -> Replica {
     let config = directory.join(format!("{name}.toml"));
     let text = format!(
         "workers = 1\n[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\n{more}keys = {:?}\n\
@@ -35,7 +35,11 @@ fn start_with(directory: &Path, name: &str, mut program: Command, more: &str) ->
         directory.join("root"),
     );
     std::fs::write(&config, text).unwrap();
-    let mut process = program.arg("run").arg("--config").arg(&config).stderr(Stdio::piped()).spawn().unwrap();
+    run(program, &config)
+}
+
+fn run(mut program: Command, config: &Path) -> Replica {
+    let mut process = program.arg("run").arg("--config").arg(config).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
     let mut said = Vec::new();
     let address = loop {
@@ -82,7 +86,8 @@ impl Namespace {
     fn new() -> Self {
         let name = format!("trickles-t{}", std::process::id());
         let ip = |arguments: &[&str]| {
-            let output = Command::new("ip").args(arguments).output().unwrap();
+            let output = Command::new("ip").args(arguments).output();
+            let output = output.expect("ip is missing; apt-get install iproute2");
             assert!(output.status.success(), "needs root: {}", String::from_utf8_lossy(&output.stderr));
         };
         ip(&["netns", "add", &name]);
@@ -153,4 +158,190 @@ fn a_listener_when_its_keys_cannot_be_read_then_one_line_says_why() {
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(1), "{said}");
     assert!(said.lines().last().unwrap().contains("line 1: expected an epoch from 0 to 255"), "{said}");
+}
+
+/// An origin server that counts requests and whose responses follow from the target.
+struct Origin {
+    address: std::net::SocketAddr,
+    requests: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Origin {
+    fn start(content: Vec<u8>) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let (content, count) = (std::sync::Arc::new(content), std::sync::Arc::clone(&requests));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (content, count) = (content.clone(), count.clone());
+                std::thread::spawn(move || Self::answer(stream.unwrap(), &content, &count));
+            }
+        });
+        Self { address, requests }
+    }
+
+    fn answer(stream: std::net::TcpStream, content: &[u8], count: &std::sync::atomic::AtomicUsize) {
+        use std::io::Write;
+        let mut reader = BufReader::new(stream);
+        loop {
+            let (mut head, mut line) = (String::new(), String::new());
+            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                head.push_str(&std::mem::take(&mut line));
+            }
+            if head.is_empty() {
+                return;
+            }
+            let length = head
+                .lines()
+                .find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+            let mut body = vec![0; length.unwrap_or(0)];
+            reader.read_exact(&mut body).unwrap();
+            let nth = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            let mut out = Vec::new();
+            match head.split_whitespace().nth(1).unwrap() {
+                "/large" => {
+                    let fields =
+                        "ETag: \"v1\"\r\nCache-Control: max-age=60\r\nContent-Type: application/x-test";
+                    write!(out, "HTTP/1.1 200 OK\r\n{fields}\r\nContent-Length: {}\r\n\r\n", content.len())
+                        .unwrap();
+                    out.extend_from_slice(content);
+                }
+                "/chunked" => {
+                    out.extend_from_slice(
+                        b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nTransfer-Encoding: chunked\r\n\r\n",
+                    );
+                    for chunk in content[..300_000].chunks(7_777) {
+                        write!(out, "{:x}\r\n", chunk.len()).unwrap();
+                        out.extend_from_slice(chunk);
+                        out.extend_from_slice(b"\r\n");
+                    }
+                    out.extend_from_slice(b"0\r\n\r\n");
+                }
+                "/post" => {
+                    let text = format!("{nth} {}", String::from_utf8_lossy(&body));
+                    write!(
+                        out,
+                        "HTTP/1.1 201 Created\r\nX-Test: yes\r\nContent-Length: {}\r\n\r\n{text}",
+                        text.len()
+                    )
+                    .unwrap();
+                }
+                _ => out.extend_from_slice(b"HTTP/1.1 404 Not Found\r\nContent-Length: 7\r\n\r\nnothing"),
+            }
+            if reader.get_mut().write_all(&out).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+/// A replica whose routes lead to the origin, with a cache.
+fn start_before(directory: &Path, name: &str, origin: &Origin) -> Replica {
+    let config = directory.join(format!("{name}.toml"));
+    let keys = directory.join("keys");
+    let text = format!(
+        "workers = 2\n[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\nkeys = {keys:?}\n\
+         [admin]\naddress = \"127.0.0.1:0\"\n[[upstream]]\nname = \"app\"\nservers = [\"{}\"]\n\
+         [[route]]\nupstream = \"app\"\n",
+        origin.address
+    );
+    std::fs::write(&config, text).unwrap();
+    run(tidegate(), &config)
+}
+
+#[test]
+fn an_upstream_behind_the_cache_when_asked_by_trickles_then_it_is_not_asked_again_and_replicas_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..20_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    site(directory.path(), b"");
+    let origin = Origin::start(bytes.clone());
+    let (first, second) =
+        (start_before(directory.path(), "first", &origin), start_before(directory.path(), "second", &origin));
+    let fetch = |url: &str| tidegate().args(["fetch", "-v", url]).output().unwrap();
+    let url = format!("trickles://{}/large", first.address);
+    let output = fetch(&url);
+    let head = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && output.stdout == bytes, "{head}");
+    assert!(head.contains("Content-Type: application/x-test") && head.contains("ETag: \"v1\""), "{head}");
+    let asked = origin.requests();
+    assert!(fetch(&url).stdout == bytes);
+    assert_eq!(origin.requests(), asked, "the second time it comes from the cache");
+
+    // The first replica is killed in mid-download; the other finds the object by its validator.
+    let url = format!("trickles://{},{}/large", first.address, second.address);
+    let mut fetching = tidegate().args(["fetch", &url]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = fetching.stdout.take().unwrap();
+    let mut content = vec![0; 1_000_000];
+    output.read_exact(&mut content).unwrap();
+    drop(first);
+    output.read_to_end(&mut content).unwrap();
+    assert!(fetching.wait().unwrap().success());
+    assert!(content == bytes, "{} bytes", content.len());
+
+    // Of no validator and of no length, not stored, and not there.
+    let chunked = fetch(&format!("trickles://{}/chunked", second.address));
+    assert!(chunked.stdout == bytes[..300_000], "{}", String::from_utf8_lossy(&chunked.stderr));
+    let missing = fetch(&format!("trickles://{}/none", second.address));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("404"), "{missing:?}");
+    assert_eq!(missing.stdout, b"nothing");
+}
+
+#[test]
+fn a_post_when_it_fits_a_continuation_then_the_upstream_has_it_once() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"");
+    let origin = Origin::start(Vec::new());
+    let replica = start_before(directory.path(), "only", &origin);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let options = tidegate_trickles::udp::Options::to(vec![replica.address.parse().unwrap()]);
+        let connection = tidegate_trickles::udp::Connection::new(&options).unwrap();
+        let mut stream = connection.open().unwrap();
+        let request = b"POST /post HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello\
+                        HEAD /none HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 201 Created\r\n"), "{answer}");
+        assert!(answer.contains("X-Test: yes\r\n") && answer.contains("\r\n\r\n1 hello"), "{answer}");
+        assert!(answer.contains("HTTP/1.1 404 Not Found\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+    });
+    assert_eq!(origin.requests(), 2);
+}
+
+#[test]
+fn an_http_client_when_led_by_a_gateway_then_it_has_the_service_on_one_connection() {
+    use std::io::Write;
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"content");
+    let replica = start(directory.path(), "only");
+    let url = format!("trickles://{}", replica.address);
+    let mut command = tidegate();
+    command.args(["gateway", "--listen", "127.0.0.1:0", "--to", &url]).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim_end().rsplit("http://").next().unwrap().to_owned();
+    let gateway = Replica { process, address };
+    let mut client = std::net::TcpStream::connect(&gateway.address).unwrap();
+    let request = "GET /large.bin HTTP/1.1\r\nHost: h\r\n";
+    write!(client, "{request}\r\n{request}Range: bytes=3-5\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\r\n\r\ncontentHTTP/1.1 206 "),
+        "{answer}"
+    );
+    assert!(answer.ends_with("\r\n\r\nten"), "{answer}");
+
+    let wrong = tidegate().args(["gateway", "--to", "http://x/"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).starts_with("error: --to: expected trickles://"));
 }

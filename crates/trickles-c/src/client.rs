@@ -7,8 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
-use tidegate_trickles::client::Config;
-use tidegate_trickles::udp::{Connection, Format, Options};
+use tidegate_trickles::udp::{Connection, Options};
 use tokio::io::AsyncReadExt;
 use tokio::runtime::{Builder, Runtime};
 
@@ -30,7 +29,7 @@ pub(crate) fn connect(address: &str) -> Result<c_int, c_int> {
     let server = address.parse().map_err(|_| libc::EINVAL)?;
     let made = || -> io::Result<(c_int, Client)> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let options = Options { servers: vec![server], config: Config::default(), format: Format::Udp };
+        let options = Options::to(vec![server]);
         let connection = {
             let _inside = runtime.enter();
             Connection::new(&options)?

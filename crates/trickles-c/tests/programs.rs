@@ -13,6 +13,8 @@ fn compile(directory: &Path, name: &str) -> PathBuf {
         .into_iter()
         .find(|path| path.exists())
         .unwrap_or_else(|| panic!("{library} beside {}", deps.display()));
+    let compiler = Command::new("cc").arg("--version").stdout(Stdio::null()).status();
+    assert!(compiler.is_ok(), "a C compiler is missing; apt-get install gcc libc6-dev");
     let program = directory.join(name);
     let output = Command::new("cc")
         .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])

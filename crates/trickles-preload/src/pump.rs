@@ -7,8 +7,7 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_trickles::client::Config;
-use tidegate_trickles::udp::{Connection, Format, Options, RequestStream};
+use tidegate_trickles::udp::{Connection, Options, RequestStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
@@ -72,8 +71,7 @@ pub(crate) fn start(job: Job) -> io::Result<()> {
 async fn serve(job: Job) -> io::Result<()> {
     job.program.set_nonblocking(true)?;
     let mut program = UnixStream::from_std(job.program)?;
-    let connection =
-        Connection::new(&Options { servers: job.servers, config: Config::default(), format: Format::Udp })?;
+    let connection = Connection::new(&Options::to(job.servers))?;
     let mut stream = connection.open()?;
     let mut sent = Vec::new();
     let mut first = Vec::with_capacity(PIECE_BYTES);

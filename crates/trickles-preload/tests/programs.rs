@@ -36,6 +36,8 @@ fn root(bytes: &[u8]) -> tempfile::TempDir {
 fn preloaded(program: &str, servers: &[SocketAddr]) -> (Command, SocketAddr) {
     let destination: SocketAddr = ([127, 0, 0, 1], 1).into();
     let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+    let installed = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    assert!(installed.is_ok(), "{program} is missing; apt-get install {program}");
     let mut command = Command::new(program);
     command
         .env("LD_PRELOAD", library())

@@ -16,7 +16,7 @@ pub const ACCOUNT_HEAD_BYTES: usize = 2;
 /// Bytes of one run with its nonce.
 pub const RUN_BYTES: usize = 12;
 /// Most runs that an account may have.
-pub const MAX_RUNS: usize = 32;
+pub const MAX_RUNS: usize = 64;
 
 const AUTHENTICATED_BYTES: usize = CONTINUATION_BYTES - 16;
 const PEER_BYTES: usize = 18;
@@ -24,6 +24,54 @@ const FORMAT: u8 = 1;
 
 /// A continuation as it travels.
 pub type RawContinuation = [u8; CONTINUATION_BYTES];
+
+/// Bytes of what differs between two continuations of an era.
+pub const DELTA_BYTES: usize = 37;
+
+/// What differs between two continuations of an era, as it travels (Trickles §5.3): key epoch (1), packet number less the
+/// base (4), era counter (4), the server's clock, round-trip time and variation (12), MAC (16).
+pub type RawDelta = [u8; DELTA_BYTES];
+
+/// Where these fields are in a continuation.
+const DELTA_FIELDS: [std::ops::Range<usize>; 5] = [1..2, 10..14, 19..23, 27..39, 57..73];
+
+/// What `raw` says that the client does not know from another continuation of the era.
+#[must_use]
+pub fn delta_of(raw: &RawContinuation) -> RawDelta {
+    let mut delta = [0; DELTA_BYTES];
+    let mut at = 0;
+    for field in DELTA_FIELDS {
+        delta[at..at + field.len()].copy_from_slice(&raw[field.clone()]);
+        at += field.len();
+    }
+    delta
+}
+
+/// The era counter of a delta: the era whose continuations it can be applied to.
+#[must_use]
+pub fn era_of(delta: &RawDelta) -> u32 {
+    u32::from_be_bytes([delta[5], delta[6], delta[7], delta[8]])
+}
+
+/// The continuation that `delta` was taken from, `known` being another one of the same era; `None` where it is not, or of
+/// another key epoch.
+#[must_use]
+pub fn apply_delta(known: &RawContinuation, delta: &RawDelta) -> Option<RawContinuation> {
+    if known[1] != delta[0] || known[19..23] != delta[5..9] {
+        return None;
+    }
+    let base = Continuation::decode(known).ok()?.era.base;
+    let mut raw = *known;
+    let mut at = 0;
+    for field in DELTA_FIELDS {
+        let length = field.len();
+        raw[field].copy_from_slice(&delta[at..at + length]);
+        at += length;
+    }
+    let offset = u32::from_be_bytes([delta[1], delta[2], delta[3], delta[4]]);
+    raw[2..10].copy_from_slice(&base.checked_add(offset.into())?.to_be_bytes());
+    Some(raw)
+}
 
 /// The state that a server hands to its client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -253,6 +301,27 @@ pub(crate) mod tests {
             prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.2:4000".parse().unwrap()));
             raw[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(!Continuation::verify(&raw, &keys, peer()));
+        }
+
+        #[test]
+        fn a_delta_applied_to_another_continuation_of_its_era_is_the_continuation(
+            continuation in any_continuation(), other: u32, time: u32,
+        ) {
+            let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
+            let raw = continuation.sign(&keys, peer());
+            let base = Continuation::decode(&raw).unwrap().era.base;
+            let known = Continuation {
+                number: base.saturating_add(other.into()), timestamp_ms: time, srtt_us: time, ..continuation
+            };
+            let known = known.sign(&keys, peer());
+            prop_assume!(Continuation::decode(&known).unwrap().era.base == base);
+            let delta = delta_of(&raw);
+            prop_assert_eq!(apply_delta(&known, &delta), Some(raw));
+            for (at, field) in [(1, 0), (19, 5)] {
+                let mut stranger = known;
+                stranger[at] ^= 1;
+                prop_assert_eq!(apply_delta(&stranger, &delta), None, "field {}", field);
+            }
         }
 
         #[test]

@@ -130,7 +130,8 @@ pub async fn fetch(
 ) -> Result<u16, FetchError> {
     let servers = url.resolve().await?;
     let transport = FetchError::Transport;
-    let connection = Connection::new(&Options { servers, config, format }).map_err(transport)?;
+    let connection =
+        Connection::new(&Options { config, format, ..Options::to(servers) }).map_err(transport)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", url.target, url.host);
     let mut stream = connection.request(request.as_bytes()).map_err(|error| transport(error.into()))?;
     let mut parser = ResponseParser::new(HeadLimits::default());

@@ -148,11 +148,8 @@ impl<O: Objects> Application for FileService<O> {
         for (index, want) in event.wants.iter().enumerate() {
             self.answer_want(index, want, socket);
         }
-        let mut next = event.wants.len().min(socket.packets().saturating_sub(1));
-        for (index, input) in event.inputs.iter().enumerate() {
-            let share = (socket.packets().saturating_sub(next)).div_ceil(event.inputs.len() - index);
-            self.answer_input(input, next..next + share, socket);
-            next = (next + share).min(socket.packets().saturating_sub(1));
+        for (input, packets) in event.inputs_with_packets(socket.packets()) {
+            self.answer_input(input, packets, socket);
         }
     }
 }

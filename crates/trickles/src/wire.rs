@@ -4,7 +4,8 @@
 //! type (1), a length (2) and a body. All numbers are big-endian.
 
 use crate::continuation::{
-    ACCOUNT_HEAD_BYTES, CONTINUATION_BYTES, MAX_RUNS, ProvedRun, RUN_BYTES, RawContinuation,
+    ACCOUNT_HEAD_BYTES, CONTINUATION_BYTES, DELTA_BYTES, MAX_RUNS, ProvedRun, RUN_BYTES, RawContinuation,
+    RawDelta,
 };
 use crate::nonce::{self, NONCE_BYTES};
 use crate::user::{MAX_OPAQUE_BYTES, MAX_REQUEST, OVERHEAD_BYTES};
@@ -15,6 +16,8 @@ pub const VERSION: u8 = 0xd1;
 pub const HEADER_BYTES: usize = 10;
 /// Bytes of a response before its frames.
 pub const RESPONSE_HEAD_BYTES: usize = HEADER_BYTES + 4 + CONTINUATION_BYTES + NONCE_BYTES;
+/// Bytes of a response before its frames whose continuation is told by what differs.
+pub const DELTA_HEAD_BYTES: usize = HEADER_BYTES + 4 + DELTA_BYTES + NONCE_BYTES;
 /// Bytes of a frame's type and length.
 pub const FRAME_HEAD_BYTES: usize = 3;
 /// Bytes of a data frame besides its data.
@@ -153,6 +156,7 @@ const KIND_TIMEOUT: u8 = 0x03;
 const KIND_CLOSE: u8 = 0x04;
 const KIND_RESPONSE: u8 = 0x81;
 const KIND_REFUSED: u8 = 0x82;
+const KIND_DELTA: u8 = 0x83;
 
 const FRAME_PADDING: u8 = 0x00;
 const FRAME_INPUT: u8 = 0x01;
@@ -503,6 +507,19 @@ pub enum Answer<'a> {
         /// Its frames in order.
         frames: Vec<Frame<'a>>,
     },
+    /// One packet of a trickle in the era of the request that it answers.
+    Delta {
+        /// Echo of the request's connection id.
+        connection: u64,
+        /// Echo of the request's timestamp.
+        timestamp_us: u32,
+        /// What differs in the packet's continuation.
+        delta: RawDelta,
+        /// Nonce of the packet.
+        nonce: u64,
+        /// Its frames in order.
+        frames: Vec<Frame<'a>>,
+    },
     /// The transport continuation is not usable any more.
     Refused {
         /// Echo of the request's connection id.
@@ -522,11 +539,16 @@ impl<'a> Answer<'a> {
                 let timestamp_us = reader.u32()?;
                 let continuation = reader.array()?;
                 let nonce = nonce::from_bytes(reader.array()?);
-                let mut frames = Vec::new();
-                while let Some((frame, body)) = reader.frame()? {
-                    frames.extend(Self::read_frame(frame, body)?);
-                }
+                let frames = Self::read_frames(reader)?;
                 Ok(Self::Response { connection, timestamp_us, continuation, nonce, frames })
+            }
+            KIND_DELTA => {
+                reader.what = "response";
+                let timestamp_us = reader.u32()?;
+                let delta = reader.array()?;
+                let nonce = nonce::from_bytes(reader.array()?);
+                let frames = Self::read_frames(reader)?;
+                Ok(Self::Delta { connection, timestamp_us, delta, nonce, frames })
             }
             KIND_REFUSED => {
                 let code = match reader.u8()? {
@@ -538,6 +560,14 @@ impl<'a> Answer<'a> {
             }
             _ => Err(WireError::Kind { kind }),
         }
+    }
+
+    fn read_frames(mut reader: Reader<'a>) -> Result<Vec<Frame<'a>>, WireError> {
+        let mut frames = Vec::new();
+        while let Some((frame, body)) = reader.frame()? {
+            frames.extend(Self::read_frame(frame, body)?);
+        }
+        Ok(frames)
     }
 
     fn read_frame(frame: u8, mut body: Reader<'a>) -> Result<Option<Frame<'a>>, WireError> {
@@ -575,6 +605,21 @@ impl<'a> Answer<'a> {
         out.extend_from_slice(&connection.to_be_bytes());
         out.extend_from_slice(&timestamp_us.to_be_bytes());
         out.extend_from_slice(continuation);
+        out.extend_from_slice(&nonce::to_bytes(nonce));
+    }
+
+    /// Appends the head of a response whose continuation is told by what differs; frames follow.
+    pub fn encode_delta_head(
+        connection: u64,
+        timestamp_us: u32,
+        delta: &RawDelta,
+        nonce: u64,
+        out: &mut Vec<u8>,
+    ) {
+        out.extend_from_slice(&[VERSION, KIND_DELTA]);
+        out.extend_from_slice(&connection.to_be_bytes());
+        out.extend_from_slice(&timestamp_us.to_be_bytes());
+        out.extend_from_slice(delta);
         out.extend_from_slice(&nonce::to_bytes(nonce));
     }
 

@@ -310,7 +310,7 @@ fn a_client_when_fed_damaged_answers_then_it_goes_on() {
         let _ = client.handle_datagram(&answer, now);
         client.check_invariants();
         while let Some(datagram) = client.poll_transmit(now) {
-            assert!(datagram.len() <= 1200);
+            assert!(datagram.len() <= 1472);
         }
     }
 }

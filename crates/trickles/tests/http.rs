@@ -3,11 +3,10 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use tidegate_trickles::client::Config;
 use tidegate_trickles::http::{HttpService, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Server};
-use tidegate_trickles::udp::{self, Connection, Format, Options, RequestStream, UdpServer};
+use tidegate_trickles::udp::{self, Connection, Options, RequestStream, UdpServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
@@ -43,10 +42,7 @@ fn root() -> tempfile::TempDir {
 }
 
 fn converse(server: SocketAddr) -> RequestStream {
-    Connection::new(&Options { servers: vec![server], config: Config::default(), format: Format::Udp })
-        .unwrap()
-        .open()
-        .unwrap()
+    Connection::new(&Options::to(vec![server])).unwrap().open().unwrap()
 }
 
 /// Head and body of the next response.

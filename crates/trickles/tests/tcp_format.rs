@@ -10,7 +10,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use support::{byte_at, objects};
-use tidegate_trickles::client::Config;
 use tidegate_trickles::files::FileService;
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Counters, Server};
@@ -19,7 +18,8 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
 
 fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+    let output = Command::new("ip").args(arguments.split_whitespace()).output();
+    let output = output.expect("ip is missing; apt-get install iproute2");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -105,8 +105,7 @@ fn serve(hosts: &Hosts, address: &'static str, length: u64) -> Running {
 }
 
 async fn fetch(server: &str) -> Result<Vec<u8>, std::io::Error> {
-    let options =
-        Options { servers: vec![server.parse().unwrap()], config: Config::default(), format: Format::Tcp };
+    let options = Options { format: Format::Tcp, ..Options::to(vec![server.parse().unwrap()]) };
     let mut stream = Connection::new(&options)?.request(b"/object/0").unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await?;

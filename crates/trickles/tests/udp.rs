@@ -6,11 +6,11 @@ mod support;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use support::{byte_at, objects};
-use tidegate_trickles::client::{ClientError, Config};
+use tidegate_trickles::client::ClientError;
 use tidegate_trickles::files::{FileService, NOT_FOUND};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Counters, Server};
-use tidegate_trickles::udp::{self, Connection, Format, Options, StreamError, UdpServer};
+use tidegate_trickles::udp::{self, Connection, Options, StreamError, UdpServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -51,8 +51,7 @@ fn start(address: &str, lengths: &[u64]) -> Running {
 }
 
 fn connect(servers: &[SocketAddr]) -> Connection {
-    Connection::new(&Options { servers: servers.to_vec(), config: Config::default(), format: Format::Udp })
-        .unwrap()
+    Connection::new(&Options::to(servers.to_vec())).unwrap()
 }
 
 fn assert_object(path: &[u8], bytes: &[u8], length: u64) {

@@ -3,11 +3,11 @@
 
 use proptest::prelude::*;
 use tidegate_trickles::congestion::Run;
-use tidegate_trickles::continuation::{CONTINUATION_BYTES, MAX_RUNS, ProvedRun, RUN_BYTES};
+use tidegate_trickles::continuation::{CONTINUATION_BYTES, MAX_RUNS, ProvedRun, RUN_BYTES, delta_of};
 use tidegate_trickles::user::MAX_REQUEST;
 use tidegate_trickles::wire::{
-    Account, Answer, Ask, Frame, Input, MIN_DATAGRAM_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request,
-    WireError, input_overhead, pad, wants_bytes, write_input, write_wants,
+    Account, Answer, Ask, DELTA_HEAD_BYTES, Frame, Input, MIN_DATAGRAM_BYTES, RESPONSE_HEAD_BYTES,
+    RefusalCode, Request, WireError, input_overhead, pad, wants_bytes, write_input, write_wants,
 };
 
 fn bytes(max: usize) -> impl Strategy<Value = Vec<u8>> {
@@ -124,6 +124,13 @@ proptest! {
             frame.encode(&mut out);
             prop_assert_eq!(out.len() - before, frame.wire_bytes());
         }
+        let mut short = Vec::new();
+        Answer::encode_delta_head(id, time, &delta_of(&raw), nonce, &mut short);
+        prop_assert_eq!(short.len(), DELTA_HEAD_BYTES);
+        let delta = Answer::Delta {
+            connection: id, timestamp_us: time, delta: delta_of(&raw), nonce, frames: Vec::new(),
+        };
+        prop_assert_eq!(Answer::decode(&short), Ok(delta));
         let expected = Answer::Response { connection: id, timestamp_us: time, continuation: raw, nonce, frames };
         prop_assert_eq!(Answer::decode(&out), Ok(expected));
     }

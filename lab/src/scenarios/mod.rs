@@ -18,6 +18,18 @@ mod tempesta_fig3;
 mod tempesta_fig4;
 mod tempesta_fig5;
 mod tempesta_fig6;
+mod trickles;
+mod trickles_fig10;
+mod trickles_fig11;
+mod trickles_fig12;
+mod trickles_fig13;
+mod trickles_fig14;
+mod trickles_fig15;
+mod trickles_fig16;
+mod trickles_fig17;
+mod trickles_fig9;
+mod trickles_forged;
+mod trickles_simulation;
 
 use crate::{Error, Scenario};
 
@@ -37,6 +49,16 @@ pub const ALL: &[&Scenario] = &[
     &ksd_fig12::SCENARIO,
     &ksd_flood::SCENARIO,
     &ksd_blocks::SCENARIO,
+    &trickles_fig9::SCENARIO,
+    &trickles_fig10::SCENARIO,
+    &trickles_fig11::SCENARIO,
+    &trickles_fig12::SCENARIO,
+    &trickles_fig13::SCENARIO,
+    &trickles_fig14::SCENARIO,
+    &trickles_fig15::SCENARIO,
+    &trickles_fig16::SCENARIO,
+    &trickles_fig17::SCENARIO,
+    &trickles_forged::SCENARIO,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.

@@ -17,12 +17,14 @@ use tidegate_dhttp::driver::{
 };
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, FieldId, Method, Progress, RequestHead, RequestParser};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::admission::Asked;
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::dhttp::body::UploadedBody;
 use crate::dhttp::respond::{Exchange, error_response};
+use crate::inner::InnerRequest;
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::lookup::{self, Lookup};
 use crate::service::seen::Seen;
@@ -119,6 +121,17 @@ impl Service for Site {
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {
         answer(Rc::clone(&self.core), self.local, request)
+    }
+}
+
+/// Answers what the process's own transports ask.
+pub(crate) async fn answer_inside(core: Rc<DataCore>, mut requests: mpsc::Receiver<InnerRequest>) {
+    while let Some(InnerRequest { request, local, answer: answered }) = requests.recv().await {
+        let core = Rc::clone(&core);
+        tokio::task::spawn_local(async move {
+            // Who asked may have gone.
+            let _ = answered.send(answer(core, local, request).await.into_wire());
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tidegate_http::cache::Policy;
-use tidegate_http::normalize::Normalized;
+use tidegate_http::normalize::{Normalized, percent_decode};
 use tidegate_http::{FieldId, Method, RequestHead, date};
 use tidegate_store::{Object, Store, Visit};
 
@@ -202,26 +202,6 @@ pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normal
     key.push(accepted_codings(head));
 }
 
-/// RFC 3986 §2.1; the normalizer has refused what is not well formed.
-fn percent_decode(path: &[u8], out: &mut Vec<u8>) {
-    let mut rest = path;
-    while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
-        out.extend_from_slice(&rest[..at]);
-        let digits = rest.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                rest = &rest[at + 3..];
-            }
-            None => {
-                out.push(b'%');
-                rest = &rest[at + 1..];
-            }
-        }
-    }
-    out.extend_from_slice(rest);
-}
-
 /// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask.
 fn accepted_codings(head: &RequestHead<'_>) -> u8 {
     let mut mask = 0;
@@ -412,17 +392,5 @@ fn failed(error: StaticError, normalized: &Normalized<'_>) -> Answer {
             Answer::status(500)
         }
         _ => Answer::status(404),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_decoded_for_the_file_system() {
-        let mut out = Vec::new();
-        percent_decode(b"/a%20b/%C3%A4%zz%2", &mut out);
-        assert_eq!(out, b"/a b/\xc3\xa4%zz%2");
     }
 }

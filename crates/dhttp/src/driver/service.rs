@@ -165,6 +165,11 @@ impl Response {
         Self { total_bytes, http }
     }
 
+    /// Head and body as they would be sent.
+    pub fn into_wire(self) -> Body {
+        self.http
+    }
+
     /// A response with a body that is there already. `fields` must not state a framing.
     pub fn full(status: u16, fields: &[(&str, &str)], body: &[u8]) -> Self {
         let mut http = head(status, fields, Some(body.len() as u64));

@@ -158,6 +158,27 @@ pub fn normalize<'a>(
     })
 }
 
+/// Appends `path` to `out` with its escapes decoded once (RFC 3986 §2.1), for a file system. What is no escape stays as
+/// it is: [`normalize`] has refused it.
+pub fn percent_decode(path: &[u8], out: &mut Vec<u8>) {
+    let mut rest = path;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
+        out.extend_from_slice(&rest[..at]);
+        let digit = |at: usize| rest.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+        match (digit(at + 1), digit(at + 2)) {
+            (Some(high), Some(low)) => {
+                out.push((high << 4 | low) as u8);
+                rest = &rest[at + 3..];
+            }
+            _ => {
+                out.push(b'%');
+                rest = &rest[at + 1..];
+            }
+        }
+    }
+    out.extend_from_slice(rest);
+}
+
 /// The target taken apart by its form (RFC 9112 §3.2).
 struct Target<'a> {
     authority: Option<&'a [u8]>,

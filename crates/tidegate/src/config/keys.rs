@@ -119,8 +119,8 @@ static LISTEN: Section = Section {
             "protocol",
             Kind::Protocol,
             Is("http"),
-            "What is spoken there. dhttp takes a UDP and a TCP port below 32768; trickles takes a UDP port and serves the \
-             roots of routes. This version refuses to start with https.",
+            "What is spoken there. dhttp takes a UDP and a TCP port below 32768; trickles takes a UDP port. This \
+             version refuses to start with https.",
         ),
         key(
             "format",

@@ -1,7 +1,8 @@
 //! One era at the client: which of its packets arrived, what is proved about them, and whose trickles are free to use.
 
 use crate::congestion::{Era, Run};
-use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation};
+use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation, RawDelta, apply_delta};
+use crate::cwnd::MAX_WINDOW;
 use crate::wire::Account;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -9,6 +10,9 @@ use std::time::Instant;
 
 /// Later packets that make an earlier one count as lost (RFC 5681 §3.2).
 const DUPLICATE_THRESHOLD: u64 = 3;
+
+/// Smallest window in packets whose slow start is ended early (RFC 9406 §4.3, LOW_CWND).
+const SLOW_START_WINDOW: u16 = 16;
 
 /// What a packet that is on its way was asked to bring.
 #[derive(Clone, Debug)]
@@ -77,6 +81,11 @@ pub(super) struct EraState {
     pub(super) expected: BTreeMap<u64, Expected>,
     anchor: Option<Anchor>,
     blocked_since: Option<Instant>,
+    /// A continuation that deltas are applied to, and the number of its packet.
+    known: Option<RawContinuation>,
+    known_number: u64,
+    /// The next packet is to count as lost although it arrives.
+    ends_slow_start: bool,
 }
 
 impl EraState {
@@ -94,7 +103,19 @@ impl EraState {
             expected: BTreeMap::new(),
             anchor: None,
             blocked_since: None,
+            ends_slow_start: false,
+            known: None,
+            known_number: 0,
         }
+    }
+
+    /// Ends slow start before it fills a queue to the brim (RFC 9406): the next packet is reported lost, which a client may
+    /// do since it only slows it down. What is in flight then is what the path holds and as much in its queue, and half of
+    /// that is the next era's window. A small window has no need of it.
+    pub(super) fn end_slow_start(&mut self) {
+        let window = self.era.cwnd(self.next - 1);
+        let slow = self.era.ssthresh == MAX_WINDOW && (SLOW_START_WINDOW..MAX_WINDOW).contains(&window);
+        self.ends_slow_start |= slow && !self.recovering();
     }
 
     pub(super) fn recovering(&self) -> bool {
@@ -111,12 +132,21 @@ impl EraState {
         self.recovering() && self.next > self.end() && self.ready.is_empty()
     }
 
+    /// The continuation that a delta of this era tells.
+    pub(super) fn apply(&self, delta: &RawDelta) -> Option<RawContinuation> {
+        apply_delta(self.known.as_ref()?, delta)
+    }
+
     /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
     pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
         if number < self.next || number > self.end() || self.received.contains_key(&number) {
             return false;
         }
         self.arrivals += 1;
+        // The newest key epoch is that of the newest packet.
+        if number >= self.known_number {
+            (self.known, self.known_number) = (Some(raw), number);
+        }
         self.received.insert(number, Held { raw, nonce, arrived: now });
         true
     }
@@ -126,7 +156,12 @@ impl EraState {
     pub(super) fn advance(&mut self, later: u64, now: Instant, reordering: std::time::Duration) -> Progress {
         let mut progress = Progress::default();
         loop {
-            if let Some(held) = self.received.remove(&self.next) {
+            let sacrificed = self.ends_slow_start && !self.recovering();
+            if sacrificed && self.received.remove(&self.next).is_some() {
+                self.ends_slow_start = false;
+                self.first_loss = Some(self.next);
+                self.gap += 1;
+            } else if let Some(held) = self.received.remove(&self.next) {
                 self.resolve(held);
             } else {
                 let evidence = self.received.len() as u64 + if self.recovering() { later } else { 0 };

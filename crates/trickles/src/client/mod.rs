@@ -9,7 +9,7 @@ mod transmit;
 pub use request::Read;
 
 use crate::congestion::Era;
-use crate::continuation::Continuation;
+use crate::continuation::{Continuation, era_of};
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
 use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, WireError};
@@ -23,10 +23,14 @@ use std::time::{Duration, Instant};
 /// Eras that are kept at once: the current one, and those whose packets may still arrive.
 const MAX_ERAS: usize = 4;
 
+/// What an Ethernet frame holds, less the headers of IPv4 and UDP.
+pub const LARGEST_DATAGRAM_BYTES: u16 = 1472;
+
 /// Limits and timers of a client.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted.
+    /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted. An open that was not
+    /// answered is repeated with 1200.
     pub datagram_bytes: u16,
     /// Bytes of output that each request buffers ahead of its reader.
     pub window_bytes: u64,
@@ -47,7 +51,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            datagram_bytes: 1200,
+            datagram_bytes: LARGEST_DATAGRAM_BYTES,
             window_bytes: 4 << 20,
             max_requests: 64,
             max_input_bytes: 1 << 20,
@@ -262,34 +266,50 @@ impl Client {
 
     /// Feeds one datagram. An error says why it was ignored; the connection goes on.
     pub fn handle_datagram(&mut self, datagram: &[u8], now: Instant) -> Result<(), PeerError> {
-        match Answer::decode(datagram)? {
+        let (timestamp_us, continuation, nonce, frames) = match Answer::decode(datagram)? {
             Answer::Refused { connection, .. } if connection == self.connection && self.established => {
                 self.reopen(now);
-                Ok(())
+                return Ok(());
             }
             Answer::Response { connection, timestamp_us, continuation, nonce, frames }
                 if connection == self.connection =>
             {
-                let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
-                if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2
-                {
-                    return Err(PeerError::Continuation);
-                }
-                let result = self.take_frames(&frames);
-                self.sample(timestamp_us, now);
-                self.take_packet(&packet, continuation, nonce, now);
-                self.account(now);
-                self.update_waiting(now);
-                result
+                (timestamp_us, continuation, nonce, frames)
             }
-            _ => Err(PeerError::OtherConnection),
+            Answer::Delta { connection, timestamp_us, delta, nonce, frames }
+                if connection == self.connection =>
+            {
+                let counter = era_of(&delta);
+                let era = self.eras.iter().find(|state| state.era.counter == counter);
+                // Of an era that was given up nothing goes on.
+                let continuation =
+                    era.and_then(|state| state.apply(&delta)).ok_or(PeerError::Continuation)?;
+                (timestamp_us, continuation, nonce, frames)
+            }
+            _ => return Err(PeerError::OtherConnection),
+        };
+        let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
+        if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2 {
+            return Err(PeerError::Continuation);
         }
+        let result = self.take_frames(&frames);
+        self.sample(timestamp_us, &packet, now);
+        self.take_packet(&packet, continuation, nonce, now);
+        if self.round_trip.shows_a_queue()
+            && let Some(newest) = self.eras.back_mut()
+        {
+            newest.end_slow_start();
+        }
+        self.account(now);
+        self.update_waiting(now);
+        result
     }
 
-    fn sample(&mut self, timestamp_us: u32, now: Instant) {
+    fn sample(&mut self, timestamp_us: u32, packet: &Continuation, now: Instant) {
         let elapsed_us = self.timestamp_us(now).wrapping_sub(timestamp_us);
         if elapsed_us < 120_000_000 {
-            self.round_trip.sample(Duration::from_micros(elapsed_us.into()));
+            let sent = packet.era.sent(packet.number);
+            self.round_trip.sample(Duration::from_micros(elapsed_us.into()), packet.number, sent);
         }
     }
 

@@ -48,6 +48,8 @@ pub(super) struct RequestState {
     first_output: Option<(Range<u64>, Vec<u8>)>,
     /// Packets on their way that the server may fill with output of its own accord.
     pushes: u32,
+    /// Where output of the server's own accord begins: what was known before the input was sent ends there.
+    push_from: u64,
     outputs: Vec<OutputContinuation>,
     have: RangeSet,
     asked: RangeSet,
@@ -98,12 +100,12 @@ impl RequestState {
     /// Input was sent; each packet of the answer is noted with [`RequestState::expect_push`].
     pub(super) fn input_sent(&mut self) {
         self.input_in_flight = true;
-        self.forget_unexplained();
+        self.push_from = self.forget_unexplained();
     }
 
     /// Forgets output for which no continuation has come: it belongs to an answer whose first packet is lost, and the
-    /// next answer may be another one.
-    fn forget_unexplained(&mut self) {
+    /// next answer may be another one. Returns where the known output ends.
+    fn forget_unexplained(&mut self) -> u64 {
         let explained =
             self.outputs.iter().map(|output| output.valid.end).max().unwrap_or(0).max(self.position);
         self.have.remove(explained..u64::MAX);
@@ -111,6 +113,7 @@ impl RequestState {
         if let Some((&start, bytes)) = self.segments.iter_mut().next_back() {
             bytes.truncate(usize::try_from(explained - start).unwrap_or(usize::MAX));
         }
+        explained
     }
 
     pub(super) fn expect_push(&mut self) {
@@ -127,10 +130,12 @@ impl RequestState {
 
     /// The next range to ask for, `length` bytes at most, within `window` bytes of the reader.
     pub(super) fn next_want(&self, length: u64, window: u64) -> Option<(Range<u64>, &[u8])> {
-        if self.pushes > 0 || self.reset.is_some() || self.outputs.is_empty() {
+        if self.reset.is_some() || self.outputs.is_empty() {
             return None;
         }
-        let limit = self.end.unwrap_or(u64::MAX).min(self.position.saturating_add(window));
+        // What the server sends of its own accord is not asked for.
+        let pushed = if self.pushes > 0 { self.push_from } else { u64::MAX };
+        let limit = self.end.unwrap_or(u64::MAX).min(self.position.saturating_add(window)).min(pushed);
         let mut at = self.position;
         while at < limit {
             if let Some(end) = self.have.end_of(at).or_else(|| self.asked.end_of(at)) {

@@ -7,23 +7,46 @@ const INITIAL_RTO: Duration = Duration::from_secs(1);
 const MAX_REORDERING: Duration = Duration::from_millis(100);
 const GRANULARITY: Duration = Duration::from_millis(1);
 
+/// First samples of a round trip that must all show a queue (RFC 9406 §4.2): later ones wait for each other.
+const QUEUE_SAMPLES: u32 = 8;
+/// Least and greatest delay that shows one (RFC 9406 §4.2).
+const QUEUE_DELAY: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(16));
+
 /// Estimator of one client.
 #[derive(Clone, Debug)]
 pub(super) struct RoundTrip {
     min_rto: Duration,
     smoothed: Option<(Duration, Duration)>,
+    least: Duration,
+    /// The last packet of the round trip under way, the shortest of its first samples, and how many there were.
+    round: (u64, Duration, u32),
 }
 
 impl RoundTrip {
     pub(super) fn new(min_rto: Duration) -> Self {
-        Self { min_rto, smoothed: None }
+        Self { min_rto, smoothed: None, least: Duration::MAX, round: (0, Duration::MAX, 0) }
     }
 
-    pub(super) fn sample(&mut self, sample: Duration) {
+    /// A sample by packet `number`, until which packets up to `sent` have been sent.
+    pub(super) fn sample(&mut self, sample: Duration, number: u64, sent: u64) {
+        if number > self.round.0 {
+            self.round = (sent, Duration::MAX, 0);
+        }
+        if self.round.2 < QUEUE_SAMPLES {
+            self.round = (self.round.0, self.round.1.min(sample), self.round.2 + 1);
+        }
+        self.least = self.least.min(sample);
         self.smoothed = Some(match self.smoothed {
             None => (sample, sample / 2),
             Some((srtt, rttvar)) => (srtt * 7 / 8 + sample / 8, rttvar * 3 / 4 + srtt.abs_diff(sample) / 4),
         });
+    }
+
+    /// Whether packets have begun to wait in a queue on the way: the first samples of a round trip are all longer than the
+    /// shortest ever by an eighth of it (RFC 9406 §4.2).
+    pub(super) fn shows_a_queue(&self) -> bool {
+        let delay = (self.least / 8).clamp(QUEUE_DELAY.0, QUEUE_DELAY.1);
+        self.round.2 == QUEUE_SAMPLES && self.round.1 >= self.least + delay
     }
 
     /// RFC 6298 (2.3), before backing off.
@@ -57,15 +80,31 @@ mod tests {
         let mut round_trip = RoundTrip::new(Duration::from_millis(200));
         assert_eq!(round_trip.timeout(), INITIAL_RTO);
         for _ in 0..100 {
-            round_trip.sample(Duration::from_millis(400));
+            round_trip.sample(Duration::from_millis(400), 1, 1);
         }
         let rto = round_trip.timeout();
         assert!(rto > Duration::from_millis(399) && rto < Duration::from_millis(420), "{rto:?}");
         assert_eq!(round_trip.backed_off(1), rto * 2);
         assert_eq!(round_trip.backed_off(1000), MAX_RTO);
         for _ in 0..100 {
-            round_trip.sample(Duration::from_millis(1));
+            round_trip.sample(Duration::from_millis(1), 1, 1);
         }
         assert_eq!(round_trip.timeout(), Duration::from_millis(200), "the floor");
+    }
+
+    #[test]
+    fn a_queue_shows_once_every_one_of_the_first_samples_of_a_round_is_longer() {
+        let mut round_trip = RoundTrip::new(Duration::from_millis(200));
+        let ms = Duration::from_millis;
+        round_trip.sample(ms(40), 1, 20);
+        for number in 2..=20 {
+            round_trip.sample(ms(46), number, 40);
+        }
+        assert!(!round_trip.shows_a_queue(), "the round's first was as short as ever");
+        for number in 21..=28 {
+            assert!(!round_trip.shows_a_queue());
+            round_trip.sample(ms(46), number, 60);
+        }
+        assert!(round_trip.shows_a_queue());
     }
 }

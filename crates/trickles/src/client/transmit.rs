@@ -5,7 +5,8 @@ use super::{Client, MAX_ERAS};
 use crate::congestion::{self, Era, Release};
 use crate::user::region_start;
 use crate::wire::{
-    self, Ask, DATA_FRAME_BYTES, Input, MAX_WANTS, PADDED_BYTES, RESPONSE_HEAD_BYTES, Request,
+    self, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Input, MAX_WANTS, PADDED_BYTES, RESPONSE_HEAD_BYTES,
+    Request,
 };
 use std::ops::Range;
 use std::time::Instant;
@@ -58,12 +59,17 @@ impl Client {
         for state in self.requests.values_mut() {
             state.forget_flight();
         }
-        self.server_datagram_bytes = self.config.datagram_bytes;
-        let mut out = Vec::with_capacity(PADDED_BYTES);
-        let ask = Ask::Open { datagram_bytes: self.config.datagram_bytes };
+        // Where nothing came back, the path may lose long datagrams in silence (RFC 8899).
+        let most = usize::from(self.config.datagram_bytes);
+        let size = if self.attempts == 0 { most } else { most.min(PADDED_BYTES) };
+        let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
+        self.server_datagram_bytes = datagram_bytes;
+        let padded = size.max(PADDED_BYTES);
+        let mut out = Vec::with_capacity(padded);
+        let ask = Ask::Open { datagram_bytes };
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
-        let load = self.write_frames(OPEN_WANTS, PADDED_BYTES, &mut out);
-        wire::pad(PADDED_BYTES, &mut out);
+        let load = self.write_frames(OPEN_WANTS, padded, RESPONSE_HEAD_BYTES, &mut out);
+        wire::pad(padded, &mut out);
         self.open_wants = load.wants;
         self.open_inputs = load.inputs;
         self.waiting_since = Some(now);
@@ -152,7 +158,9 @@ impl Client {
         let mut out = Vec::with_capacity(self.config.datagram_bytes.into());
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
         let count = usize::try_from(release.count()).unwrap_or(MAX_WANTS).min(MAX_WANTS);
-        let load = self.write_frames(count, self.config.datagram_bytes.into(), &mut out);
+        // The same era goes on with a shorter head.
+        let head_bytes = if release.cause.is_none() { DELTA_HEAD_BYTES } else { RESPONSE_HEAD_BYTES };
+        let load = self.write_frames(count, self.config.datagram_bytes.into(), head_bytes, &mut out);
         let mut wants = load.wants.into_iter();
         for number in release.numbers() {
             let want = wants.next();
@@ -171,12 +179,13 @@ impl Client {
         }
     }
 
-    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets: input first, then ranges.
-    fn write_frames(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>) -> Load {
+    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets with heads of `head_bytes`: input first,
+    /// then ranges.
+    fn write_frames(&mut self, packets: usize, limit: usize, head_bytes: usize, out: &mut Vec<u8>) -> Load {
         let mut load = Load::default();
         self.write_inputs(packets, limit, out, &mut load);
         let for_wants = if load.inputs.is_empty() { packets } else { packets - 1 };
-        self.write_wants(for_wants.min(MAX_WANTS), limit, out, &mut load);
+        self.write_wants(for_wants.min(MAX_WANTS), limit, head_bytes, out, &mut load);
         load
     }
 
@@ -202,8 +211,15 @@ impl Client {
     }
 
     /// Asks for ranges of all requests in turn, each as long as a packet.
-    fn write_wants(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, load: &mut Load) {
-        let overhead = RESPONSE_HEAD_BYTES + DATA_FRAME_BYTES;
+    fn write_wants(
+        &mut self,
+        packets: usize,
+        limit: usize,
+        head_bytes: usize,
+        out: &mut Vec<u8>,
+        load: &mut Load,
+    ) {
+        let overhead = head_bytes + DATA_FRAME_BYTES;
         let length = u64::from(self.server_datagram_bytes).saturating_sub(overhead as u64).max(1);
         let window = self.config.window_bytes;
         let mut idle = 0;

@@ -1,7 +1,9 @@
 //! What a server needs to remember of the input it has consumed: where the output stands, and of a head that is not
 //! complete the lines that matter (Trickles §4.2: "a digest of the data seen thus far").
 
+use super::Asked;
 use crate::user::MAX_OPAQUE_BYTES;
+use std::net::SocketAddr;
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, RequestParser};
 
@@ -29,11 +31,14 @@ const KEPT: [&[u8]; 11] = [
 pub(super) struct HttpRequest {
     /// The whole head, to be parsed again for its fields.
     pub(super) head: Vec<u8>,
+    pub(super) body: Vec<u8>,
     pub(super) host: Vec<u8>,
     /// Normalized path and query.
     pub(super) target: Vec<u8>,
     pub(super) head_only: bool,
     pub(super) keep_alive: bool,
+    /// GET or HEAD without content.
+    safe: bool,
     pub(super) http_10: bool,
     /// A status that answers whatever was asked for.
     pub(super) refused: Option<u16>,
@@ -101,7 +106,14 @@ impl Digest {
     }
 
     /// Takes input off `rest` until a request is complete or nothing is left.
-    pub(super) fn feed(&mut self, rest: &mut &[u8], last: bool) -> Step {
+    /// `takes_content` says whether the request for a host and target may have another method than GET and HEAD, and
+    /// content: as much as a digest holds, or as came with the end of the head.
+    pub(super) fn feed(
+        &mut self,
+        rest: &mut &[u8],
+        last: bool,
+        takes_content: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Step {
         if self.closed {
             *rest = &[];
             return Step::More;
@@ -117,11 +129,22 @@ impl Digest {
         let mut parser = RequestParser::new(HeadLimits::default());
         match parser.parse(&self.partial) {
             Ok(Progress::Complete { length }) => {
-                // The digest so far has no complete head, so that the head ends in the new bytes.
-                *rest = &rest[length.saturating_sub(known).min(rest.len())..];
-                self.partial.truncate(length);
-                let head = std::mem::take(&mut self.partial);
-                Step::Request(Box::new(read_head(&parser, head)))
+                let head = self.partial[..length].to_vec();
+                let (mut request, content) = read_head(&parser, head, takes_content);
+                let end = length + usize::try_from(content).unwrap_or(usize::MAX - length);
+                if self.partial.len() < end {
+                    // Of a request with content, all is kept until it is complete.
+                    *rest = &[];
+                    return match !last && end <= MAX_DIGEST_BYTES - FIXED_BYTES {
+                        true => Step::More,
+                        false => Step::Request(Box::new(HttpRequest::refused(if last { 400 } else { 413 }))),
+                    };
+                }
+                // The digest so far has no complete request, so that it ends in the new bytes.
+                *rest = &rest[end.saturating_sub(known).min(rest.len())..];
+                request.body = self.partial[length..end].to_vec();
+                self.partial.clear();
+                Step::Request(Box::new(request))
             }
             Ok(Progress::Incomplete) => {
                 *rest = &[];
@@ -167,45 +190,74 @@ impl Digest {
 }
 
 impl HttpRequest {
+    /// Whether it may be answered beside others, and again (RFC 9110 §9.2.1). What is refused does nothing.
+    pub(super) fn is_safe(&self) -> bool {
+        self.safe || self.refused.is_some()
+    }
+
+    /// As the site is asked.
+    pub(super) fn asked(&self, peer: SocketAddr, request: u32) -> Asked<'_> {
+        let (host, target, head, body) = (&self.host, &self.target, &self.head, &self.body);
+        Asked { peer, request, host, target, head, body }
+    }
+
     fn refused(status: u16) -> Self {
         Self {
             head: Vec::new(),
+            body: Vec::new(),
             host: Vec::new(),
             target: Vec::new(),
             head_only: false,
             keep_alive: false,
+            safe: true,
             http_10: false,
             refused: Some(status),
         }
     }
 }
 
-fn read_head(parser: &RequestParser, bytes: Vec<u8>) -> HttpRequest {
+/// The request, and how many bytes of content follow its head.
+fn read_head(
+    parser: &RequestParser,
+    bytes: Vec<u8>,
+    takes_content: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+) -> (HttpRequest, u64) {
     let mut scratch = Vec::new();
     let head = parser.head(&bytes);
     let Ok(normalized) = normalize(&head, Personality::Strict, &mut scratch) else {
-        return HttpRequest::refused(400);
+        return (HttpRequest::refused(400), 0);
     };
     let mut target = normalized.path.to_vec();
     if let Some(query) = normalized.query {
         target.push(b'?');
         target.extend_from_slice(query);
     }
-    let refused = match (head.method, head.framing) {
-        (Method::Get | Method::Head, BodyFraming::None | BodyFraming::Length(0)) => None,
+    let host = normalized.authority.to_vec();
+    let (refused, content) = match (head.method, head.framing) {
+        (Method::Get | Method::Head, BodyFraming::None | BodyFraming::Length(0)) => (None, 0),
+        (Method::Connect, _) => (Some(405), 0),
+        (_, framing) if takes_content(&host, &target) => match framing {
+            BodyFraming::None => (None, 0),
+            BodyFraming::Length(length) => (None, length),
+            // Its end would have to be looked for in what is kept.
+            _ => (Some(411), 0),
+        },
         // A body would have to be read, and remembered how much of it is.
-        (Method::Get | Method::Head, _) => Some(413),
-        _ => Some(405),
+        (Method::Get | Method::Head, _) => (Some(413), 0),
+        _ => (Some(405), 0),
     };
-    HttpRequest {
-        host: normalized.authority.to_vec(),
+    let request = HttpRequest {
+        host,
         target,
+        body: Vec::new(),
         head_only: head.method == Method::Head,
         keep_alive: head.keep_alive && refused.is_none(),
+        safe: matches!(head.method, Method::Get | Method::Head) && content == 0,
         http_10: head.version == tidegate_http::Version::Http10,
         refused,
         head: bytes,
-    }
+    };
+    (request, content)
 }
 
 #[cfg(test)]
@@ -219,7 +271,7 @@ mod tests {
             let mut rest = &input[from..to];
             loop {
                 let mut digest = Digest::decode(&opaque).unwrap();
-                let step = digest.feed(&mut rest, false);
+                let step = digest.feed(&mut rest, false, &mut |_, _| false);
                 if let Step::Request(request) = step {
                     digest.answered(digest.output + 1, request.refused.is_some());
                     let closed = digest.closed;
@@ -275,5 +327,28 @@ mod tests {
             feed(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", &[])[0].refused,
             Some(405)
         );
+    }
+
+    #[test]
+    fn content_is_waited_for_where_the_site_takes_it_and_refused_where_it_is_long() {
+        let whole = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhelloGET";
+        for split in 1..whole.len() {
+            let (mut opaque, mut found) = (Vec::new(), Vec::new());
+            for mut piece in [&whole[..split], &whole[split..]] {
+                while !piece.is_empty() {
+                    let mut digest = Digest::decode(&opaque).unwrap();
+                    if let Step::Request(request) = digest.feed(&mut piece, false, &mut |_, _| true) {
+                        digest.answered(1, false);
+                        found.push(*request);
+                    }
+                    opaque = digest.encode();
+                }
+            }
+            assert_eq!(found.len(), 1, "split at {split}");
+            assert_eq!((&found[0].body[..], found[0].refused), (&b"hello"[..], None), "split at {split}");
+        }
+        let mut long = &b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n"[..];
+        let step = Digest::default().feed(&mut long, false, &mut |_, _| true);
+        assert!(matches!(step, Step::Request(request) if request.refused == Some(413)));
     }
 }

@@ -12,22 +12,27 @@ mod root;
 pub use root::{StaticRoot, StaticRootError};
 
 use crate::files::{GONE, PATH_TOO_LONG};
-use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket};
+use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket, Wait};
 use crate::user::{OVERHEAD_BYTES, REGION_BITS};
 use digest::{Digest, Step};
 use response::Response;
+use std::net::SocketAddr;
 use std::ops::Range;
 
 /// Code of a reset: a continuation is not one of this service's.
 pub const FOREIGN: u16 = 400;
 /// Responses to one packet of requests that were sent ahead.
-const MAX_PIPELINED: usize = 8;
+const MAX_PIPELINED: usize = 32;
 /// Room kept for the input continuation behind pipelined responses: its frame and the largest digest.
 const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES + digest::MAX_DIGEST_BYTES;
+/// The frame of an output continuation, besides its opaque bytes.
+const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
 
 /// What a site has under a request target.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Resource {
+    /// 200, or what else the site answers with; conditions and ranges are for 200.
+    pub status: u16,
     /// Bytes of the representation.
     pub length: u64,
     /// Changes whenever anything here or a byte of the representation changes; the same on every replica.
@@ -53,12 +58,70 @@ pub enum Missing {
     Unavailable,
 }
 
+/// Why a response that was begun does not go on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Lost {
+    /// The resource has changed or gone: the response is reset.
+    Gone,
+    /// It cannot be had now: the client asks again.
+    NotNow,
+}
+
+/// Who asks a site for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The client.
+    pub peer: SocketAddr,
+    /// Number of the transport's request: together with the client it tells a repetition from another request.
+    pub request: u32,
+    /// In lower case and without port 80.
+    pub host: &'a [u8],
+    /// Normalized: a path, still percent-encoded, with its query.
+    pub target: &'a [u8],
+    /// The request head with its final empty line, in which fields may be missing that did not fit into a continuation.
+    /// Empty where only host and target are known.
+    pub head: &'a [u8],
+    /// The request's content.
+    pub body: &'a [u8],
+}
+
+/// A part of a resource that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Of [`Resource::version`].
+    pub version: u64,
+    /// Whether the resource's fields are needed.
+    pub head: bool,
+    /// First byte of the representation, and how many.
+    pub offset: u64,
+    /// Bytes.
+    pub length: usize,
+}
+
 /// What answers requests: a directory of files, or a cache. Bytes can be read at any offset, any number of times.
 pub trait Site {
-    /// Looks a resource up. `host` is in lower case and without port 80, `target` normalized: a path, still
-    /// percent-encoded, with its query.
-    fn find(&mut self, host: &[u8], target: &[u8]) -> Result<Resource, Missing>;
-    /// Fills `buffer` from `offset` on; returns how many bytes there were. `None` if this version is gone.
+    /// Looks a resource up.
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing>;
+
+    /// The resource of which a response has been begun, perhaps by another replica.
+    fn known(&mut self, host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost>;
+
+    /// Whether requests with other methods than GET and HEAD, and with content, are for this site.
+    fn takes_content(&mut self, _host: &[u8], _target: &[u8]) -> bool {
+        false
+    }
+
+    /// What [`Site::find`] has to wait for; nothing by default.
+    fn prepare_find(&mut self, _asked: &Asked<'_>) -> Option<Wait> {
+        None
+    }
+
+    /// What [`Site::known`] and [`Site::read`] have to wait for; nothing by default.
+    fn prepare_read(&mut self, _peer: SocketAddr, _host: &[u8], _target: &[u8], _part: Part) -> Option<Wait> {
+        None
+    }
+
+    /// Fills `buffer` from `offset` on; returns how many bytes there were.
     fn read(
         &mut self,
         host: &[u8],
@@ -66,7 +129,7 @@ pub trait Site {
         version: u64,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Option<usize>;
+    ) -> Result<usize, Lost>;
 }
 
 /// Serves a [`Site`]. Keeps nothing between events.
@@ -125,8 +188,10 @@ impl<S: Site> HttpService<S> {
         let left = response.total_bytes().saturating_sub(within);
         let length = length.min(socket.room(index)).min(usize::try_from(left).unwrap_or(usize::MAX));
         self.buffer.resize(length, 0);
-        if response.read(&mut self.site, within, &mut self.buffer).is_none() {
-            let _ = socket.reset(index, request, GONE);
+        if let Err(lost) = response.read(&mut self.site, within, &mut self.buffer) {
+            if lost == Lost::Gone {
+                let _ = socket.reset(index, request, GONE);
+            }
             return None;
         }
         Some(socket.send(index, request, offset, &self.buffer))
@@ -134,7 +199,13 @@ impl<S: Site> HttpService<S> {
 
     /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the first bytes of the
     /// responses.
-    fn answer_input(&mut self, input: &EventInput<'_>, packets: Range<usize>, socket: &mut Minisocket) {
+    fn answer_input(
+        &mut self,
+        peer: SocketAddr,
+        input: &EventInput<'_>,
+        packets: Range<usize>,
+        socket: &mut Minisocket,
+    ) {
         let first = packets.start;
         let Some(mut digest) = Digest::decode(input.opaque) else {
             let _ = socket.reset(first, input.request, FOREIGN);
@@ -144,19 +215,33 @@ impl<S: Site> HttpService<S> {
         let mut responses = Vec::new();
         while responses.len() < MAX_PIPELINED {
             let fresh = rest;
-            let request = match digest.feed(&mut rest, input.last) {
+            let site = &mut self.site;
+            let mut takes_content = |host: &[u8], target: &[u8]| site.takes_content(host, target);
+            let request = match digest.feed(&mut rest, input.last, &mut takes_content) {
                 Step::Request(request) => request,
                 Step::More => break,
             };
+            let unsafe_one = !request.is_safe();
+            if unsafe_one && !responses.is_empty() {
+                digest.unread();
+                rest = fresh;
+                break;
+            }
             let start = digest.output;
-            let response = Response::to(&request, &mut self.site, (self.clock_s)());
+            let asked = request.asked(peer, input.request);
+            let response = Response::to(&request, &asked, &mut self.site, (self.clock_s)());
             let Some(opaque) = response.encode().filter(|_| digest.output < 1 << REGION_BITS) else {
                 let _ = socket.reset(first, input.request, PATH_TOO_LONG);
                 return;
             };
             let end = (start + response.total_bytes()).min(1 << REGION_BITS);
-            let crowded = !responses.is_empty()
-                && socket.room(first) < OVERHEAD_BYTES + opaque.len() + INPUT_CONTINUATION_BYTES;
+            // The last packet keeps room for the input continuation.
+            let fits = |index| {
+                let last = index + 1 >= packets.end;
+                let kept = if last { INPUT_CONTINUATION_BYTES } else { 0 };
+                socket.room(index) >= OUTPUT_CONTINUATION_BYTES + opaque.len() + kept
+            };
+            let crowded = !responses.is_empty() && !packets.clone().any(fits);
             if crowded || socket.set_output_continuation(first, input.request, (start, end), &opaque).is_err()
             {
                 if responses.is_empty() {
@@ -170,6 +255,10 @@ impl<S: Site> HttpService<S> {
             }
             digest.answered(end, response.closes());
             responses.push((start, opaque));
+            // RFC 9112 §9.3.2: what follows may depend on what it does.
+            if unsafe_one {
+                break;
+            }
         }
         let consumed = input.consumed + (input.data.len() - rest.len()) as u64;
         if digest.closed || (input.last && rest.is_empty()) {
@@ -179,6 +268,30 @@ impl<S: Site> HttpService<S> {
             let _ = socket.set_input_continuation(first, input.request, consumed, &digest.encode());
         }
         self.send_first(input.request, &responses, packets, socket);
+    }
+
+    /// What the requests in `input` need.
+    fn prepare_input(&mut self, peer: SocketAddr, input: &EventInput<'_>, waits: &mut Vec<Wait>) {
+        let Some(mut digest) = Digest::decode(input.opaque) else { return };
+        let mut rest = input.data;
+        for before in 0..MAX_PIPELINED {
+            let site = &mut self.site;
+            let mut takes_content = |host: &[u8], target: &[u8]| site.takes_content(host, target);
+            match digest.feed(&mut rest, input.last, &mut takes_content) {
+                Step::Request(request) if request.refused.is_none() => {
+                    // As it will be answered: alone.
+                    if !request.is_safe() && before > 0 {
+                        return;
+                    }
+                    waits.extend(self.site.prepare_find(&request.asked(peer, input.request)));
+                    digest.answered(digest.output, !request.keep_alive);
+                    if !request.is_safe() {
+                        return;
+                    }
+                }
+                _ => return,
+            }
+        }
     }
 
     /// The first bytes of responses of their own accord, as many as fit.
@@ -211,11 +324,30 @@ impl<S: Site> Application for HttpService<S> {
         for (index, want) in event.wants.iter().enumerate() {
             self.answer_want(index, want, socket);
         }
-        let mut next = event.wants.len().min(socket.packets().saturating_sub(1));
-        for (index, input) in event.inputs.iter().enumerate() {
-            let share = socket.packets().saturating_sub(next).div_ceil(event.inputs.len() - index);
-            self.answer_input(input, next..next + share, socket);
-            next = (next + share).min(socket.packets().saturating_sub(1));
+        for (input, packets) in event.inputs_with_packets(socket.packets()) {
+            self.answer_input(event.peer, input, packets, socket);
         }
+    }
+
+    fn prepare(&mut self, event: &Event<'_>) -> Option<Wait> {
+        let mut waits = Vec::new();
+        for want in &event.wants {
+            if let Some(response) = Response::decode(want.opaque)
+                && let Some(within) = want.offset.checked_sub(want.valid_start)
+            {
+                waits.extend(response.prepare(&mut self.site, event.peer, within, want.length as usize));
+            }
+        }
+        for input in &event.inputs {
+            self.prepare_input(event.peer, input, &mut waits);
+        }
+        if waits.is_empty() {
+            return None;
+        }
+        Some(Box::pin(async move {
+            for wait in waits {
+                wait.await;
+            }
+        }))
     }
 }

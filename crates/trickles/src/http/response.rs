@@ -1,9 +1,11 @@
 //! A response as a function: everything that its bytes follow from fits into an output continuation.
 
 use super::digest::HttpRequest;
-use super::{Missing, Resource, Site};
+use super::{Asked, Lost, Missing, Part, Resource, Site};
+use crate::server::Wait;
 use crate::user::MAX_OPAQUE_BYTES;
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use tidegate_http::cache::conditional::{self, Precondition};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::{HeadLimits, Method, Progress, RequestParser, date, status_reason};
@@ -11,6 +13,8 @@ use tidegate_http::{HeadLimits, Method, Progress, RequestParser, date, status_re
 const FLAG_HEAD_ONLY: u8 = 1;
 const FLAG_CLOSE: u8 = 2;
 const FLAG_HTTP_10: u8 = 4;
+/// Head and body are a resource's, not our own words.
+const FLAG_RESOURCE: u8 = 8;
 const FIXED_BYTES: usize = 39;
 
 /// What a response is made of. Of an error there is no resource; `start..end` is then its text.
@@ -31,7 +35,12 @@ pub(super) struct Response<'a> {
 
 impl<'a> Response<'a> {
     /// The response to `request`.
-    pub(super) fn to(request: &HttpRequest, site: &mut impl Site, now_s: u64) -> Response<'static> {
+    pub(super) fn to(
+        request: &HttpRequest,
+        asked: &Asked<'_>,
+        site: &mut impl Site,
+        now_s: u64,
+    ) -> Response<'static> {
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         let mut response = Response {
             status: request.refused.unwrap_or(200),
@@ -47,7 +56,7 @@ impl<'a> Response<'a> {
             target: Cow::Owned(request.target.clone()),
         };
         let found = match request.refused {
-            None => site.find(&request.host, &request.target),
+            None => site.find(asked),
             Some(_) => Err(Missing::NotFound),
         };
         match &found {
@@ -76,6 +85,11 @@ impl<'a> Response<'a> {
     /// Whole, part, unchanged or unsatisfiable (RFC 9110 §13.2.2, §14.2).
     fn choose(&mut self, request: &HttpRequest, resource: &Resource) {
         (self.version, self.end) = (resource.version, resource.length);
+        self.flags |= FLAG_RESOURCE;
+        if resource.status != 200 {
+            self.status = resource.status;
+            return;
+        }
         let mut parser = RequestParser::new(HeadLimits::default());
         let Ok(Progress::Complete { .. }) = parser.parse(&request.head) else { return };
         let head = parser.head(&request.head);
@@ -88,6 +102,7 @@ impl<'a> Response<'a> {
             }
             Precondition::Failed => {
                 (self.status, self.version) = (412, 0);
+                self.flags &= !FLAG_RESOURCE;
                 return;
             }
         }
@@ -105,11 +120,11 @@ impl<'a> Response<'a> {
     }
 
     fn has_resource(&self) -> bool {
-        matches!(self.status, 200 | 206 | 304 | 416)
+        self.flags & FLAG_RESOURCE != 0
     }
 
     fn head_only(&self) -> bool {
-        self.flags & FLAG_HEAD_ONLY != 0 || self.status == 304
+        self.flags & FLAG_HEAD_ONLY != 0 || matches!(self.status, 204 | 304)
     }
 
     /// Whether the conversation ends with this response.
@@ -149,7 +164,7 @@ impl<'a> Response<'a> {
                 }
             }
         }
-        if self.status != 304 {
+        if !matches!(self.status, 204 | 304) {
             let _ = write!(out, "Content-Length: {}\r\n", self.end - self.start);
         }
         match (self.closes(), self.flags & FLAG_HTTP_10 != 0) {
@@ -172,7 +187,9 @@ impl<'a> Response<'a> {
             out.extend_from_slice(&date::format(modified_s));
             out.extend_from_slice(b"\r\n");
         }
-        out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
+        if resource.status == 200 {
+            out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
+        }
         match self.status {
             206 => {
                 out.extend_from_slice(b"Content-Range: ");
@@ -189,36 +206,54 @@ impl<'a> Response<'a> {
         out.extend_from_slice(&resource.fields);
     }
 
-    /// Fills `buffer` with the response's bytes from `offset` on. `None` if the resource has changed or gone.
-    pub(super) fn read(&self, site: &mut impl Site, offset: u64, buffer: &mut [u8]) -> Option<()> {
+    /// Fills `buffer` with the response's bytes from `offset` on.
+    pub(super) fn read(&self, site: &mut impl Site, offset: u64, buffer: &mut [u8]) -> Result<(), Lost> {
         let head_bytes = u64::from(self.head_bytes);
         let mut filled = 0;
         if offset < head_bytes {
             let resource = match self.has_resource() {
-                true => Some(
-                    site.find(&self.host, &self.target).ok().filter(|found| found.version == self.version)?,
-                ),
+                true => Some(site.known(&self.host, &self.target, self.version)?),
                 false => None,
             };
             let head = self.head(resource.as_ref());
-            let part = head.get(offset as usize..).filter(|_| head.len() as u64 == head_bytes)?;
+            let part = head.get(offset as usize..).filter(|_| head.len() as u64 == head_bytes);
+            let part = part.ok_or(Lost::Gone)?;
             filled = part.len().min(buffer.len());
             buffer[..filled].copy_from_slice(&part[..filled]);
         }
         let rest = &mut buffer[filled..];
         if rest.is_empty() {
-            return Some(());
+            return Ok(());
         }
-        let from = (offset + filled as u64).checked_sub(head_bytes)?;
+        let from = (offset + filled as u64).checked_sub(head_bytes).ok_or(Lost::Gone)?;
         if self.has_resource() {
             let read = site.read(&self.host, &self.target, self.version, self.start + from, rest)?;
-            (read == rest.len()).then_some(())
-        } else {
-            let text = self.text();
-            let from = usize::try_from(from).ok()?;
-            rest.copy_from_slice(text.get(from..from + rest.len())?);
-            Some(())
+            return if read == rest.len() { Ok(()) } else { Err(Lost::Gone) };
         }
+        let text = self.text();
+        let from = usize::try_from(from).map_err(|_| Lost::Gone)?;
+        rest.copy_from_slice(text.get(from..from + rest.len()).ok_or(Lost::Gone)?);
+        Ok(())
+    }
+
+    /// What reading `length` bytes from `offset` on has to wait for.
+    pub(super) fn prepare(
+        &self,
+        site: &mut impl Site,
+        peer: SocketAddr,
+        offset: u64,
+        length: usize,
+    ) -> Option<Wait> {
+        if !self.has_resource() {
+            return None;
+        }
+        let head_bytes = u64::from(self.head_bytes);
+        let from = offset.saturating_sub(head_bytes);
+        let end = (offset + length as u64).min(self.total_bytes()).saturating_sub(head_bytes);
+        let length = usize::try_from(end.saturating_sub(from)).unwrap_or(usize::MAX);
+        let part =
+            Part { version: self.version, head: offset < head_bytes, offset: self.start + from, length };
+        site.prepare_read(peer, &self.host, &self.target, part)
     }
 
     /// As the opaque bytes of an output continuation; `None` where host and target are too long for one, or the head

@@ -1,6 +1,6 @@
 //! A directory of files as a site. Open files are kept as soft state that may be dropped at any time.
 
-use super::{Missing, Resource, Site};
+use super::{Asked, Lost, Missing, Resource, Site};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tidegate_http::normalize::percent_decode;
 
 /// Files that are kept open.
 const MAX_OPEN: usize = 256;
@@ -71,7 +72,8 @@ impl StaticRoot {
 
     /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
     fn open_file(&self, path: &[u8]) -> Result<OpenFile, Missing> {
-        let mut name = percent_decode(path.strip_prefix(b"/").ok_or(Missing::NotFound)?);
+        let mut name = Vec::with_capacity(path.len());
+        percent_decode(path.strip_prefix(b"/").ok_or(Missing::NotFound)?, &mut name);
         // Names that begin with a dot are not for the public, but for RFC 8615's.
         let public = |part: &[u8]| !part.starts_with(b".") || part == b".well-known";
         if name.contains(&0) || !name.split(|&byte| byte == b'/').all(public) {
@@ -115,6 +117,7 @@ impl OpenFile {
             .iter()
             .fold(0, |hash: u64, part| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
         Ok(Resource {
+            status: 200,
             length,
             version,
             modified_s: u64::try_from(seconds).ok(),
@@ -125,8 +128,13 @@ impl OpenFile {
 }
 
 impl Site for StaticRoot {
-    fn find(&mut self, _host: &[u8], target: &[u8]) -> Result<Resource, Missing> {
-        self.lookup(target)?.resource().map_err(|_| Missing::Unavailable)
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        self.lookup(asked.target)?.resource().map_err(|_| Missing::Unavailable)
+    }
+
+    fn known(&mut self, _host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
+        let found = self.lookup(target).ok().and_then(|open| open.resource().ok());
+        found.filter(|resource| resource.version == version).ok_or(Lost::Gone)
     }
 
     fn read(
@@ -136,37 +144,19 @@ impl Site for StaticRoot {
         version: u64,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Option<usize> {
-        let open = self.lookup(target).ok()?;
+    ) -> Result<usize, Lost> {
+        let open = self.lookup(target).map_err(|_| Lost::Gone)?;
         let mut read = 0;
         while read < buffer.len() {
             match open.file.read_at(&mut buffer[read..], offset + read as u64) {
                 Ok(0) => break,
                 Ok(count) => read += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
+                Err(_) => return Err(Lost::Gone),
             }
         }
         // After reading: a file that was written to meanwhile has another time by now.
-        (open.resource().ok()?.version == version).then_some(read)
+        let same = open.resource().is_ok_and(|resource| resource.version == version);
+        if same { Ok(read) } else { Err(Lost::Gone) }
     }
-}
-
-fn percent_decode(path: &[u8]) -> Vec<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte == b'%'
-            && let [high, low, tail @ ..] = tail
-            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
-        {
-            out.push(high << 4 | low);
-            rest = tail;
-        } else {
-            out.push(byte);
-        }
-    }
-    out
 }

@@ -7,6 +7,7 @@ mod minisocket;
 pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 
+use crate::client::LARGEST_DATAGRAM_BYTES;
 use crate::congestion::{self, AccountError, Era, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
 use crate::cwnd::MAX_WINDOW;
@@ -15,7 +16,10 @@ use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
 use crate::user::{Kind, UserContinuation, UserError, split_sequence};
 use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use std::future::Future;
 use std::net::SocketAddr;
+use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 
 /// Limits of a server. Replicas that share keys must agree on all but `replay_entries`.
@@ -36,7 +40,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            datagram_bytes: 1200,
+            datagram_bytes: LARGEST_DATAGRAM_BYTES,
             initial_window: 10,
             horizon_ms: 60_000,
             clock_skew_ms: 5_000,
@@ -66,6 +70,8 @@ tidegate_core::metric_set! {
         Counter trickles_bad_account_total: "Requests refused because their account of packets was impossible.",
         Counter trickles_unproved_total: "Requests refused because the nonces did not prove the account.",
         Counter trickles_replayed_total: "Requests refused because they were answered already.",
+        Counter trickles_waited_total: "Requests whose answer waited for the application.",
+        Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
         Counter trickles_socket_errors_total: "Sends and receives that the system refused.",
     }
 }
@@ -121,6 +127,15 @@ impl Refusal {
             Self::UnknownEpoch { connection, .. } => Some((connection, RefusalCode::UnknownEpoch)),
             Self::Stale { connection } => Some((connection, RefusalCode::Stale)),
             _ => None,
+        }
+    }
+
+    /// Passes the notice for the client to `transmit`, where there is one.
+    pub(crate) fn notify(&self, transmit: &mut impl FnMut(&[u8])) {
+        if let Some((connection, code)) = self.answer() {
+            let mut notice = Vec::new();
+            Answer::encode_refused(connection, code, &mut notice);
+            transmit(&notice);
         }
     }
 
@@ -202,15 +217,46 @@ pub struct Event<'d> {
     pub wants: Vec<EventWant<'d>>,
 }
 
+impl<'d> Event<'d> {
+    /// Each input with the packets, of `packets` in all, that are free for the first bytes of its answer: wants have
+    /// theirs, the rest is shared out. The last packet serves everybody.
+    pub fn inputs_with_packets(
+        &self,
+        packets: usize,
+    ) -> impl Iterator<Item = (&EventInput<'d>, Range<usize>)> {
+        let last = packets.saturating_sub(1);
+        let mut next = self.wants.len().min(last);
+        self.inputs.iter().enumerate().map(move |(index, input)| {
+            let share = packets.saturating_sub(next).div_ceil(self.inputs.len() - index);
+            let range = next..next + share;
+            next = range.end.min(last);
+            (input, range)
+        })
+    }
+}
+
 /// A service over Trickles: answers events, and should keep nothing between them that it cannot do without.
 pub trait Application {
     /// Fills the packets of `socket`, at once.
     fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket);
+
+    /// What the answer to an event has to wait for, such as an object on its way from somewhere else. The event is handled
+    /// when that is ready, whatever came of it. Nothing by default.
+    fn prepare(&mut self, _event: &Event<'_>) -> Option<Wait> {
+        None
+    }
 }
+
+/// Ready when an event can be answered.
+pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<A: Application + ?Sized> Application for Box<A> {
     fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
         (**self).handle(event, socket);
+    }
+
+    fn prepare(&mut self, event: &Event<'_>) -> Option<Wait> {
+        (**self).prepare(event)
     }
 }
 
@@ -259,22 +305,47 @@ impl Server {
         transmit: &mut impl FnMut(&[u8]),
     ) -> Result<(), Refusal> {
         match self.receive(datagram, peer, now_ms) {
-            Ok(Some((event, mut socket))) => {
-                application.handle(&event, &mut socket);
-                self.counters.trickles_packets_sent_total.add(socket.packets() as u64);
-                socket.finish(transmit);
+            Ok(Some((event, socket))) => {
+                self.answer(&event, socket, application, transmit);
                 Ok(())
             }
             Ok(None) => Ok(()),
             Err(refusal) => {
-                if let Some((connection, code)) = refusal.answer() {
-                    let mut notice = Vec::new();
-                    Answer::encode_refused(connection, code, &mut notice);
-                    transmit(&notice);
-                }
+                refusal.notify(transmit);
                 Err(refusal)
             }
         }
+    }
+
+    /// Has `application` fill the packets that a verified event sets free, and passes them to `transmit`.
+    pub fn answer(
+        &self,
+        event: &Event<'_>,
+        mut socket: Minisocket,
+        application: &mut impl Application,
+        transmit: &mut impl FnMut(&[u8]),
+    ) {
+        application.handle(event, &mut socket);
+        self.counters.trickles_packets_sent_total.add(socket.packets() as u64);
+        socket.finish(transmit);
+    }
+
+    /// Answers a datagram that [`Server::receive`] has verified, whose event waited meanwhile.
+    ///
+    /// # Errors
+    /// A user continuation's key has been retired in the meantime.
+    pub fn resume(
+        &mut self,
+        datagram: &[u8],
+        socket: Minisocket,
+        application: &mut impl Application,
+        transmit: &mut impl FnMut(&[u8]),
+    ) -> Result<(), Refusal> {
+        let request = Request::decode(datagram)?;
+        let peer = socket.peer();
+        let (event, socket) = self.event(kind_of(&request.ask), &request, peer, socket)?;
+        self.answer(&event, socket, application, transmit);
+        Ok(())
     }
 
     /// Verifies one datagram. `None` where the trickle ends with it.
@@ -311,8 +382,13 @@ impl Server {
             Ask::Close { account } => {
                 let (_, continuation, secret) =
                     self.authenticate(request.connection, account, peer, now_ms)?;
-                let template =
-                    Template { continuation, secret, connection: request.connection, timestamp_us: 0 };
+                let template = Template {
+                    continuation,
+                    secret,
+                    connection: request.connection,
+                    timestamp_us: 0,
+                    as_delta: false,
+                };
                 Some(Minisocket::new(Arc::clone(&self.keys), peer, template, std::iter::empty(), 0))
             }
         };
@@ -320,12 +396,7 @@ impl Server {
             self.counters.trickles_terminated_total.add(1);
             return Ok(None);
         };
-        let kind = match request.ask {
-            Ask::Open { .. } => EventKind::Open,
-            Ask::Close { .. } => EventKind::Close,
-            _ => EventKind::Request,
-        };
-        self.event(kind, &request, peer, socket).map(Some)
+        self.event(kind_of(&request.ask), &request, peer, socket).map(Some)
     }
 
     /// The paper's SYN (§6.1): answered at once, with no more than the address has paid for.
@@ -373,7 +444,7 @@ impl Server {
         };
         self.counters.trickles_opens_total.add(1);
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let template = Template { continuation, secret, connection, timestamp_us };
+        let template = Template { continuation, secret, connection, timestamp_us, as_delta: false };
         let numbers = 1..=u64::from(flight);
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, numbers, packet_bytes)))
     }
@@ -450,6 +521,7 @@ impl Server {
             continuation.era.tag = secret.next_era(era.tag, cause);
         }
         let keys = self.keys.current();
+        let as_delta = release.cause.is_none() && continuation.epoch == keys.epoch;
         if continuation.epoch != keys.epoch {
             continuation.sealed = keys.reseal(plain);
             continuation.epoch = keys.epoch;
@@ -457,7 +529,7 @@ impl Server {
         continuation.timestamp_ms = now_ms as u32;
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
         let size = continuation.datagram_bytes.min(self.config.datagram_bytes).into();
-        let template = Template { continuation, secret, connection, timestamp_us };
+        let template = Template { continuation, secret, connection, timestamp_us, as_delta };
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size)))
     }
 
@@ -522,6 +594,14 @@ impl Server {
     }
 }
 
+fn kind_of(ask: &Ask) -> EventKind {
+    match ask {
+        Ask::Open { .. } => EventKind::Open,
+        Ask::Close { .. } => EventKind::Close,
+        _ => EventKind::Request,
+    }
+}
+
 /// What all packets of one answer have in common.
 #[derive(Debug)]
 pub(crate) struct Template {
@@ -529,6 +609,8 @@ pub(crate) struct Template {
     pub(crate) secret: Secret,
     pub(crate) connection: u64,
     pub(crate) timestamp_us: u32,
+    /// Whether the client has another continuation of the era and of the key epoch: the one that it sent.
+    pub(crate) as_delta: bool,
 }
 
 /// RFC 6298 §2 with the continuation's timestamp in place of a clock of the connection.

@@ -2,11 +2,11 @@
 
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::random_block;
-use crate::client::{Client, ClientError, Config, Read};
+use crate::client::{Client, ClientError, Config, LARGEST_DATAGRAM_BYTES, Read};
 use crate::tcp::TcpSocket;
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -27,6 +27,16 @@ pub struct Options {
     pub config: Config,
     /// What packets look like on the way.
     pub format: Format,
+    /// The address of this host that is used; the system's choice where there is none.
+    pub local: Option<IpAddr>,
+}
+
+impl Options {
+    /// UDP to replicas, with the usual limits, from any address.
+    #[must_use]
+    pub fn to(servers: Vec<SocketAddr>) -> Self {
+        Self { servers, config: Config::default(), format: Format::default(), local: None }
+    }
 }
 
 /// What packets look like on the way.
@@ -121,13 +131,12 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-fn socket_to(server: SocketAddr, format: Format) -> io::Result<BatchSocket> {
-    let any = if server.is_ipv6() {
-        SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
-    } else {
-        (Ipv4Addr::UNSPECIFIED, 0).into()
+fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::Result<BatchSocket> {
+    let any = match server {
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
     };
-    let socket = std::net::UdpSocket::bind(any)?;
+    let socket = std::net::UdpSocket::bind((local.unwrap_or(any), 0))?;
     // A connected socket learns from ICMP that its server is gone, and which of our addresses leads there.
     socket.connect(server)?;
     match format {
@@ -148,8 +157,16 @@ impl Connection {
         let Some(&server) = options.servers.first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
         };
-        let socket = socket_to(server, options.format)?;
-        let client = Client::new(options.config.clone(), &random_block()?, now());
+        let socket = socket_to(server, options.format, options.local)?;
+        let headers_more = match (options.format, server.is_ipv6()) {
+            (Format::Udp, false) => 0,
+            (Format::Udp, true) => 20,
+            (Format::Tcp, false) => 16,
+            (Format::Tcp, true) => 36,
+        };
+        let datagram_bytes = options.config.datagram_bytes.min(LARGEST_DATAGRAM_BYTES - headers_more);
+        let config = Config { datagram_bytes, ..options.config.clone() };
+        let client = Client::new(config, &random_block()?, now());
         let state = State {
             client,
             readers: HashMap::new(),

@@ -3,16 +3,19 @@
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::wall_clock_ms;
 use crate::keys::KeyRing;
-use crate::server::{Application, Counters, Server};
+use crate::server::{Application, Counters, Minisocket, Server};
 use crate::tcp::TcpSocket;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Receive buffers of a server.
 const RECEIVE_BUFFERS: usize = 16;
+/// Requests that wait for the application at once; more are dropped, and their clients ask again.
+const MAX_WAITING: usize = 4096;
 
 /// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of them.
 #[derive(Debug)]
@@ -20,6 +23,15 @@ pub struct UdpServer<A> {
     socket: BatchSocket,
     server: Server,
     application: A,
+    waiting: JoinSet<Waiting>,
+}
+
+/// A request that waits for the application.
+#[derive(Debug)]
+struct Waiting {
+    datagram: Vec<u8>,
+    socket: Minisocket,
+    local: Option<IpAddr>,
 }
 
 /// A UDP socket bound to `address`; with `shared`, others of the same user may bind it too.
@@ -45,7 +57,7 @@ impl<A: Application> UdpServer<A> {
     /// # Errors
     /// The socket cannot be set up.
     pub fn new(socket: std::net::UdpSocket, server: Server, application: A) -> io::Result<Self> {
-        Ok(Self { socket: BatchSocket::new(socket)?, server, application })
+        Ok(Self { socket: BatchSocket::new(socket)?, server, application, waiting: JoinSet::new() })
     }
 
     /// Takes the segments of the paper's format to `address`, see [`crate::tcp`]; all other TCP stays with the kernel.
@@ -54,7 +66,8 @@ impl<A: Application> UdpServer<A> {
     /// # Errors
     /// Privileges or `nft` are missing.
     pub fn with_tcp_format(address: SocketAddr, server: Server, application: A) -> io::Result<Self> {
-        Ok(Self { socket: BatchSocket::Tcp(TcpSocket::bind(address, false)?), server, application })
+        let socket = BatchSocket::Tcp(TcpSocket::bind(address, false)?);
+        Ok(Self { socket, server, application, waiting: JoinSet::new() })
     }
 
     /// What was done and refused.
@@ -92,13 +105,18 @@ impl<A: Application> UdpServer<A> {
                     ready?;
                     self.serve(&mut received, &mut outgoing).await;
                 }
+                Some(ready) = self.waiting.join_next() => {
+                    if let Ok(ready) = ready {
+                        self.resume(ready, &mut outgoing).await;
+                    }
+                }
             }
         }
     }
 
     /// Answers one batch.
     async fn serve(&mut self, received: &mut Received, outgoing: &mut Outgoing) {
-        let Self { socket, server, application } = self;
+        let Self { socket, server, application, waiting } = self;
         match socket.receive(received) {
             Ok(true) => {}
             Ok(false) => return,
@@ -110,12 +128,44 @@ impl<A: Application> UdpServer<A> {
         }
         let now_ms = wall_clock_ms();
         for (datagram, peer, local) in received.datagrams() {
-            // A refusal is counted where it is found.
-            let _ = server.handle(datagram, peer, now_ms, application, &mut |packet: &[u8]| {
-                outgoing.push(packet, peer, local);
+            let mut transmit = |packet: &[u8]| outgoing.push(packet, peer, local);
+            let (event, minisocket) = match server.receive(datagram, peer, now_ms) {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => continue,
+                // It is counted where it is found.
+                Err(refusal) => {
+                    refusal.notify(&mut transmit);
+                    continue;
+                }
+            };
+            let Some(wait) = application.prepare(&event) else {
+                server.answer(&event, minisocket, application, &mut transmit);
+                continue;
+            };
+            if waiting.len() >= MAX_WAITING {
+                server.counters().trickles_overloaded_total.add(1);
+                continue;
+            }
+            server.counters().trickles_waited_total.add(1);
+            let held = Waiting { datagram: datagram.to_vec(), socket: minisocket, local };
+            waiting.spawn(async move {
+                wait.await;
+                held
             });
         }
         let (failures, _) = socket.send(outgoing).await;
         server.counters().trickles_socket_errors_total.add(failures);
+    }
+
+    /// Answers a request whose wait is over.
+    async fn resume(&mut self, ready: Waiting, outgoing: &mut Outgoing) {
+        let Waiting { datagram, socket, local } = ready;
+        let peer = socket.peer();
+        // A key that was retired meanwhile: the client asks again.
+        let _ = self.server.resume(&datagram, socket, &mut self.application, &mut |packet: &[u8]| {
+            outgoing.push(packet, peer, local);
+        });
+        let (failures, _) = self.socket.send(outgoing).await;
+        self.server.counters().trickles_socket_errors_total.add(failures);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use tidegate_trickles::files::{Object, Objects};
-use tidegate_trickles::http::{Missing, Resource, Site};
+use tidegate_trickles::http::{Asked, Lost, Missing, Resource, Site};
 
 /// Bytes of an object follow from its path, so that every replica has them.
 #[derive(Clone)]
@@ -30,15 +30,22 @@ impl Objects for Generated {
 }
 
 impl Site for Generated {
-    fn find(&mut self, _: &[u8], target: &[u8]) -> Result<Resource, Missing> {
-        let object = Objects::find(self, target).ok_or(Missing::NotFound)?;
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        let object = Objects::find(self, asked.target).ok_or(Missing::NotFound)?;
         Ok(Resource {
+            status: 200,
             length: object.length,
             version: object.version,
             modified_s: Some(1_600_000_000),
             etag: b"\"seven\"".to_vec(),
             fields: b"Content-Type: text/plain\r\n".to_vec(),
         })
+    }
+
+    fn known(&mut self, _: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
+        let (peer, host, head, body) = (([192, 0, 2, 1], 1).into(), &b""[..], &b""[..], &b""[..]);
+        let asked = Asked { peer, request: 1, host, target, head, body };
+        Site::find(self, &asked).ok().filter(|found| found.version == version).ok_or(Lost::Gone)
     }
 
     fn read(
@@ -48,8 +55,8 @@ impl Site for Generated {
         version: u64,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Option<usize> {
-        Objects::read(self, target, version, offset, buffer)
+    ) -> Result<usize, Lost> {
+        Objects::read(self, target, version, offset, buffer).ok_or(Lost::Gone)
     }
 }
 

@@ -1,16 +1,22 @@
-//! Listeners of the Trickles transport: the roots of routes, served without any memory of clients.
+//! Listeners of the Trickles transport: roots of routes, and what the accelerator has from upstreams, served without any
+//! memory of clients.
 
+mod exchange;
+mod inner;
+
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidegate_accelerator::content_type;
 use tidegate_accelerator::settings::{Route, Settings, Target};
+use tidegate_accelerator::{Inside, content_type};
 use tidegate_core::metrics::Sample;
-use tidegate_trickles::http::{HttpService, Missing, Resource, Site, StaticRoot};
+use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
-use tidegate_trickles::server::Config;
+use tidegate_trickles::server::{Config, Wait};
 use tidegate_trickles::udp::{Format, UdpService, random_block};
 
+use self::inner::InnerSite;
 use crate::cli::Failure;
 use crate::units::ListenAddress;
 
@@ -34,7 +40,11 @@ pub(crate) struct TricklesServices {
 
 impl TricklesServices {
     /// Starts every listener. They end with the process: nobody misses them while another replica runs.
-    pub(crate) fn start(listeners: &[TricklesListener], settings: &Settings) -> Result<Self, Failure> {
+    pub(crate) fn start(
+        listeners: &[TricklesListener],
+        settings: &Settings,
+        inside: &Inside,
+    ) -> Result<Self, Failure> {
         let mut services = Vec::new();
         for listener in listeners {
             let failed = |error: String| {
@@ -54,15 +64,16 @@ impl TricklesServices {
                 }
             };
             // Finds out what is wrong before the threads start.
-            let roots = RoutedRoots::open(&settings.routes).map_err(failed)?;
             let (address, config) = (listener.listen.address, Config::default());
+            let inner = InnerSite::new(inside.clone(), address);
+            let sites = RoutedSites::open(&settings.routes, &inner).map_err(failed)?;
             let service = match listener.format {
                 Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
-                    let roots = RoutedRoots::open(&settings.routes).map_err(std::io::Error::other)?;
-                    Ok(HttpService::new(roots, now_s))
+                    let sites = RoutedSites::open(&settings.routes, &inner).map_err(std::io::Error::other)?;
+                    Ok(HttpService::new(sites, now_s))
                 }),
                 Format::Tcp => {
-                    UdpService::start_tcp_format(address, &config, keys, HttpService::new(roots, now_s))
+                    UdpService::start_tcp_format(address, &config, keys, HttpService::new(sites, now_s))
                 }
             };
             let service = service.map_err(|error| failed(error.to_string()))?;
@@ -121,23 +132,30 @@ fn read_keys(path: &Path) -> Result<KeyRing, String> {
     KeyRing::from_text(&text).map_err(|error| format!("key file {}: {error}", path.display()))
 }
 
-/// The roots of all routes, the most specific first.
-struct RoutedRoots {
-    routes: Vec<(Route, StaticRoot)>,
+/// What is behind all routes, the most specific first.
+struct RoutedSites {
+    routes: Vec<(Route, Place)>,
 }
 
-impl RoutedRoots {
-    fn open(routes: &[Route]) -> Result<Self, String> {
+/// What is behind a route.
+enum Place {
+    /// Replicas have the same files; no cache is needed.
+    Root(StaticRoot),
+    /// Upstreams, through the accelerator and its cache.
+    Inner(InnerSite),
+}
+
+impl RoutedSites {
+    fn open(routes: &[Route], inner: &InnerSite) -> Result<Self, String> {
         let mut opened = Vec::new();
         for route in routes {
-            let Target::Root(path) = &route.target else {
-                return Err(format!(
-                    "the route for {}{} names an upstream; this version serves roots by Trickles",
-                    route.host, route.path
-                ));
+            let place = match &route.target {
+                Target::Root(path) => {
+                    Place::Root(StaticRoot::open(path, content_type).map_err(|error| error.to_string())?)
+                }
+                _ => Place::Inner(inner.clone()),
             };
-            let root = StaticRoot::open(path, content_type).map_err(|error| error.to_string())?;
-            opened.push((route.clone(), root));
+            opened.push((route.clone(), place));
         }
         opened.sort_by_key(|(route, _)| {
             let host = match route.host.strip_prefix('*') {
@@ -150,7 +168,7 @@ impl RoutedRoots {
         Ok(Self { routes: opened })
     }
 
-    fn route(&mut self, host: &[u8], target: &[u8]) -> Result<&mut StaticRoot, Missing> {
+    fn route(&mut self, host: &[u8], target: &[u8]) -> Option<&mut Place> {
         let name = match host.iter().rposition(|byte| *byte == b':') {
             Some(at) if !host[at..].contains(&b']') => &host[..at],
             _ => host,
@@ -163,13 +181,41 @@ impl RoutedRoots {
             host_matches && target.starts_with(route.path.as_bytes())
         };
         let found = self.routes.iter_mut().find(|(route, _)| matches(route));
-        found.map(|(_, root)| root).ok_or(Missing::NotFound)
+        found.map(|(_, place)| place)
     }
 }
 
-impl Site for RoutedRoots {
-    fn find(&mut self, host: &[u8], target: &[u8]) -> Result<Resource, Missing> {
-        self.route(host, target)?.find(host, target)
+impl Site for RoutedSites {
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        match self.route(asked.host, asked.target).ok_or(Missing::NotFound)? {
+            Place::Root(root) => root.find(asked),
+            Place::Inner(inner) => inner.find(asked),
+        }
+    }
+
+    fn known(&mut self, host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
+        match self.route(host, target).ok_or(Lost::Gone)? {
+            Place::Root(root) => root.known(host, target, version),
+            Place::Inner(inner) => inner.known(host, target, version),
+        }
+    }
+
+    fn takes_content(&mut self, host: &[u8], target: &[u8]) -> bool {
+        matches!(self.route(host, target), Some(Place::Inner(_)))
+    }
+
+    fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
+        match self.route(asked.host, asked.target)? {
+            Place::Root(root) => root.prepare_find(asked),
+            Place::Inner(inner) => inner.prepare_find(asked),
+        }
+    }
+
+    fn prepare_read(&mut self, peer: SocketAddr, host: &[u8], target: &[u8], part: Part) -> Option<Wait> {
+        match self.route(host, target)? {
+            Place::Root(root) => root.prepare_read(peer, host, target, part),
+            Place::Inner(inner) => inner.prepare_read(peer, host, target, part),
+        }
     }
 
     fn read(
@@ -179,8 +225,11 @@ impl Site for RoutedRoots {
         version: u64,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Option<usize> {
-        self.route(host, target).ok()?.read(host, target, version, offset, buffer)
+    ) -> Result<usize, Lost> {
+        match self.route(host, target).ok_or(Lost::Gone)? {
+            Place::Root(root) => root.read(host, target, version, offset, buffer),
+            Place::Inner(inner) => inner.read(host, target, version, offset, buffer),
+        }
     }
 }
 
@@ -209,7 +258,13 @@ mod tests {
             route("*.example.org", "/", "suffix"),
             route("www.example.org", "/api/", "exact-api"),
         ];
-        let mut roots = RoutedRoots::open(&routes).unwrap();
+        let upstream =
+            Route { host: "app.example".into(), path: "/".into(), target: Target::Upstream("app".into()) };
+        let routes = [&routes[..], &[upstream]].concat();
+        let inner = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
+        let mut sites = RoutedSites::open(&routes, &inner).unwrap();
+        let peer = ([192, 0, 2, 1], 1).into();
+        let asked = |host, target| Asked { peer, request: 1, host, target, head: &b""[..], body: &b""[..] };
         for (host, path, length) in [
             ("other", "/x", 3),
             ("a.example.org:81", "/x", 6),
@@ -217,11 +272,10 @@ mod tests {
             ("www.example.org:8080", "/api/x", 9),
             ("[::1]:80", "/x", 3),
         ] {
-            let found = roots.find(host.as_bytes(), path.as_bytes()).unwrap();
+            let found = sites.find(&asked(host.as_bytes(), path.as_bytes())).unwrap();
             assert_eq!(found.length, length, "{host}{path}");
         }
-        assert_eq!(roots.find(b"other", b"/none"), Err(Missing::NotFound));
-        let upstream = Route { host: "*".into(), path: "/".into(), target: Target::Upstream("app".into()) };
-        assert!(RoutedRoots::open(&[upstream]).is_err_and(|error| error.contains("names an upstream")));
+        assert_eq!(sites.find(&asked(b"other", b"/none")), Err(Missing::NotFound));
+        assert!(sites.takes_content(b"app.example", b"/x") && !sites.takes_content(b"other", b"/x"));
     }
 }

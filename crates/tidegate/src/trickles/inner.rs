@@ -1,0 +1,306 @@
+//! What the accelerator answers, as a site of Trickles: a response is a function of the request, and so can be made again,
+//! by this replica or by another one.
+//!
+//! A resource is pinned by its validator: its version is a hash of name, ETag (or Last-Modified) and length, and every part
+//! that is asked for again is compared with it. What has been read is kept for a while, which is soft state: it may be
+//! dropped at any time, and is asked for again with Range. Only a response without a validator lives in it alone.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tidegate_accelerator::Inside;
+use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
+use tidegate_trickles::server::Wait;
+use tokio::sync::oneshot;
+
+use super::exchange::{self, Begun};
+
+/// Bytes that are asked for and kept together.
+pub(super) const BLOCK_BYTES: u64 = 256 * 1024;
+/// Bytes of blocks that are kept.
+const KEPT_BLOCK_BYTES: usize = 64 << 20;
+/// Responses that are remembered.
+const KEPT_RESPONSES: usize = 4096;
+/// Questions to the accelerator at once; more have to wait for a repetition.
+const MAX_ASKED: usize = 1024;
+/// How long what was found answers the same request again. A repetition must not be carried out twice.
+const FOUND_LIFE: Duration = Duration::from_secs(1);
+const CONTENT_LIFE: Duration = Duration::from_secs(60);
+
+/// A map that forgets the oldest entries beyond a budget.
+struct Kept<K, V> {
+    entries: HashMap<K, V>,
+    order: std::collections::VecDeque<(K, usize)>,
+    used: usize,
+    budget: usize,
+}
+
+impl<K: Hash + Eq + Clone, V> Kept<K, V> {
+    fn new(budget: usize) -> Self {
+        Self { entries: HashMap::new(), order: std::collections::VecDeque::new(), used: 0, budget }
+    }
+
+    fn insert(&mut self, key: K, value: V, cost: usize) {
+        // The same thing found again keeps its place in the order.
+        if self.entries.insert(key.clone(), value).is_some() {
+            return;
+        }
+        self.used += cost;
+        self.order.push_back((key, cost));
+        while self.used > self.budget
+            && let Some((oldest, cost)) = self.order.pop_front()
+        {
+            self.entries.remove(&oldest);
+            self.used -= cost;
+        }
+    }
+}
+
+/// What was asked.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+enum Question {
+    /// The whole request, less what the answer does not depend on.
+    Request(Vec<u8>),
+    /// A block of a version.
+    Block(u64, u64),
+}
+
+struct Found {
+    result: Result<Resource, Missing>,
+    until: Instant,
+}
+
+/// What all threads of a listener keep.
+struct Soft {
+    found: Kept<Vec<u8>, Found>,
+    known: Kept<u64, Resource>,
+    gone: Kept<u64, ()>,
+    blocks: Kept<(u64, u64), Bytes>,
+    waiting: HashMap<Question, Vec<oneshot::Sender<()>>>,
+}
+
+/// The accelerator, asked by Trickles.
+#[derive(Clone)]
+pub(super) struct InnerSite {
+    inside: Inside,
+    local: SocketAddr,
+    soft: Arc<Mutex<Soft>>,
+}
+
+impl InnerSite {
+    /// For requests that come to `local`.
+    pub(super) fn new(inside: Inside, local: SocketAddr) -> Self {
+        let soft = Soft {
+            found: Kept::new(KEPT_RESPONSES),
+            known: Kept::new(KEPT_RESPONSES),
+            gone: Kept::new(KEPT_RESPONSES),
+            blocks: Kept::new(KEPT_BLOCK_BYTES),
+            waiting: HashMap::new(),
+        };
+        Self { inside, local, soft: Arc::new(Mutex::new(soft)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Soft> {
+        self.soft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the answer to a question; `true` if the caller is the one to ask it. `None` where too many are asked.
+    fn join(&self, question: &Question) -> Option<(Wait, bool)> {
+        let (done, answered) = oneshot::channel();
+        let mut soft = self.lock();
+        let full = soft.waiting.len() >= MAX_ASKED;
+        let first = match soft.waiting.get_mut(question) {
+            Some(waiting) => {
+                waiting.push(done);
+                false
+            }
+            None if full => return None,
+            None => {
+                soft.waiting.insert(question.clone(), vec![done]);
+                true
+            }
+        };
+        let wait: Wait = Box::pin(async move {
+            // A sender that is gone has given up: what is there is the answer.
+            let _ = answered.await;
+        });
+        Some((wait, first))
+    }
+
+    fn settle(&self, question: &Question) {
+        drop(self.lock().waiting.remove(question));
+    }
+
+    fn keep(&self, begun: &Begun) {
+        self.lock().known.insert(begun.resource.version, begun.resource.clone(), 1);
+    }
+
+    /// Asks a whole request, and keeps the beginning of its response.
+    async fn find_now(self, key: Vec<u8>, request: exchange::Outgoing) {
+        let question = Question::Request(key.clone());
+        let life = if request.repeatable { FOUND_LIFE } else { CONTENT_LIFE };
+        let found = |result| Found { result, until: Instant::now() + life };
+        match exchange::begin(&self.inside, self.local, request).await {
+            Ok(mut begun) => {
+                let version = begun.resource.version;
+                while let Some((index, block)) = begun.next_block().await {
+                    self.lock().blocks.insert((version, index), block.clone(), block.len());
+                    if begun.is_pinned() && index == 0 {
+                        break;
+                    }
+                }
+                let result = begun.complete().ok_or(Missing::Unavailable);
+                if result.is_ok() {
+                    self.keep(&begun);
+                }
+                self.lock().found.insert(key, found(result), 1);
+                self.settle(&question);
+                // The rest is on its way into the cache, which it reaches only if it is taken.
+                begun
+                    .drain(|index, block| {
+                        self.lock().blocks.insert((version, index), block.clone(), block.len());
+                    })
+                    .await;
+            }
+            Err(missing) => {
+                self.lock().found.insert(key, found(Err(missing)), 1);
+                self.settle(&question);
+            }
+        }
+    }
+
+    /// Asks for a block of a version.
+    async fn read_now(self, request: exchange::Outgoing, version: u64, index: u64) {
+        let first = index * BLOCK_BYTES;
+        if let Ok(mut begun) =
+            exchange::begin(&self.inside, self.local, request.range(first, BLOCK_BYTES)).await
+        {
+            if begun.resource.version == version && begun.is_pinned() {
+                self.keep(&begun);
+                begun.skip_to(first).await;
+                if let Some((index, block)) = begun.next_block().await {
+                    self.lock().blocks.insert((version, index), block.clone(), block.len());
+                }
+                self.settle(&Question::Block(version, index));
+                begun.drain(|_, _| ()).await;
+                return;
+            }
+            // An error of the way there says nothing about the resource.
+            if begun.resource.status < 500 {
+                self.lock().gone.insert(version, (), 1);
+            }
+        }
+        self.settle(&Question::Block(version, index));
+    }
+
+    fn lost(&self, version: u64) -> Lost {
+        if self.lock().gone.entries.contains_key(&version) { Lost::Gone } else { Lost::NotNow }
+    }
+}
+
+impl Site for InnerSite {
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        let key = exchange::Outgoing::of(asked).key;
+        self.lock().found.entries.get(&key).map_or(Err(Missing::Unavailable), |found| found.result.clone())
+    }
+
+    fn known(&mut self, _: &[u8], _: &[u8], version: u64) -> Result<Resource, Lost> {
+        let known = self.lock().known.entries.get(&version).cloned();
+        known.ok_or_else(|| self.lost(version))
+    }
+
+    fn takes_content(&mut self, _: &[u8], _: &[u8]) -> bool {
+        true
+    }
+
+    fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
+        let request = exchange::Outgoing::of(asked);
+        let fresh = |found: &Found| found.until > Instant::now();
+        if self.lock().found.entries.get(&request.key).is_some_and(fresh) {
+            return None;
+        }
+        let (wait, first) = self.join(&Question::Request(request.key.clone()))?;
+        if first {
+            tokio::spawn(self.clone().find_now(request.key.clone(), request));
+        }
+        Some(wait)
+    }
+
+    fn prepare_read(&mut self, peer: SocketAddr, host: &[u8], target: &[u8], part: Part) -> Option<Wait> {
+        let first = part.offset / BLOCK_BYTES;
+        let last = (part.offset + (part.length as u64).max(1) - 1) / BLOCK_BYTES;
+        let missing: Vec<u64> = {
+            let soft = self.lock();
+            let lacks_head = part.head && !soft.known.entries.contains_key(&part.version);
+            let lacks = |index: &u64| {
+                (part.length > 0 && !soft.blocks.entries.contains_key(&(part.version, *index)))
+                    || (lacks_head && *index == first)
+            };
+            (first..=last).filter(lacks).collect()
+        };
+        let mut waits = Vec::new();
+        for index in missing {
+            let (wait, asks) = self.join(&Question::Block(part.version, index))?;
+            if asks {
+                let asked = Asked { peer, request: 0, host, target, head: b"", body: b"" };
+                let request = exchange::Outgoing::of(&asked);
+                tokio::spawn(self.clone().read_now(request, part.version, index));
+            }
+            waits.push(wait);
+        }
+        if waits.is_empty() {
+            return None;
+        }
+        Some(Box::pin(async move {
+            for wait in waits {
+                wait.await;
+            }
+        }))
+    }
+
+    fn read(
+        &mut self,
+        _: &[u8],
+        _: &[u8],
+        version: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, Lost> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let at = offset + filled as u64;
+            let block = self.lock().blocks.entries.get(&(version, at / BLOCK_BYTES)).cloned();
+            let block = block.ok_or_else(|| self.lost(version))?;
+            let rest = block.get((at % BLOCK_BYTES) as usize..).unwrap_or_default();
+            let count = rest.len().min(buffer.len() - filled);
+            if count == 0 {
+                break;
+            }
+            buffer[filled..filled + count].copy_from_slice(&rest[..count]);
+            filled += count;
+        }
+        Ok(filled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_entries_go_first_and_an_entry_is_paid_for_once() {
+        let mut kept = Kept::new(10);
+        for key in 0..5 {
+            kept.insert(key, key, 4);
+            kept.insert(key, key, 4);
+            assert!(kept.used <= 10);
+        }
+        let mut keys: Vec<i32> = kept.entries.keys().copied().collect();
+        keys.sort_unstable();
+        assert_eq!(keys, [3, 4]);
+    }
+}

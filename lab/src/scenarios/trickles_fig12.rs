@@ -1,0 +1,144 @@
+//! What a server's processor does for a gigabit (Trickles §6.1, Figure 12).
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tidegate_bench::peers::pinned;
+use tidegate_bench::{LOAD_CORE, SERVER_CORE};
+
+use super::trickles::{PAPER, plot, spread};
+use crate::link::{Hosts, Side};
+use crate::plot::Point;
+use crate::table::Table;
+use crate::transfer::{Carrier, Flows, Replica, Site, load};
+use crate::verdict::{Check, Verdict};
+use crate::{Error, Lab, Outcome, Scenario};
+
+const OBJECT_BYTES: u64 = 8_000_000;
+const FLOWS: usize = 4;
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Packets of one size as on a wire.
+const MTU: &str = "1500";
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "trickles-fig12",
+    paper: &PAPER,
+    figure: "Figure 12",
+    claim: "A gigabit over Trickles takes at most 2 times the server's processor time of kernel TCP without segmentation offload",
+    published: "Processor load against throughput: Trickles takes more than TCP, mostly for the MAC; the soft-state cache of \
+                minisockets (§5.1) wins some of it back.",
+    method: "Server and clients on a core each, joined by the loopback interface with packets of 1500 bytes; the server's \
+             user and system time, in which the loopback delivers what it sends. Offload is turned off by \
+             gso_max_segs of the interface. There is no soft-state cache: decision 0002 says why.",
+    run,
+};
+
+fn run(lab: &Lab) -> Result<Outcome, Error> {
+    let rounds = lab.choose(5, 1);
+    let time = Duration::from_millis(lab.choose(2_000, 500));
+    let site = Site::new(&[OBJECT_BYTES])?;
+    let hosts = Hosts::new(Vec::new(), 1)?;
+    let server = Replica::start(lab, &site, LOOPBACK, 0, |program| {
+        let program = pinned(SERVER_CORE, &Command::new(program));
+        let mut command = hosts.command(Side::Server, program.get_program());
+        command.args(program.get_args());
+        command
+    })?;
+    let mut raw = Table::new(["offload", "round", "carrier", "gbit_per_s", "cpu_s_per_gbit"]);
+    let mut summary =
+        Table::new(["segmentation offload", "carrier", "Gbit/s", "server CPU-s per Gbit", "times TCP's"]);
+    let mut series = Carrier::BOTH.map(|carrier| (carrier.label().to_owned(), Vec::new()));
+    let mut without = f64::NAN;
+    let mut note = String::new();
+    for (step, (offload, segments)) in [("off", "1"), ("on", "65535")].into_iter().enumerate() {
+        lab.progress(step + 1, 2, &format!("segmentation offload {offload}"));
+        shape(&hosts, segments)?;
+        let (mut costs, mut rates) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for round in 0..rounds {
+            for (index, carrier) in Carrier::BOTH.into_iter().enumerate() {
+                let (gbit_per_s, cost) = measure(&hosts, &server, carrier, time)?;
+                costs[index].push(cost);
+                rates[index].push(gbit_per_s);
+                raw.row([
+                    offload.into(),
+                    (round + 1).to_string(),
+                    carrier.name().into(),
+                    format!("{gbit_per_s:.3}"),
+                    format!("{cost:.4}"),
+                ]);
+            }
+        }
+        let ratio = spread(costs[0].iter().zip(&costs[1]).map(|(ours, tcp)| ours / tcp))?;
+        for (index, carrier) in Carrier::BOTH.into_iter().enumerate() {
+            let cost = spread(costs[index].clone())?;
+            let times = if carrier == Carrier::Trickles { ratio.text(2) } else { String::new() };
+            summary.row([
+                offload.into(),
+                carrier.label().into(),
+                spread(rates[index].clone())?.text(2),
+                cost.text(3),
+                times,
+            ]);
+            series[index].1.push(Point { x: step as f64, y: cost });
+        }
+        if step == 0 {
+            without = ratio.median;
+        } else {
+            note = format!("with offload {:.2} times TCP's", ratio.median);
+        }
+    }
+    let check = Check {
+        what: "TCP's processor time twice to Trickles' without offload".into(),
+        ratio: 2.0 / without,
+        at_least: 1.0,
+    };
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![(
+            None,
+            plot(
+                "Server's processor time",
+                ("segmentation offload: 0 off, 1 on", false),
+                "CPU-s per Gbit",
+                series.into(),
+            ),
+        )],
+        verdict: Verdict::of(&[check]).noting(&note),
+        servers: Vec::new(),
+    })
+}
+
+fn shape(hosts: &Hosts, segments: &str) -> Result<(), Error> {
+    let status = hosts
+        .command(Side::Server, Path::new("ip"))
+        .args(["link", "set", "lo", "mtu", MTU, "gso_max_segs", segments])
+        .status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Error::Link(format!("ip cannot set gso_max_segs of lo: {status}"))),
+        Err(error) => Err(Error::Link(format!("cannot run ip: {error}; apt-get install iproute2"))),
+    }
+}
+
+/// Gbit/s and CPU-seconds per Gbit.
+fn measure(hosts: &Hosts, server: &Replica, carrier: Carrier, time: Duration) -> Result<(f64, f64), Error> {
+    let flows = Flows { carrier, server: server.address(), bytes: OBJECT_BYTES, from: vec![LOOPBACK; FLOWS] };
+    let before = server.cpu_s()?;
+    let received = hosts.run(Side::Server, || {
+        let mut core = rustix::thread::CpuSet::new();
+        core.set(LOAD_CORE);
+        rustix::thread::sched_setaffinity(None, &core)
+            .map_err(|error| Error::Core { core: LOAD_CORE, source: error.into() })?;
+        load(&[flows], Duration::ZERO, time)
+    })?;
+    let used = server.cpu_s()? - before;
+    let bytes: u64 = received.iter().flat_map(|of| &of.bytes).sum();
+    let gbit = bytes as f64 * 8.0 / 1e9;
+    if gbit == 0.0 {
+        return Err(Error::Nothing("the load"));
+    }
+    Ok((gbit / time.as_secs_f64(), used / gbit))
+}

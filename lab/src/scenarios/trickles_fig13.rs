@@ -1,0 +1,85 @@
+//! Trickles and TCP Reno on one link (Trickles §6.1, Figure 13).
+
+use std::time::Duration;
+
+use super::trickles::{Bench, PAPER, RATE, mbit_per_s, plot, spread};
+use crate::link::{Profile, Side, client_address};
+use crate::plot::Point;
+use crate::table::Table;
+use crate::transfer::{Carrier, Flows, load};
+use crate::verdict::{Check, Verdict};
+use crate::{Error, Lab, Outcome, Scenario};
+
+/// Long enough that flows do not end meanwhile.
+const OBJECT_BYTES: u64 = 200_000_000;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "trickles-fig13",
+    paper: &PAPER,
+    figure: "Figure 13",
+    claim: "Beside as many TCP Reno flows a Trickles flow gets within 10 % of what a TCP flow gets",
+    published: "Throughput of Trickles flows beside TCP flows at one bottleneck: they share it about equally.",
+    method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What the flows \
+             of a kind get is summed up and compared; packets of Trickles are shorter, and Reno counts packets.",
+    run,
+};
+
+fn run(lab: &Lab) -> Result<Outcome, Error> {
+    let counts = lab.choose(vec![1, 10, 50, 100], vec![2]);
+    let rounds = lab.choose(3, 1);
+    let (warm_up, time) = lab.choose((1_000, 3_000), (500, 1_000));
+    let (warm_up, time) = (Duration::from_millis(warm_up), Duration::from_millis(time));
+    let profile = Profile::clean(RATE, Duration::from_millis(20));
+    let bench = Bench::new(lab, &[OBJECT_BYTES], vec![profile])?;
+    let mut raw = Table::new(["flows_of_each", "round", "carrier", "mbit_per_s"]);
+    let mut summary =
+        Table::new(["flows of each kind", "Trickles, Mbit/s", "TCP Reno, Mbit/s", "Trickles to TCP"]);
+    let mut series = Carrier::BOTH.map(|carrier| (carrier.label().to_owned(), Vec::new()));
+    let mut checks = Vec::new();
+    for (step, &count) in counts.iter().enumerate() {
+        lab.progress(step + 1, counts.len(), &format!("{count} flows of each kind"));
+        let mut rates = [Vec::new(), Vec::new()];
+        for round in 0..rounds {
+            let server = bench.server.address();
+            let flows = Carrier::BOTH.map(|carrier| Flows {
+                carrier,
+                server,
+                bytes: OBJECT_BYTES,
+                from: vec![client_address(0); count],
+            });
+            let received = bench.hosts.run(Side::Client, || load(&flows, warm_up, time))?;
+            for (index, (of, carrier)) in received.iter().zip(Carrier::BOTH).enumerate() {
+                let rate = mbit_per_s(of.bytes.iter().sum(), time);
+                rates[index].push(rate);
+                raw.row([
+                    count.to_string(),
+                    (round + 1).to_string(),
+                    carrier.name().into(),
+                    format!("{rate:.2}"),
+                ]);
+            }
+        }
+        let ratio = spread(rates[0].iter().zip(&rates[1]).map(|(ours, tcp)| ours / tcp))?;
+        let [ours, tcp] = [spread(rates[0].clone())?, spread(rates[1].clone())?];
+        for (points, rate) in series.iter_mut().zip([ours, tcp]) {
+            points.1.push(Point { x: count as f64, y: rate });
+        }
+        summary.row([count.to_string(), ours.text(1), tcp.text(1), ratio.text(3)]);
+        let both_ways = ratio.median.min(1.0 / ratio.median);
+        checks.push(Check {
+            what: format!("share of the less fortunate kind with {count} flows of each"),
+            ratio: both_ways,
+            at_least: 0.9,
+        });
+    }
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![(
+            None,
+            plot("Flows of both kinds at one link", ("flows of each kind", true), "Mbit/s", series.into()),
+        )],
+        verdict: Verdict::of(&checks),
+        servers: Vec::new(),
+    })
+}

@@ -1,0 +1,189 @@
+//! One transfer in virtual time: client and server without sockets, and a link that loses, delays, doubles and reorders.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tidegate_trickles::client::{Client, Config, Read};
+use tidegate_trickles::files::{FileService, Object, Objects};
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::server::{self, Server};
+
+use crate::link::Random;
+use crate::transfer::byte_at;
+
+/// The server's wall clock at the start.
+pub(super) const NOW_MS: u64 = 1_700_000_000_000;
+/// A transfer that takes longer hangs.
+const MOST_TIME: Duration = Duration::from_secs(3_600);
+
+/// Any file: its name is its length.
+#[derive(Debug)]
+pub(super) struct Files;
+
+impl Objects for Files {
+    fn find(&mut self, path: &[u8]) -> Option<Object> {
+        Some(Object { length: std::str::from_utf8(path).ok()?.parse().ok()?, version: 1 })
+    }
+
+    fn read(&mut self, path: &[u8], _: u64, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+        let length = self.find(path)?.length;
+        let count = buffer.len().min(usize::try_from(length.saturating_sub(offset)).unwrap_or(usize::MAX));
+        for (byte, at) in buffer[..count].iter_mut().zip(offset..) {
+            *byte = byte_at(at);
+        }
+        Some(count)
+    }
+}
+
+/// A server that remembers what the replay table of a small one would.
+pub(super) fn small_server(now_ms: u64) -> Server {
+    let config = server::Config { replay_entries: 1 << 10, ..server::Config::default() };
+    Server::new(config, KeyRing::new(1, &[42; 16]), now_ms)
+}
+
+/// Where the client is.
+pub(super) fn peer() -> SocketAddr {
+    ([192, 0, 2, 7], 5000).into()
+}
+
+/// One packet on its way.
+#[derive(Eq, Ord, PartialEq, PartialOrd)]
+struct Flight {
+    at: Duration,
+    sequence: u64,
+    to_server: bool,
+    packet: Vec<u8>,
+}
+
+/// A link, and what is on its way there.
+struct Link {
+    random: Random,
+    trip: Duration,
+    loss_ppm: u32,
+    reorder_ppm: u32,
+    duplicate_ppm: u32,
+    flights: BinaryHeap<Reverse<Flight>>,
+    sequence: u64,
+}
+
+impl Link {
+    fn send(&mut self, now: Duration, to_server: bool, packet: &[u8]) {
+        if self.random.chance(self.loss_ppm) {
+            return;
+        }
+        for _ in 0..1 + usize::from(self.random.chance(self.duplicate_ppm)) {
+            let late = if self.random.chance(self.reorder_ppm) { self.trip / 8 } else { Duration::ZERO };
+            self.sequence += 1;
+            let at = now + self.trip / 2 + late;
+            self.flights.push(Reverse(Flight {
+                at,
+                sequence: self.sequence,
+                to_server,
+                packet: packet.to_vec(),
+            }));
+        }
+    }
+}
+
+/// Fetches a file over a link, both of which follow from the seed.
+///
+/// # Errors
+/// Says what went wrong: a byte that is not right, or no end.
+pub(super) fn transfer(seed: u64) -> Result<(), String> {
+    let bytes = Random::new(seed ^ 0x5eed).draw() % 60_000;
+    transfer_from(&mut small_server(NOW_MS), seed, bytes, &mut |_, _| ())
+}
+
+/// Fetches a file of `bytes` over a link that follows from the seed; `observe` sees what reaches the server, and when.
+///
+/// # Errors
+/// As [`transfer`].
+pub(super) fn transfer_from(
+    server: &mut Server,
+    seed: u64,
+    bytes: u64,
+    observe: &mut dyn FnMut(&[u8], u64),
+) -> Result<(), String> {
+    let mut random = Random::new(seed);
+    let mut link = Link {
+        trip: Duration::from_millis(10 + random.draw() % 391),
+        loss_ppm: (random.draw() % 50_001) as u32,
+        reorder_ppm: (random.draw() % 20_000) as u32,
+        duplicate_ppm: (random.draw() % 20_000) as u32,
+        random,
+        flights: BinaryHeap::new(),
+        sequence: 0,
+    };
+    let start = Instant::now();
+    let mut service = FileService::new(Files);
+    let mut key = [7; 16];
+    key[..8].copy_from_slice(&seed.to_be_bytes());
+    let mut client = Client::new(Config::default(), &key, start);
+    let request = client.request(bytes.to_string().as_bytes(), start).map_err(|error| error.to_string())?;
+    let (mut now, mut offset) = (Duration::ZERO, 0_u64);
+    let mut buffer = [0; 4096];
+    while now < MOST_TIME {
+        while let Some(datagram) = client.poll_transmit(start + now) {
+            link.send(now, true, &datagram);
+        }
+        let timer = client.poll_timeout().map(|at| at.saturating_duration_since(start));
+        let arrival = link.flights.peek().map(|Reverse(flight)| flight.at);
+        match (arrival, timer) {
+            (Some(at), timer) if timer.is_none_or(|timer| at <= timer) => {
+                now = now.max(at);
+                let Some(Reverse(flight)) = link.flights.pop() else { continue };
+                if flight.to_server {
+                    let now_ms = NOW_MS + now.as_millis() as u64;
+                    observe(&flight.packet, now_ms);
+                    // What is refused is a copy, or late.
+                    let _ = server.handle(
+                        &flight.packet,
+                        peer(),
+                        now_ms,
+                        &mut service,
+                        &mut |packet: &[u8]| {
+                            link.send(now, false, packet);
+                        },
+                    );
+                } else {
+                    let _ = client.handle_datagram(&flight.packet, start + now);
+                }
+            }
+            (_, Some(timer)) => {
+                now = now.max(timer);
+                client.handle_timeout(start + now);
+            }
+            _ => return Err("nothing is on its way, and no timer runs".into()),
+        }
+        loop {
+            match client.read(request, &mut buffer).map_err(|error| error.to_string())? {
+                Read::Data(count) => {
+                    let wrong = (offset..).zip(&buffer[..count]).find(|(at, byte)| byte_at(*at) != **byte);
+                    if let Some((at, _)) = wrong {
+                        return Err(format!("byte {at} of {bytes} is wrong"));
+                    }
+                    offset += count as u64;
+                }
+                Read::Pending => break,
+                Read::End if offset == bytes => return Ok(()),
+                Read::End => return Err(format!("{offset} of {bytes} bytes arrived")),
+                Read::Reset(code) => return Err(format!("reset with code {code}")),
+            }
+        }
+    }
+    Err(format!("{offset} of {bytes} bytes in an hour"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_of_any_seed_end_with_every_byte_right() {
+        for seed in 0..20 {
+            assert_eq!(transfer(seed), Ok(()), "seed {seed}");
+        }
+    }
+}

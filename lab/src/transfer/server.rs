@@ -1,0 +1,179 @@
+//! tidegate as the server of transfers: the same files over Trickles and over the kernel's TCP.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::byte_at;
+use crate::{Error, Lab};
+
+/// Where every replica listens, by both carriers.
+const PORT: u16 = 4000;
+/// How long a server may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Files whose names are their lengths, and the keys that replicas share.
+#[derive(Debug)]
+pub struct Site {
+    directory: TempDir,
+}
+
+impl Site {
+    /// Makes files of these lengths.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn new(lengths: &[u64]) -> Result<Self, Error> {
+        let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
+        let root = directory.path().join("root");
+        std::fs::create_dir(&root).map_err(Error::file("write", &root))?;
+        for &length in lengths {
+            let path = root.join(length.to_string());
+            let content: Vec<u8> = (0..length).map(byte_at).collect();
+            std::fs::write(&path, content).map_err(Error::file("write", &path))?;
+        }
+        let keys = directory.path().join("keys");
+        // They protect nothing but this run.
+        std::fs::write(&keys, "1 000102030405060708090a0b0c0d0e0f\n").map_err(Error::file("write", &keys))?;
+        Ok(Self { directory })
+    }
+
+    /// The directory with the files.
+    pub fn root(&self) -> PathBuf {
+        self.directory.path().join("root")
+    }
+
+    fn config(&self, address: SocketAddr) -> Result<PathBuf, Error> {
+        let path = self.directory.path().join(format!("{}.toml", address.port()));
+        let (keys, root) = (self.directory.path().join("keys"), self.root());
+        let text = format!(
+            "workers = 1\n[[listen]]\naddress = \"{address}\"\nprotocol = \"trickles\"\nkeys = {keys:?}\n\
+             [[listen]]\naddress = \"{address}\"\n[admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {root:?}\n\
+             [limits]\nconnections = 1000000\n"
+        );
+        std::fs::write(&path, text).map_err(Error::file("write", &path))?;
+        Ok(path)
+    }
+}
+
+/// A tidegate that serves a [`Site`] until it is dropped or killed.
+#[derive(Debug)]
+pub struct Replica {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Replica {
+    /// Starts the `n`-th replica at `ip` by `command`, which runs the given program somewhere, and waits until it listens.
+    ///
+    /// # Errors
+    /// tidegate is not there or does not start.
+    pub fn start(
+        lab: &Lab,
+        site: &Site,
+        ip: IpAddr,
+        n: u16,
+        command: impl FnOnce(&Path) -> Command,
+    ) -> Result<Self, Error> {
+        if !lab.tidegate.is_file() {
+            return Err(Error::NoTidegate(lab.tidegate.clone()));
+        }
+        let address = SocketAddr::new(ip, PORT + n);
+        let config = site.config(address)?;
+        let mut process = command(&lab.tidegate)
+            .arg("run")
+            .arg("--config")
+            .arg(config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| Error::Server(format!("cannot start tidegate: {error}")))?;
+        let stderr = process.stderr.take();
+        let replica = Self { process, address };
+        replica.wait_until_it_listens(stderr)?;
+        Ok(replica)
+    }
+
+    fn wait_until_it_listens(&self, stderr: Option<std::process::ChildStderr>) -> Result<(), Error> {
+        let (sender, lines) = std::sync::mpsc::channel();
+        // Goes on reading to the end: a server that says much must not wait for a reader.
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr.into_iter().next()?).lines() {
+                let _ = sender.send(line.ok()?);
+            }
+            Some(())
+        });
+        let deadline = Instant::now() + START_TIMEOUT;
+        let (mut heard, mut last) = (0, String::new());
+        while heard < 2 {
+            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line)
+                    if line.contains("listening on trickles://") || line.contains("listening on http://") =>
+                {
+                    heard += 1;
+                }
+                Ok(line) => last = line,
+                Err(_) => {
+                    return Err(Error::Server(format!(
+                        "tidegate does not listen on {}: {last}",
+                        self.address
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where it listens, by either carrier.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends it at once, as a crash does (SIGKILL).
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    fn proc(&self, name: &str) -> Result<String, Error> {
+        let path = PathBuf::from(format!("/proc/{}/{name}", self.process.id()));
+        std::fs::read_to_string(&path).map_err(Error::file("read", &path))
+    }
+
+    /// Seconds of user and system time that it has used.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cpu_s(&self) -> Result<f64, Error> {
+        let stat = self.proc("stat")?;
+        // proc_pid_stat(5): fields 14 and 15; the name before them may have spaces.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        let ticks: f64 =
+            fields.get(11..13).into_iter().flatten().filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+        Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Bytes of anonymous memory that it has resident.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn anonymous_bytes(&self) -> Result<u64, Error> {
+        let status = self.proc("status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line
+            .and_then(|line| line.trim().strip_suffix(" kB"))
+            .and_then(|kib| kib.trim().parse::<u64>().ok());
+        kib.map(|kib| kib * 1024).ok_or(Error::Nothing("the kernel's count of memory"))
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
