@@ -9,7 +9,6 @@ use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient};
 use tidegate_dhttp::gateway::{GatewayOptions, serve};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{Failure, LogForm};
 use crate::{run, units};
@@ -43,10 +42,7 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
-        let (mut terminate, mut interrupt) = (
-            signal(SignalKind::terminate()).map_err(failed)?,
-            signal(SignalKind::interrupt()).map_err(failed)?,
-        );
+        let ended = run::end_signal().map_err(failed)?;
         let listener = bind(listen.address).await?;
         let client = DhttpClient::new(client_options(args)).map_err(failed)?;
         let mut options = GatewayOptions::default();
@@ -56,8 +52,7 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
         }
         tokio::select! {
             () = serve(listener, client, options, std::sync::Arc::default()) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = ended => {}
         }
         tracing::info!("stopped");
         Ok(())
