@@ -27,6 +27,9 @@ pub enum Error {
     /// A load process did not start or ended early.
     #[error("the load process failed: {0}")]
     Load(#[source] io::Error),
+    /// An emulated link could not be made.
+    #[error("{0}")]
+    Link(String),
     /// Some connections did not come through.
     #[error("{failed} of {of} connections failed: refused, closed, answered wrongly or not in time")]
     Connections {

@@ -6,6 +6,7 @@
 //! ([`plot`]) and a verdict ([`verdict`]). Everything else (files, pages, exit codes) is common.
 
 mod error;
+pub mod link;
 pub mod load;
 pub mod page;
 pub mod plot;
@@ -13,7 +14,9 @@ pub mod record;
 mod scenario;
 pub mod scenarios;
 pub mod server;
+pub mod surge;
 pub mod table;
+pub mod trace;
 pub mod verdict;
 
 pub use error::Error;

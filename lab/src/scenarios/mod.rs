@@ -1,5 +1,8 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod dhttp;
+mod dhttp_connections;
+mod dhttp_fig6;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -11,8 +14,16 @@ mod tempesta_fig6;
 use crate::{Error, Scenario};
 
 /// Every scenario, in the order of `list` and of the pages.
-pub const ALL: &[&Scenario] =
-    &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
+pub const ALL: &[&Scenario] = &[
+    &tempesta_fig3::SCENARIO,
+    &tempesta_fig4::SCENARIO,
+    &tempesta_fig5::SCENARIO,
+    &tempesta_fig6::SCENARIO,
+    &dhttp_fig6::FIG6,
+    &dhttp_fig6::FIG7,
+    &dhttp_fig6::FIG8,
+    &dhttp_fig6::FIG9,
+];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
 ///

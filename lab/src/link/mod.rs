@@ -1,0 +1,202 @@
+//! Two hosts and an emulated link: network namespaces, each with a device whose other end is this program.
+
+mod emulator;
+
+pub use emulator::{Profile, Random, Traffic};
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tun_rs::{DeviceBuilder, SyncDevice};
+
+use crate::Error;
+use emulator::Emulator;
+
+/// The server's address; the clients have the following ones.
+pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 98, 0, 1));
+/// Packets that the kernel keeps for a device until the emulator takes them.
+const DEVICE_QUEUE: u32 = 10_000;
+/// Namespaces of one process have different names.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Which of the two hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Side {
+    /// Where clients run.
+    Client,
+    /// Where servers run.
+    Server,
+}
+
+/// A network namespace that goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Namespace(pub(crate) String);
+
+impl Namespace {
+    pub(crate) fn new(name: String) -> Result<Self, Error> {
+        ip(&["netns", "add", &name])?;
+        let namespace = Self(name);
+        ip(&["-n", &namespace.0, "link", "set", "lo", "up"])?;
+        Ok(namespace)
+    }
+
+    /// Moves the calling thread into it; there is no way back.
+    fn enter(&self) -> Result<(), Error> {
+        enter(&self.0)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = ip(&["netns", "delete", &self.0]) {
+            eprintln!("warning: the network namespace {} stays behind: {error}", self.0);
+        }
+    }
+}
+
+pub(crate) fn enter(name: &str) -> Result<(), Error> {
+    let path = std::path::PathBuf::from(format!("/run/netns/{name}"));
+    let file = File::open(&path).map_err(Error::file("read", &path))?;
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(|error| Error::Link(format!("cannot move into the namespace {name}: {error}")))
+}
+
+/// The two hosts and the link between them.
+#[derive(Debug)]
+pub struct Hosts {
+    client: Namespace,
+    server: Namespace,
+    stop: Arc<AtomicBool>,
+    emulator: Option<JoinHandle<()>>,
+    traffic: Arc<Traffic>,
+}
+
+impl Hosts {
+    /// Hosts whose `n`-th client address has a link of the `n`-th profile; the kernel's TCP is Reno (RFC 5681).
+    ///
+    /// # Errors
+    /// Without root, `ip` or TUN devices.
+    pub fn new(profiles: Vec<Profile>, seed: u64) -> Result<Self, Error> {
+        needs_root()?;
+        let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let (client, server) = (Namespace::new(format!("tdl-c{id}"))?, Namespace::new(format!("tdl-s{id}"))?);
+        let addresses: Vec<IpAddr> = (0..profiles.len().max(1)).map(client_address).collect();
+        let devices = [device(&client, &addresses)?, device(&server, &[SERVER])?];
+        let (stop, traffic) = (Arc::new(AtomicBool::new(false)), Arc::new(Traffic::default()));
+        let emulator = Emulator::new(devices, profiles, seed, Arc::clone(&traffic));
+        let stopped = Arc::clone(&stop);
+        let emulator = std::thread::Builder::new()
+            .name("link".into())
+            .spawn(move || emulator.run(&stopped))
+            .map_err(|error| Error::Link(error.to_string()))?;
+        Ok(Self { client, server, stop, emulator: Some(emulator), traffic })
+    }
+
+    fn side(&self, side: Side) -> &Namespace {
+        match side {
+            Side::Client => &self.client,
+            Side::Server => &self.server,
+        }
+    }
+
+    /// A command that runs `program` on a host.
+    pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.side(side).0)).arg(program);
+        command
+    }
+
+    /// Runs `inside` on a thread of its own on a host.
+    ///
+    /// # Errors
+    /// What `inside` gives, or when it panicked.
+    pub fn run<T: Send>(
+        &self,
+        side: Side,
+        inside: impl FnOnce() -> Result<T, Error> + Send,
+    ) -> Result<T, Error> {
+        let name = &self.side(side).0;
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || enter(name).and_then(|()| inside()));
+            thread.join().unwrap_or_else(|_| Err(Error::Link("a thread of the load has panicked".into())))
+        })
+    }
+
+    /// What the link did.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(emulator) = self.emulator.take()
+            && emulator.join().is_err()
+        {
+            eprintln!("warning: the link's emulator has panicked");
+        }
+    }
+}
+
+/// The `n`-th client's address.
+pub fn client_address(n: usize) -> IpAddr {
+    let [high, low] = u16::try_from(n + 2).unwrap_or(u16::MAX - 1).to_be_bytes();
+    Ipv4Addr::new(10, 98, high, low).into()
+}
+
+/// Says once and clearly what scenarios with links need.
+///
+/// # Errors
+/// The process does not belong to root.
+pub fn needs_root() -> Result<(), Error> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Error::Link("an emulated link needs root: it makes network namespaces and TUN devices".into()))
+}
+
+/// A TUN device with addresses in a namespace.
+fn device(namespace: &Namespace, addresses: &[IpAddr]) -> Result<SyncDevice, Error> {
+    let device = std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            namespace.enter()?;
+            let failed = |error| Error::Link(format!("cannot make a TUN device: {error}"));
+            // The kernel's TCP under measurement is the paper's, and learns nothing from flow to flow.
+            for (name, value) in [("tcp_congestion_control", "reno"), ("tcp_no_metrics_save", "1")] {
+                let path = std::path::PathBuf::from(format!("/proc/sys/net/ipv4/{name}"));
+                std::fs::write(&path, value).map_err(Error::file("write", &path))?;
+            }
+            let device = DeviceBuilder::new().name("link0").build_sync().map_err(failed)?;
+            device.set_nonblocking(true).map_err(failed)?;
+            Ok(device)
+        });
+        made.join().unwrap_or_else(|_| Err(Error::Link("a thread that makes devices has panicked".into())))
+    })?;
+    let on = |arguments: &[&str]| ip(&[&["-n", &namespace.0], arguments].concat());
+    for address in addresses {
+        on(&["address", "add", &format!("{address}/16"), "dev", "link0"])?;
+    }
+    let queue = DEVICE_QUEUE.to_string();
+    on(&["link", "set", "link0", "mtu", "1500", "txqueuelen", &queue, "up"])?;
+    Ok(device)
+}
+
+pub(crate) fn ip(arguments: &[&str]) -> Result<(), Error> {
+    let output = Command::new("ip")
+        .args(arguments)
+        .output()
+        .map_err(|error| Error::Link(format!("cannot run ip: {error}; apt-get install iproute2")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().next().unwrap_or("no reason given");
+    Err(Error::Link(format!("ip {}: {line}", arguments.join(" "))))
+}
