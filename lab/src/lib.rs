@@ -8,8 +8,10 @@
 mod error;
 pub mod link;
 pub mod load;
+pub mod origin;
 pub mod page;
 pub mod plot;
+pub mod process;
 pub mod record;
 mod scenario;
 pub mod scenarios;

@@ -149,7 +149,7 @@ fn check_cores() -> Result<(), Error> {
     Ok(())
 }
 
-fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
+pub(crate) fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
     if lab.tidegate.is_file() {
         Ok(lab.tidegate.clone())
     } else {

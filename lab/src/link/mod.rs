@@ -105,6 +105,11 @@ impl Hosts {
         }
     }
 
+    /// The name of a host's network namespace.
+    pub fn name(&self, side: Side) -> &str {
+        &self.side(side).0
+    }
+
     /// A command that runs `program` on a host.
     pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");

@@ -3,6 +3,8 @@
 mod dhttp;
 mod dhttp_connections;
 mod dhttp_fig6;
+mod dhttp_loss;
+mod dhttp_site;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -23,6 +25,7 @@ pub const ALL: &[&Scenario] = &[
     &dhttp_fig6::FIG7,
     &dhttp_fig6::FIG8,
     &dhttp_fig6::FIG9,
+    &dhttp_loss::SCENARIO,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
