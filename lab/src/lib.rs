@@ -18,6 +18,7 @@ pub mod scenarios;
 pub mod server;
 pub mod surge;
 pub mod table;
+pub mod topology;
 pub mod trace;
 pub mod verdict;
 

@@ -2,6 +2,8 @@
 
 mod dhttp;
 mod dhttp_connections;
+mod dhttp_fig3;
+mod dhttp_fig4;
 mod dhttp_fig6;
 mod dhttp_loss;
 mod dhttp_site;
@@ -21,6 +23,8 @@ pub const ALL: &[&Scenario] = &[
     &tempesta_fig4::SCENARIO,
     &tempesta_fig5::SCENARIO,
     &tempesta_fig6::SCENARIO,
+    &dhttp_fig3::SCENARIO,
+    &dhttp_fig4::SCENARIO,
     &dhttp_fig6::FIG6,
     &dhttp_fig6::FIG7,
     &dhttp_fig6::FIG8,
