@@ -138,7 +138,7 @@ pub fn pin_to_one_core() -> Result<(), Error> {
     sched_setaffinity(None, &one).map_err(failed)
 }
 
-fn check_cores() -> Result<(), Error> {
+pub(crate) fn check_cores() -> Result<(), Error> {
     let failed = |error: rustix::io::Errno| Error::Core { core: SERVER_CORE, source: error.into() };
     let cores = sched_getaffinity(None).map_err(failed)?;
     for core in [SERVER_CORE, LOAD_CORE] {
@@ -158,7 +158,7 @@ pub(crate) fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
 }
 
 /// What the program says of itself, in one line.
-fn version(program: impl AsRef<std::ffi::OsStr>, flag: &str) -> Option<String> {
+pub(crate) fn version(program: impl AsRef<std::ffi::OsStr>, flag: &str) -> Option<String> {
     let output = Command::new(program).arg(flag).output().ok()?;
     let text = [output.stdout, output.stderr].concat();
     String::from_utf8_lossy(&text).lines().next().map(|line| line.replace("nginx version: ", ""))

@@ -6,6 +6,7 @@ mod dhttp_fig3;
 mod dhttp_fig4;
 mod dhttp_fig6;
 mod dhttp_loss;
+mod dhttp_peak;
 mod dhttp_site;
 mod parsers;
 mod sweep;
@@ -29,6 +30,7 @@ pub const ALL: &[&Scenario] = &[
     &dhttp_fig6::FIG7,
     &dhttp_fig6::FIG8,
     &dhttp_fig6::FIG9,
+    &dhttp_peak::SCENARIO,
     &dhttp_loss::SCENARIO,
 ];
 
