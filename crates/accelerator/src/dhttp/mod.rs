@@ -141,7 +141,8 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
     core.metrics.requests_total.add(1);
     let peer = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
-    let verdict = plan.police(request.arrival.client, || Ok(local), &head, normalized.path);
+    let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
+    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, normalized.path);
     let answer = if verdict != Verdict::Continue {
         // There is no connection to reset, and a client that hears nothing asks again.
         core.metrics.requests_policed_total.add(1);
