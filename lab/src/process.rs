@@ -1,6 +1,7 @@
 //! Programs that a scenario runs on its hosts, and what they say.
 
 use std::fs::File;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -26,6 +27,24 @@ impl Process {
     /// # Errors
     /// When it cannot be started, ends or is silent; with its last words.
     pub fn start(command: &mut Command, ready: &str) -> Result<Self, Error> {
+        Self::start_until(command, ready, |said| said.contains(ready))
+    }
+
+    /// Starts a server that says nothing and waits until it listens.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends or does not listen; with its last words.
+    pub fn start_listening(command: &mut Command, address: SocketAddr) -> Result<Self, Error> {
+        Self::start_until(command, &format!("that it listens on {address}"), |_| {
+            TcpStream::connect(address).is_ok()
+        })
+    }
+
+    fn start_until(
+        command: &mut Command,
+        awaited: &str,
+        mut is_ready: impl FnMut(&str) -> bool,
+    ) -> Result<Self, Error> {
         let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
         let said = directory.path().join("said");
         let name = format!("{:?}", command.get_program());
@@ -38,14 +57,14 @@ impl Process {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             let said = process.said();
-            if said.contains(ready) {
+            if is_ready(&said) {
                 return Ok(process);
             }
             if let Ok(Some(status)) = process.child.try_wait() {
                 return Err(failed(format!("ended at its start ({status}): {}", last_line(&said))));
             }
             if Instant::now() > deadline {
-                return Err(failed(format!("did not say {ready:?} in time: {}", last_line(&said))));
+                return Err(failed(format!("did not say {awaited:?} in time: {}", last_line(&said))));
             }
             std::thread::sleep(STEP);
         }

@@ -2,12 +2,14 @@
 
 mod dhttp;
 mod dhttp_connections;
+mod dhttp_fig13;
 mod dhttp_fig3;
 mod dhttp_fig4;
 mod dhttp_fig6;
 mod dhttp_loss;
 mod dhttp_peak;
 mod dhttp_site;
+mod dhttp_users;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -30,6 +32,7 @@ pub const ALL: &[&Scenario] = &[
     &dhttp_fig6::FIG7,
     &dhttp_fig6::FIG8,
     &dhttp_fig6::FIG9,
+    &dhttp_fig13::SCENARIO,
     &dhttp_peak::SCENARIO,
     &dhttp_loss::SCENARIO,
 ];
