@@ -12,6 +12,7 @@ pub mod origin;
 pub mod page;
 pub mod plot;
 pub mod process;
+pub mod quota;
 pub mod record;
 mod scenario;
 pub mod scenarios;

@@ -1,7 +1,6 @@
 //! Programs that a scenario runs on its hosts, and what they say.
 
 use std::fs::File;
-use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,17 +29,12 @@ impl Process {
         Self::start_until(command, ready, |said| said.contains(ready))
     }
 
-    /// Starts a server that says nothing and waits until it listens.
+    /// Starts a program and waits for `awaited`, which `is_ready` tells from everything that it has said so far. It ends
+    /// with the thread that starts it, if its command says so.
     ///
     /// # Errors
-    /// When it cannot be started, ends or does not listen; with its last words.
-    pub fn start_listening(command: &mut Command, address: SocketAddr) -> Result<Self, Error> {
-        Self::start_until(command, &format!("that it listens on {address}"), |_| {
-            TcpStream::connect(address).is_ok()
-        })
-    }
-
-    fn start_until(
+    /// When it cannot be started, ends or does not become ready; with its last words.
+    pub fn start_until(
         command: &mut Command,
         awaited: &str,
         mut is_ready: impl FnMut(&str) -> bool,
@@ -64,7 +58,7 @@ impl Process {
                 return Err(failed(format!("ended at its start ({status}): {}", last_line(&said))));
             }
             if Instant::now() > deadline {
-                return Err(failed(format!("did not say {awaited:?} in time: {}", last_line(&said))));
+                return Err(failed(format!("is not ready: {awaited:?} is awaited: {}", last_line(&said))));
             }
             std::thread::sleep(STEP);
         }

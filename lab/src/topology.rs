@@ -69,6 +69,17 @@ impl Topology {
         Err(Error::Link(format!("{host}: {line}: {}", said.lines().next().unwrap_or("no reason given"))))
     }
 
+    /// Has one core handle what a device of a host receives.
+    ///
+    /// # Errors
+    /// When the kernel has no receive packet steering.
+    pub fn steer(&self, host: &str, device: &str, core: usize) -> Result<(), Error> {
+        let file = format!("/sys/class/net/{device}/queues/rx-0/rps_cpus");
+        let script = format!("echo {:x} > {file}", 1u64 << core);
+        // The devices of a namespace are seen in a file system of its own, which this command mounts.
+        ip(&["netns", "exec", self.namespace(host)?, "sh", "-c", &script])
+    }
+
     /// Joins two hosts by a cable.
     ///
     /// # Errors

@@ -10,11 +10,14 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tidegate_bench::SERVER_CORE;
+use tidegate_bench::peers::pinned;
 use tokio::sync::oneshot;
 
 use crate::link::enter;
 use crate::origin::{self, Executed};
 use crate::process::Process;
+use crate::quota::Quota;
 use crate::server::tidegate;
 use crate::{Error, Lab};
 
@@ -64,6 +67,17 @@ impl Site {
         addresses: &[IpAddr],
         content: Content<'_>,
     ) -> Result<Self, Error> {
+        Self::start_within(lab, namespace, addresses, content, None)
+    }
+
+    /// The same, on the server's core and with a share of it.
+    pub(super) fn start_within(
+        lab: &Lab,
+        namespace: &str,
+        addresses: &[IpAddr],
+        content: Content<'_>,
+        quota: Option<&Quota>,
+    ) -> Result<Self, Error> {
         let binary: PathBuf = tidegate(lab)?;
         let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
         let executed = Executed::default();
@@ -90,9 +104,14 @@ impl Site {
         }
         let path = directory.path().join("tidegate.toml");
         std::fs::write(&path, config).map_err(Error::file("write", &path))?;
-        let mut command = on_host(namespace, &binary);
+        let mut command = Command::new(&binary);
         command.args(["run", "--config"]).arg(path);
-        let tidegate = Process::start(&mut command, "listening on dhttp://")?;
+        if let Some(quota) = quota {
+            command = quota.limit(&pinned(SERVER_CORE, &command));
+        }
+        let mut on_host = on_host(namespace, command.get_program());
+        let command = on_host.args(command.get_args());
+        let tidegate = Process::start(command, "listening on dhttp://")?;
         Ok(Self {
             namespace: namespace.to_owned(),
             executed,

@@ -53,6 +53,18 @@ impl Catalog {
     }
 }
 
+/// Requests per second of one user who is answered at once.
+pub(super) fn requests_per_s() -> f64 {
+    const DRAWS: usize = 100_000;
+    let mut random = Random::new(1);
+    let (mut objects, mut off_s) = (0.0, 0.0);
+    for _ in 0..DRAWS {
+        objects += 1.0 + embedded(&mut random) as f64;
+        off_s += inactive_off_s(&mut random);
+    }
+    objects / off_s
+}
+
 /// How users ask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Protocol {

@@ -1,8 +1,11 @@
 //! The scenarios, one file each, and what those of one kind share.
 
 mod dhttp;
+mod dhttp_bound;
 mod dhttp_connections;
+mod dhttp_fig10;
 mod dhttp_fig13;
+mod dhttp_fig14;
 mod dhttp_fig3;
 mod dhttp_fig4;
 mod dhttp_fig6;
@@ -32,7 +35,9 @@ pub const ALL: &[&Scenario] = &[
     &dhttp_fig6::FIG7,
     &dhttp_fig6::FIG8,
     &dhttp_fig6::FIG9,
+    &dhttp_fig10::SCENARIO,
     &dhttp_fig13::SCENARIO,
+    &dhttp_fig14::SCENARIO,
     &dhttp_peak::SCENARIO,
     &dhttp_loss::SCENARIO,
 ];

@@ -259,9 +259,7 @@ impl DhttpClient {
             SocketAddr::V4(_) => (TcpSocket::new_v4()?, options.bind_v4.into()),
             SocketAddr::V6(_) => (TcpSocket::new_v6()?, options.bind_v6.into()),
         };
-        if !own.is_unspecified() {
-            socket.bind(SocketAddr::new(own, 0))?;
-        }
+        super::server::bind_address(&socket, own)?;
         socket.connect(to).await
     }
 

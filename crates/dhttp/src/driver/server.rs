@@ -13,6 +13,8 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use rand::TryRng;
 use tidegate_core::metric_set;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
@@ -553,11 +555,19 @@ impl<S: Service> Driver<S> {
 /// A connection from the address that was asked, so that the client does not take it for a cache's.
 async fn connect(from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if !from.is_unspecified() {
-        socket.bind(SocketAddr::new(from, 0))?;
-    }
+    bind_address(&socket, from)?;
     socket.set_nodelay(true)?;
     socket.connect(to).await
+}
+
+/// Binds to an address that is definite. The port is chosen by connecting, when it need only be new for that peer: a port
+/// of its own for each connection would run out, and takes longer to find.
+pub(super) fn bind_address(socket: &TcpSocket, address: IpAddr) -> io::Result<()> {
+    if address.is_unspecified() {
+        return Ok(());
+    }
+    setsockopt(socket, IpBindAddressNoPort, &true)?;
+    socket.bind(SocketAddr::new(address, 0))
 }
 
 /// The next connection; never one if there is no listener.

@@ -398,11 +398,14 @@ async fn a_server_on_all_addresses_answers_from_the_one_that_was_asked() {
         let protocol = ClientConfig { caches, ..ClientConfig::default() };
         let client = DhttpClient::new(ClientOptions { protocol, ..ClientOptions::default() }).unwrap();
         let server = SocketAddr::new(asked.parse().unwrap(), site.address.port());
-        for (bytes, via) in
-            [(100, Via::Datagram), (10_000, Via::Datagram), (100_000, Via::ServerConnection)]
+        for (bytes, via) in [(100, Via::Datagram), (10_000, Via::Datagram), (100_000, Via::ServerConnection)]
         {
             let response = client.get(&format!("dhttp://{server}/bytes/{bytes}")).await.unwrap();
-            assert_eq!((response.via, response.from.ip()), (via, server.ip()), "{everywhere} {asked} {bytes}");
+            assert_eq!(
+                (response.via, response.from.ip()),
+                (via, server.ip()),
+                "{everywhere} {asked} {bytes}"
+            );
             assert_eq!(response.body.collect(200_000).await.unwrap(), pattern(bytes));
         }
     }
