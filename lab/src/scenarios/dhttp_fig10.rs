@@ -43,7 +43,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let (users, seconds): (&[usize], _) = lab.choose((&[200, 600, 1000], (0.5, 1.2)), (&[50], (0.2, 0.4)));
+    let (users, seconds): (&[usize], _) = lab.choose((&[200, 1000], (1.5, 1.3)), (&[50], (0.2, 0.4)));
     let (runs, servers) = measure(lab, &CONTENDERS, users, seconds)?;
     Ok(Outcome {
         raw: table(&runs),

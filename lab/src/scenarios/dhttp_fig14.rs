@@ -33,7 +33,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let (users, seconds): (&[usize], _) = lab.choose((&[200, 600, 1000], (0.7, 2.0)), (&[50], (0.2, 0.4)));
+    let (users, seconds): (&[usize], _) = lab.choose((&[200, 600, 1000], (1.5, 2.0)), (&[50], (0.2, 0.4)));
     let (runs, servers) = measure(lab, &CONTENDERS, users, seconds)?;
     Ok(Outcome {
         raw: table(&runs),
