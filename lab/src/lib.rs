@@ -6,6 +6,7 @@
 //! ([`plot`]) and a verdict ([`verdict`]). Everything else (files, pages, exit codes) is common.
 
 mod error;
+pub mod http3;
 pub mod link;
 pub mod load;
 pub mod origin;

@@ -9,6 +9,7 @@ mod dhttp_fig14;
 mod dhttp_fig3;
 mod dhttp_fig4;
 mod dhttp_fig6;
+mod dhttp_http3;
 mod dhttp_loss;
 mod dhttp_peak;
 mod dhttp_site;
@@ -39,6 +40,7 @@ pub const ALL: &[&Scenario] = &[
     &dhttp_fig13::SCENARIO,
     &dhttp_fig14::SCENARIO,
     &dhttp_peak::SCENARIO,
+    &dhttp_http3::SCENARIO,
     &dhttp_loss::SCENARIO,
 ];
 
