@@ -23,6 +23,8 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(10, 99, 9, 1);
 const CACHE: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 1);
 /// Files of the site: a datagram's worth, several datagrams, and a connection.
 const FILES: [(&str, usize); 3] = [("short", 300), ("middling", 5_000), ("long", 200_000)];
+/// Where nobody listens.
+const DISCARD_PORT: u16 = 9;
 /// How long a transfer may take before it counts as broken.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -190,8 +192,13 @@ fn by_dhttp(times: usize) -> Result<Vec<Transfer>, Error> {
     runtime().map_err(failed)?.block_on(async {
         let client = DhttpClient::new(ClientOptions { bind_v4: CLIENT, ..ClientOptions::default() })
             .map_err(failed)?;
+        let aside = std::net::UdpSocket::bind((CLIENT, 0)).map_err(failed)?;
         let mut transfers = Vec::new();
-        for file in (0..times).flat_map(|_| 0..FILES.len()) {
+        for (round, file) in (0..times).flat_map(|round| (0..FILES.len()).map(move |file| (round, file))) {
+            // A transfer may take an even number of packets: one more changes the route of the next one's first.
+            if round % 2 == 1 {
+                let _ = aside.send_to(b"x", (SERVER, DISCARD_PORT));
+            }
             let (name, size_bytes) = FILES[file];
             let url = format!("dhttp://{SERVER}:{DHTTP_PORT}/{name}");
             let fetched = tokio::time::timeout(PATIENCE, async {

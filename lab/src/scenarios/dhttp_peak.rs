@@ -45,7 +45,10 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     outcome(&measured.map_err(Error::Server)?, servers)
 }
 
-const SERVERS: [(&str, fn(&Round) -> Figure); 2] =
+/// What one of the servers had in a round.
+type Had = fn(&Round) -> Figure;
+
+const SERVERS: [(&str, Had); 2] =
     [("nginx, connections kept", |round| round.nginx), ("tidegate, DHTTP", |round| round.dhttp)];
 
 fn outcome(measured: &[Round], servers: Vec<String>) -> Result<Outcome, Error> {
