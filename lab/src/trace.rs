@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::Error;
 use crate::link::Random;
-use crate::surge::{active_off_s, embedded, exponential, inactive_off_s, pareto, unit};
+use crate::surge::{active_off_s, embedded, exponential, inactive_off_s, unit};
 
 /// Bytes of a response's head, added to what a log gives, which is the body: what servers of today send with a 200.
 const HEAD_BYTES: u64 = 300;
@@ -18,6 +18,8 @@ const RATE_PER_S: f64 = 100e6 / (91.0 * 86_400.0);
 const PAGES: f64 = 4.0;
 /// The share of visits by a client that has been here before.
 const RETURNING: f64 = 0.3;
+/// Seconds between pages after which it is another visit.
+const LONGEST_OFF_S: f64 = 600.0;
 /// Bytes of an IP and a TCP header, which DHTTP §VI-A adds to sizes, are in these sizes already.
 const SIZES: Sizes = Sizes { short: (1460.0, 0.40), middling: (4096.0, 0.18), mean: 13_000.0 };
 /// Shortest and longest response of a made trace.
@@ -112,7 +114,7 @@ pub fn synthetic(count: usize, seed: u64) -> Vec<Access> {
             if unit(&mut random) < 1.0 / PAGES {
                 break;
             }
-            at_s += inactive_off_s(&mut random).min(pareto(&mut random, 600.0, 2.0));
+            at_s += inactive_off_s(&mut random).min(LONGEST_OFF_S);
         }
     }
     accesses.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
