@@ -334,7 +334,7 @@ mod tests {
         assert!(outcome(&runs(990, 10.0, 0.1)).verdict.holds);
         assert!(!outcome(&runs(970, 10.0, 0.1)).verdict.holds);
         assert!(!outcome(&runs(990, 70.0, 0.1)).verdict.holds);
-        assert!(!outcome(&runs(990, 10.0, 1.0)).verdict.holds);
+        assert!(!outcome(&runs(990, 10.0, 3.0)).verdict.holds);
     }
 
     #[test]
