@@ -24,7 +24,7 @@ const ROUND_TRIP: Duration = Duration::from_millis(40);
 const PAGE_BYTES: usize = 8_000;
 const OBJECTS_BYTES: [usize; 10] = [600, 900, 1_200, 2_000, 3_000, 5_000, 8_000, 12_000, 30_000, 60_000];
 /// Pages that are fetched at one time.
-const AT_ONCE: usize = 5;
+const AT_ONCE: usize = 12;
 const HTTP3_PORT: u16 = 443;
 /// A page that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,7 +39,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
              each direction. A page of 8,000 bytes, then ten objects of 600 to 60,000 bytes all at once, by a client that has \
              never spoken with the server: HTTP/3 makes a QUIC connection (quinn and h3), DHTTP proves its address. DHTTP's \
              timers are the paper's 5 and 10 s. DHTTP does not encrypt and HTTP/3 does; at this rate that costs no time. \
-             Five pages at a time, each by a client of its own.",
+             Twelve pages at a time, each by a client of its own.",
     run,
 };
 
@@ -70,7 +70,7 @@ struct Page {
 }
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let pages = lab.choose(5, 1);
+    let rounds = lab.choose(2, 1);
     let identity = Identity::new().map_err(|error| Error::Server(format!("no HTTP/3: {error}")))?;
     let mut all = Vec::new();
     for (step, loss_ppm) in LOSSES_PPM.into_iter().enumerate() {
@@ -83,7 +83,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
                 let failed = |error| Error::Link(format!("no runtime for the clients: {error}"));
                 runtime().map_err(failed)?.block_on(async {
                     let mut made = Vec::new();
-                    for _ in 0..pages {
+                    for _ in 0..rounds {
                         let mut together = JoinSet::new();
                         for _ in 0..AT_ONCE {
                             let identity = identity.clone();
