@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_dhttp::client::ClientConfig;
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient, DhttpUrl, FetchRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -82,7 +81,7 @@ pub(super) struct Habits {
     pub server: SocketAddr,
     pub protocol: Protocol,
     pub users: usize,
-    /// So many times as fast as SURGE's users; their resend timers too.
+    /// They think so many times as fast as SURGE's users; resend timers stay the paper's.
     pub pace: f64,
     /// Each user has an address of its own: the first one's.
     pub addresses: Ipv4Addr,
@@ -151,17 +150,7 @@ impl User {
             Ipv4Addr::from(u32::from(habits.addresses).wrapping_add(u32::try_from(index).unwrap_or(0)));
         let dhttp = match habits.protocol {
             Protocol::Dhttp => {
-                let defaults = ClientConfig::default();
-                let protocol = ClientConfig {
-                    first_timeout: defaults.first_timeout.div_f64(habits.pace),
-                    max_timeout: defaults.max_timeout.div_f64(habits.pace),
-                    ..defaults
-                };
-                Some(DhttpClient::new(ClientOptions {
-                    protocol,
-                    bind_v4: address,
-                    ..ClientOptions::default()
-                })?)
+                Some(DhttpClient::new(ClientOptions { bind_v4: address, ..ClientOptions::default() })?)
             }
             _ => None,
         };
