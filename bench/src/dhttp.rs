@@ -6,11 +6,11 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::peers::{Peer, Site, install};
+use crate::stats::Spread;
+use crate::wrk::{Figure, Load as WrkLoad};
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg};
 use rustix::event::{PollFd, PollFlags, poll};
-use tidegate_bench::peers::{Peer, Site, install};
-use tidegate_bench::stats::Spread;
-use tidegate_bench::wrk::{Figure, Load as WrkLoad};
 
 /// Bytes of the object.
 const SIZE_BYTES: usize = 612;
@@ -21,8 +21,25 @@ const WINDOW: usize = 32;
 /// Answers are taken for lost after this time without any.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Prints requests per CPU-second of both, and their ratio.
-pub(crate) fn compare(tidegate: &Path, rounds: u16, seconds: u32) -> Result<(), String> {
+/// What one round measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    /// nginx, over connections that are kept.
+    pub nginx: Figure,
+    /// tidegate, by UDP.
+    pub dhttp: Figure,
+}
+
+/// Measures both once in each of `rounds`; `each` is told of every one.
+///
+/// # Errors
+/// A sentence that says which server does not run, or answers nothing.
+pub fn measure_rounds(
+    tidegate: &Path,
+    rounds: u16,
+    seconds: u32,
+    mut each: impl FnMut(u16, &Round),
+) -> Result<Vec<Round>, String> {
     for (program, package) in [("nginx", "nginx-light"), ("wrk", "wrk")] {
         install(program, package)?;
     }
@@ -31,30 +48,48 @@ pub(crate) fn compare(tidegate: &Path, rounds: u16, seconds: u32) -> Result<(), 
     let nginx = Peer::nginx(&site)?;
     let (peer, address) = Peer::tidegate_dhttp(tidegate, &site)?;
     let load = WrkLoad { connections: 32, close: false, unique: None, seconds };
-    let mut figures: [Vec<Figure>; 2] = Default::default();
+    let mut measured = Vec::new();
     for round in 0..rounds {
-        figures[0].push(load.run(&nginx)?);
-        figures[1].push(measure(&peer, address, seconds)?);
-        for (name, figures) in ["nginx", "dhttp"].iter().zip(&figures) {
-            if let Some(figure) = figures.last() {
-                eprintln!(
-                    "[{}/{rounds}] {name:6} {:9.0} requests/s {:6.2} us CPU",
-                    round + 1,
-                    figure.requests_per_s,
-                    figure.cpu_us_per_request
-                );
-            }
-        }
+        let figures = Round { nginx: load.run(&nginx)?, dhttp: measure(&peer, address, seconds)? };
+        each(round, &figures);
+        measured.push(figures);
     }
-    let spread = |figures: &[Figure]| Spread::of(figures.iter().map(|figure| figure.cpu_us_per_request));
-    let ratios = figures[0].iter().zip(&figures[1]).map(|(a, b)| a.cpu_us_per_request / b.cpu_us_per_request);
+    Ok(measured)
+}
+
+/// Prints requests per CPU-second of both, and their ratio.
+///
+/// # Errors
+/// See [`measure_rounds`].
+pub fn compare(tidegate: &Path, rounds: u16, seconds: u32) -> Result<(), String> {
+    let measured = measure_rounds(tidegate, rounds, seconds, |round, figures| {
+        for (name, figure) in [("nginx", figures.nginx), ("dhttp", figures.dhttp)] {
+            eprintln!(
+                "[{}/{rounds}] {name:6} {:9.0} requests/s {:6.2} us CPU",
+                round + 1,
+                figure.requests_per_s,
+                figure.cpu_us_per_request
+            );
+        }
+    })?;
+    let spread = |figure: fn(&Round) -> Figure| {
+        Spread::of(measured.iter().map(|round| figure(round).cpu_us_per_request))
+    };
+    let ratio = Spread::of(measured.iter().map(Round::ratio));
     if let (Some(nginx), Some(dhttp), Some(ratio)) =
-        (spread(&figures[0]), spread(&figures[1]), Spread::of(ratios))
+        (spread(|round| round.nginx), spread(|round| round.dhttp), ratio)
     {
         println!("server CPU a request, us: nginx {}, DHTTP {}", nginx.text(2), dhttp.text(2));
         println!("requests per CPU-second, DHTTP / nginx: {} (goal 3)", ratio.text(2));
     }
     Ok(())
+}
+
+impl Round {
+    /// DHTTP's requests per CPU-second as a multiple of nginx's.
+    pub fn ratio(&self) -> f64 {
+        self.nginx.cpu_us_per_request / self.dhttp.cpu_us_per_request
+    }
 }
 
 struct Client {

@@ -3,6 +3,7 @@
 //! and the statistics of repeated measurements.
 
 pub mod bare;
+pub mod dhttp;
 pub mod idle;
 pub mod machine;
 pub mod peers;

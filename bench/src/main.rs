@@ -5,7 +5,6 @@
 //! of the machine's speed meets all of them; the figures are medians with the least and the greatest. CPU is what the
 //! server's processes used, user and system, divided by the requests that were answered.
 
-mod dhttp;
 mod report;
 mod scenarios;
 
@@ -14,9 +13,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tidegate_bench::bare;
 use tidegate_bench::machine::Watch;
 use tidegate_bench::peers::install;
+use tidegate_bench::{bare, dhttp};
 
 use crate::scenarios::{SCENARIOS, Scenario};
 

@@ -6,16 +6,23 @@
 //! ([`plot`]) and a verdict ([`verdict`]). Everything else (files, pages, exit codes) is common.
 
 mod error;
+pub mod http3;
 pub mod link;
 pub mod load;
+pub mod origin;
 pub mod overload;
 pub mod page;
 pub mod plot;
+pub mod process;
+pub mod quota;
 pub mod record;
 mod scenario;
 pub mod scenarios;
 pub mod server;
+pub mod surge;
 pub mod table;
+pub mod topology;
+pub mod trace;
 pub mod transfer;
 pub mod verdict;
 

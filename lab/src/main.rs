@@ -73,6 +73,9 @@ struct RunArgs {
     /// The tidegate binary; the one beside this program by default.
     #[arg(long, value_name = "BIN", env = "TIDEGATE_BIN")]
     tidegate: Option<PathBuf>,
+    /// A log in the common format, for scenarios that simulate a trace; a made one by default.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -148,7 +151,8 @@ fn run_one(scenario: &Scenario, args: &RunArgs) -> Result<Record, Error> {
         own.with_file_name("tidegate")
     });
     let watch = Watch::start();
-    let outcome = (scenario.run)(&Lab { quick: args.quick, tidegate, name: scenario.name })?;
+    let outcome =
+        (scenario.run)(&Lab { quick: args.quick, tidegate, trace: args.trace.clone(), name: scenario.name })?;
     let conditions = watch.conditions(outcome.servers.clone(), args.quick);
     Record::write(&args.out, scenario, &outcome, conditions)
 }

@@ -59,6 +59,8 @@ pub struct Lab {
     pub quick: bool,
     /// The tidegate binary.
     pub tidegate: PathBuf,
+    /// A log of accesses to use where a scenario would make a trace.
+    pub trace: Option<PathBuf>,
     /// The name that progress is reported under.
     pub name: &'static str,
 }

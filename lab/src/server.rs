@@ -138,7 +138,7 @@ pub fn pin_to_one_core() -> Result<(), Error> {
     sched_setaffinity(None, &one).map_err(failed)
 }
 
-fn check_cores() -> Result<(), Error> {
+pub(crate) fn check_cores() -> Result<(), Error> {
     let failed = |error: rustix::io::Errno| Error::Core { core: SERVER_CORE, source: error.into() };
     let cores = sched_getaffinity(None).map_err(failed)?;
     for core in [SERVER_CORE, LOAD_CORE] {
@@ -149,7 +149,7 @@ fn check_cores() -> Result<(), Error> {
     Ok(())
 }
 
-fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
+pub(crate) fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
     if lab.tidegate.is_file() {
         Ok(lab.tidegate.clone())
     } else {

@@ -10,6 +10,8 @@ use tidegate_e2e::{Tidegate, content, eventually};
 const CLIENT: &str = "10.77.1.2";
 const CACHE: &str = "10.77.1.1";
 const SERVER: &str = "10.77.2.2";
+const CACHE_V6: &str = "fd77:1::1";
+const SERVER_V6: &str = "fd77:2::2";
 
 /// client — router — server; the router's cache takes UDP to port 80.
 struct Network {
@@ -87,8 +89,29 @@ impl Network {
         self.on("r", "nft flush chain ip dhttp way");
     }
 
+    /// The same addresses and rules for IPv6.
+    fn add_ipv6(&self) {
+        for (host, there, here, at_router) in
+            [("c", "fd77:1::2", "eth-c", CACHE_V6), ("s", SERVER_V6, "eth-s", "fd77:2::1")]
+        {
+            self.on(host, &format!("ip addr add {there}/64 dev eth0 nodad"));
+            self.on("r", &format!("ip addr add {at_router}/64 dev {here} nodad"));
+            self.on(host, &format!("ip -6 route add default via {at_router}"));
+        }
+        self.on("r", "sysctl -q net.ipv6.conf.all.forwarding=1");
+        self.on("r", "nft add table ip6 dhttp");
+        self.on("r", "nft add chain ip6 dhttp way { type filter hook prerouting priority mangle; }");
+        self.on("r", "nft add rule ip6 dhttp way udp dport 80 tproxy to :8053 meta mark set 1 accept");
+        self.on("r", "ip -6 rule add fwmark 1 lookup 100");
+        self.on("r", "ip -6 route add local default dev lo table 100");
+    }
+
     /// A site of files that a cache may keep, and the cache.
     fn serve(&mut self) {
+        self.serve_at(SERVER, &["--listen", "0.0.0.0:8053", "--from", "10.77.1.1:8054"]);
+    }
+
+    fn serve_at(&mut self, server: &str, cache: &[&str]) {
         let site = self.directory.path().join("site");
         std::fs::create_dir(&site).unwrap();
         for (name, bytes) in [("short", b"short".to_vec()), ("long", content(3, 200_000))] {
@@ -99,18 +122,14 @@ impl Network {
         }
         let config = self.directory.path().join("tidegate.toml");
         let text = format!(
-            "workers = 1\n[[listen]]\naddress = \"{SERVER}:80\"\nprotocol = \"dhttp\"\n[admin]\naddress = \"127.0.0.1:9090\"\n\
+            "workers = 1\n[[listen]]\naddress = \"{server}:80\"\nprotocol = \"dhttp\"\n[admin]\naddress = \"127.0.0.1:9090\"\n\
              [cache]\nmemory = \"8MiB\"\n[[route]]\nroot = \"{}\"\n[log]\naccess = \"{}\"\n",
             site.display(),
             self.log().display()
         );
         std::fs::write(&config, text).unwrap();
         self.spawn("s", &["run", "--config", config.to_str().unwrap()], "listening on dhttp://");
-        self.spawn(
-            "r",
-            &["intercept", "--listen", "0.0.0.0:8053", "--from", "10.77.1.1:8054"],
-            "intercepting at",
-        );
+        self.spawn("r", &[&["intercept"], cache].concat(), "intercepting at");
     }
 
     fn log(&self) -> std::path::PathBuf {
@@ -168,6 +187,24 @@ fn cache_on_the_way_answers_from_its_own_address_and_asks_the_server_once() {
     eventually("the server has logged both", || (log().lines().count() >= 2).then_some(()));
     assert_eq!(log().matches("\"GET /short").count(), 1, "{}", log());
     assert_eq!(log().matches("\"GET /long").count(), 1, "{}", log());
+}
+
+#[test]
+fn cache_on_the_way_of_ipv6_answers_from_its_own_address_and_asks_the_server_once() {
+    let mut network = Network::start();
+    network.add_ipv6();
+    let from = format!("[{CACHE_V6}]:8054");
+    network.serve_at(&format!("[{SERVER_V6}]"), &["--listen", "[::]:8053", "--from", &from]);
+    for (path, body) in [("short", b"short".to_vec()), ("long", content(3, 200_000))] {
+        let url = format!("dhttp://[{SERVER_V6}]/{path}");
+        for _ in 0..2 {
+            let (got, said) = network.fetch(&[&url]);
+            assert!(got == body && said.contains(&format!("* from [{CACHE_V6}]:")), "{said}");
+        }
+    }
+    let log = || std::fs::read_to_string(network.log()).unwrap();
+    eventually("the server has logged both", || (log().lines().count() >= 2).then_some(()));
+    assert_eq!(log().matches("\"GET /short").count(), 1, "{}", log());
 }
 
 #[test]

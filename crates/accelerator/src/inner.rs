@@ -53,7 +53,7 @@ impl Inside {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let core = self.cores.get(turn % self.cores.len().max(1)).ok_or(Unavailable)?;
         let (answer, answered) = oneshot::channel();
-        let arrival = Arrival { client, server: None };
+        let arrival = Arrival { client, local: None, server: None };
         let request = Request { arrival, head, body: Body::full(body) };
         core.try_send(InnerRequest { request, local, answer }).map_err(|_| Unavailable)?;
         answered.await.map_err(|_| Unavailable)

@@ -13,7 +13,6 @@ use tidegate_dhttp::gateway::{GatewayOptions, serve};
 use tidegate_trickles::fetch::Url;
 use tidegate_trickles::udp::{Connection, Options};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use crate::cli::{Failure, LogForm};
@@ -58,10 +57,7 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
-        let (mut terminate, mut interrupt) = (
-            signal(SignalKind::terminate()).map_err(failed)?,
-            signal(SignalKind::interrupt()).map_err(failed)?,
-        );
+        let ended = run::end_signal().map_err(failed)?;
         let listener = bind(listen.address).await?;
         if let Some(url) = service {
             let servers = url.resolve().await.map_err(|error| Failure::runtime(format!("error: {error}")))?;
@@ -70,8 +66,7 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
             }
             tokio::select! {
                 () = lead(listener, Options::to(servers), args.allow.clone()) => {}
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+                () = ended => {}
             }
             tracing::info!("stopped");
             return Ok(());
@@ -84,8 +79,7 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
         }
         tokio::select! {
             () = serve(listener, client, options, Arc::default()) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = ended => {}
         }
         tracing::info!("stopped");
         Ok(())

@@ -8,7 +8,6 @@ use clap::Args;
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient, Listener, ServerOptions, serve as serve_listener};
 use tidegate_dhttp::intercept::{CacheOptions, InterceptionCache};
 use tidegate_dhttp::ports::ClientPorts;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{Failure, LogForm};
 use crate::{run, units};
@@ -57,10 +56,7 @@ pub(crate) fn run(args: &InterceptArgs, log: LogForm) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
-        let (mut terminate, mut interrupt) = (
-            signal(SignalKind::terminate()).map_err(failed)?,
-            signal(SignalKind::interrupt()).map_err(failed)?,
-        );
+        let ended = run::end_signal().map_err(failed)?;
         let client = DhttpClient::new(ClientOptions::default()).map_err(failed)?;
         let cache = InterceptionCache::new(client, options);
         let metrics = cache.metrics();
@@ -70,8 +66,7 @@ pub(crate) fn run(args: &InterceptArgs, log: LogForm) -> Result<(), Failure> {
         let mut serving = std::pin::pin!(serving);
         tokio::select! {
             () = &mut serving => {}
-            _ = terminate.recv() => handle.drain(),
-            _ = interrupt.recv() => handle.drain(),
+            () = ended => handle.drain(),
         }
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, serving).await;
         tracing::info!(

@@ -342,6 +342,17 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener,
     tracing::info!("data cores: {}", settings.workers);
 }
 
+/// Registers for the signals that end a program; the future is ready when one has come.
+pub(crate) fn end_signal() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
 /// The signals that mean something. Registered before anything listens, so that whoever sees the port open can send one.
 struct Signals {
     runtime: tokio::runtime::Runtime,

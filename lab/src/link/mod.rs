@@ -36,10 +36,10 @@ pub enum Side {
 
 /// A network namespace that goes when this is dropped.
 #[derive(Debug)]
-struct Namespace(String);
+pub(crate) struct Namespace(pub(crate) String);
 
 impl Namespace {
-    fn new(name: String) -> Result<Self, Error> {
+    pub(crate) fn new(name: String) -> Result<Self, Error> {
         ip(&["netns", "add", &name])?;
         let namespace = Self(name);
         ip(&["-n", &namespace.0, "link", "set", "lo", "up"])?;
@@ -60,7 +60,7 @@ impl Drop for Namespace {
     }
 }
 
-fn enter(name: &str) -> Result<(), Error> {
+pub(crate) fn enter(name: &str) -> Result<(), Error> {
     let path = std::path::PathBuf::from(format!("/run/netns/{name}"));
     let file = File::open(&path).map_err(Error::file("read", &path))?;
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
@@ -104,6 +104,11 @@ impl Hosts {
             Side::Client => &self.client,
             Side::Server => &self.server,
         }
+    }
+
+    /// The name of a host's network namespace.
+    pub fn name(&self, side: Side) -> &str {
+        &self.side(side).0
     }
 
     /// A command that runs `program` on a host.
@@ -202,7 +207,7 @@ fn device(namespace: &Namespace, addresses: &[IpAddr]) -> Result<SyncDevice, Err
     Ok(device)
 }
 
-fn ip(arguments: &[&str]) -> Result<(), Error> {
+pub(crate) fn ip(arguments: &[&str]) -> Result<(), Error> {
     let output = Command::new("ip")
         .args(arguments)
         .output()

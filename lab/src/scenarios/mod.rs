@@ -1,5 +1,19 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod dhttp;
+mod dhttp_bound;
+mod dhttp_connections;
+mod dhttp_fig10;
+mod dhttp_fig13;
+mod dhttp_fig14;
+mod dhttp_fig3;
+mod dhttp_fig4;
+mod dhttp_fig6;
+mod dhttp_http3;
+mod dhttp_loss;
+mod dhttp_peak;
+mod dhttp_site;
+mod dhttp_users;
 mod ksd;
 mod ksd_blocks;
 mod ksd_fig10;
@@ -59,6 +73,18 @@ pub const ALL: &[&Scenario] = &[
     &trickles_fig16::SCENARIO,
     &trickles_fig17::SCENARIO,
     &trickles_forged::SCENARIO,
+    &dhttp_fig3::SCENARIO,
+    &dhttp_fig4::SCENARIO,
+    &dhttp_fig6::FIG6,
+    &dhttp_fig6::FIG7,
+    &dhttp_fig6::FIG8,
+    &dhttp_fig6::FIG9,
+    &dhttp_fig10::SCENARIO,
+    &dhttp_fig13::SCENARIO,
+    &dhttp_fig14::SCENARIO,
+    &dhttp_peak::SCENARIO,
+    &dhttp_http3::SCENARIO,
+    &dhttp_loss::SCENARIO,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.

@@ -16,11 +16,10 @@ use tidegate_dhttp::driver::{
     serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
-use tidegate_http::{BodyFraming, FieldId, Method, Progress, RequestHead, RequestParser};
+use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::admission::Asked;
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::dhttp::body::UploadedBody;
 use crate::dhttp::respond::{Exchange, error_response};
@@ -155,14 +154,8 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
     core.metrics.requests_total.add(1);
     let peer = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
-    let verdict = plan.requests.as_ref().map_or(Verdict::Continue, |rules| {
-        let path = match plan.folds_case {
-            true => normalized.path.to_ascii_lowercase(),
-            false => normalized.path.to_vec(),
-        };
-        let peer = request.arrival.client;
-        rules.on_request(&Asked { peer, local, path: &path, cookie: head.fields.get(FieldId::Cookie) })
-    });
+    let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
+    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, normalized.path);
     let answer = if verdict != Verdict::Continue {
         // There is no connection to reset, and a client that hears nothing asks again.
         core.metrics.requests_policed_total.add(1);

@@ -1,6 +1,5 @@
 //! Answers of the service as DHTTP's driver takes them: the whole of a short one, a long one piece by piece.
 
-use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -9,19 +8,16 @@ use std::time::Instant;
 
 use bytes::Bytes as Buffer;
 use tidegate_dhttp::driver::{Aborted, Body, BodySender, Response};
-use tidegate_http::{
-    Method, Progress, RequestHead, RequestParser, Version, status_reason, write_chunk_header,
-    write_last_chunk,
-};
+use tidegate_http::{Progress, RequestHead, RequestParser, Version, write_chunk_header, write_last_chunk};
 use tidegate_store::Object;
 
 use crate::data_core::{Bytes, DataCore};
 use crate::dhttp::body::UploadedBody;
 use crate::service::fetch::Answer;
 use crate::service::files::OpenFile;
-use crate::service::fill::{self, Streamed};
-use crate::service::lookup::{Form, Hit};
-use crate::session::respond::{self as heads, ClientFraming};
+use crate::service::fill::Streamed;
+use crate::service::lookup::Hit;
+use crate::session::respond::{self as heads, ClientFraming, FileForm};
 
 /// Bytes of a file or of a stored object that are handed over at once.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -61,21 +57,13 @@ impl Exchange {
     }
 
     fn local(&self, head: &RequestHead<'_>, status: u16, fields: &[u8]) -> Response {
-        let mut out = Vec::with_capacity(512);
-        let is_head = head.method == Method::Head;
-        let date = self.core.clock.date();
-        heads::write_error_for(Version::Http11, is_head, status, &date, true, fields, &mut out);
-        let body = if is_head { 0 } else { heads::error_body_length(status) };
-        self.account(status, Bytes { head: out.len() as u64 - body, body }, "none");
+        let (out, bytes) = heads::local_response(&self.core, head, status, fields, true);
+        self.account(status, bytes, "none");
         whole(out)
     }
 
     fn stored(&self, head: &RequestHead<'_>, hit: &Hit) -> Response {
-        let mut out = Vec::with_capacity(512);
-        let plan = self.core.plan();
-        let form = heads::write_hit(&self.core, &plan.pseudonym, head, hit, None, &mut out);
-        let mut first = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
-        first.extend_from_slice(&out);
+        let (first, form) = heads::stored_head(&self.core, head, hit, None);
         let (start, end) = form.body;
         let bytes = Bytes { head: first.len() as u64, body: end - start };
         self.account(form.status, bytes, hit.label());
@@ -87,9 +75,7 @@ impl Exchange {
         let framing = ClientFraming::of(head, &streamed);
         let mut streamed = streamed;
         let mut first = std::mem::take(&mut streamed.head);
-        heads::write_cache_status(&self.core.plan().pseudonym, &streamed, &mut first);
-        framing.write_fields(&mut first);
-        first.extend_from_slice(b"\r\n");
+        heads::end_streamed_head(&self.core, head.version, &streamed, framing, None, &mut first);
         let total_bytes = match framing {
             ClientFraming::Length(length) => Some(first.len() as u64 + length),
             ClientFraming::NoBody | ClientFraming::HeadOnly(_) => Some(first.len() as u64),
@@ -133,29 +119,10 @@ impl Exchange {
     }
 
     fn file(self, head: &RequestHead<'_>, file: OpenFile) -> Response {
-        let (status, start, end) = match file.form {
-            Form::Whole => (200, 0, file.length),
-            Form::Part { start, end } => (206, start, end),
-            Form::NotModified => (304, 0, 0),
-            Form::PreconditionFailed => return self.local(head, 412, b""),
-            Form::Unsatisfiable => {
-                let fields = format!("Content-Range: bytes */{}\r\n", file.length);
-                return self.local(head, 416, fields.as_bytes());
-            }
+        let (status, first, (start, end)) = match heads::file_form(&self.core, head, &file, None) {
+            FileForm::Sent { status, head, part } => (status, head, part),
+            FileForm::Refused { status, fields } => return self.local(head, status, fields.as_bytes()),
         };
-        let mut first = Vec::with_capacity(512);
-        let _ = write!(first, "HTTP/1.1 {status} {}\r\nDate: ", status_reason(status));
-        first.extend_from_slice(&self.core.clock.date());
-        first.extend_from_slice(b"\r\n");
-        first.extend_from_slice(fill::stored_fields_of(&file.head));
-        if status == 206 {
-            let _ = write!(first, "Content-Range: bytes {start}-{}/{}\r\n", end - 1, file.length);
-        }
-        if status != 304 {
-            let _ = write!(first, "Content-Length: {}\r\n", end - start);
-        }
-        first.extend_from_slice(b"\r\n");
-        let (start, end) = if head.method == Method::Head { (0, 0) } else { (start, end) };
         let bytes = Bytes { head: first.len() as u64, body: end - start };
         let (mut sender, http) = Body::channel();
         tokio::task::spawn_local(async move {

@@ -1,14 +1,17 @@
 //! The settings in force, in the form in which requests use them.
 
+use std::borrow::Cow;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tidegate_core::IpPrefix;
+use tidegate_core::{IpPrefix, Verdict};
 use tidegate_http::normalize::Personality;
+use tidegate_http::{FieldId, RequestHead};
 use tidegate_store::Store;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Asked};
 use crate::service::files::{Root, RootPlace};
 use crate::settings::{Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
@@ -128,6 +131,23 @@ impl Plan {
             .iter()
             .find(|(pattern, _)| pattern.matches(host, path, self.folds_case))
             .map(|(_, destination)| *destination)
+    }
+
+    /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;
+    /// who cannot be told from where a request came to is not served.
+    #[inline]
+    pub(crate) fn police(
+        &self,
+        peer: SocketAddr,
+        local: impl FnOnce() -> io::Result<SocketAddr>,
+        head: &RequestHead<'_>,
+        path: &[u8],
+    ) -> Verdict {
+        let Some(rules) = &self.requests else { return Verdict::Continue };
+        let Ok(local) = local() else { return Verdict::Drop };
+        let path = if self.folds_case { Cow::Owned(path.to_ascii_lowercase()) } else { Cow::Borrowed(path) };
+        let cookie = head.fields.get(FieldId::Cookie);
+        rules.on_request(&Asked { peer, local, path: &path, cookie })
     }
 
     /// The upstream groups, in the order of the settings.

@@ -1,6 +1,6 @@
 //! A request that takes more than the cache: its body comes in, its answer goes out, both as a stream.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 
 use tidegate_http::forward::write_field;
@@ -13,12 +13,12 @@ use crate::data_core::{Bytes, millis};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
-use crate::service::lookup::{Form, Hit};
+use crate::service::lookup::Hit;
 use crate::service::seen::Seen;
 use crate::service::transfer::ready;
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
-use crate::session::respond::{self, ClientFraming};
+use crate::session::respond::{self, ClientFraming, FileForm};
 use crate::session::transmit::{self, RateWatch, Unsent};
 use crate::session::{Asker, Connection, Request};
 use crate::upstream::UpstreamError;
@@ -118,13 +118,8 @@ impl Connection<'_> {
         fields: &[u8],
         keep_alive: bool,
     ) -> io::Result<Delivered> {
-        let mut out = Vec::with_capacity(512);
-        let date = self.core.clock.date();
-        let is_head = head.method == Method::Head;
-        respond::write_error_for(head.version, is_head, status, &date, keep_alive, fields, &mut out);
+        let (out, bytes) = respond::local_response(self.core, head, status, fields, keep_alive);
         self.send(&mut RateWatch::new(self.core), &out).await?;
-        let body = if is_head { 0 } else { respond::error_body_length(status) };
-        let bytes = Bytes { head: out.len() as u64 - body, body };
         Ok(Delivered { status, bytes, keep_alive, cache: "none" })
     }
 
@@ -134,12 +129,8 @@ impl Connection<'_> {
         hit: Hit,
         keep_alive: bool,
     ) -> io::Result<Delivered> {
-        let mut out = Vec::with_capacity(512);
-        let plan = self.core.plan();
-        let form = respond::write_hit(self.core, &plan.pseudonym, head, &hit, Some(keep_alive), &mut out);
         let label = hit.label();
-        let mut bytes = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
-        bytes.extend_from_slice(&out);
+        let (bytes, form) = respond::stored_head(self.core, head, &hit, Some(keep_alive));
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
         let unsent = Unsent::new(bytes, Some((hit.object, start, end)));
@@ -178,11 +169,7 @@ impl Connection<'_> {
         let status = streamed.status;
         self.send_interim(&mut streamed, version, &mut watch).await?;
         let mut out = std::mem::take(&mut streamed.head);
-        respond::write_cache_status(&self.core.plan().pseudonym, &streamed, &mut out);
-        framing.write_fields(&mut out);
-        respond::write_connection(version, keep_alive, &mut out);
-        respond::write_alternatives(self.core, &mut out);
-        out.extend_from_slice(b"\r\n");
+        respond::end_streamed_head(self.core, version, &streamed, framing, Some(keep_alive), &mut out);
         let head_bytes = out.len() as u64 + watch.sent;
         let chunked = framing == ClientFraming::Chunked;
         loop {
@@ -251,34 +238,16 @@ impl Connection<'_> {
         file: OpenFile,
         keep_alive: bool,
     ) -> io::Result<Delivered> {
-        let mut out = Vec::with_capacity(512);
-        let (status, start, end) = match file.form {
-            Form::Whole => (200, 0, file.length),
-            Form::Part { start, end } => (206, start, end),
-            Form::NotModified => (304, 0, 0),
-            Form::PreconditionFailed => return self.deliver_local(head, 412, b"", keep_alive).await,
-            Form::Unsatisfiable => {
-                let fields = format!("Content-Range: bytes */{}\r\n", file.length);
-                return self.deliver_local(head, 416, fields.as_bytes(), keep_alive).await;
+        let (status, out, (start, end)) = match respond::file_form(self.core, head, &file, Some(keep_alive)) {
+            FileForm::Sent { status, head, part } => (status, head, part),
+            FileForm::Refused { status, fields } => {
+                return self.deliver_local(head, status, fields.as_bytes(), keep_alive).await;
             }
         };
-        let _ = write!(out, "HTTP/1.1 {status} {}\r\nDate: ", tidegate_http::status_reason(status));
-        out.extend_from_slice(&self.core.clock.date());
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(fill::stored_fields_of(&file.head));
-        if status == 206 {
-            let _ = write!(out, "Content-Range: bytes {start}-{}/{}\r\n", end - 1, file.length);
-        }
-        if status != 304 {
-            let _ = write!(out, "Content-Length: {}\r\n", end - start);
-        }
-        respond::write_connection(head.version, keep_alive, &mut out);
-        respond::write_alternatives(self.core, &mut out);
-        out.extend_from_slice(b"\r\n");
         let mut watch = RateWatch::new(self.core);
         self.send(&mut watch, &out).await?;
         let head_bytes = watch.sent;
-        if head.method != Method::Head {
+        if start < end {
             let source = transmit::FileSource { file: file.file.as_fd(), start, end };
             transmit::send_file(self.client, self.core, &mut watch, source).await?;
         }

@@ -22,7 +22,6 @@ use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 
 use crate::access_log::Record;
-use crate::admission::{Admission, Asked};
 use crate::clients::{Busy, Client};
 use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::service::lookup::{self, Hit, Lookup};
@@ -175,14 +174,9 @@ impl Asker {
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
-        if let Some(rules) = &plan.requests {
-            let verdict = match plan.folds_case {
-                true => self.police(client, &**rules, head, &normalized.path.to_ascii_lowercase()),
-                false => self.police(client, &**rules, head, normalized.path),
-            };
-            if verdict != Verdict::Continue {
-                return Ok(Handled::Refused(verdict));
-            }
+        let verdict = plan.police(self.peer, || client.local_addr(), head, normalized.path);
+        if verdict != Verdict::Continue {
+            return Ok(Handled::Refused(verdict));
         }
         if head.framing != BodyFraming::None
             || head.upgrade
@@ -208,12 +202,6 @@ impl Asker {
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
         })
-    }
-
-    fn police(self, client: &Client, rules: &dyn Admission, head: &RequestHead<'_>, path: &[u8]) -> Verdict {
-        let Ok(local) = client.local_addr() else { return Verdict::Drop };
-        let cookie = head.fields.get(tidegate_http::FieldId::Cookie);
-        rules.on_request(&Asked { peer: self.peer, local, path, cookie })
     }
 }
 
@@ -387,21 +375,9 @@ impl Connection<'_> {
         }
         // What follows a body that nobody reads cannot be told from it.
         let keep_alive = head.keep_alive && head.framing == BodyFraming::None && !self.core.is_draining();
-        let mut out = Vec::with_capacity(256);
-        let is_head = head.method == Method::Head;
-        respond::write_error_for(
-            head.version,
-            is_head,
-            503,
-            &self.core.clock.date(),
-            keep_alive,
-            b"",
-            &mut out,
-        );
-        let body = if is_head { 0 } else { respond::error_body_length(503) };
+        let (out, bytes) = respond::local_response(self.core, head, 503, b"", keep_alive);
         // A client that does not take its answers is not owed this one.
         let sent = self.client.try_write(&out).is_ok_and(|length| length == out.len());
-        let bytes = Bytes { head: out.len() as u64 - body, body };
         let Asker { peer, began } = asker;
         self.core.account(peer.ip(), head, 503, bytes, "none", began);
         if sent && keep_alive {

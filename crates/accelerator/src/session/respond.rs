@@ -5,7 +5,8 @@ use std::io::Write;
 use tidegate_http::cache::CacheStatus;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, status_reason, write_decimal};
 
-use crate::data_core::DataCore;
+use crate::data_core::{Bytes, DataCore};
+use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Form, Hit};
 
@@ -74,12 +75,101 @@ pub(crate) fn write_hit(
     } else if form.with_stored_head || form.status == 206 || form.status == 304 {
         write_date(core, out);
     }
+    end_fields(core, head.version, keep_alive, out);
+    form
+}
+
+/// Everything that precedes a stored object's body, in one piece: for ways out that do not gather it from two.
+pub(crate) fn stored_head(
+    core: &DataCore,
+    head: &RequestHead<'_>,
+    hit: &Hit,
+    keep_alive: Option<bool>,
+) -> (Vec<u8>, HitForm) {
+    let mut out = Vec::with_capacity(512);
+    let form = core.with_plan(|plan| write_hit(core, &plan.pseudonym, head, hit, keep_alive, &mut out));
+    let mut first = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
+    first.extend_from_slice(&out);
+    (first, form)
+}
+
+/// How a file is sent.
+pub(crate) enum FileForm {
+    /// This head, then this part of the file; the part is empty for HEAD.
+    Sent { status: u16, head: Vec<u8>, part: (u64, u64) },
+    /// Not at all: an error with these fields.
+    Refused { status: u16, fields: String },
+}
+
+/// What precedes a file's body, for the form that the request's conditions and ranges led to.
+pub(crate) fn file_form(
+    core: &DataCore,
+    head: &RequestHead<'_>,
+    file: &OpenFile,
+    keep_alive: Option<bool>,
+) -> FileForm {
+    let (status, start, end) = match file.form {
+        Form::Whole => (200, 0, file.length),
+        Form::Part { start, end } => (206, start, end),
+        Form::NotModified => (304, 0, 0),
+        Form::PreconditionFailed => return FileForm::Refused { status: 412, fields: String::new() },
+        Form::Unsatisfiable => {
+            let fields = format!("Content-Range: bytes */{}\r\n", file.length);
+            return FileForm::Refused { status: 416, fields };
+        }
+    };
+    let mut out = Vec::with_capacity(512);
+    let _ = write!(out, "HTTP/1.1 {status} {}\r\n", status_reason(status));
+    write_date(core, &mut out);
+    out.extend_from_slice(fill::stored_fields_of(&file.head));
+    if status == 206 {
+        let _ = write!(out, "Content-Range: bytes {start}-{}/{}\r\n", end - 1, file.length);
+    }
+    if status != 304 {
+        write_length(end - start, &mut out);
+    }
+    end_fields(core, head.version, keep_alive, &mut out);
+    let part = if head.method == Method::Head { (0, 0) } else { (start, end) };
+    FileForm::Sent { status, head: out, part }
+}
+
+/// What follows the status line and fields of a streamed response.
+pub(crate) fn end_streamed_head(
+    core: &DataCore,
+    version: Version,
+    streamed: &Streamed,
+    framing: ClientFraming,
+    keep_alive: Option<bool>,
+    out: &mut Vec<u8>,
+) {
+    core.with_plan(|plan| write_cache_status(&plan.pseudonym, streamed, out));
+    framing.write_fields(out);
+    end_fields(core, version, keep_alive, out);
+}
+
+/// What concerns the connection, if there is one, and the end of the head.
+fn end_fields(core: &DataCore, version: Version, keep_alive: Option<bool>, out: &mut Vec<u8>) {
     if let Some(keep_alive) = keep_alive {
-        write_connection(head.version, keep_alive, out);
+        write_connection(version, keep_alive, out);
         write_alternatives(core, out);
     }
     out.extend_from_slice(b"\r\n");
-    form
+}
+
+/// A complete error response made here, and how much of it is body.
+pub(crate) fn local_response(
+    core: &DataCore,
+    head: &RequestHead<'_>,
+    status: u16,
+    fields: &[u8],
+    keep_alive: bool,
+) -> (Vec<u8>, Bytes) {
+    let mut out = Vec::with_capacity(512);
+    let is_head = head.method == Method::Head;
+    write_error_for(head.version, is_head, status, &core.clock.date(), keep_alive, fields, &mut out);
+    let body = if is_head { 0 } else { error_body(status).len() as u64 };
+    let head = out.len() as u64 - body;
+    (out, Bytes { head, body })
 }
 
 /// [`CacheStatus::write`] for a hit, without the formatting machinery.
@@ -105,7 +195,7 @@ fn write_date(core: &DataCore, out: &mut Vec<u8>) {
 }
 
 /// `Connection`, where the version's default is not what is meant (RFC 9112 §9.3).
-pub(crate) fn write_connection(version: Version, keep_alive: bool, out: &mut Vec<u8>) {
+fn write_connection(version: Version, keep_alive: bool, out: &mut Vec<u8>) {
     match (version, keep_alive) {
         (_, false) => out.extend_from_slice(b"Connection: close\r\n"),
         (Version::Http10, true) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
@@ -114,17 +204,12 @@ pub(crate) fn write_connection(version: Version, keep_alive: bool, out: &mut Vec
 }
 
 /// By which other protocols this site can be had (RFC 7838).
-pub(crate) fn write_alternatives(core: &DataCore, out: &mut Vec<u8>) {
+fn write_alternatives(core: &DataCore, out: &mut Vec<u8>) {
     core.with_plan(|plan| out.extend_from_slice(&plan.alternatives));
 }
 
 fn error_body(status: u16) -> String {
     format!("{status} {}\n", status_reason(status))
-}
-
-/// Bytes of the text that [`write_error_for`] sends.
-pub(crate) fn error_body_length(status: u16) -> u64 {
-    error_body(status).len() as u64
 }
 
 /// A complete error response with a short text.
@@ -133,7 +218,7 @@ pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &
 }
 
 /// A complete error response for a known request; `fields` are further field lines.
-pub(crate) fn write_error_for(
+fn write_error_for(
     version: Version,
     is_head: bool,
     status: u16,
@@ -186,7 +271,7 @@ impl ClientFraming {
         }
     }
 
-    pub(crate) fn write_fields(self, out: &mut Vec<u8>) {
+    fn write_fields(self, out: &mut Vec<u8>) {
         match self {
             Self::Length(length) | Self::HeadOnly(length) => {
                 out.extend_from_slice(b"Content-Length: ");
@@ -200,7 +285,7 @@ impl ClientFraming {
 }
 
 /// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
-pub(crate) fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
+fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
     if let Some(age_s) = streamed.age_s {
         let _ = write!(out, "Age: {age_s}\r\n");
     }

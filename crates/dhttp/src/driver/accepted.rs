@@ -36,6 +36,7 @@ impl<S: Service> Driver<S> {
     /// A connection that the client opened, to its end: one request after another.
     async fn serve_stream(&self, mut stream: TcpStream, peer: SocketAddr) -> Result<(), StreamError> {
         stream.set_nodelay(true)?;
+        let local = stream.local_addr()?.ip().to_canonical();
         let (read, mut write) = stream.split();
         let mut reader = Reader::new(read, self.limits.clone());
         let mut ending = self.handle.ending.subscribe();
@@ -65,7 +66,8 @@ impl<S: Service> Driver<S> {
             self.handle.driver.dhttp_stream_requests_total.add(1);
             let (body_sender, body) = Body::channel();
             let client = SocketAddr::new(peer.ip().to_canonical(), request.udp_port);
-            let call = Request { arrival: Arrival { client, server: None }, head: request.head, body };
+            let arrival = Arrival { client, local: Some(local), server: None };
+            let call = Request { arrival, head: request.head, body };
             let respond = async {
                 let response = self.respond(call).await;
                 write_message(&mut write, &request.id.0, response.http, &self.limits).await

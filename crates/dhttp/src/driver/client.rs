@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tidegate_http::Method;
 use tokio::io::{AsyncWrite, Interest};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -252,6 +252,17 @@ impl DhttpClient {
         Ok(pair)
     }
 
+    /// A connection from the client's own address, where it has a definite one.
+    async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let options = &self.0.options;
+        let (socket, own): (TcpSocket, IpAddr) = match to {
+            SocketAddr::V4(_) => (TcpSocket::new_v4()?, options.bind_v4.into()),
+            SocketAddr::V6(_) => (TcpSocket::new_v6()?, options.bind_v6.into()),
+        };
+        super::server::bind_address(&socket, own)?;
+        socket.connect(to).await
+    }
+
     /// Over a connection that the client opens; without `dhttp`, the id and the other port, by HTTP.
     async fn by_stream(
         &self,
@@ -262,7 +273,7 @@ impl DhttpClient {
         let limits = self.0.limits();
         let to = if dhttp.is_some() { request.server } else { request.http.unwrap_or(request.server) };
         let not_sent = |reason| FetchError::NoAnswer { reason, sent: false };
-        let stream = timeout(options.connect_timeout, TcpStream::connect(to))
+        let stream = timeout(options.connect_timeout, self.connect(to))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(not_sent)?;

@@ -4,7 +4,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 
 use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::{IpTransparent, Ipv4OrigDstAddr};
+use nix::sys::socket::sockopt::{
+    IpTransparent, Ipv4OrigDstAddr, Ipv4PacketInfo, Ipv6OrigDstAddr, Ipv6RecvPacketInfo,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::ports::{ClientPorts, PortRangeError};
@@ -35,8 +37,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`, whose port must not be 0. Bind to a definite address on a host with several, so that
-    /// responses come from the address that was asked.
+    /// Listens on `address`, whose port must not be 0. If the address is unspecified, responses leave from the address
+    /// that was asked.
     ///
     /// # Errors
     /// The port is one of the clients', or the system refuses.
@@ -59,6 +61,14 @@ impl Listener {
         let udp = open(Type::DGRAM, Protocol::UDP)?;
         // The kernel caps it at net.core.rmem_max: more is better, less is no error.
         udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        if address.ip().is_unspecified() {
+            match address {
+                SocketAddr::V4(_) => setsockopt(&udp, Ipv4PacketInfo, &true),
+                // For IPv4 too, in its mapped form.
+                SocketAddr::V6(_) => setsockopt(&udp, Ipv6RecvPacketInfo, &true),
+            }
+            .map_err(io::Error::from)?;
+        }
         let tcp = open(Type::STREAM, Protocol::TCP)?;
         tcp.listen(1024)?;
         Ok(Self { udp: udp.into(), answers: None, tcp: Some(tcp.into()), local: address })
@@ -73,7 +83,7 @@ impl Listener {
     /// from `from`, an address of this host. There is no TCP: it passes by (DHTTP §IV-A). Needs CAP_NET_ADMIN.
     ///
     /// # Errors
-    /// A port is one of the clients', an address is not IPv4, or the system refuses.
+    /// A port is one of the clients', the addresses are not of one family, or the system refuses.
     pub fn intercept(
         address: SocketAddr,
         from: SocketAddr,
@@ -81,21 +91,29 @@ impl Listener {
     ) -> Result<Self, BindError> {
         client_ports.allow_server(address.port())?;
         client_ports.allow_server(from.port())?;
-        if !address.is_ipv4() || !from.is_ipv4() {
+        if address.is_ipv4() != from.is_ipv4() {
             return Err(BindError::Io(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "interception is for IPv4 only",
+                io::ErrorKind::InvalidInput,
+                "the two addresses must be of one family",
             )));
         }
         let open = |address: SocketAddr| -> io::Result<Socket> {
             let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+            if address.is_ipv6() {
+                socket.set_only_v6(true)?;
+            }
             socket.set_nonblocking(true)?;
             Ok(socket)
         };
         let udp = open(address)?;
         udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        // ip(7)'s option is the same flag for both families.
         setsockopt(&udp, IpTransparent, &true).map_err(io::Error::from)?;
-        setsockopt(&udp, Ipv4OrigDstAddr, &true).map_err(io::Error::from)?;
+        match address {
+            SocketAddr::V4(_) => setsockopt(&udp, Ipv4OrigDstAddr, &true),
+            SocketAddr::V6(_) => setsockopt(&udp, Ipv6OrigDstAddr, &true),
+        }
+        .map_err(io::Error::from)?;
         udp.bind(&address.into())?;
         let answers = open(from)?;
         answers.bind(&from.into())?;

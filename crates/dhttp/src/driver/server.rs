@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use rand::TryRng;
 use tidegate_core::metric_set;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
@@ -24,7 +26,9 @@ use super::listener::Listener;
 use super::service::{Arrival, Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Receiver, Sender};
-use crate::server::{ConnectionId, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit};
+use crate::server::{
+    ConnectionId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit,
+};
 use crate::wire::RequestId;
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
@@ -229,6 +233,8 @@ pub(super) struct Driver<S> {
 struct TicketGuard<S: Service> {
     driver: Rc<Driver<S>>,
     ticket: Option<Ticket>,
+    /// See [`Arrival::local`].
+    local: Option<IpAddr>,
 }
 
 impl<S: Service> Drop for TicketGuard<S> {
@@ -312,7 +318,8 @@ impl<S: Service> Driver<S> {
 
     fn handle_datagram(self: &Rc<Self>, arrival: Arrival, datagram: &[u8], now: Instant) {
         let mut core = self.core.borrow_mut();
-        let received = core.handle_datagram(arrival.client, datagram, now);
+        let path = Path { client: arrival.client, local: arrival.local };
+        let received = core.handle_datagram(path, datagram, now);
         let Received::Request { ticket, http, head_bytes } = received else { return };
         let mut long = core.must_use_connection(&ticket);
         if http.len() == head_bytes && !long {
@@ -326,7 +333,7 @@ impl<S: Service> Driver<S> {
                     let route = core.respond(ticket, &response, now);
                     if route != Route::Datagram {
                         drop(core);
-                        if let Some(job) = self.follow(route, id) {
+                        if let Some(job) = self.follow(route, id, arrival.local) {
                             let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
                         }
                     }
@@ -345,7 +352,7 @@ impl<S: Service> Driver<S> {
         let http = Bytes::copy_from_slice(http);
         let request =
             Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
-        let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket) };
+        let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket), local: arrival.local };
         let answer = Rc::clone(self).answer(guard, request, long);
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
         // A response that is there already needs no task.
@@ -382,7 +389,7 @@ impl<S: Service> Driver<S> {
             Gathered::Whole(whole) => {
                 let Some(ticket) = guard.ticket.take() else { return };
                 let route = self.core.borrow_mut().respond(ticket, &whole, Instant::now());
-                if let Some(job) = self.follow(route, id) {
+                if let Some(job) = self.follow(route, id, guard.local) {
                     let _ = job.send(Body::full(whole));
                 }
             }
@@ -413,18 +420,25 @@ impl<S: Service> Driver<S> {
     ) -> Option<oneshot::Sender<Body>> {
         let ticket = guard.ticket.take()?;
         let route = self.core.borrow_mut().respond_long(ticket, Instant::now());
-        self.follow(route, id)
+        self.follow(route, id, guard.local)
     }
 
     /// Where to put the response, if a connection is to carry it.
-    fn follow(self: &Rc<Self>, route: Route, id: RequestId) -> Option<oneshot::Sender<Body>> {
+    fn follow(
+        self: &Rc<Self>,
+        route: Route,
+        id: RequestId,
+        local: Option<IpAddr>,
+    ) -> Option<oneshot::Sender<Body>> {
         self.changed.notify_one();
         let connection = match route {
             Route::Datagram => return None,
             Route::Connection(connection) => connection,
             Route::NewConnection(connection, to) => {
                 let (jobs, queue) = mpsc::unbounded_channel();
-                let task = spawn_local(Rc::clone(self).connection(connection, to, queue)).abort_handle();
+                let from = local.unwrap_or(self.local.ip());
+                let task =
+                    spawn_local(Rc::clone(self).connection(connection, from, to, queue)).abort_handle();
                 self.connections.borrow_mut().insert(connection, Connection { jobs, task });
                 connection
             }
@@ -439,10 +453,11 @@ impl<S: Service> Driver<S> {
     async fn connection(
         self: Rc<Self>,
         connection: ConnectionId,
+        from: IpAddr,
         to: SocketAddr,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) {
-        if let Err(error) = self.carry(connection, to, jobs).await {
+        if let Err(error) = self.carry(connection, from, to, jobs).await {
             tracing::debug!(%error, %to, "connection to a client ended");
         }
         self.connections.borrow_mut().remove(&connection);
@@ -453,10 +468,11 @@ impl<S: Service> Driver<S> {
     async fn carry(
         &self,
         connection: ConnectionId,
+        from: IpAddr,
         to: SocketAddr,
         mut jobs: mpsc::UnboundedReceiver<Job>,
     ) -> io::Result<()> {
-        let mut stream = self.connect(to).await?;
+        let mut stream = connect(from, to).await?;
         self.core.borrow_mut().on_connected(connection, Instant::now());
         self.changed.notify_one();
         let (read, mut write) = stream.split();
@@ -476,16 +492,6 @@ impl<S: Service> Driver<S> {
             self.core.borrow_mut().on_response_sent(connection, job.id, Instant::now());
             self.changed.notify_one();
         }
-    }
-
-    async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
-        let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        if !self.local.ip().is_unspecified() {
-            // From the address that was asked, so that the client does not take it for a cache.
-            socket.bind(SocketAddr::new(self.local.ip(), 0))?;
-        }
-        socket.set_nodelay(true)?;
-        socket.connect(to).await
     }
 
     /// Sends and closes what the core wants sent and closed.
@@ -526,11 +532,11 @@ impl<S: Service> Driver<S> {
     async fn send(&self, sender: &mut Sender, mut batch: &[Transmit]) {
         let metrics = &self.handle.driver;
         let socket = self.answers.as_ref().unwrap_or(&self.udp);
-        while !batch.is_empty() {
-            match sender.send(
-                &self.udp,
-                batch.iter().map(|transmit| (self.on_socket(transmit.to), transmit.payload.as_slice())),
-            ) {
+        while let Some(first) = batch.first() {
+            let together = batch.iter().take_while(|transmit| transmit.from == first.from);
+            let datagrams = together.map(|to| (self.on_socket(to.to), to.payload.as_slice()));
+            let from = first.from.map(|from| self.on_socket(SocketAddr::new(from, 0)).ip());
+            match sender.send(socket, from, datagrams) {
                 Ok(sent) => {
                     metrics.dhttp_datagrams_sent_total.add(sent as u64);
                     batch = &batch[sent..];
@@ -544,6 +550,24 @@ impl<S: Service> Driver<S> {
             }
         }
     }
+}
+
+/// A connection from the address that was asked, so that the client does not take it for a cache's.
+async fn connect(from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    bind_address(&socket, from)?;
+    socket.set_nodelay(true)?;
+    socket.connect(to).await
+}
+
+/// Binds to an address that is definite. The port is chosen by connecting, when it need only be new for that peer: a port
+/// of its own for each connection would run out, and takes longer to find.
+pub(super) fn bind_address(socket: &TcpSocket, address: IpAddr) -> io::Result<()> {
+    if address.is_unspecified() {
+        return Ok(());
+    }
+    setsockopt(socket, IpBindAddressNoPort, &true)?;
+    socket.bind(SocketAddr::new(address, 0))
 }
 
 /// The next connection; never one if there is no listener.

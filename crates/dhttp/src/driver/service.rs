@@ -1,7 +1,7 @@
 //! What a site offers, seen from the driver: a request goes in, a response comes out.
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -134,6 +134,8 @@ impl Body {
 pub struct Arrival {
     /// The client's address and UDP port.
     pub client: SocketAddr,
+    /// The address of this host that the client asked, where it listens on several.
+    pub local: Option<IpAddr>,
     /// Whom the client asked, where that is somebody else: the request was taken on its way.
     pub server: Option<SocketAddr>,
 }

@@ -1,11 +1,13 @@
 //! Datagrams in batches: one system call receives or sends up to [`BATCH`] of them.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsRawFd;
 
+use nix::libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
 use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrIn, SockaddrIn6, SockaddrStorage, recvmmsg, sendmmsg,
+    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrIn, SockaddrIn6, SockaddrStorage,
+    recvmmsg, sendmmsg,
 };
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
@@ -29,6 +31,8 @@ pub(super) struct Receiver {
 #[derive(Clone, Copy)]
 struct Received {
     from: SocketAddr,
+    /// Which of this host's addresses it was sent to, if the socket has several.
+    local: Option<IpAddr>,
     /// Where it was sent to, if the socket takes what is meant for others.
     to: Option<SocketAddr>,
     bytes: usize,
@@ -57,18 +61,28 @@ impl Receiver {
             for message in recvmmsg(socket.as_raw_fd(), headers, slices.iter_mut(), flags, None)? {
                 // An address of another family cannot be; its datagram counts as empty.
                 let from = message.address.as_ref().and_then(address);
-                let to = message.cmsgs()?.find_map(|control| match control {
-                    ControlMessageOwned::Ipv4OrigDstAddr(to) => {
-                        Some(SocketAddr::V4(SocketAddrV4::from(SockaddrIn::from(to))))
+                let (mut to, mut local) = (None, None);
+                for control in message.cmsgs()? {
+                    match control {
+                        ControlMessageOwned::Ipv4OrigDstAddr(asked) => {
+                            to = Some(SocketAddr::V4(SocketAddrV4::from(SockaddrIn::from(asked))));
+                        }
+                        ControlMessageOwned::Ipv6OrigDstAddr(asked) => {
+                            to = Some(SocketAddr::V6(SocketAddrV6::from(SockaddrIn6::from(asked))));
+                        }
+                        // ip(7): spec_dst is the address for an answer, also to what was sent to a broadcast address.
+                        ControlMessageOwned::Ipv4PacketInfo(info) => {
+                            local = Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
+                        }
+                        ControlMessageOwned::Ipv6PacketInfo(info) => {
+                            local = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                        }
+                        _ => {}
                     }
-                    ControlMessageOwned::Ipv6OrigDstAddr(to) => {
-                        Some(SocketAddr::V6(SocketAddrV6::from(SockaddrIn6::from(to))))
-                    }
-                    _ => None,
-                });
+                }
                 let none = SocketAddr::from(([0, 0, 0, 0], 0));
                 let bytes = if from.is_some() { message.bytes } else { 0 };
-                received.push(Received { from: from.unwrap_or(none), to, bytes });
+                received.push(Received { from: from.unwrap_or(none), local, to, bytes });
             }
             Ok(())
         })
@@ -81,8 +95,8 @@ impl Receiver {
 
     /// One of them.
     pub fn datagram(&self, index: usize) -> (Arrival, &[u8]) {
-        let Received { from, to, bytes } = self.received[index];
-        (Arrival { client: from, server: to }, &self.buffers[index][..bytes])
+        let Received { from, local, to, bytes } = self.received[index];
+        (Arrival { client: from, local, server: to }, &self.buffers[index][..bytes])
     }
 }
 
@@ -94,35 +108,58 @@ fn address(address: &SockaddrStorage) -> Option<SocketAddr> {
     }
 }
 
-/// The sending half's buffers.
+/// The sending half's buffers: the kernel wants exactly as much room for what is said of a datagram as is used.
 pub(super) struct Sender {
-    headers: MultiHeaders<SockaddrStorage>,
+    plain: MultiHeaders<SockaddrStorage>,
+    from_v4: MultiHeaders<SockaddrStorage>,
+    from_v6: MultiHeaders<SockaddrStorage>,
 }
 
 impl Sender {
     pub fn new() -> Self {
-        Self { headers: MultiHeaders::preallocate(BATCH, None) }
+        Self {
+            plain: MultiHeaders::preallocate(BATCH, None),
+            from_v4: MultiHeaders::preallocate(BATCH, Some(nix::cmsg_space!(in_pktinfo))),
+            from_v6: MultiHeaders::preallocate(BATCH, Some(nix::cmsg_space!(in6_pktinfo))),
+        }
     }
 
     /// Sends up to [`BATCH`] of `datagrams` without waiting; how many were taken from its front. A datagram that cannot
-    /// be sent is as good as lost on the way, and the client will ask again.
+    /// be sent is as good as lost on the way, and the client will ask again. They leave from `from`, an address of the
+    /// socket's family.
     ///
     /// # Errors
     /// `WouldBlock` if the socket is full.
     pub fn send<'d>(
         &mut self,
         socket: &UdpSocket,
+        from: Option<IpAddr>,
         datagrams: impl Iterator<Item = (SocketAddr, &'d [u8])>,
     ) -> io::Result<usize> {
         let (addresses, slices): (Vec<_>, Vec<_>) = datagrams
             .take(BATCH)
             .map(|(to, payload)| (Some(SockaddrStorage::from(to)), [IoSlice::new(payload)]))
             .unzip();
-        let headers = &mut self.headers;
+        let fd = socket.as_raw_fd();
+        let flags = MsgFlags::MSG_DONTWAIT;
         let sent = socket.try_io(Interest::WRITABLE, || {
-            let flags = MsgFlags::MSG_DONTWAIT;
-            let sent = sendmmsg(socket.as_raw_fd(), headers, slices.iter(), &addresses, [], flags)?;
-            Ok(sent.count())
+            let sent = match from {
+                None => sendmmsg(fd, &mut self.plain, slices.iter(), &addresses, [], flags)?.count(),
+                Some(IpAddr::V4(from)) => {
+                    let from = in_addr { s_addr: u32::from_ne_bytes(from.octets()) };
+                    let from =
+                        in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: from, ipi_addr: in_addr { s_addr: 0 } };
+                    let control = [ControlMessage::Ipv4PacketInfo(&from)];
+                    sendmmsg(fd, &mut self.from_v4, slices.iter(), &addresses, control, flags)?.count()
+                }
+                Some(IpAddr::V6(from)) => {
+                    let from = in6_addr { s6_addr: from.octets() };
+                    let from = in6_pktinfo { ipi6_addr: from, ipi6_ifindex: 0 };
+                    let control = [ControlMessage::Ipv6PacketInfo(&from)];
+                    sendmmsg(fd, &mut self.from_v6, slices.iter(), &addresses, control, flags)?.count()
+                }
+            };
+            Ok(sent)
         });
         match sent {
             // The kernel reports the first datagram's error and sends none: skip that one.
@@ -150,7 +187,7 @@ mod tests {
             let mut sent = 0;
             while sent < payloads.len() {
                 a.writable().await.unwrap();
-                sent += sender.send(&a, payloads[sent..].iter().map(|p| (to, p.as_slice()))).unwrap();
+                sent += sender.send(&a, None, payloads[sent..].iter().map(|p| (to, p.as_slice()))).unwrap();
             }
             let mut receiver = Receiver::new();
             let mut received = Vec::new();
@@ -159,7 +196,10 @@ mod tests {
                 if receiver.receive(&b).is_ok() {
                     for n in 0..receiver.len() {
                         let (arrival, payload) = receiver.datagram(n);
-                        assert_eq!(arrival, Arrival { client: a.local_addr().unwrap(), server: None });
+                        assert_eq!(
+                            arrival,
+                            Arrival { client: a.local_addr().unwrap(), local: None, server: None }
+                        );
                         received.push(payload.to_vec());
                     }
                 }
@@ -173,6 +213,6 @@ mod tests {
         let a = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         a.writable().await.unwrap();
         let datagrams = [("[::1]:9".parse().unwrap(), &b"x"[..])];
-        assert_eq!(Sender::new().send(&a, datagrams.into_iter()).unwrap(), 1);
+        assert_eq!(Sender::new().send(&a, None, datagrams.into_iter()).unwrap(), 1);
     }
 }

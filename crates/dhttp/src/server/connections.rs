@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use super::Path;
 use super::ring::GlobalId;
 use crate::wire::RequestId;
 
@@ -42,14 +43,24 @@ impl Default for ConnectionLimits {
 /// How many written responses are remembered in case their connection breaks.
 const SENT_REMEMBERED: usize = 16;
 
+/// The client's TCP channel, and the server's address where there are several: what came from another one would be taken
+/// for a cache's.
+type Ends = (SocketAddr, Option<IpAddr>);
+
 /// A response that a connection owes: the request's id and the address its datagram came from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Owed {
     pub client: SocketAddr,
+    /// The server's address that it asked, where there are several.
+    pub local: Option<IpAddr>,
     pub id: RequestId,
 }
 
 impl Owed {
+    pub fn path(&self) -> Path {
+        Path { client: self.client, local: self.local }
+    }
+
     pub fn global_id(&self) -> GlobalId {
         (self.client.ip(), self.id)
     }
@@ -64,7 +75,7 @@ pub(super) struct Sent {
 
 #[derive(Debug)]
 struct Connection {
-    peer: SocketAddr,
+    ends: Ends,
     open: bool,
     owed: VecDeque<Owed>,
     /// The last responses written: they may not have reached the client if the connection breaks.
@@ -87,7 +98,7 @@ pub(super) struct Connections {
     limits: ConnectionLimits,
     all: HashMap<ConnectionId, Connection>,
     /// Never holds an empty list.
-    by_peer: HashMap<SocketAddr, Vec<ConnectionId>>,
+    by_peer: HashMap<Ends, Vec<ConnectionId>>,
     /// Never holds a zero.
     by_client: HashMap<IpAddr, usize>,
     connecting: BTreeSet<(Instant, ConnectionId)>,
@@ -122,7 +133,8 @@ impl Connections {
     /// else a new one; else the one with the fewest responses waiting. When the limit on all connections is reached, a
     /// client that has none takes the place of the connection that was idle longest.
     pub fn assign(&mut self, peer: SocketAddr, owed: Owed, now: Instant) -> Choice {
-        let to_peer = self.by_peer.get(&peer).map_or(&[][..], Vec::as_slice);
+        let ends = (peer, owed.local);
+        let to_peer = self.by_peer.get(&ends).map_or(&[][..], Vec::as_slice);
         let least_busy = to_peer
             .iter()
             .map(|id| (self.all.get(id).map_or(usize::MAX, |connection| connection.owed.len()), *id))
@@ -132,13 +144,13 @@ impl Connections {
         match least_busy {
             Some((0, id)) => self.owe(id, owed),
             _ if below_client_limit && self.all.len() < self.limits.total => {
-                Choice::New(self.open(peer, owed, now), None)
+                Choice::New(self.open(ends, owed, now), None)
             }
             Some((waiting, id)) if waiting < self.limits.pending => self.owe(id, owed),
             None if below_client_limit => match self.idle.first().copied() {
                 Some((_, evicted)) => {
                     self.remove(evicted);
-                    Choice::New(self.open(peer, owed, now), Some(evicted))
+                    Choice::New(self.open(ends, owed, now), Some(evicted))
                 }
                 None => Choice::None,
             },
@@ -156,16 +168,16 @@ impl Connections {
         Choice::Existing(id)
     }
 
-    fn open(&mut self, peer: SocketAddr, owed: Owed, now: Instant) -> ConnectionId {
+    fn open(&mut self, ends: Ends, owed: Owed, now: Instant) -> ConnectionId {
         let id = ConnectionId(self.next);
         self.next += 1;
         let deadline = now + self.limits.connect_timeout;
         self.all.insert(
             id,
-            Connection { peer, open: false, owed: VecDeque::from([owed]), sent: VecDeque::new(), deadline },
+            Connection { ends, open: false, owed: VecDeque::from([owed]), sent: VecDeque::new(), deadline },
         );
-        self.by_peer.entry(peer).or_default().push(id);
-        *self.by_client.entry(peer.ip()).or_default() += 1;
+        self.by_peer.entry(ends).or_default().push(id);
+        *self.by_client.entry(ends.0.ip()).or_default() += 1;
         self.connecting.insert((deadline, id));
         id
     }
@@ -204,16 +216,16 @@ impl Connections {
         let connection = self.all.remove(&id)?;
         self.idle.remove(&(connection.deadline, id));
         self.connecting.remove(&(connection.deadline, id));
-        if let Some(list) = self.by_peer.get_mut(&connection.peer) {
+        if let Some(list) = self.by_peer.get_mut(&connection.ends) {
             list.retain(|other| *other != id);
             if list.is_empty() {
-                self.by_peer.remove(&connection.peer);
+                self.by_peer.remove(&connection.ends);
             }
         }
-        if let Some(count) = self.by_client.get_mut(&connection.peer.ip()) {
+        if let Some(count) = self.by_client.get_mut(&connection.ends.0.ip()) {
             *count -= 1;
             if *count == 0 {
-                self.by_client.remove(&connection.peer.ip());
+                self.by_client.remove(&connection.ends.0.ip());
             }
         }
         Some((connection.owed, connection.sent))
@@ -265,7 +277,7 @@ mod tests {
     }
 
     fn owed(n: u64) -> Owed {
-        Owed { client: peer(1, 50_000), id: RequestId(n.to_be_bytes()) }
+        Owed { client: peer(1, 50_000), local: None, id: RequestId(n.to_be_bytes()) }
     }
 
     fn limits() -> ConnectionLimits {

@@ -16,7 +16,7 @@ mod ring;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,11 +85,28 @@ pub enum Route {
     NewConnection(ConnectionId, SocketAddr),
 }
 
+/// The two ends that a datagram has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Path {
+    /// The client's address and UDP port.
+    pub client: SocketAddr,
+    /// The server's address that the client asked, where the server has several: answers must leave from it.
+    pub local: Option<IpAddr>,
+}
+
+impl From<SocketAddr> for Path {
+    fn from(client: SocketAddr) -> Self {
+        Self { client, local: None }
+    }
+}
+
 /// A datagram to be sent.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Transmit {
     /// The client.
     pub to: SocketAddr,
+    /// From which of the server's addresses; `None`: from the only one.
+    pub from: Option<IpAddr>,
     /// What to send.
     pub payload: Vec<u8>,
 }
@@ -98,6 +115,7 @@ pub struct Transmit {
 #[derive(Debug)]
 struct InFlight {
     client: SocketAddr,
+    local: Option<IpAddr>,
     tcp_port: u16,
     resent: bool,
     knows_tokens: bool,
@@ -106,6 +124,12 @@ struct InFlight {
     well_proved: bool,
     pieces: Wanted,
     received_bytes: usize,
+}
+
+impl InFlight {
+    fn path(&self) -> Path {
+        Path { client: self.client, local: self.local }
+    }
 }
 
 /// Which pieces of a response a client takes.
@@ -208,14 +232,16 @@ impl Server {
         self.in_flight.get(&ticket.0).is_some_and(|request| request.knows_tokens)
     }
 
-    /// Feeds one datagram from `client`.
+    /// Feeds one datagram; an address alone will do as its path where the server has one address.
     pub fn handle_datagram<'a>(
         &mut self,
-        client: SocketAddr,
+        path: impl Into<Path>,
         datagram: &'a [u8],
         now: Instant,
     ) -> Received<'a> {
+        let Path { client, local } = path.into();
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+        let path = Path { client, local: local.map(|local| local.to_canonical()) };
         if !self.config.client_ports.contains(client.port()) {
             self.metrics.dhttp_requests_bad_port_total.add(1);
             return Received::Done;
@@ -226,7 +252,7 @@ impl Server {
                 match error.id() {
                     Some(id) => {
                         self.metrics.dhttp_requests_bad_header_total.add(1);
-                        self.refuse(client, id, 400, datagram.len());
+                        self.refuse(path, id, 400, datagram.len());
                     }
                     None if datagram.len() < crate::wire::REQUEST_HEADER_BYTES => {
                         self.metrics.dhttp_requests_short_total.add(1);
@@ -240,16 +266,17 @@ impl Server {
             self.metrics.dhttp_requests_bad_port_total.add(1);
             return Received::Done;
         }
-        self.handle_request(client, &request, datagram.len(), now)
+        self.handle_request(path, &request, datagram.len(), now)
     }
 
     fn handle_request<'a>(
         &mut self,
-        client: SocketAddr,
+        path: Path,
         request: &Request<'a>,
         received_bytes: usize,
         now: Instant,
     ) -> Received<'a> {
+        let Path { client, local } = path;
         let wear = self.proves(request.token, client, now);
         let proved = wear.is_some();
         if request.resend && proved {
@@ -277,17 +304,18 @@ impl Server {
             Check::Sound { head_bytes } => head_bytes,
             Check::NotIdempotent => {
                 self.metrics.dhttp_requests_unsafe_total.add(1);
-                self.transmit(client, request.id, Answer::UseTcp);
+                self.transmit(path, request.id, Answer::UseTcp);
                 return Received::Done;
             }
             Check::Refused { status } => {
                 self.metrics.dhttp_requests_bad_http_total.add(1);
-                self.refuse(client, request.id, status, received_bytes);
+                self.refuse(path, request.id, status, received_bytes);
                 return Received::Done;
             }
         };
         let request_state = InFlight {
             client,
+            local,
             tcp_port: request.other_port,
             resent: request.resend,
             knows_tokens: request.token.is_some(),
@@ -307,7 +335,7 @@ impl Server {
         }
         if self.in_flight.len() >= self.config.in_flight {
             self.metrics.dhttp_requests_shed_total.add(1);
-            self.transmit(client, request.id, Answer::UseTcp);
+            self.transmit(path, request.id, Answer::UseTcp);
             return Received::Done;
         }
         self.in_flight.insert(global_id, request_state);
@@ -360,7 +388,7 @@ impl Server {
             && (request.proved || with_token <= allowance);
         let token = attach.then(|| self.tokens.issue(request.client, self.unix_s(now)));
         self.transmit(
-            request.client,
+            request.path(),
             id,
             Answer::Http { token: token.as_ref().map(<[u8; _]>::as_slice), http },
         );
@@ -403,7 +431,7 @@ impl Server {
             for (piece, offset) in piece_of {
                 let answer = Answer::Piece { tag, total: total as u32, offset: offset as u32, piece };
                 self.metrics.dhttp_pieces_total.add(1);
-                self.transmit(request.client, id, answer);
+                self.transmit(request.path(), id, answer);
             }
         }
     }
@@ -446,7 +474,7 @@ impl Server {
             Choice::None
         } else {
             let peer = SocketAddr::new(request.client.ip(), request.tcp_port);
-            self.connections.assign(peer, Owed { client: request.client, id }, now)
+            self.connections.assign(peer, Owed { client: request.client, local: request.local, id }, now)
         };
         let route = match choice {
             Choice::Existing(connection) => Route::Connection(connection),
@@ -465,7 +493,7 @@ impl Server {
                     self.metrics.dhttp_connections_refused_total.add(1);
                 }
                 self.metrics.dhttp_responses_use_tcp_total.add(1);
-                self.transmit(request.client, id, Answer::UseTcp);
+                self.transmit(request.path(), id, Answer::UseTcp);
                 return Route::Datagram;
             }
         };
@@ -502,13 +530,13 @@ impl Server {
             self.answered.forget(&sent.owed.global_id());
             if now.saturating_duration_since(sent.at) < REFUSAL_WINDOW {
                 self.metrics.dhttp_responses_use_tcp_total.add(1);
-                self.transmit(sent.owed.client, sent.owed.id, Answer::UseTcp);
+                self.transmit(sent.owed.path(), sent.owed.id, Answer::UseTcp);
             }
         }
         for owed in owed {
             self.answered.forget(&owed.global_id());
             self.metrics.dhttp_responses_use_tcp_total.add(1);
-            self.transmit(owed.client, owed.id, Answer::UseTcp);
+            self.transmit(owed.path(), owed.id, Answer::UseTcp);
         }
     }
 
@@ -523,8 +551,8 @@ impl Server {
         }
     }
 
-    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for each response that a broken
-    /// connection owed.
+    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for each
+    /// response that a broken connection owed.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }
@@ -553,27 +581,27 @@ impl Server {
         if request.knows_tokens {
             self.metrics.dhttp_tokens_asked_total.add(1);
             let token = self.tokens.issue(request.client, self.unix_s(now));
-            self.transmit(request.client, id, Answer::ProveAddress { token: &token });
+            self.transmit(request.path(), id, Answer::ProveAddress { token: &token });
         } else {
             self.metrics.dhttp_responses_use_tcp_total.add(1);
-            self.transmit(request.client, id, Answer::UseTcp);
+            self.transmit(request.path(), id, Answer::UseTcp);
         }
     }
 
     /// An error response, or silence if it would be more than an unproved address may get.
-    fn refuse(&mut self, client: SocketAddr, id: RequestId, status: u16, received_bytes: usize) {
+    fn refuse(&mut self, path: Path, id: RequestId, status: u16, received_bytes: usize) {
         let http = format!("HTTP/1.1 {status} {}\r\nContent-Length: 0\r\n\r\n", status_reason(status));
         if ID_BYTES + http.len() > self.config.amplification.saturating_mul(received_bytes) {
             self.metrics.dhttp_answers_suppressed_total.add(1);
         } else {
-            self.transmit(client, id, Answer::Http { token: None, http: http.as_bytes() });
+            self.transmit(path, id, Answer::Http { token: None, http: http.as_bytes() });
         }
     }
 
-    fn transmit(&mut self, to: SocketAddr, id: RequestId, answer: Answer<'_>) {
+    fn transmit(&mut self, path: Path, id: RequestId, answer: Answer<'_>) {
         let mut payload = Vec::new();
         Response { id, answer }.write(&mut payload);
-        self.transmits.push_back(Transmit { to, payload });
+        self.transmits.push_back(Transmit { to: path.client, from: path.local, payload });
     }
 
     fn datagram_bytes(&self, client: SocketAddr) -> usize {

@@ -62,6 +62,16 @@ impl Bench {
         route
     }
 
+    /// A proved client's request, answered by a connection that was opened for it.
+    fn sent_by_connection(&mut self) -> ConnectionId {
+        let ticket = self.request(false);
+        let id = ticket.id();
+        let Route::NewConnection(connection, _) = self.respond(ticket, 5000) else { panic!("no connection") };
+        self.server.on_connected(connection, self.now);
+        self.server.on_response_sent(connection, id, self.now);
+        connection
+    }
+
     fn sent(&mut self) -> Option<Vec<u8>> {
         self.server.poll_transmit().map(|transmit| transmit.payload)
     }
@@ -246,11 +256,7 @@ fn a_response_written_to_a_connection_that_broke_is_sent_again_when_asked_for() 
 #[test]
 fn a_client_that_closes_at_once_is_told_to_use_tcp_for_what_it_may_not_have_read() {
     let mut bench = Bench::new(ServerConfig::default());
-    let ticket = bench.request(false);
-    let id = ticket.id();
-    let Route::NewConnection(connection, _) = bench.respond(ticket, 5000) else { panic!("no connection") };
-    bench.server.on_connected(connection, bench.now);
-    bench.server.on_response_sent(connection, id, bench.now);
+    let connection = bench.sent_by_connection();
     bench.server.on_connection_closed(connection, bench.now);
     assert_eq!(answer(&bench.sent().unwrap()), Answer::UseTcp);
     bench.server.check_invariants();
@@ -374,11 +380,7 @@ fn a_response_sent_to_a_server_is_not_answered() {
 #[test]
 fn connections_are_used_again_and_closed_when_idle() {
     let mut bench = Bench::new(ServerConfig::default());
-    let ticket = bench.request(false);
-    let id = ticket.id();
-    let Route::NewConnection(connection, _) = bench.respond(ticket, 5000) else { panic!("no connection") };
-    bench.server.on_connected(connection, bench.now);
-    bench.server.on_response_sent(connection, id, bench.now);
+    let connection = bench.sent_by_connection();
     let ticket = bench.request(false);
     let id = ticket.id();
     assert_eq!(bench.respond(ticket, 5000), Route::Connection(connection));

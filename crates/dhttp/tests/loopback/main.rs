@@ -386,3 +386,27 @@ fn methods_are_read_from_heads() {
     assert_eq!(method_of(b"GET / HTTP/1.1\r\n\r\n"), Method::Get);
     assert_eq!(method_of(b""), Method::Other);
 }
+
+#[tokio::test]
+async fn a_server_on_all_addresses_answers_from_the_one_that_was_asked() {
+    for (everywhere, asked) in
+        [("0.0.0.0", "127.0.0.2"), ("::", "127.0.0.3"), ("::", "::1"), ("0.0.0.0", "127.0.0.1")]
+    {
+        let site = Site::start_at(everywhere.parse().unwrap(), 1);
+        // No cache's answer would do: it must come from that very address.
+        let caches = CachePolicy { accept: false, ..CachePolicy::default() };
+        let protocol = ClientConfig { caches, ..ClientConfig::default() };
+        let client = DhttpClient::new(ClientOptions { protocol, ..ClientOptions::default() }).unwrap();
+        let server = SocketAddr::new(asked.parse().unwrap(), site.address.port());
+        for (bytes, via) in [(100, Via::Datagram), (10_000, Via::Datagram), (100_000, Via::ServerConnection)]
+        {
+            let response = client.get(&format!("dhttp://{server}/bytes/{bytes}")).await.unwrap();
+            assert_eq!(
+                (response.via, response.from.ip()),
+                (via, server.ip()),
+                "{everywhere} {asked} {bytes}"
+            );
+            assert_eq!(response.body.collect(200_000).await.unwrap(), pattern(bytes));
+        }
+    }
+}
