@@ -231,7 +231,17 @@ pub fn unread_bytes(link: BorrowedFd<'_>) -> usize {
 
 /// Takes over a descriptor that was inherited and named in the environment variable `name`.
 pub fn inherited(name: &str) -> Option<OwnedFd> {
-    let fd: RawFd = std::env::var(name).ok()?.parse().ok()?;
+    take_over(&std::env::var(name).ok()?)
+}
+
+/// As [`inherited`], of several with commas between them.
+pub fn inherited_all(name: &str) -> Vec<OwnedFd> {
+    let names = std::env::var(name).unwrap_or_default();
+    names.split(',').filter_map(take_over).collect()
+}
+
+fn take_over(number: &str) -> Option<OwnedFd> {
+    let fd: RawFd = number.parse().ok()?;
     // SAFETY: borrowed for one fcntl, which fails on a number that is no open descriptor.
     let borrowed = if fd > 2 { unsafe { BorrowedFd::borrow_raw(fd) } } else { return None };
     let mut now = rustix::io::fcntl_getfd(borrowed).ok()?;

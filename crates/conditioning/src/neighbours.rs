@@ -25,7 +25,7 @@ pub mod environment {
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
     /// `USER:GROUP` in numbers that a filter started as root becomes.
     pub const USER: &str = "TIDEGATE_CC_USER";
-    /// The listening socket; the first filter only.
+    /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }
 
@@ -62,8 +62,8 @@ pub struct Place {
     pub downstream: OwnedFd,
     /// From the launcher.
     pub control: OwnedFd,
-    /// The listening socket, for the first filter.
-    pub listener: Option<OwnedFd>,
+    /// The listening sockets, for the first filter.
+    pub listeners: Vec<OwnedFd>,
     /// The chain's ledger.
     pub ledger: Ledger,
 }
@@ -81,7 +81,7 @@ impl Place {
             upstream: link::inherited(env::UPSTREAM),
             downstream: need(env::DOWNSTREAM)?,
             control: need(env::CONTROL)?,
-            listener: link::inherited(env::LISTEN),
+            listeners: link::inherited_all(env::LISTEN),
             ledger: Ledger::open(ledger.as_fd()).map_err(|error| FilterError::System("ledger", error))?,
         })
     }

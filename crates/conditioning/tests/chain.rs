@@ -327,3 +327,20 @@ fn the_protocol_document_names_the_sizes_that_the_code_has() {
     }
     assert!(text.contains(&format!("| {} | … |", wire::HEADER_BYTES)));
 }
+
+#[test]
+fn a_chain_that_listens_twice_serves_both_addresses() {
+    let site = Site::new();
+    let (port, other) = (free_port(), free_port());
+    let addresses = [format!("127.0.0.1:{port}"), format!("[::1]:{other}")];
+    let command = Chain::listening(&addresses, &["package", "persist", "prior"], &strs(&site.nginx(port)));
+    let chain = Chain::once_it_serves(command, port);
+    assert_eq!(chain.get("/small").body, b"small\n");
+    let mut client = Client::try_connect(([0, 0, 0, 0, 0, 0, 0, 1], other).into()).unwrap();
+    for _ in 0..3 {
+        assert_eq!(client.get("/small").body, b"small\n");
+    }
+    // nginx listens for IPv4 only.
+    assert_eq!(client.get("/small").field("x-peer").unwrap(), "0.0.0.0");
+    chain.stop();
+}

@@ -140,7 +140,7 @@ impl Connections {
     }
 
     pub fn insert(&mut self, mut connection: Connection) -> u64 {
-        // Never all ones, so that no key is one of the keeper's own.
+        // The upper half of a key is never all ones, so that no key is one of the keeper's own.
         self.next_serial = (self.next_serial + 1) % (u32::MAX - 1);
         connection.serial = self.next_serial;
         let index = match self.free.pop() {

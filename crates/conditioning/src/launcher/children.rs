@@ -167,7 +167,7 @@ pub struct FilterProcess {
     program: PathBuf,
     upstream: Option<OwnedFd>,
     downstream: OwnedFd,
-    listener: Option<OwnedFd>,
+    listeners: Vec<OwnedFd>,
     running: Option<(Child, OwnedFd)>,
 }
 
@@ -177,10 +177,10 @@ impl FilterProcess {
         program: &Path,
         upstream: Option<OwnedFd>,
         downstream: OwnedFd,
-        listener: Option<OwnedFd>,
+        listeners: Vec<OwnedFd>,
     ) -> Self {
         let program = program.to_owned();
-        Self { spec, is_ready: false, fruitless: 0, program, upstream, downstream, listener, running: None }
+        Self { spec, is_ready: false, fruitless: 0, program, upstream, downstream, listeners, running: None }
     }
 
     pub fn downstream(&self) -> BorrowedFd<'_> {
@@ -201,7 +201,6 @@ impl FilterProcess {
         let named = [
             (environment::UPSTREAM, self.upstream.as_ref()),
             (environment::DOWNSTREAM, Some(&self.downstream)),
-            (environment::LISTEN, self.listener.as_ref()),
             (environment::LEDGER, Some(ledger)),
             (environment::CONTROL, Some(&theirs)),
         ];
@@ -212,6 +211,10 @@ impl FilterProcess {
                 inherits.push(fd.as_raw_fd());
             }
         }
+        let listeners: Vec<RawFd> = self.listeners.iter().map(AsRawFd::as_raw_fd).collect();
+        let numbers: Vec<String> = listeners.iter().map(RawFd::to_string).collect();
+        command.env(environment::LISTEN, numbers.join(","));
+        inherits.extend(listeners);
         if let Some(user) = FILTER_USER.get() {
             command.env(environment::USER, user);
         }

@@ -9,7 +9,7 @@ mod process;
 pub mod response;
 pub mod table;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -90,13 +90,15 @@ pub fn listener(fd: RawFd) -> Option<SocketAddr> {
     }
 }
 
-/// An address as a socket shows it whose listening socket is an IPv6 one, or is not.
+/// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has no
+/// room for another address: nginx closes such a connection at once.
 fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
-    match address {
-        SocketAddr::V4(v4) if as_v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
-        address if !as_v6 => SocketAddr::new(address.ip().to_canonical(), address.port()),
-        address => address,
-    }
+    let ip = match address.ip() {
+        IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),
+        IpAddr::V6(v6) if !as_v6 => v6.to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED).into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 /// The client's address and the server's, as the connection `fd` shows them.
