@@ -1,5 +1,10 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod cc;
+mod cc_fig4;
+mod cc_fig6;
+mod cc_load;
+mod cc_servers;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -11,8 +16,14 @@ mod tempesta_fig6;
 use crate::{Error, Scenario};
 
 /// Every scenario, in the order of `list` and of the pages.
-pub const ALL: &[&Scenario] =
-    &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
+pub const ALL: &[&Scenario] = &[
+    &tempesta_fig3::SCENARIO,
+    &tempesta_fig4::SCENARIO,
+    &tempesta_fig5::SCENARIO,
+    &tempesta_fig6::SCENARIO,
+    &cc_fig4::SCENARIO,
+    &cc_fig6::SCENARIO,
+];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
 ///
