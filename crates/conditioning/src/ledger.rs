@@ -205,18 +205,23 @@ impl Ledger {
         self.update(slot, |generation, _, _| Some(State::Free.word(generation, 0)));
     }
 
-    /// Takes a request to serve it: true for one process only.
-    pub fn claim(&self, id: Id) -> bool {
+    /// Takes a request to serve it, in the process `holder`: true for one process only.
+    pub fn claim_for(&self, id: Id, holder: u32) -> bool {
         let claimed = self
             .update(id.slot, |generation, state, _| {
                 (generation == id.generation && state == State::Held)
                     .then(|| State::Accepted.word(generation, 1))
             })
             .is_some();
-        if claimed {
-            self.note_holder(id.slot);
+        if let Some(slot) = self.slot(id.slot).filter(|_| claimed) {
+            slot.holder.store(holder, Ordering::Release);
         }
         claimed
+    }
+
+    /// As [`Self::claim_for`], in this process.
+    pub fn claim(&self, id: Id) -> bool {
+        self.claim_for(id, std::process::id())
     }
 
     /// Writes down that this process holds the socket.

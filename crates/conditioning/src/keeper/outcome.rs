@@ -35,8 +35,14 @@ impl Keeper {
         };
         let Some(connection) = self.connections.by_index(index) else { return };
         let key = connection.key(index);
+        // News of a presentation that is over: since then, a neighbour's death may have brought the connection here, and
+        // its next request to the server.
+        let (generation, state) = self.place.ledger.state(id.slot);
+        let is_current = generation == id.generation;
         match notice {
+            Notice::ClosedForAll(_) if !is_current => {}
             Notice::ClosedForAll(_) => self.end(index),
+            Notice::ClosedLocally(_) if !is_current || state != State::EndedLocally => {}
             Notice::ClosedLocally(_) if !self.settings.keep => self.end(index),
             Notice::ClosedLocally(_) => {
                 if connection.phase == Phase::Handed {

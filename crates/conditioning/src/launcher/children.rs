@@ -81,6 +81,12 @@ impl Child {
                 // A terminal's interrupt is the launcher's to pass on: filters serve until the server has ended. And
                 // servers that signal their process group do not mean the launcher's.
                 libc::setpgid(0, 0);
+                // A wakeup does not interrupt who caused it: on one core, a filter that hands on a request and a server
+                // that is done with one go on with the next instead of being switched from for each. What was set
+                // otherwise by hand (chrt) is kept.
+                if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
+                    libc::sched_setscheduler(0, libc::SCHED_BATCH, &libc::sched_param { sched_priority: 0 });
+                }
                 if libc::getppid() as u32 != parent {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }

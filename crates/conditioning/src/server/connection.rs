@@ -45,6 +45,8 @@ pub struct Connection {
     keeps_alive: bool,
     /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
     pub presents_v6: bool,
+    /// Whether its descriptors close on exec.
+    pub cloexec: bool,
     /// Descriptors of this process that are this connection.
     pub descriptors: Vec<RawFd>,
     /// Where the server registered them.
@@ -88,6 +90,7 @@ impl Connection {
             is_read_elsewhere: false,
             keeps_alive,
             presents_v6: false,
+            cloexec: false,
             descriptors: vec![fd],
             interests: Vec::new(),
         }
