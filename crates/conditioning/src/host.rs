@@ -54,6 +54,12 @@ pub trait Filter {
         false
     }
 
+    /// Whether [`Filter::closed`] is to be called at once; if not, it is called when the next request of the same
+    /// connection comes, or a second later, which costs no notice for each request.
+    fn wants_notices(&self) -> bool {
+        false
+    }
+
     /// The filter's own counters.
     fn samples(&self) -> Vec<Sample> {
         Vec::new()
@@ -221,6 +227,10 @@ impl<F: Filter> Host<F> {
     }
 
     fn take_in(&mut self) -> Flow {
+        if self.held.len() >= self.most {
+            // What is over and was not reported makes room.
+            self.drop_ended(Duration::ZERO);
+        }
         for _ in 0..64 {
             if !self.has_room() {
                 break;
@@ -260,6 +270,9 @@ impl<F: Filter> Host<F> {
                 self.counters.reset_total.add(1);
                 return self.end(id);
             }
+        }
+        if self.filter.wants_notices() {
+            self.place.ledger.ask(id);
         }
         self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
         self.counters.held.add(1);
@@ -361,10 +374,15 @@ impl<F: Filter> Host<F> {
     fn sweep(&mut self) {
         self.next_sweep = self.now + SWEEP;
         self.filter.tick(self.now);
+        self.drop_ended(SWEEP);
+    }
+
+    /// Drops what was handed on so long ago and is over.
+    fn drop_ended(&mut self, age: Duration) {
         for (id, since) in self.handed_ids() {
             let (generation, state) = self.place.ledger.state(id.slot);
             let lives = generation == id.generation && matches!(state, State::Held | State::Accepted);
-            if !lives && self.now.saturating_duration_since(since) >= SWEEP {
+            if !lives && self.now.saturating_duration_since(since) >= age {
                 self.drop_held(id.slot);
             }
         }

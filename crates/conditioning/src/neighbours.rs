@@ -25,6 +25,8 @@ pub mod environment {
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
     /// `USER:GROUP` in numbers that a filter started as root becomes.
     pub const USER: &str = "TIDEGATE_CC_USER";
+    /// Set for the filter that keeps connections between requests: the last one of those that can.
+    pub const KEEPS: &str = "TIDEGATE_CC_KEEPS";
     /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }
@@ -64,6 +66,8 @@ pub struct Place {
     pub control: OwnedFd,
     /// The listening sockets, for the first filter.
     pub listeners: Vec<OwnedFd>,
+    /// Whether this filter keeps connections between requests, and none behind it does.
+    pub keeps: bool,
     /// The chain's ledger.
     pub ledger: Ledger,
 }
@@ -82,6 +86,7 @@ impl Place {
             downstream: need(env::DOWNSTREAM)?,
             control: need(env::CONTROL)?,
             listeners: link::inherited_all(env::LISTEN),
+            keeps: std::env::var_os(env::KEEPS).is_some(),
             ledger: Ledger::open(ledger.as_fd()).map_err(|error| FilterError::System("ledger", error))?,
         })
     }

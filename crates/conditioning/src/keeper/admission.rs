@@ -4,8 +4,8 @@
 use std::os::fd::AsFd;
 
 use crate::keeper::connection::Connection;
-use crate::keeper::{Flow, Keeper};
-use crate::ledger::SLOTS;
+use crate::keeper::{Flow, Keeper, SWEEP};
+use crate::ledger::{SLOTS, State};
 use crate::link::{self, Received, Request};
 use crate::neighbours::FilterError;
 use crate::wire::Notice;
@@ -62,6 +62,11 @@ impl Keeper {
     /// Out of descriptors: the idlest connection goes first; then one that is incomplete, along the heaviest path of
     /// the tree over the address (§4.2).
     fn end_one_under_pressure(&mut self) -> bool {
+        if self.idle.first().is_none() && self.now >= self.next_forced_sweep {
+            // Connections that became idle since the last look.
+            self.next_forced_sweep = self.now + SWEEP / 10;
+            self.sweep_older(std::time::Duration::ZERO);
+        }
         if let Some(index) = self.idle.first() {
             self.counters.pressed_idle_total.add(1);
             self.end(index);
@@ -134,6 +139,10 @@ impl Keeper {
     pub(super) fn end(&mut self, index: u32) {
         let Some(connection) = self.connections.by_index(index) else { return };
         let (slot, id) = (connection.slot, connection.id);
+        if self.place.keeps && self.place.ledger.state(slot).1 != State::Accepted {
+            // Filters that have not learned of the last request's end hold the socket a moment longer.
+            let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Write);
+        }
         self.forget(index);
         if self.place.upstream.is_none() {
             self.place.ledger.free(slot);

@@ -9,6 +9,7 @@ mod connection;
 pub mod list;
 mod outcome;
 mod settings;
+mod watch;
 pub mod whole;
 
 use std::collections::{HashMap, VecDeque};
@@ -39,6 +40,8 @@ const DRIP: Duration = Duration::from_millis(50);
 /// Looks before a connection counts as dripping.
 const PROMPT_LOOKS: u8 = 8;
 const READ_ONCE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
+/// What arrives is reported once, while the server has the connection, too: that is how its next request is found.
+const READ_ALWAYS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// A keeper at work.
 pub struct Keeper {
@@ -60,6 +63,7 @@ pub struct Keeper {
     next_slot: u32,
     now: Instant,
     next_sweep: Instant,
+    next_forced_sweep: Instant,
 }
 
 /// Whether the filter goes on.
@@ -103,6 +107,7 @@ impl Keeper {
             next_slot: 0,
             now,
             next_sweep: now + SWEEP,
+            next_forced_sweep: now,
         })
     }
 
@@ -148,7 +153,7 @@ impl Keeper {
                     Ok(Some(_)) => {}
                 }
             },
-            key => self.look(key),
+            key => self.look_at_event(key),
         }
         Ok(Flow::Continue(()))
     }
@@ -214,17 +219,11 @@ impl Keeper {
         let drips = connection.looks > PROMPT_LOOKS;
         if drips {
             self.dripping.push(key);
-        } else {
-            let armed = if connection.is_watched {
-                self.poller.rearm(connection.socket.as_fd(), key, READ_ONCE)
-            } else {
-                self.poller.add(connection.socket.as_fd(), key, READ_ONCE)
-            };
-            connection.is_watched = true;
-            if armed.is_err() {
-                return self.end(index);
-            }
+            self.mute(key);
+        } else if !self.watch(key) {
+            return self.end(index);
         }
+        let Some(connection) = self.connections.get(key) else { return };
         if connection.phase == phase {
             return;
         }
@@ -281,6 +280,10 @@ impl Keeper {
         match self.place.ledger.present(connection.slot) {
             Some(id) => {
                 connection.presented(id);
+                // What is there already is not reported again, and without `keep` the end has to be known.
+                if connection.has_more || !self.settings.keep {
+                    self.place.ledger.ask(id);
+                }
                 self.queue.push_back(key);
             }
             // The server still has an earlier request of this connection, which cannot be: nobody may answer two.
@@ -294,14 +297,19 @@ impl Keeper {
                 self.queue.pop_front();
                 continue;
             };
-            let Some(bundle) = connection.bundle.as_ref().filter(|_| connection.phase == Phase::Queued)
-            else {
+            if connection.phase != Phase::Queued || connection.bundle.is_none() {
                 self.queue.pop_front();
                 continue;
-            };
+            }
             if !self.place.wants_more(self.settings.window_bytes) {
                 return Ok(());
             }
+            if self.place.keeps && !self.watch(key) {
+                self.end(key as u32);
+                continue;
+            }
+            let Some(connection) = self.connections.get(key) else { continue };
+            let Some(bundle) = connection.bundle.as_ref() else { continue };
             let handed = self
                 .place
                 .hand(bundle, connection.socket.as_fd(), &mut self.scratch)

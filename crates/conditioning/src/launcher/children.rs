@@ -174,6 +174,8 @@ pub struct FilterProcess {
     upstream: Option<OwnedFd>,
     downstream: OwnedFd,
     listeners: Vec<OwnedFd>,
+    /// Whether it keeps connections between requests.
+    pub keeps: bool,
     running: Option<(Child, OwnedFd)>,
 }
 
@@ -185,8 +187,17 @@ impl FilterProcess {
         downstream: OwnedFd,
         listeners: Vec<OwnedFd>,
     ) -> Self {
-        let program = program.to_owned();
-        Self { spec, is_ready: false, fruitless: 0, program, upstream, downstream, listeners, running: None }
+        Self {
+            spec,
+            is_ready: false,
+            fruitless: 0,
+            program: program.to_owned(),
+            upstream,
+            downstream,
+            listeners,
+            keeps: false,
+            running: None,
+        }
     }
 
     pub fn downstream(&self) -> BorrowedFd<'_> {
@@ -220,6 +231,10 @@ impl FilterProcess {
         let listeners: Vec<RawFd> = self.listeners.iter().map(AsRawFd::as_raw_fd).collect();
         let numbers: Vec<String> = listeners.iter().map(RawFd::to_string).collect();
         command.env(environment::LISTEN, numbers.join(","));
+        command.env_remove(environment::KEEPS);
+        if self.keeps {
+            command.env(environment::KEEPS, "1");
+        }
         inherits.extend(listeners);
         if let Some(user) = FILTER_USER.get() {
             command.env(environment::USER, user);

@@ -380,6 +380,10 @@ impl RunningChain {
             );
             chain.filters.push(filter);
         }
+        let keeper = |filter: &FilterProcess| matches!(filter.spec.name.as_str(), "package" | "persist");
+        if let Some(last) = chain.filters.iter_mut().rfind(|filter| keeper(filter)) {
+            last.keeps = true;
+        }
         for at in 0..chain.filters.len() {
             chain.filters[at].start(&chain.ledger_file)?;
         }

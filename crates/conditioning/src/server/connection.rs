@@ -224,7 +224,10 @@ impl Connection {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
-        let Some(end) = self.chain.ledger.release(self.id, end) else { return };
+        let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
+        if !is_due {
+            return;
+        }
         let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.
