@@ -14,7 +14,7 @@ use tidegate_core::metrics::Sample;
 use crate::arguments::{Argument, Arguments};
 use crate::ledger::State;
 use crate::link::{self, Received, Request};
-use crate::neighbours::{FilterError, Place, Poller, answer, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, answer, word};
 use crate::wire::{Bundle, Id, Notice};
 
 /// What a filter decided about a request that arrived.
@@ -118,6 +118,9 @@ pub struct Host<F> {
     held: HashMap<u32, Held>,
     /// What is to be handed on in the order of arrival.
     passing: VecDeque<Id>,
+    /// How many are held and not handed on.
+    waiting: usize,
+    downstream: Downstream,
     takes_more: bool,
     scratch: Vec<u8>,
     now: Instant,
@@ -147,8 +150,7 @@ impl<F: Filter> Host<F> {
             .as_ref()
             .ok_or(FilterError::NotInAChain(crate::neighbours::environment::UPSTREAM))?;
         poller.add(upstream.as_fd(), KEY_UPSTREAM, EventFlags::IN).map_err(system)?;
-        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
-        poller.add(place.downstream.as_fd(), KEY_DOWNSTREAM, both).map_err(system)?;
+        let downstream = Downstream::watch(&poller, &place, KEY_DOWNSTREAM).map_err(system)?;
         poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
         let now = Instant::now();
@@ -161,6 +163,8 @@ impl<F: Filter> Host<F> {
             most: usize::try_from(files).unwrap_or(1024).saturating_sub(64).max(1),
             held: HashMap::new(),
             passing: VecDeque::new(),
+            waiting: 0,
+            downstream,
             takes_more: true,
             scratch: Vec::new(),
             now,
@@ -275,6 +279,7 @@ impl<F: Filter> Host<F> {
             self.place.ledger.ask(id);
         }
         self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
+        self.waiting += 1;
         self.counters.held.add(1);
     }
 
@@ -285,13 +290,14 @@ impl<F: Filter> Host<F> {
 
     fn drop_held(&mut self, slot: u32) {
         if let Some(held) = self.held.remove(&slot) {
+            self.waiting -= usize::from(!held.is_handed);
             self.counters.held.sub(1);
             self.filter.closed(&held.request.bundle, self.now);
         }
     }
 
     fn pump(&mut self) -> Result<(), FilterError> {
-        while self.place.wants_more(self.window_bytes) {
+        while self.waiting > 0 && self.place.wants_more(self.window_bytes) {
             let passing = self.passing.pop_front();
             let Some(id) = passing.or_else(|| self.filter.pick(self.now)) else { break };
             let waiting =
@@ -315,10 +321,14 @@ impl<F: Filter> Host<F> {
             if let Some(held) = self.held.get_mut(&id.slot) {
                 held.is_handed = true;
                 held.since = self.now;
+                self.waiting -= 1;
                 self.filter.handed(&held.request.bundle, self.now);
             }
         }
-        Ok(())
+        let waits = self.waiting > 0;
+        let failed = |error| FilterError::System("epoll_ctl", error);
+        // Should the neighbour have taken everything meanwhile, the kernel says so at once: the link is writable.
+        self.downstream.waits(&self.poller, &self.place, waits).map_err(failed)
     }
 
     fn notices(&mut self) {
@@ -352,6 +362,7 @@ impl<F: Filter> Host<F> {
             return self.end(id);
         }
         held.is_handed = false;
+        self.waiting += 1;
         self.counters.handed_again_total.add(1);
         self.passing.push_back(id);
     }

@@ -197,6 +197,40 @@ impl Poller {
     }
 }
 
+/// What a filter hears of its downstream neighbour. That the neighbour took something is reported only to a filter that
+/// waits to hand on more: it would otherwise be woken for each request once more than needed.
+#[derive(Debug)]
+pub struct Downstream {
+    key: u64,
+    waits: bool,
+}
+
+impl Downstream {
+    /// Notices are reported from now on.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn watch(poller: &Poller, place: &Place, key: u64) -> io::Result<Self> {
+        poller.add(place.downstream.as_fd(), key, EventFlags::IN | EventFlags::ET)?;
+        Ok(Self { key, waits: false })
+    }
+
+    /// Says whether something waits to be handed on. Edge-triggered, "writable" is then reported each time the neighbour
+    /// takes a bundle.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn waits(&mut self, poller: &Poller, place: &Place, waits: bool) -> io::Result<()> {
+        if waits != self.waits {
+            let mut events = EventFlags::IN | EventFlags::ET;
+            events.set(EventFlags::OUT, waits);
+            poller.rearm(place.downstream.as_fd(), self.key, events)?;
+            self.waits = waits;
+        }
+        Ok(())
+    }
+}
+
 /// CLOCK_MONOTONIC in nanoseconds: the clock of [`Bundle::arrived_ns`].
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

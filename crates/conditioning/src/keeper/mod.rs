@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use crate::neighbours::{FilterError, Place, Poller, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, word};
 use crate::tree::AddressTree;
 use connection::{Connections, Phase};
 use list::List;
@@ -53,6 +53,7 @@ pub struct Keeper {
     by_slot: HashMap<u32, u32>,
     /// Whole requests in the order in which they became so.
     queue: VecDeque<u64>,
+    downstream: Downstream,
     incomplete: List,
     idle: List,
     weights: AddressTree<u32>,
@@ -83,9 +84,7 @@ impl Keeper {
         for (key, listener) in (KEY_LISTENERS..=LAST_LISTENER).zip(&place.listeners) {
             poller.add(listener.as_fd(), key, EventFlags::IN).map_err(system)?;
         }
-        // Edge-triggered, "writable" is reported each time the neighbour takes a bundle: it asks for the next.
-        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
-        poller.add(place.downstream.as_fd(), KEY_DOWNSTREAM, both).map_err(system)?;
+        let downstream = Downstream::watch(&poller, &place, KEY_DOWNSTREAM).map_err(system)?;
         poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
         let now = Instant::now();
         let room = HEAD_BYTES as usize + settings.content_bytes.min(1 << 20) as usize;
@@ -97,6 +96,7 @@ impl Keeper {
             connections: Connections::default(),
             by_slot: HashMap::new(),
             queue: VecDeque::new(),
+            downstream,
             incomplete: List::default(),
             idle: List::default(),
             weights: AddressTree::new(4 * settings.most + 64),
@@ -292,6 +292,14 @@ impl Keeper {
     }
 
     fn pump(&mut self) -> Result<(), FilterError> {
+        self.hand_on()?;
+        let waits = !self.queue.is_empty();
+        let failed = |error| FilterError::System("epoll_ctl", error);
+        // Should the neighbour have taken everything meanwhile, the kernel says so at once: the link is writable.
+        self.downstream.waits(&self.poller, &self.place, waits).map_err(failed)
+    }
+
+    fn hand_on(&mut self) -> Result<(), FilterError> {
         while let Some(&key) = self.queue.front() {
             let Some(connection) = self.connections.get(key) else {
                 self.queue.pop_front();
