@@ -38,7 +38,7 @@ pub fn publish(results: &Path, pages: &Path, scenarios: &[&Scenario]) -> Result<
                 std::fs::copy(&from, &to).map_err(Error::file("read", &from))?;
             }
         }
-        let path = pages.join(format!("{}.md", paper.name));
+        let path = pages.join(format!("{}.md", paper.page()));
         save(&path, &page(paper, &found))?;
         written.push(path);
     }

@@ -14,7 +14,7 @@ use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
 const FILTERS: [&str; 8] =
-    ["package", "persist", "normalize", "police", "stats", "slowread", "pass", "prior"];
+    ["persist", "normalize", "police", "stats", "slowread", "pass", "prior", "package"];
 const CHAIN: [&str; 8] = [
     "package",
     "persist",
@@ -40,7 +40,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     method: "nginx behind eight filters; 8 clients ask for a file of 3 kB, byte for byte compared; half of them come anew after \
              every tenth answer. A filter is killed, and the next one after 100 further answers. A response is lost when its \
              connection ends before it is whole. A connection that has had an answer before lives in `persist`: none of \
-             those may be lost. Of those without one, only `package` may lose any: it held requests that had not arrived.",
+             those may be lost. Of those without one, only `package` may lose any: it held requests that had not arrived. It is killed last: \
+             connections that it had handed on live in `persist` alone then, and would not survive that one too.",
     run,
 };
 
