@@ -362,6 +362,34 @@ pub unsafe extern "C" fn epoll_ctl(
     }
 }
 
+/// Waits by `real`, which is given where events go, for how many there is room, and whether it may wait: not if there are
+/// events already.
+fn wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    real: impl Fn(*mut epoll_event, c_int, bool) -> c_int,
+) -> c_int {
+    let mut told = 0;
+    let _wait = server::waits(epoll, |bits, data| {
+        if told >= most || events.is_null() {
+            return false;
+        }
+        // SAFETY: the caller passes room for `most` events.
+        unsafe { events.add(told as usize).write_unaligned(epoll_event { events: bits, u64: data }) };
+        told += 1;
+        true
+    });
+    if told == 0 {
+        return real(events, most, true);
+    }
+    if told == most {
+        return told;
+    }
+    // SAFETY: as above, and there is room for more.
+    told + real(unsafe { events.add(told as usize) }, most - told, false).max(0)
+}
+
 /// epoll_wait(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(
@@ -370,8 +398,10 @@ pub unsafe extern "C" fn epoll_wait(
     most: c_int,
     timeout: c_int,
 ) -> c_int {
-    let _wait = server::waits();
-    next!(epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int)
+    wait(epoll, events, most, |events, most, may_wait| {
+        let timeout = if may_wait { timeout } else { 0 };
+        next!(epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int)
+    })
 }
 
 /// epoll_pwait(2)
@@ -383,10 +413,12 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     signals: *const libc::sigset_t,
 ) -> c_int {
-    let _wait = server::waits();
-    next!(epoll_pwait(
-        epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, signals: *const libc::sigset_t
-    ) -> c_int)
+    wait(epoll, events, most, |events, most, may_wait| {
+        let timeout = if may_wait { timeout } else { 0 };
+        next!(epoll_pwait(
+            epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, signals: *const libc::sigset_t
+        ) -> c_int)
+    })
 }
 
 /// epoll_pwait2(2)
@@ -398,11 +430,14 @@ pub unsafe extern "C" fn epoll_pwait2(
     timeout: *const libc::timespec,
     signals: *const libc::sigset_t,
 ) -> c_int {
-    let _wait = server::waits();
-    next!(epoll_pwait2(
-        epoll: c_int, events: *mut epoll_event, most: c_int, timeout: *const libc::timespec,
-        signals: *const libc::sigset_t
-    ) -> c_int)
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    wait(epoll, events, most, |events, most, may_wait| {
+        let timeout = if may_wait { timeout } else { &raw const none };
+        next!(epoll_pwait2(
+            epoll: c_int, events: *mut epoll_event, most: c_int, timeout: *const libc::timespec,
+            signals: *const libc::sigset_t
+        ) -> c_int)
+    })
 }
 
 /// execve(2): connections that the new program does not inherit are let go.

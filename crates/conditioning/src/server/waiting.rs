@@ -1,5 +1,5 @@
-//! Registrations with epoll that a descriptor at end-of-file takes over from the client's socket that it was. Most servers
-//! read on, find the end and close; so a registration is made only when somebody waits.
+//! Registrations with epoll that a descriptor at end-of-file takes over from the client's socket that it was. Whoever waits
+//! next is told of the end, and then servers close; only what is not closed by the wait after that is registered.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +17,24 @@ struct Owed {
     /// Tells the descriptor from a later one of the same number.
     ended: Interests,
     interests: Vec<Interest>,
+    /// Whoever waited has been told.
+    is_told: bool,
+}
+
+impl Owed {
+    fn is_current(&self) -> bool {
+        matches!(table::get(self.fd), Some(Entry::Ended(current)) if Arc::ptr_eq(&current, &self.ended))
+    }
+
+    fn register(self) {
+        if self.is_current() {
+            let mut registered = lock(&self.ended);
+            for interest in self.interests {
+                add(interest);
+                registered.push(interest);
+            }
+        }
+    }
 }
 
 static OWED: Mutex<Vec<Owed>> = Mutex::new(Vec::new());
@@ -31,7 +49,7 @@ pub(super) fn owe(fd: RawFd, ended: Interests, interests: Vec<Interest>) {
         return;
     }
     let mut owed = lock(&OWED);
-    owed.push(Owed { fd, ended, interests });
+    owed.push(Owed { fd, ended, interests, is_told: false });
     COUNT.store(owed.len(), Ordering::SeqCst);
     drop(owed);
     if WAITING.load(Ordering::SeqCst) > 0 {
@@ -60,27 +78,49 @@ fn pay() {
         COUNT.store(0, Ordering::SeqCst);
         std::mem::take(&mut *owed)
     };
-    for Owed { fd, ended, interests } in owed {
-        let is_the_same =
-            matches!(table::get(fd), Some(Entry::Ended(current)) if Arc::ptr_eq(&current, &ended));
-        if is_the_same {
-            let mut registered = lock(&ended);
-            for interest in interests {
-                add(interest);
-                registered.push(interest);
+    owed.into_iter().for_each(Owed::register);
+}
+
+/// Tells the ends that `epoll` is to report: `tell` is given events and the server's data, and says whether there was room.
+fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) {
+    let _in_use = process::in_use();
+    let owed = std::mem::take(&mut *lock(&OWED));
+    let (mut kept, mut due) = (Vec::new(), Vec::new());
+    for mut owed in owed {
+        let is_told = match owed.interests[..] {
+            [only] if only.epoll == epoll && only.events & READABLE != 0 && !owed.is_told => {
+                !owed.is_current() || tell(only.events & ENDED, only.data)
             }
+            // Registered for by other means than one wait, or told and not closed.
+            _ => false,
+        };
+        if is_told {
+            owed.is_told = true;
+            kept.push(owed);
+        } else {
+            due.push(owed);
         }
     }
+    let mut owed = lock(&OWED);
+    owed.append(&mut kept);
+    COUNT.store(owed.len(), Ordering::SeqCst);
+    drop(owed);
+    due.into_iter().for_each(Owed::register);
 }
+
+const READABLE: u32 = libc::EPOLLIN as u32;
+/// What a socket at end-of-file reports, as far as it was asked for.
+const ENDED: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLRDNORM) as u32;
 
 /// A thread waits for epoll events as long as this lives.
 pub struct Wait(());
 
-/// Call before epoll_wait(2) and keep what it returns until after.
-pub fn waits() -> Wait {
+/// Call before epoll_wait(2) and keep what it returns until after. Gives events that are not the kernel's to `put`, which
+/// says whether there was room.
+pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
     WAITING.fetch_add(1, Ordering::SeqCst);
     if COUNT.load(Ordering::SeqCst) > 0 {
-        pay();
+        tell(epoll, put);
     }
     Wait(())
 }
