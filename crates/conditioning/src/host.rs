@@ -14,7 +14,7 @@ use tidegate_core::metrics::Sample;
 use crate::arguments::{Argument, Arguments};
 use crate::ledger::State;
 use crate::link::{self, Received, Request};
-use crate::neighbours::{Downstream, FilterError, Place, Poller, answer, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, answer, word};
 use crate::wire::{Bundle, Id, Notice};
 
 /// What a filter decided about a request that arrived.
@@ -94,7 +94,6 @@ pub const WINDOW: Argument = Argument {
 const KEY_UPSTREAM: u64 = 0;
 const KEY_DOWNSTREAM: u64 = 1;
 const KEY_CONTROL: u64 = 2;
-const SWEEP: Duration = Duration::from_secs(1);
 
 /// A request that was handed so many times more than once is not handed again: it may be what its filter dies of.
 pub(crate) const HANDED_AGAIN: u8 = 16;
@@ -124,7 +123,6 @@ pub struct Host<F> {
     takes_more: bool,
     scratch: Vec<u8>,
     now: Instant,
-    next_sweep: Instant,
 }
 
 type Flow = std::ops::ControlFlow<()>;
@@ -168,7 +166,6 @@ impl<F: Filter> Host<F> {
             takes_more: true,
             scratch: Vec::new(),
             now,
-            next_sweep: now + SWEEP,
         })
     }
 
@@ -176,15 +173,14 @@ impl<F: Filter> Host<F> {
         crate::confine::confine(self.filter.name());
         self.place.say_ready();
         loop {
-            let timeout = self.next_sweep.saturating_duration_since(Instant::now());
-            let events = self.poller.wait(timeout)?;
+            let events = self.poller.wait(None)?;
             self.now = Instant::now();
             for (key, flags) in events {
                 if self.event(key, flags).is_break() {
                     return Ok(());
                 }
             }
-            if self.now >= self.next_sweep {
+            if self.poller.has_ticked() {
                 self.sweep();
             }
             self.pump()?;
@@ -383,9 +379,8 @@ impl<F: Filter> Host<F> {
 
     /// Finds in the ledger what no notice said.
     fn sweep(&mut self) {
-        self.next_sweep = self.now + SWEEP;
         self.filter.tick(self.now);
-        self.drop_ended(SWEEP);
+        self.drop_ended(TICK);
     }
 
     /// Drops what was handed on so long ago and is over.

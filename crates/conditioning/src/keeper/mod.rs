@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use crate::neighbours::{Downstream, FilterError, Place, Poller, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, word};
 use crate::tree::AddressTree;
 use connection::{Connections, Phase};
 use list::List;
@@ -34,7 +34,7 @@ const KEY_LISTENERS: u64 = LAST_LISTENER + 1 - MOST_LISTENERS as u64;
 /// Listening sockets that a chain may have.
 pub(crate) const MOST_LISTENERS: usize = 16;
 /// What the ledger knows and no notice said is looked for this often.
-const SWEEP: Duration = Duration::from_secs(1);
+const SWEEP: Duration = TICK;
 /// A request that drips in is looked at this often at most, so that each byte does not cost a look at all before it.
 const DRIP: Duration = Duration::from_millis(50);
 /// Looks before a connection counts as dripping.
@@ -63,7 +63,6 @@ pub struct Keeper {
     scratch: Vec<u8>,
     next_slot: u32,
     now: Instant,
-    next_sweep: Instant,
     next_forced_sweep: Instant,
 }
 
@@ -106,7 +105,6 @@ impl Keeper {
             scratch: Vec::new(),
             next_slot: 0,
             now,
-            next_sweep: now + SWEEP,
             next_forced_sweep: now,
         })
     }
@@ -158,19 +156,23 @@ impl Keeper {
         Ok(Flow::Continue(()))
     }
 
-    fn until_next_deadline(&mut self) -> Duration {
-        let mut next = self.next_sweep;
+    /// How long to wait at most, if something is due before the next tick is certain.
+    fn until_next_deadline(&mut self) -> Option<Duration> {
+        let mut next = None;
         let lists =
             [(self.incomplete.first(), self.settings.timeout), (self.idle.first(), self.settings.idle)];
         for (first, after) in lists {
             if let Some(connection) = first.and_then(|index| self.connections.by_index(index)) {
-                next = next.min(connection.since + after);
+                let due = connection.since + after;
+                next = Some(next.map_or(due, |next: Instant| next.min(due)));
             }
         }
         if !self.dripping.is_empty() {
-            next = next.min(self.now + DRIP);
+            let due = self.now + DRIP;
+            next = Some(next.map_or(due, |next| next.min(due)));
         }
-        next.saturating_duration_since(Instant::now())
+        let left = next?.saturating_duration_since(self.now);
+        (left <= TICK).then_some(left)
     }
 
     /// Looks whether the request of a connection is whole.
@@ -350,7 +352,7 @@ impl Keeper {
             self.counters.idle_total.add(1);
             self.end(index);
         }
-        if self.now >= self.next_sweep {
+        if self.poller.has_ticked() {
             self.sweep();
         }
     }

@@ -95,7 +95,6 @@ impl Keeper {
     }
 
     pub(super) fn sweep(&mut self) {
-        self.next_sweep = self.now + SWEEP;
         self.sweep_older(SWEEP);
     }
 
