@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags};
@@ -73,6 +74,7 @@ impl Child {
         let started = |reason| LaunchError::Start { program: name.to_owned(), reason };
         let empty = signal_set(&[]);
         let parent = std::process::id();
+        let preempts = PREEMPTS.load(Ordering::Relaxed);
         // SAFETY: only async-signal-safe calls between fork and exec; they touch the child alone.
         unsafe {
             command.pre_exec(move || {
@@ -84,7 +86,7 @@ impl Child {
                 // A wakeup does not interrupt who caused it: on one core, a filter that hands on a request and a server
                 // that is done with one go on with the next instead of being switched from for each. What was set
                 // otherwise by hand (chrt) is kept.
-                if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
+                if !preempts && libc::sched_getscheduler(0) == libc::SCHED_OTHER {
                     libc::sched_setscheduler(0, libc::SCHED_BATCH, &libc::sched_param { sched_priority: 0 });
                 }
                 if libc::getppid() as u32 != parent {
@@ -146,6 +148,12 @@ impl Child {
 }
 
 static FILTER_USER: OnceLock<String> = OnceLock::new();
+static PREEMPTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether processes started from now on interrupt others when they wake.
+pub fn let_preempt(preempts: bool) {
+    PREEMPTS.store(preempts, Ordering::Relaxed);
+}
 
 /// Filters started from now on become this user if they are root.
 ///

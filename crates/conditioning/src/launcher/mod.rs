@@ -53,6 +53,10 @@ pub struct ConditionArgs {
     /// Connections that may wait to be accepted.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub backlog: i32,
+    /// Leave scheduling as it is, instead of SCHED_BATCH: lower latency where cores are shared with other work, less
+    /// throughput.
+    #[arg(long)]
+    pub preempt: bool,
     /// User that filters become when they are started as root.
     #[arg(long, value_name = "NAME", default_value = "nobody")]
     pub filter_user: String,
@@ -208,6 +212,7 @@ impl LaunchError {
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
     children::become_user(&args.filter_user)?;
+    children::let_preempt(args.preempt);
     // Whoever offers `condition` offers `filter` too.
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let bypasses_libc = args.command.first().is_some_and(|program| notify::bypasses_libc(program.as_ref()));
