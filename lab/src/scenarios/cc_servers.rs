@@ -235,7 +235,9 @@ fn conditioned(lab: &Lab, filters: &[&str], address: SocketAddr, own: &Command) 
 fn beside(lab: &Lab, name: &str) -> Result<PathBuf, Error> {
     let directory = lab.tidegate.parent().unwrap_or(Path::new(".")).to_owned();
     let places = [directory.join(name), directory.join("deps").join(name)];
-    let found = places.into_iter().find(|file| file.is_file());
+    // The newer one: a build leaves an older copy in the other place.
+    let built = |file: &PathBuf| std::fs::metadata(file).and_then(|metadata| metadata.modified()).ok();
+    let found = places.into_iter().filter(|file| file.is_file()).max_by_key(built);
     found.ok_or_else(|| {
         let packages = "tidegate-conditioning, tidegate-cc and tidegate-preload";
         Error::Server(format!("{name} is not beside {}: build {packages} too", lab.tidegate.display()))
