@@ -88,6 +88,8 @@ impl Server {
         let errors = std::fs::File::create(directory.path().join("stderr"));
         let errors = errors.map_err(Error::file("write", directory.path()))?;
         pinned.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+        // Cargo's would be asked before the path that is compiled in.
+        pinned.env_remove("LD_LIBRARY_PATH");
         // Apache signals its whole process group.
         pinned.process_group(0);
         let process = pinned.spawn().map_err(|error| Error::Server(format!("taskset: {error}")))?;
