@@ -35,7 +35,7 @@ bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two
 	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench $(if $(BENCH),--only "$(BENCH)" --out $(CARGO_TARGET_DIR)/benchmarks.md)
 
 lab: ## run the papers' experiments again and write docs/papers (two quiet cores; LAB: which, a quarter of an hour for all)
-	cargo build --release --locked -p tidegate -p tidegate-lab
+	cargo build --release --locked -p tidegate -p tidegate-lab -p tidegate-conditioning -p tidegate-cc -p tidegate-preload
 	@status=0; $(release)/tidegate-lab run $(LAB) --out $(CARGO_TARGET_DIR)/lab || status=$$?; \
 	$(release)/tidegate-lab report --results $(CARGO_TARGET_DIR)/lab --pages docs/papers && exit $$status
 

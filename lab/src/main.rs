@@ -57,6 +57,21 @@ enum Command {
     /// A load process; its orders come on standard input.
     #[command(hide = true)]
     Load,
+    /// An attacking process; it ends with its standard input.
+    #[command(hide = true)]
+    Attack {
+        /// The server.
+        server: SocketAddr,
+        /// Connections to hold.
+        connections: usize,
+        /// The first source address.
+        source: std::net::Ipv4Addr,
+        /// What each connection sends once.
+        text: String,
+        /// Open again what the server ends.
+        #[arg(long)]
+        reopen: bool,
+    },
 }
 
 #[derive(Args)]
@@ -86,6 +101,11 @@ fn main() -> ExitCode {
         Command::Bare { address, size_bytes } => tidegate_bench::bare::serve(address, size_bytes)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| Error::Server(format!("bare: {error}"))),
+        Command::Attack { server, connections, source, text, reopen } => {
+            scenarios::cc_attack::attack(server, connections, source, &text, reopen)
+                .map(|()| ExitCode::SUCCESS)
+                .map_err(Error::Load)
+        }
         Command::Load => load::follow(std::io::stdin().lock(), std::io::stdout().lock())
             .map(|()| ExitCode::SUCCESS)
             .map_err(Error::Load),

@@ -38,19 +38,11 @@ pub fn publish(results: &Path, pages: &Path, scenarios: &[&Scenario]) -> Result<
                 std::fs::copy(&from, &to).map_err(Error::file("read", &from))?;
             }
         }
-        let path = pages.join(format!("{}.md", file_name(paper.name)));
+        let path = pages.join(format!("{}.md", paper.page()));
         save(&path, &page(paper, &found))?;
         written.push(path);
     }
     Ok(written)
-}
-
-/// Papers whose pages have longer names than their scenarios.
-const LONGER_NAMES: [(&str, &str); 1] = [("ksd", "kernel-service-differentiation")];
-
-/// The name of a paper's page, without its extension.
-fn file_name(paper: &'static str) -> &'static str {
-    LONGER_NAMES.iter().find(|(name, _)| *name == paper).map_or(paper, |(_, longer)| longer)
 }
 
 /// The text of one page.

@@ -29,12 +29,23 @@ pub struct Scenario {
 /// A paper, or our own experiments, with a page in docs/papers.
 #[derive(Debug)]
 pub struct Paper {
-    /// Before the first hyphen of its scenarios' names, and the name of its page.
+    /// Before the first hyphen of its scenarios' names, and the folder of its plots.
     pub name: &'static str,
     /// As published.
     pub title: &'static str,
     /// What all its scenarios have in common here.
     pub setting: &'static str,
+}
+
+impl Paper {
+    /// The name of its page: some papers' scenarios are named more briefly than one would look for.
+    pub fn page(&self) -> &'static str {
+        match self.name {
+            "cc" => "connection-conditioning",
+            "ksd" => "kernel-service-differentiation",
+            name => name,
+        }
+    }
 }
 
 /// What a scenario gives back.

@@ -14,7 +14,7 @@ use tidegate_core::metrics::Sample;
 use crate::arguments::{Argument, Arguments};
 use crate::ledger::State;
 use crate::link::{self, Received, Request};
-use crate::neighbours::{FilterError, Place, Poller, answer, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, answer, word};
 use crate::wire::{Bundle, Id, Notice};
 
 /// What a filter decided about a request that arrived.
@@ -54,6 +54,12 @@ pub trait Filter {
         false
     }
 
+    /// Whether [`Filter::closed`] is to be called at once; if not, it is called when the next request of the same
+    /// connection comes, or a second later, which costs no notice for each request.
+    fn wants_notices(&self) -> bool {
+        false
+    }
+
     /// The filter's own counters.
     fn samples(&self) -> Vec<Sample> {
         Vec::new()
@@ -88,7 +94,6 @@ pub const WINDOW: Argument = Argument {
 const KEY_UPSTREAM: u64 = 0;
 const KEY_DOWNSTREAM: u64 = 1;
 const KEY_CONTROL: u64 = 2;
-const SWEEP: Duration = Duration::from_secs(1);
 
 /// A request that was handed so many times more than once is not handed again: it may be what its filter dies of.
 pub(crate) const HANDED_AGAIN: u8 = 16;
@@ -112,10 +117,12 @@ pub struct Host<F> {
     held: HashMap<u32, Held>,
     /// What is to be handed on in the order of arrival.
     passing: VecDeque<Id>,
+    /// How many are held and not handed on.
+    waiting: usize,
+    downstream: Downstream,
     takes_more: bool,
     scratch: Vec<u8>,
     now: Instant,
-    next_sweep: Instant,
 }
 
 type Flow = std::ops::ControlFlow<()>;
@@ -141,8 +148,7 @@ impl<F: Filter> Host<F> {
             .as_ref()
             .ok_or(FilterError::NotInAChain(crate::neighbours::environment::UPSTREAM))?;
         poller.add(upstream.as_fd(), KEY_UPSTREAM, EventFlags::IN).map_err(system)?;
-        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
-        poller.add(place.downstream.as_fd(), KEY_DOWNSTREAM, both).map_err(system)?;
+        let downstream = Downstream::watch(&poller, &place, KEY_DOWNSTREAM).map_err(system)?;
         poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
         let now = Instant::now();
@@ -155,10 +161,11 @@ impl<F: Filter> Host<F> {
             most: usize::try_from(files).unwrap_or(1024).saturating_sub(64).max(1),
             held: HashMap::new(),
             passing: VecDeque::new(),
+            waiting: 0,
+            downstream,
             takes_more: true,
             scratch: Vec::new(),
             now,
-            next_sweep: now + SWEEP,
         })
     }
 
@@ -166,15 +173,14 @@ impl<F: Filter> Host<F> {
         crate::confine::confine(self.filter.name());
         self.place.say_ready();
         loop {
-            let timeout = self.next_sweep.saturating_duration_since(Instant::now());
-            let events = self.poller.wait(timeout)?;
+            let events = self.poller.wait(None)?;
             self.now = Instant::now();
             for (key, flags) in events {
                 if self.event(key, flags).is_break() {
                     return Ok(());
                 }
             }
-            if self.now >= self.next_sweep {
+            if self.poller.has_ticked() {
                 self.sweep();
             }
             self.pump()?;
@@ -221,6 +227,10 @@ impl<F: Filter> Host<F> {
     }
 
     fn take_in(&mut self) -> Flow {
+        if self.held.len() >= self.most {
+            // What is over and was not reported makes room.
+            self.drop_ended(Duration::ZERO);
+        }
         for _ in 0..64 {
             if !self.has_room() {
                 break;
@@ -261,7 +271,11 @@ impl<F: Filter> Host<F> {
                 return self.end(id);
             }
         }
+        if self.filter.wants_notices() {
+            self.place.ledger.ask(id);
+        }
         self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
+        self.waiting += 1;
         self.counters.held.add(1);
     }
 
@@ -272,13 +286,14 @@ impl<F: Filter> Host<F> {
 
     fn drop_held(&mut self, slot: u32) {
         if let Some(held) = self.held.remove(&slot) {
+            self.waiting -= usize::from(!held.is_handed);
             self.counters.held.sub(1);
             self.filter.closed(&held.request.bundle, self.now);
         }
     }
 
     fn pump(&mut self) -> Result<(), FilterError> {
-        while self.place.wants_more(self.window_bytes) {
+        while self.waiting > 0 && self.place.wants_more(self.window_bytes) {
             let passing = self.passing.pop_front();
             let Some(id) = passing.or_else(|| self.filter.pick(self.now)) else { break };
             let waiting =
@@ -302,10 +317,14 @@ impl<F: Filter> Host<F> {
             if let Some(held) = self.held.get_mut(&id.slot) {
                 held.is_handed = true;
                 held.since = self.now;
+                self.waiting -= 1;
                 self.filter.handed(&held.request.bundle, self.now);
             }
         }
-        Ok(())
+        let waits = self.waiting > 0;
+        let failed = |error| FilterError::System("epoll_ctl", error);
+        // Should the neighbour have taken everything meanwhile, the kernel says so at once: the link is writable.
+        self.downstream.waits(&self.poller, &self.place, waits).map_err(failed)
     }
 
     fn notices(&mut self) {
@@ -339,6 +358,7 @@ impl<F: Filter> Host<F> {
             return self.end(id);
         }
         held.is_handed = false;
+        self.waiting += 1;
         self.counters.handed_again_total.add(1);
         self.passing.push_back(id);
     }
@@ -359,12 +379,16 @@ impl<F: Filter> Host<F> {
 
     /// Finds in the ledger what no notice said.
     fn sweep(&mut self) {
-        self.next_sweep = self.now + SWEEP;
         self.filter.tick(self.now);
+        self.drop_ended(TICK);
+    }
+
+    /// Drops what was handed on so long ago and is over.
+    fn drop_ended(&mut self, age: Duration) {
         for (id, since) in self.handed_ids() {
             let (generation, state) = self.place.ledger.state(id.slot);
             let lives = generation == id.generation && matches!(state, State::Held | State::Accepted);
-            if !lives && self.now.saturating_duration_since(since) >= SWEEP {
+            if !lives && self.now.saturating_duration_since(since) >= age {
                 self.drop_held(id.slot);
             }
         }

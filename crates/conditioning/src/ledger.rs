@@ -18,11 +18,13 @@ pub const SLOTS: u32 = 131_072;
 
 /// Among the bits that count processes: one that is done said that the connection ends locally.
 const SAID_LOCAL: u32 = 1 << 23;
-const HOLDERS: u32 = SAID_LOCAL - 1;
+/// Among the same: somebody asked to be told when the server is done, although the connection goes on.
+const TELL: u32 = 1 << 22;
+const HOLDERS: u32 = TELL - 1;
 
 #[repr(C)]
 struct Slot {
-    /// Generation (32 bits), state (8), processes that hold the socket (24, see [`SAID_LOCAL`]).
+    /// Generation (32 bits), state (8), processes that hold the socket (24, see [`SAID_LOCAL`] and [`TELL`]).
     word: AtomicU64,
     /// The process that took the socket last.
     holder: AtomicU32,
@@ -205,18 +207,23 @@ impl Ledger {
         self.update(slot, |generation, _, _| Some(State::Free.word(generation, 0)));
     }
 
-    /// Takes a request to serve it: true for one process only.
-    pub fn claim(&self, id: Id) -> bool {
+    /// Takes a request to serve it, in the process `holder`: true for one process only.
+    pub fn claim_for(&self, id: Id, holder: u32) -> bool {
         let claimed = self
-            .update(id.slot, |generation, state, _| {
+            .update(id.slot, |generation, state, holders| {
                 (generation == id.generation && state == State::Held)
-                    .then(|| State::Accepted.word(generation, 1))
+                    .then(|| State::Accepted.word(generation, 1 | holders & TELL))
             })
             .is_some();
-        if claimed {
-            self.note_holder(id.slot);
+        if let Some(slot) = self.slot(id.slot).filter(|_| claimed) {
+            slot.holder.store(holder, Ordering::Release);
         }
         claimed
+    }
+
+    /// As [`Self::claim_for`], in this process.
+    pub fn claim(&self, id: Id) -> bool {
+        self.claim_for(id, std::process::id())
     }
 
     /// Writes down that this process holds the socket.
@@ -241,9 +248,20 @@ impl Ledger {
         });
     }
 
+    /// Asks that a notice be sent when the server is done with this presentation. False if it is over already: then none
+    /// may come.
+    pub fn ask(&self, id: Id) -> bool {
+        self.update(id.slot, |generation, state, holders| {
+            let is_open = matches!(state, State::Held | State::Accepted);
+            (generation == id.generation && is_open).then(|| state.word(generation, holders | TELL))
+        })
+        .is_some()
+    }
+
     /// A process is done with the socket. It may know how the connection is to end: if not, those who held it before
-    /// decide, and if none of them said anything, it ends for everybody. Returns the end if this was the last process.
-    pub fn release(&self, id: Id, end: Option<State>) -> Option<State> {
+    /// decide, and if none of them said anything, it ends for everybody. Returns the end if this was the last process, and
+    /// whether a notice is due: somebody asked for one, or has to close the socket.
+    pub fn release(&self, id: Id, end: Option<State>) -> Option<(State, bool)> {
         let word = self.update(id.slot, |generation, state, holders| {
             let ours = generation == id.generation && state == State::Accepted;
             let local = match end {
@@ -253,11 +271,13 @@ impl Ledger {
             let last = if local { State::EndedLocally } else { State::EndedForAll };
             let said = if local { SAID_LOCAL } else { 0 };
             ours.then(|| match holders & HOLDERS {
-                0 | 1 => last.word(generation, 0),
-                more => State::Accepted.word(generation, (more - 1) | said),
+                0 | 1 => last.word(generation, holders & TELL),
+                more => State::Accepted.word(generation, (more - 1) | said | holders & TELL),
             })
         })?;
-        Some(State::from_bits(word)).filter(|&state| state != State::Accepted)
+        let state = State::from_bits(word);
+        let is_due = state == State::EndedForAll || word as u32 & TELL != 0;
+        (state != State::Accepted).then_some((state, is_due))
     }
 
     /// Ends a presentation for everybody, whoever holds it.
@@ -289,8 +309,31 @@ mod tests {
         assert!(other.claim(id));
         assert!(!ledger.claim(id));
         assert_eq!(ledger.present(5), None, "the server has it");
-        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some(State::EndedLocally));
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some((State::EndedLocally, false)));
         assert_eq!(ledger.state(5), (id.generation, State::EndedLocally));
+    }
+
+    #[test]
+    fn who_asks_while_a_request_is_open_is_told_and_who_asks_later_is_not() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.take(3));
+        for (before_claim, after_claim) in [(true, false), (false, true)] {
+            let id = ledger.present(3).unwrap();
+            assert!(!before_claim || ledger.ask(id));
+            assert!(ledger.claim(id));
+            assert!(!after_claim || ledger.ask(id));
+            ledger.share(id);
+            assert_eq!(ledger.release(id, None), None);
+            let end = Some(State::EndedLocally);
+            assert_eq!(ledger.release(id, end), Some((State::EndedLocally, true)));
+            assert!(!ledger.ask(id));
+        }
+        let id = ledger.present(3).unwrap();
+        assert!(ledger.claim(id));
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some((State::EndedLocally, false)));
+        let id = ledger.present(3).unwrap();
+        assert!(ledger.claim(id));
+        assert_eq!(ledger.release(id, Some(State::EndedForAll)), Some((State::EndedForAll, true)));
     }
 
     #[test]
@@ -311,7 +354,7 @@ mod tests {
         assert!(ledger.claim(id));
         ledger.share(id);
         assert_eq!(ledger.release(id, Some(State::EndedForAll)), None);
-        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some(State::EndedLocally));
+        assert_eq!(ledger.release(id, Some(State::EndedLocally)), Some((State::EndedLocally, false)));
         assert_eq!(ledger.release(id, Some(State::EndedLocally)), None, "nobody holds it any more");
         ledger.free(1);
         assert!(ledger.take(1));
@@ -331,7 +374,7 @@ mod tests {
             assert!(ledger.claim(id));
             ledger.share(id);
             assert_eq!(ledger.release(id, first), None);
-            assert_eq!(ledger.release(id, last), Some(end));
+            assert_eq!(ledger.release(id, last).map(|ended| ended.0), Some(end));
             ledger.free(1);
         }
     }

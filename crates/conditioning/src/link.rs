@@ -156,13 +156,26 @@ pub fn receive_notice(link: BorrowedFd<'_>) -> Option<Result<Notice, WireError>>
 /// # Errors
 /// The system call failed, `Interrupted` included.
 pub fn receive(link: BorrowedFd<'_>, dont_wait: bool, cloexec: bool) -> io::Result<Received> {
-    let mut buffer = [0u8; HEADER_BYTES + INLINE_BYTES];
+    thread_local! {
+        // Kept, because clearing so much for each request takes longer than receiving it.
+        static BUFFER: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
     let mut flags = RecvFlags::empty();
     flags.set(RecvFlags::DONTWAIT, dont_wait);
     flags.set(RecvFlags::CMSG_CLOEXEC, cloexec);
+    // A signal handler of the server's may accept while its thread does.
+    let kept = BUFFER.try_with(|kept| kept.try_borrow_mut().map(|mut kept| std::mem::take(&mut *kept)));
+    let mut buffer = kept.ok().and_then(Result::ok).unwrap_or_default();
+    buffer.resize(HEADER_BYTES + INLINE_BYTES, 0);
+    let received = receive_into(link, flags, &mut buffer);
+    let _ = BUFFER.try_with(|kept| kept.try_borrow_mut().map(|mut kept| *kept = buffer));
+    received
+}
+
+fn receive_into(link: BorrowedFd<'_>, flags: RecvFlags, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = match rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+    let message = match rustix::net::recvmsg(link, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
         Ok(message) => message,
         Err(Errno::AGAIN) => return Ok(Received::Nothing),
         Err(Errno::CONNRESET) => return Ok(Received::Gone),
@@ -231,7 +244,17 @@ pub fn unread_bytes(link: BorrowedFd<'_>) -> usize {
 
 /// Takes over a descriptor that was inherited and named in the environment variable `name`.
 pub fn inherited(name: &str) -> Option<OwnedFd> {
-    let fd: RawFd = std::env::var(name).ok()?.parse().ok()?;
+    take_over(&std::env::var(name).ok()?)
+}
+
+/// As [`inherited`], of several with commas between them.
+pub fn inherited_all(name: &str) -> Vec<OwnedFd> {
+    let names = std::env::var(name).unwrap_or_default();
+    names.split(',').filter_map(take_over).collect()
+}
+
+fn take_over(number: &str) -> Option<OwnedFd> {
+    let fd: RawFd = number.parse().ok()?;
     // SAFETY: borrowed for one fcntl, which fails on a number that is no open descriptor.
     let borrowed = if fd > 2 { unsafe { BorrowedFd::borrow_raw(fd) } } else { return None };
     let mut now = rustix::io::fcntl_getfd(borrowed).ok()?;

@@ -25,7 +25,9 @@ pub mod environment {
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
     /// `USER:GROUP` in numbers that a filter started as root becomes.
     pub const USER: &str = "TIDEGATE_CC_USER";
-    /// The listening socket; the first filter only.
+    /// Set for the filter that keeps connections between requests: the last one of those that can.
+    pub const KEEPS: &str = "TIDEGATE_CC_KEEPS";
+    /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }
 
@@ -62,8 +64,10 @@ pub struct Place {
     pub downstream: OwnedFd,
     /// From the launcher.
     pub control: OwnedFd,
-    /// The listening socket, for the first filter.
-    pub listener: Option<OwnedFd>,
+    /// The listening sockets, for the first filter.
+    pub listeners: Vec<OwnedFd>,
+    /// Whether this filter keeps connections between requests, and none behind it does.
+    pub keeps: bool,
     /// The chain's ledger.
     pub ledger: Ledger,
 }
@@ -81,7 +85,8 @@ impl Place {
             upstream: link::inherited(env::UPSTREAM),
             downstream: need(env::DOWNSTREAM)?,
             control: need(env::CONTROL)?,
-            listener: link::inherited(env::LISTEN),
+            listeners: link::inherited_all(env::LISTEN),
+            keeps: std::env::var_os(env::KEEPS).is_some(),
             ledger: Ledger::open(ledger.as_fd()).map_err(|error| FilterError::System("ledger", error))?,
         })
     }
@@ -135,21 +140,44 @@ impl Place {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LauncherGone;
 
-/// An epoll set.
+/// How often [`Poller::has_ticked`].
+pub const TICK: Duration = Duration::from_secs(1);
+const KEY_TICK: u64 = u64::MAX - (1 << 20);
+
+/// An epoll set with a clock that ticks: a timeout of each wait would have the kernel set and clear a timer for each, which
+/// costs a virtual machine more than the wait.
 pub struct Poller {
     epoll: OwnedFd,
+    clock: OwnedFd,
+    has_ticked: bool,
     events: Vec<epoll::Event>,
 }
 
 impl Poller {
-    /// An empty set that reports up to 256 events at a time.
+    /// A set without descriptors that reports up to 256 events at a time.
     ///
     /// # Errors
     /// The process is out of descriptors.
     pub fn new() -> Result<Self, FilterError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|error| FilterError::System("epoll_create", error.into()))?;
-        Ok(Self { epoll, events: Vec::with_capacity(256) })
+        use rustix::time::{
+            Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+            timerfd_settime,
+        };
+        let system = |call| move |error: rustix::io::Errno| FilterError::System(call, error.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create"))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let clock = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system("timerfd_create"))?;
+        let tick = Timespec { tv_sec: TICK.as_secs() as i64, tv_nsec: 0 };
+        let period = Itimerspec { it_interval: tick, it_value: tick };
+        timerfd_settime(&clock, TimerfdTimerFlags::empty(), &period).map_err(system("timerfd_settime"))?;
+        epoll::add(&epoll, &clock, EventData::new_u64(KEY_TICK), EventFlags::IN)
+            .map_err(system("epoll_ctl"))?;
+        Ok(Self { epoll, clock, has_ticked: false, events: Vec::with_capacity(256) })
+    }
+
+    /// Whether a second has passed since the last one; true once for each.
+    pub fn has_ticked(&mut self) -> bool {
+        std::mem::take(&mut self.has_ticked)
     }
 
     /// Watches a descriptor.
@@ -173,22 +201,63 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for events, at most `timeout`: the keys of those that came, with what came.
+    /// Waits for events, a tick or `timeout`: the keys of those that came, with what came.
     ///
     /// # Errors
     /// As epoll_wait(2), but not for signals.
-    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<(u64, EventFlags)>, FilterError> {
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<(u64, EventFlags)>, FilterError> {
         self.events.clear();
-        let timeout = rustix::time::Timespec {
+        let timeout = timeout.map(|timeout| rustix::time::Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
+        });
         let spare = rustix::buffer::spare_capacity(&mut self.events);
-        match epoll::wait(&self.epoll, spare, Some(&timeout)) {
-            Ok(_) => Ok(self.events.iter().map(|event| (event.data.u64(), event.flags)).collect()),
-            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
-            Err(error) => Err(FilterError::System("epoll_wait", error.into())),
+        match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(FilterError::System("epoll_wait", error.into())),
         }
+        let events = self.events.iter().map(|event| (event.data.u64(), event.flags));
+        let others: Vec<_> = events.filter(|(key, _)| *key != KEY_TICK).collect();
+        if others.len() < self.events.len() {
+            let _ = rustix::io::read(&self.clock, &mut [0u8; 8][..]);
+            self.has_ticked = true;
+        }
+        Ok(others)
+    }
+}
+
+/// What a filter hears of its downstream neighbour. That the neighbour took something is reported only to a filter that
+/// waits to hand on more: it would otherwise be woken for each request once more than needed.
+#[derive(Debug)]
+pub struct Downstream {
+    key: u64,
+    waits: bool,
+}
+
+impl Downstream {
+    /// Notices are reported from now on.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn watch(poller: &Poller, place: &Place, key: u64) -> io::Result<Self> {
+        poller.add(place.downstream.as_fd(), key, EventFlags::IN | EventFlags::ET)?;
+        Ok(Self { key, waits: false })
+    }
+
+    /// Says whether something waits to be handed on. Edge-triggered, "writable" is then reported each time the neighbour
+    /// takes a bundle.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn waits(&mut self, poller: &Poller, place: &Place, waits: bool) -> io::Result<()> {
+        if waits != self.waits {
+            let mut events = EventFlags::IN | EventFlags::ET;
+            events.set(EventFlags::OUT, waits);
+            poller.rearm(place.downstream.as_fd(), self.key, events)?;
+            self.waits = waits;
+        }
+        Ok(())
     }
 }
 

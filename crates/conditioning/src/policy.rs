@@ -8,7 +8,7 @@
 //! | `prior` | [`AddressTree::pop_least_recent`]: whose request is served next |
 //! | `slowread` | [`Shares`]: whether an address range may have one more connection in service |
 //! | `normalize` | [`Normalize::normal_head`]: the head in the one form that the server is to see |
-//! | `police` | [`Police::decide`]: rates and priorities |
+//! | `police` | [`Policer`]: rates and priorities, by the same [`rules`] as the gate |
 //! | `auth` | [`Credentials::admit`]: who may come in |
 //!
 //! ```
@@ -25,8 +25,9 @@
 
 pub use crate::filters::auth::{Credentials, Scheme};
 pub use crate::filters::normalize::Normalize;
-pub use crate::filters::police::{Action, Asked, Decision, Police, Rule, TokenBucket};
+pub use crate::filters::police::rules;
 pub use crate::filters::slowread::Shares;
 pub use crate::keeper::list::{List, Place, Places};
 pub use crate::keeper::whole::{Progression, Reader, Whole};
 pub use crate::tree::{AddressTree, Ticket};
+pub use tidegate_policy::Policer;

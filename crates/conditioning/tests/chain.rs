@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Chain, Client, Site, free_port, processes, program, strs};
+use common::{Chain, Client, Site, free_port, library, processes, program, strs};
 
 /// Runs a chain that must fail: its exit code and what it wrote to standard error.
 fn fails(port: u16, filters: &[&str], extra: &[&str], command: &[&str]) -> (i32, String) {
@@ -326,4 +326,51 @@ fn the_protocol_document_names_the_sizes_that_the_code_has() {
         assert!(text.contains(&size.to_string()), "{size}");
     }
     assert!(text.contains(&format!("| {} | … |", wire::HEADER_BYTES)));
+}
+
+#[test]
+fn a_chain_that_listens_twice_serves_both_addresses() {
+    let site = Site::new();
+    let (port, other) = (free_port(), free_port());
+    let addresses = [format!("127.0.0.1:{port}"), format!("[::1]:{other}")];
+    let command = Chain::listening(&addresses, &["package", "persist", "prior"], &strs(&site.nginx(port)));
+    let chain = Chain::once_it_serves(command, port);
+    assert_eq!(chain.get("/small").body, b"small\n");
+    let mut client = Client::try_connect(([0, 0, 0, 0, 0, 0, 0, 1], other).into()).unwrap();
+    for _ in 0..3 {
+        assert_eq!(client.get("/small").body, b"small\n");
+    }
+    // nginx listens for IPv4 only.
+    assert_eq!(client.get("/small").field("x-peer").unwrap(), "0.0.0.0");
+    chain.stop();
+}
+
+#[test]
+fn filters_and_server_run_in_batches_unless_told_to_preempt() {
+    let site = Site::new();
+    // proc_pid_stat(5): field 41 is the policy.
+    let policy = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields = stat.rsplit(')').next().unwrap().split_whitespace().map(str::to_owned);
+        fields.collect::<Vec<_>>()[38].clone()
+    };
+    for (option, expected) in [("--backlog=100", "3"), ("--preempt", "0")] {
+        let port = free_port();
+        let mut command = Command::new(program());
+        let listen = format!("127.0.0.1:{port}");
+        command.args(["condition", "--listen", &listen, option, "--"]).args(site.nginx(port));
+        command.env("TIDEGATE_PRELOAD", library("libtidegate_preload.so")).stdin(Stdio::null());
+        // SAFETY: setsid is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                Ok(())
+            })
+        };
+        let chain = Chain::once_it_serves(command, port);
+        for process in ["cc-package ", "nginx: worker"] {
+            assert_eq!(policy(chain.processes(process)[0]), expected, "{process} with {option}");
+        }
+        chain.stop();
+    }
 }

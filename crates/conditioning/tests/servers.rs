@@ -59,9 +59,7 @@ ScriptAlias /cgi/ DIR/html/cgi/
 ";
 
 fn apache(mpm: &str) {
-    if !needs("apache2", "apache2") {
-        return;
-    }
+    needs("apache2", "apache2");
     let site = site_with_cgi();
     run(&site, &[("MPM", mpm)], &|port| {
         let file = site.configuration("apache.conf", port, APACHE);
@@ -83,9 +81,7 @@ fn apache_event() {
 
 #[test]
 fn lighttpd() {
-    if !needs("lighttpd", "lighttpd") {
-        return;
-    }
+    needs("lighttpd", "lighttpd");
     let site = site_with_cgi();
     let configuration = "
 server.document-root = \"DIR/html\"
@@ -121,9 +117,7 @@ def application(environ, start_response):
 ";
 
 fn gunicorn(worker: &[&str]) {
-    if !needs("gunicorn", "gunicorn") {
-        return;
-    }
+    needs("gunicorn", "gunicorn");
     let site = Site::new();
     site.configuration("application.py", 0, WSGI);
     run(&site, &[("PYTHONDONTWRITEBYTECODE", "1")], &|port| {

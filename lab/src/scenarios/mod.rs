@@ -1,5 +1,19 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod cc;
+pub mod cc_attack;
+mod cc_beck;
+mod cc_fig10;
+mod cc_fig11;
+mod cc_fig12;
+mod cc_fig4;
+mod cc_fig6;
+mod cc_fig8;
+mod cc_fig9;
+mod cc_kill;
+mod cc_load;
+mod cc_servers;
+mod cc_table1;
 mod dhttp;
 mod dhttp_bound;
 mod dhttp_connections;
@@ -85,6 +99,16 @@ pub const ALL: &[&Scenario] = &[
     &dhttp_peak::SCENARIO,
     &dhttp_http3::SCENARIO,
     &dhttp_loss::SCENARIO,
+    &cc_fig4::SCENARIO,
+    &cc_fig6::SCENARIO,
+    &cc_fig8::SCENARIO,
+    &cc_fig9::SCENARIO,
+    &cc_fig10::SCENARIO,
+    &cc_fig11::SCENARIO,
+    &cc_fig12::SCENARIO,
+    &cc_beck::SCENARIO,
+    &cc_table1::SCENARIO,
+    &cc_kill::SCENARIO,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.

@@ -19,6 +19,9 @@ fn read_one(
     if length == 0 {
         return real(0);
     }
+    if server::is_ended(fd) {
+        return 0;
+    }
     match server::reading(fd, length) {
         Reading::AsUsual => real(length),
         Reading::Copy(bytes) => {

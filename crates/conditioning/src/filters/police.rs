@@ -1,14 +1,18 @@
-//! `police`: token buckets and priorities per URL, cookie and address range, from the `[[request]]` tables of a
-//! configuration file.
+//! `police`: token buckets and priorities per URL, cookie and address range, by the same rules, tables and buckets as the
+//! gate: the `[[request]]` and `[[connection]]` tables of a configuration file.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
 use serde::Deserialize;
-use tidegate_core::IpPrefix;
 use tidegate_core::metrics::{Kind, Sample};
+use tidegate_core::{PrefixError, Verdict};
 use tidegate_http::{FieldId, HeadLimits, Progress, RequestParser};
+use tidegate_policy::{
+    Action, Class, ConnectionRule, CookiePattern, Destination, DestinationError, MAX_CLASSES,
+    PathPatternError, Policer, Profile, RequestRule, RuleSet, When,
+};
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
 use crate::host::{self, Disposition, Filter, WINDOW};
@@ -19,225 +23,212 @@ pub(super) const ARGUMENTS: &[Argument] = &[
     Argument {
         key: "rules",
         default: "",
-        help: "configuration file with [[request]] tables; without it, nothing is policed",
+        help: "configuration file with [[request]] and [[connection]] tables; without it, nothing is policed",
+    },
+    Argument {
+        key: "port",
+        default: "80",
+        help: "port of the server, which `destination` in [[connection]] is compared with",
+    },
+    Argument {
+        key: "overload",
+        default: "256",
+        help: "requests waiting from which on rules with `when = \"overload\"` act",
     },
     WINDOW,
 ];
 
-/// Priority of a request for which no rule says one; 1 is served first.
-const USUAL: u8 = 2;
-
-/// What happens to a request that exceeds its rule's rate, or matches a rule without one.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq)]
-#[serde(rename_all = "lowercase")]
-pub enum Action {
-    /// 503 with Retry-After.
-    #[default]
-    Refuse,
-    /// The connection ends without an answer.
-    Reset,
-    /// As [`Action::Reset`]: a request that arrived whole cannot be left unacknowledged.
-    Drop,
-}
-
-/// One `[[request]]` table.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// One `[[request]]` or `[[connection]]` table.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rule {
-    /// Path in which `*` stands for any bytes; absent: every path.
-    pub path: Option<String>,
-    /// Cookies that the request must bring.
+struct Entry {
+    path: Option<String>,
+    cookie: Option<BTreeMap<String, String>>,
+    action: Option<Consequence>,
+    destination: Option<String>,
+    source: Option<String>,
+    rate: Option<f64>,
+    burst: Option<u32>,
+    priority: Option<u8>,
     #[serde(default)]
-    pub cookie: BTreeMap<String, String>,
-    /// Range that the client's address must be in, as `ADDRESS/LENGTH`.
-    pub source: Option<String>,
-    /// Requests per second; absent: unlimited, or forbidden if there is an action.
-    pub rate: Option<f64>,
-    /// Requests that may come at once; absent: as many as come in a second.
-    pub burst: Option<f64>,
-    /// 1 is served first.
-    pub priority: Option<u8>,
-    /// What happens beyond the rate.
-    pub action: Option<Action>,
+    when: Moment,
 }
 
-/// A bucket from which each request takes a token; tokens come back with time. No clock.
-#[derive(Clone, Copy, Debug)]
-pub struct TokenBucket {
-    rate_per_s: f64,
-    burst: f64,
-    tokens: f64,
-    filled: Option<Instant>,
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Moment {
+    #[default]
+    Always,
+    Overload,
 }
 
-impl TokenBucket {
-    /// A full bucket of `burst` tokens that fills at `rate_per_s`.
-    pub fn new(rate_per_s: f64, burst: f64) -> Self {
-        Self { rate_per_s, burst, tokens: burst, filled: None }
-    }
-
-    /// Takes a token if there is one.
-    pub fn take(&mut self, now: Instant) -> bool {
-        let passed = self.filled.map_or(0.0, |filled| now.saturating_duration_since(filled).as_secs_f64());
-        self.filled = Some(now);
-        self.tokens = (self.tokens + passed * self.rate_per_s).min(self.burst);
-        let is_there = self.tokens >= 1.0;
-        if is_there {
-            self.tokens -= 1.0;
-        }
-        is_there
-    }
-}
-
-#[derive(Debug)]
-struct Policed {
-    rule: Rule,
-    source: Option<IpPrefix>,
-    bucket: Option<TokenBucket>,
-}
-
-impl Policed {
-    fn new(rule: Rule) -> Result<Self, String> {
-        let source = rule.source.as_deref().map(str::parse::<IpPrefix>).transpose();
-        let source =
-            source.map_err(|error| format!("source {:?}: {error}", rule.source.as_deref().unwrap_or("")))?;
-        let sound = |value: f64| value.is_finite() && value > 0.0;
-        if !rule.rate.is_none_or(sound) || !rule.burst.is_none_or(|burst| sound(burst) && burst >= 1.0) {
-            return Err("rate and burst are numbers above 0, burst at least 1".to_owned());
-        }
-        let bucket = rule.rate.map(|rate| TokenBucket::new(rate, rule.burst.unwrap_or(rate.max(1.0))));
-        Ok(Self { rule, source, bucket })
-    }
-
-    fn matches(&self, asked: &Asked<'_>) -> bool {
-        self.source.as_ref().is_none_or(|source| source.contains(asked.address))
-            && self.rule.path.as_deref().is_none_or(|pattern| matches(pattern.as_bytes(), asked.path))
-            && self.rule.cookie.iter().all(|(name, value)| asked.has_cookie(name, value))
-    }
-}
-
-/// What rules look at.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked<'r> {
-    /// The client's address.
-    pub address: IpAddr,
-    /// The target without its query.
-    pub path: &'r [u8],
-    /// The `Cookie` field.
-    pub cookies: &'r [u8],
-}
-
-impl Asked<'_> {
-    fn has_cookie(&self, name: &str, value: &str) -> bool {
-        self.cookies.split(|&byte| byte == b';').any(|pair| {
-            let pair = pair.trim_ascii();
-            pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
-                == Some(value.as_bytes())
-        })
-    }
-}
-
-/// Whether `pattern`, in which `*` stands for any bytes, describes all of `text`. Linear in the text for each `*`.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        if pattern.get(p) == Some(&b'*') {
-            star = Some((p, t));
-            p += 1;
-        } else if pattern.get(p) == Some(&text[t]) {
-            p += 1;
-            t += 1;
-        } else if let Some((at, from)) = star {
-            star = Some((at, from + 1));
-            p = at + 1;
-            t = from + 1;
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|&byte| byte == b'*')
-}
-
-/// What the rules say of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Decision {
-    /// Serve it; requests with lower numbers come first.
-    Serve(u8),
-    /// It exceeds its rate, or is forbidden.
-    Deny(Action),
-}
-
-/// The rules with their buckets. No I/O, no clock.
-#[derive(Debug, Default)]
-pub struct Police {
-    rules: Vec<Policed>,
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Consequence {
+    Drop,
+    Reset,
+    Refuse,
 }
 
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
-    request: Vec<Rule>,
+    request: Vec<Entry>,
+    #[serde(default)]
+    connection: Vec<Entry>,
 }
 
-impl Police {
-    /// Reads the `[[request]]` tables of a configuration; its other tables are not looked at.
-    ///
-    /// # Errors
-    /// What is wrong, with its place.
-    pub fn from_toml(text: &str) -> Result<Self, String> {
-        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
-        let rules = file.request.into_iter().enumerate().map(|(at, rule)| {
-            Policed::new(rule).map_err(|error| format!("[[request]] number {}: {error}", at + 1))
-        });
-        Ok(Self { rules: rules.collect::<Result<_, _>>()? })
+impl Entry {
+    fn profile(&self) -> Result<Option<Profile>, String> {
+        let Some(rate) = self.rate.filter(|&rate| rate != 0.0) else { return Ok(None) };
+        // One second's worth.
+        let burst = self.burst.unwrap_or((rate.ceil() as u32).max(1));
+        Profile::new(rate, burst).map(Some).map_err(|error| error.to_string())
     }
 
-    /// Every rule that matches must admit the request; the first that says a priority decides on that.
-    pub fn decide(&mut self, asked: &Asked<'_>, now: Instant) -> Decision {
-        let mut priority = None;
-        for policed in self.rules.iter_mut().filter(|policed| policed.matches(asked)) {
-            let denied = match &mut policed.bucket {
-                Some(bucket) => !bucket.take(now),
-                None => policed.rule.action.is_some(),
-            };
-            if denied {
-                return Decision::Deny(policed.rule.action.unwrap_or_default());
+    fn class(&self) -> Result<Option<Class>, String> {
+        let most = MAX_CLASSES as Class;
+        match self.priority {
+            Some(priority) if !(1..=most).contains(&priority) => {
+                Err(format!("priority {priority} is not between 1 and {most}"))
             }
-            priority = priority.or(policed.rule.priority);
+            priority => Ok(priority.map(|priority| priority - 1)),
         }
-        Decision::Serve(priority.unwrap_or(USUAL))
+    }
+
+    fn when(&self) -> When {
+        match self.when {
+            Moment::Always => When::Always,
+            Moment::Overload => When::Overload,
+        }
+    }
+
+    fn request(&self) -> Result<RequestRule, String> {
+        if self.source.is_some() || self.destination.is_some() {
+            return Err("source and destination are for [[connection]] tables".to_owned());
+        }
+        let path = self.path.as_deref();
+        if path.is_none() && self.cookie.is_none() {
+            return Err("expected at least one of path and cookie".to_owned());
+        }
+        let cookie = match self.cookie.as_ref().map(|cookies| cookies.iter().collect::<Vec<_>>()).as_deref() {
+            None => None,
+            Some([(name, value)]) => {
+                Some(CookiePattern::new(name, value).map_err(|error| error.to_string())?)
+            }
+            Some(_) => return Err("expected one cookie".to_owned()),
+        };
+        Ok(RequestRule {
+            path: path.unwrap_or("*").parse().map_err(|error: PathPatternError| format!("path: {error}"))?,
+            cookie,
+            limit: self.profile()?,
+            when: self.when(),
+            action: self.action.map(|action| match action {
+                Consequence::Drop => Action::Drop,
+                Consequence::Reset => Action::Reset,
+                Consequence::Refuse => Action::Refuse,
+            }),
+            class: self.class()?,
+        })
+    }
+
+    fn connection(&self) -> Result<ConnectionRule, String> {
+        if self.path.is_some() || self.cookie.is_some() || self.action.is_some() {
+            return Err("path, cookie and action are for [[request]] tables".to_owned());
+        }
+        let destination = self.destination.as_deref().unwrap_or("*");
+        let with_ports = if destination == "*" { "*:*" } else { destination };
+        let destination: Destination =
+            with_ports.parse().map_err(|error: DestinationError| format!("destination: {error}"))?;
+        if destination.address.is_some() {
+            return Err("destination: a filter knows the port only, such as *:80".to_owned());
+        }
+        let source = self.source.as_deref().map(str::parse).transpose();
+        Ok(ConnectionRule {
+            destination,
+            source: source.map_err(|error: PrefixError| format!("source: {error}"))?,
+            limit: self.profile()?,
+            when: self.when(),
+            class: self.class()?,
+        })
     }
 }
 
-/// The filter around [`Police`].
+/// Reads the `[[request]]` and `[[connection]]` tables of a configuration; its other tables are not looked at.
+///
+/// # Errors
+/// What is wrong, with its place.
+pub fn rules(text: &str) -> Result<RuleSet, String> {
+    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    let numbered = |table: &str, at: usize, error: String| format!("[[{table}]] number {}: {error}", at + 1);
+    let requests = file.request.iter().enumerate();
+    let requests =
+        requests.map(|(at, entry)| entry.request().map_err(|error| numbered("request", at, error)));
+    let connections = file.connection.iter().enumerate();
+    let connections =
+        connections.map(|(at, entry)| entry.connection().map_err(|error| numbered("connection", at, error)));
+    Ok(RuleSet {
+        requests: requests.collect::<Result<_, _>>()?,
+        connections: connections.collect::<Result<_, _>>()?,
+        ..RuleSet::default()
+    })
+}
+
+/// The filter around a [`Policer`].
 pub struct PoliceFilter {
-    police: Police,
+    policer: Policer,
+    port: u16,
+    /// Requests waiting from which on there is overload.
+    overload: usize,
+    /// Zero of the policer's clock.
+    start: Instant,
     parser: RequestParser,
-    waiting: BTreeMap<u8, VecDeque<Id>>,
+    waiting: Vec<VecDeque<Id>>,
+    waiting_count: usize,
     denied: u64,
 }
 
 impl PoliceFilter {
-    /// Polices by these rules.
-    pub fn new(police: Police) -> Self {
-        Self {
-            police,
+    /// Polices requests to `port` by these rules.
+    ///
+    /// # Errors
+    /// The rules contradict each other.
+    pub fn new(rules: &RuleSet, port: u16, overload: usize) -> Result<Self, String> {
+        let policer = Policer::new(rules).map_err(|error| error.to_string())?;
+        let waiting = (0..policer.classes()).map(|_| VecDeque::new()).collect();
+        Ok(Self {
+            policer,
+            port,
+            overload,
+            start: Instant::now(),
             parser: RequestParser::new(HeadLimits::default()),
-            waiting: BTreeMap::new(),
+            waiting,
+            waiting_count: 0,
             denied: 0,
-        }
+        })
     }
 
-    fn decide(&mut self, request: &Bundle, now: Instant) -> Option<Decision> {
+    /// What the rules say of a request, and its class: the better one of those that its client and its URL have.
+    fn decide(&mut self, request: &Bundle, now: Instant) -> Option<(Verdict, Class)> {
         let bytes = request.head();
         self.parser.reset();
         let Ok(Progress::Complete { .. }) = self.parser.parse(bytes) else { return None };
         let head = self.parser.head(bytes);
         let path = head.target.split(|&byte| byte == b'?').next().unwrap_or_default();
-        let cookies = head.fields.get(FieldId::Cookie).unwrap_or_default();
-        let address = request.peer.ip().to_canonical();
-        Some(self.police.decide(&Asked { address, path, cookies }, now))
+        let source = request.peer.ip().to_canonical();
+        // Only the port of the destination is known; rules with an address are refused at the start.
+        let destination: IpAddr = match source {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let now_ns = u64::try_from(now.saturating_duration_since(self.start).as_nanos()).unwrap_or(u64::MAX);
+        self.policer.set_overload(self.waiting_count >= self.overload);
+        let connection = self.policer.on_connect(source, destination, self.port, now_ns);
+        if connection.verdict != Verdict::Continue {
+            return Some((connection.verdict, connection.class));
+        }
+        let asked = self.policer.on_request(path, head.fields.get(FieldId::Cookie), now_ns);
+        Some((asked.verdict, asked.class.min(connection.class)))
     }
 }
 
@@ -247,29 +238,28 @@ impl Filter for PoliceFilter {
     }
 
     fn arrive(&mut self, request: &mut Bundle, now: Instant) -> Disposition {
-        match self.decide(request, now) {
-            Some(Decision::Serve(priority)) => {
-                self.waiting.entry(priority).or_default().push_back(request.id);
-                Disposition::Hold
+        let Some((verdict, class)) = self.decide(request, now) else { return Disposition::Refuse(400, "") };
+        match verdict {
+            Verdict::Continue => {
+                let lowest = self.waiting.len().saturating_sub(1);
+                self.waiting[usize::from(class).min(lowest)].push_back(request.id);
+                self.waiting_count += 1;
+                return Disposition::Hold;
             }
-            Some(Decision::Deny(action)) => {
+            Verdict::Refuse => self.denied += 1,
+            // A request that arrived whole cannot be left unacknowledged: what is to be dropped is reset.
+            _ => {
                 self.denied += 1;
-                match action {
-                    Action::Refuse => Disposition::Refuse(503, "Retry-After: 1\r\n"),
-                    Action::Reset | Action::Drop => Disposition::Reset,
-                }
+                return Disposition::Reset;
             }
-            None => Disposition::Refuse(400, ""),
         }
+        Disposition::Refuse(503, "Retry-After: 1\r\n")
     }
 
     fn pick(&mut self, _now: Instant) -> Option<Id> {
-        let mut first = self.waiting.first_entry()?;
-        let id = first.get_mut().pop_front();
-        if first.get().is_empty() {
-            first.remove();
-        }
-        id
+        let id = self.waiting.iter_mut().find_map(VecDeque::pop_front)?;
+        self.waiting_count -= 1;
+        Some(id)
     }
 
     fn holds(&self) -> bool {
@@ -288,11 +278,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
 
 pub(super) fn check(arguments: &Arguments) -> Result<PoliceFilter, FilterError> {
     arguments.number::<usize>("window")?;
+    let (port, overload) = (arguments.number("port")?, arguments.number("overload")?);
     let file = arguments.text("rules");
     let text = if file.is_empty() { String::new() } else { super::read_file("rules", file)? };
-    let police =
-        Police::from_toml(&text).map_err(|reason| ArgumentError::File { file: file.to_owned(), reason })?;
-    Ok(PoliceFilter::new(police))
+    let filter = rules(&text).and_then(|rules| PoliceFilter::new(&rules, port, overload));
+    Ok(filter.map_err(|reason| ArgumentError::File { file: file.to_owned(), reason })?)
 }
 
 #[cfg(test)]
@@ -309,6 +299,7 @@ path = "/cgi-bin/*"
 rate = 2
 burst = 3
 priority = 3
+action = "refuse"
 [[request]]
 cookie = { tier = "gold" }
 priority = 1
@@ -316,9 +307,19 @@ priority = 1
 path = "*noaccess*"
 action = "reset"
 [[request]]
+path = "/busy"
+rate = 0.001
+burst = 1
+when = "overload"
+priority = 2
+[[connection]]
 source = "192.0.2.0/24"
 rate = 1
 "#;
+
+    fn filter(overload: usize) -> PoliceFilter {
+        PoliceFilter::new(&rules(RULES).unwrap(), 80, overload).unwrap()
+    }
 
     fn arrive(
         filter: &mut PoliceFilter,
@@ -334,7 +335,7 @@ rate = 1
 
     #[test]
     fn a_rate_admits_its_burst_and_then_what_comes_back_with_time() {
-        let mut filter = PoliceFilter::new(Police::from_toml(RULES).unwrap());
+        let mut filter = filter(1000);
         let now = Instant::now();
         let mut cgi = |now| arrive(&mut filter, 1, "10.0.0.1", "/cgi-bin/a?b=c", "", now);
         let refused = Disposition::Refuse(503, "Retry-After: 1\r\n");
@@ -347,17 +348,17 @@ rate = 1
         let mut ranged = |peer| arrive(&mut filter, 1, peer, "/", "", now);
         assert_eq!(
             [ranged("192.0.2.1"), ranged("192.0.2.77"), ranged("192.0.3.1")],
-            [Disposition::Hold, refused, Disposition::Hold]
+            [Disposition::Hold, Disposition::Reset, Disposition::Hold]
         );
     }
 
     #[test]
     fn the_highest_priority_is_served_first_and_equals_in_order() {
-        let mut filter = PoliceFilter::new(Police::from_toml(RULES).unwrap());
+        let mut filter = filter(1000);
         let now = Instant::now();
         let asked = [
             ("/cgi-bin/x", ""),
-            ("/a", ""),
+            ("/busy", ""),
             ("/b", ""),
             ("/c", "x=y; tier=gold"),
             ("/cgi-bin/y", "tier=gold"),
@@ -365,29 +366,33 @@ rate = 1
         for (slot, (path, cookie)) in (0..).zip(asked) {
             assert_eq!(arrive(&mut filter, slot, "10.0.0.1", path, cookie, now), Disposition::Hold);
         }
+        // What no rule gives a priority is in the lowest class, with `/cgi-bin/x`.
         let order: Vec<u32> = std::iter::from_fn(|| filter.pick(now)).map(|id| id.slot).collect();
-        assert_eq!(order, [3, 1, 2, 0, 4]);
+        assert_eq!(order, [3, 4, 1, 0, 2]);
         assert_eq!(arrive(&mut filter, 9, "10.0.0.1", "/a/noaccess.html", "", now), Disposition::Reset);
     }
 
     #[test]
-    fn rules_that_cannot_be_meant_are_refused_with_their_place() {
-        let wrong = |text: &str| Police::from_toml(text).unwrap_err();
-        assert!(wrong("[[request]]\npaht = \"/\"\n").contains("paht"));
-        assert!(wrong("[[request]]\nrate = 0\n").starts_with("[[request]] number 1:"));
-        assert!(wrong("[[request]]\nsource = \"10.0.0.0/33\"\n").contains("10.0.0.0/33"));
+    fn a_rule_for_overload_acts_while_many_wait() {
+        let mut filter = filter(2);
+        let now = Instant::now();
+        let mut busy = |slot| arrive(&mut filter, slot, "10.0.0.1", "/busy", "", now);
+        let got = [busy(1), busy(2), busy(3), busy(4)];
+        assert_eq!(got, [Disposition::Hold, Disposition::Hold, Disposition::Hold, Disposition::Reset]);
+        while filter.pick(now).is_some() {}
+        assert_eq!(arrive(&mut filter, 5, "10.0.0.1", "/busy", "", now), Disposition::Hold);
     }
 
     #[test]
-    fn a_star_stands_for_any_bytes() {
-        for (pattern, text, expected) in [
-            ("*noaccess*", "/a/noaccess/b", true),
-            ("/a*c", "/abcbc", true),
-            ("/a*c", "/abcb", false),
-            ("*", "", true),
-            ("/a", "/ab", false),
-        ] {
-            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
-        }
+    fn rules_that_cannot_be_meant_are_refused_with_their_place() {
+        let wrong = |text: &str| rules(text).unwrap_err();
+        assert!(wrong("[[request]]\npaht = \"/\"\n").contains("paht"));
+        assert!(wrong("[[request]]\npath = \"/\"\nrate = -1\n").starts_with("[[request]] number 1: rate"));
+        assert!(wrong("[[request]]\nrate = 1\n").contains("at least one of path and cookie"));
+        assert!(
+            wrong("[[connection]]\nsource = \"10.0.0.0/33\"\n").contains("[[connection]] number 1: source")
+        );
+        assert!(wrong("[[connection]]\ndestination = \"10.0.0.1:80\"\n").contains("port only"));
+        assert!(wrong("[[request]]\npath = \"/\"\npriority = 9\n").contains("between 1 and 8"));
     }
 }

@@ -170,6 +170,10 @@ impl Filter for SlowRead {
         None
     }
 
+    fn wants_notices(&self) -> bool {
+        true
+    }
+
     fn closed(&mut self, request: &Bundle, _now: Instant) {
         if self.in_service.remove(&request.id) {
             self.shares.leave(request.peer.ip());

@@ -116,6 +116,10 @@ impl Filter for Stats {
         self.totals.waited.record(monotonic_ns().saturating_sub(request.arrived_ns));
     }
 
+    fn wants_notices(&self) -> bool {
+        true
+    }
+
     fn closed(&mut self, request: &Bundle, _now: Instant) {
         self.totals.in_service.fetch_sub(1, Ordering::Relaxed);
         self.totals.served.record(monotonic_ns().saturating_sub(request.arrived_ns));

@@ -37,6 +37,10 @@ pub struct Connection {
     pub ticket: Option<u64>,
     /// Whether epoll knows the socket.
     pub is_watched: bool,
+    /// Whether nothing is to be reported of it although epoll knows it.
+    pub is_muted: bool,
+    /// More than the request is on the socket: the next one may not be reported.
+    pub has_more: bool,
     /// Whether a request of it was served before.
     pub has_served: bool,
     /// How often its incomplete request was looked at.
@@ -61,6 +65,8 @@ impl Connection {
             since: now,
             ticket: None,
             is_watched: false,
+            is_muted: false,
+            has_more: false,
             has_served: false,
             looks: 0,
             again: 0,
@@ -91,6 +97,7 @@ impl Connection {
     /// A request is whole; `seen` starts with it.
     pub fn arrived(&mut self, whole: Whole, seen: &[u8]) {
         let head = &seen[..(whole.head_bytes as usize).min(seen.len())];
+        self.has_more = seen.len() as u64 > whole.socket_bytes;
         let id = Id { slot: self.slot, generation: 0 };
         self.bundle = Some(Box::new(Bundle {
             id,
@@ -140,7 +147,7 @@ impl Connections {
     }
 
     pub fn insert(&mut self, mut connection: Connection) -> u64 {
-        // Never all ones, so that no key is one of the keeper's own.
+        // The upper half of a key is never all ones, so that no key is one of the keeper's own.
         self.next_serial = (self.next_serial + 1) % (u32::MAX - 1);
         connection.serial = self.next_serial;
         let index = match self.free.pop() {

@@ -4,10 +4,12 @@
 //! Requests stay in the kernel's socket buffer: a keeper peeks, and hands on the socket with a copy of the head. So a
 //! request can be handed again as long as no server has claimed it, and a server needs no library to read it.
 
+mod admission;
 mod connection;
 pub mod list;
 mod outcome;
 mod settings;
+mod watch;
 pub mod whole;
 
 use std::collections::{HashMap, VecDeque};
@@ -16,12 +18,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use crate::ledger::SLOTS;
-use crate::link::{self, Received, Request};
-use crate::neighbours::{FilterError, Place, Poller, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, word};
 use crate::tree::AddressTree;
-use crate::wire::Notice;
-use connection::{Connection, Connections, Phase};
+use connection::{Connections, Phase};
 use list::List;
 pub use settings::{Counters, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
 use whole::{HEAD_BYTES, Reader};
@@ -29,14 +28,20 @@ use whole::{HEAD_BYTES, Reader};
 const KEY_UPSTREAM: u64 = u64::MAX;
 const KEY_DOWNSTREAM: u64 = u64::MAX - 1;
 const KEY_CONTROL: u64 = u64::MAX - 2;
-const KEY_LISTENER: u64 = u64::MAX - 3;
+const LAST_LISTENER: u64 = u64::MAX - 3;
+/// The first of the listening sockets' keys.
+const KEY_LISTENERS: u64 = LAST_LISTENER + 1 - MOST_LISTENERS as u64;
+/// Listening sockets that a chain may have.
+pub(crate) const MOST_LISTENERS: usize = 16;
 /// What the ledger knows and no notice said is looked for this often.
-const SWEEP: Duration = Duration::from_secs(1);
+const SWEEP: Duration = TICK;
 /// A request that drips in is looked at this often at most, so that each byte does not cost a look at all before it.
 const DRIP: Duration = Duration::from_millis(50);
 /// Looks before a connection counts as dripping.
 const PROMPT_LOOKS: u8 = 8;
 const READ_ONCE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
+/// What arrives is reported once, while the server has the connection, too: that is how its next request is found.
+const READ_ALWAYS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// A keeper at work.
 pub struct Keeper {
@@ -48,6 +53,7 @@ pub struct Keeper {
     by_slot: HashMap<u32, u32>,
     /// Whole requests in the order in which they became so.
     queue: VecDeque<u64>,
+    downstream: Downstream,
     incomplete: List,
     idle: List,
     weights: AddressTree<u32>,
@@ -57,7 +63,7 @@ pub struct Keeper {
     scratch: Vec<u8>,
     next_slot: u32,
     now: Instant,
-    next_sweep: Instant,
+    next_forced_sweep: Instant,
 }
 
 /// Whether the filter goes on.
@@ -74,12 +80,10 @@ impl Keeper {
         if let Some(upstream) = &place.upstream {
             poller.add(upstream.as_fd(), KEY_UPSTREAM, EventFlags::IN).map_err(system)?;
         }
-        if let Some(listener) = &place.listener {
-            poller.add(listener.as_fd(), KEY_LISTENER, EventFlags::IN).map_err(system)?;
+        for (key, listener) in (KEY_LISTENERS..=LAST_LISTENER).zip(&place.listeners) {
+            poller.add(listener.as_fd(), key, EventFlags::IN).map_err(system)?;
         }
-        // Edge-triggered, "writable" is reported each time the neighbour takes a bundle: it asks for the next.
-        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
-        poller.add(place.downstream.as_fd(), KEY_DOWNSTREAM, both).map_err(system)?;
+        let downstream = Downstream::watch(&poller, &place, KEY_DOWNSTREAM).map_err(system)?;
         poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
         let now = Instant::now();
         let room = HEAD_BYTES as usize + settings.content_bytes.min(1 << 20) as usize;
@@ -91,6 +95,7 @@ impl Keeper {
             connections: Connections::default(),
             by_slot: HashMap::new(),
             queue: VecDeque::new(),
+            downstream,
             incomplete: List::default(),
             idle: List::default(),
             weights: AddressTree::new(4 * settings.most + 64),
@@ -100,7 +105,7 @@ impl Keeper {
             scratch: Vec::new(),
             next_slot: 0,
             now,
-            next_sweep: now + SWEEP,
+            next_forced_sweep: now,
         })
     }
 
@@ -129,7 +134,7 @@ impl Keeper {
 
     fn event(&mut self, key: u64, flags: EventFlags) -> Result<Flow, FilterError> {
         match key {
-            KEY_LISTENER => self.accept(),
+            KEY_LISTENERS..=LAST_LISTENER => self.accept((key - KEY_LISTENERS) as usize),
             KEY_UPSTREAM => return self.take_bundles(),
             KEY_DOWNSTREAM => {
                 if flags.contains(EventFlags::HUP) {
@@ -146,99 +151,28 @@ impl Keeper {
                     Ok(Some(_)) => {}
                 }
             },
-            key => self.look(key),
+            key => self.look_at_event(key),
         }
         Ok(Flow::Continue(()))
     }
 
-    fn until_next_deadline(&mut self) -> Duration {
-        let mut next = self.next_sweep;
+    /// How long to wait at most, if something is due before the next tick is certain.
+    fn until_next_deadline(&mut self) -> Option<Duration> {
+        let mut next = None;
         let lists =
             [(self.incomplete.first(), self.settings.timeout), (self.idle.first(), self.settings.idle)];
         for (first, after) in lists {
             if let Some(connection) = first.and_then(|index| self.connections.by_index(index)) {
-                next = next.min(connection.since + after);
+                let due = connection.since + after;
+                next = Some(next.map_or(due, |next: Instant| next.min(due)));
             }
         }
         if !self.dripping.is_empty() {
-            next = next.min(self.now + DRIP);
+            let due = self.now + DRIP;
+            next = Some(next.map_or(due, |next| next.min(due)));
         }
-        next.saturating_duration_since(Instant::now())
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..64 {
-            let Some(listener) = &self.place.listener else { return };
-            let flags = rustix::net::SocketFlags::CLOEXEC;
-            match rustix::net::acceptfrom_with(listener, flags) {
-                Ok((socket, peer)) => {
-                    let Some(peer) = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok()) else {
-                        continue;
-                    };
-                    self.counters.accepted_total.add(1);
-                    let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-                    if !self.make_room() {
-                        self.counters.refused_total.add(1);
-                        continue;
-                    }
-                    let Some(slot) = self.free_slot() else {
-                        self.counters.refused_total.add(1);
-                        continue;
-                    };
-                    let key = self.admit(Connection::new(socket, peer, slot, self.now));
-                    self.look(key);
-                }
-                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                    if !self.end_one_under_pressure() {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
-        }
-    }
-
-    fn free_slot(&mut self) -> Option<u32> {
-        for _ in 0..SLOTS {
-            let slot = self.next_slot;
-            self.next_slot = (self.next_slot + 1) % SLOTS;
-            if !self.by_slot.contains_key(&slot) && self.place.ledger.take(slot) {
-                return Some(slot);
-            }
-        }
-        None
-    }
-
-    /// Room for one more connection.
-    fn make_room(&mut self) -> bool {
-        self.connections.len() < self.settings.most || self.end_one_under_pressure()
-    }
-
-    /// Out of descriptors: the idlest connection goes first; then one that is incomplete, along the heaviest path of
-    /// the tree over the address (§4.2).
-    fn end_one_under_pressure(&mut self) -> bool {
-        if let Some(index) = self.idle.first() {
-            self.counters.pressed_idle_total.add(1);
-            self.end(index);
-            return true;
-        }
-        if let Some((_, index)) = self.weights.pop_heaviest() {
-            self.counters.pressed_incomplete_total.add(1);
-            if let Some(connection) = self.connections.by_index(index) {
-                connection.ticket = None;
-            }
-            self.end(index);
-            return true;
-        }
-        false
-    }
-
-    fn admit(&mut self, connection: Connection) -> u64 {
-        let slot = connection.slot;
-        let key = self.connections.insert(connection);
-        self.by_slot.insert(slot, key as u32);
-        self.counters.connections.add(1);
-        key
+        let left = next?.saturating_duration_since(self.now);
+        (left <= TICK).then_some(left)
     }
 
     /// Looks whether the request of a connection is whole.
@@ -287,17 +221,11 @@ impl Keeper {
         let drips = connection.looks > PROMPT_LOOKS;
         if drips {
             self.dripping.push(key);
-        } else {
-            let armed = if connection.is_watched {
-                self.poller.rearm(connection.socket.as_fd(), key, READ_ONCE)
-            } else {
-                self.poller.add(connection.socket.as_fd(), key, READ_ONCE)
-            };
-            connection.is_watched = true;
-            if armed.is_err() {
-                return self.end(index);
-            }
+            self.mute(key);
+        } else if !self.watch(key) {
+            return self.end(index);
         }
+        let Some(connection) = self.connections.get(key) else { return };
         if connection.phase == phase {
             return;
         }
@@ -354,6 +282,10 @@ impl Keeper {
         match self.place.ledger.present(connection.slot) {
             Some(id) => {
                 connection.presented(id);
+                // What is there already is not reported again, and without `keep` the end has to be known.
+                if connection.has_more || !self.settings.keep {
+                    self.place.ledger.ask(id);
+                }
                 self.queue.push_back(key);
             }
             // The server still has an earlier request of this connection, which cannot be: nobody may answer two.
@@ -362,19 +294,32 @@ impl Keeper {
     }
 
     fn pump(&mut self) -> Result<(), FilterError> {
+        self.hand_on()?;
+        let waits = !self.queue.is_empty();
+        let failed = |error| FilterError::System("epoll_ctl", error);
+        // Should the neighbour have taken everything meanwhile, the kernel says so at once: the link is writable.
+        self.downstream.waits(&self.poller, &self.place, waits).map_err(failed)
+    }
+
+    fn hand_on(&mut self) -> Result<(), FilterError> {
         while let Some(&key) = self.queue.front() {
             let Some(connection) = self.connections.get(key) else {
                 self.queue.pop_front();
                 continue;
             };
-            let Some(bundle) = connection.bundle.as_ref().filter(|_| connection.phase == Phase::Queued)
-            else {
+            if connection.phase != Phase::Queued || connection.bundle.is_none() {
                 self.queue.pop_front();
                 continue;
-            };
+            }
             if !self.place.wants_more(self.settings.window_bytes) {
                 return Ok(());
             }
+            if self.place.keeps && !self.watch(key) {
+                self.end(key as u32);
+                continue;
+            }
+            let Some(connection) = self.connections.get(key) else { continue };
+            let Some(bundle) = connection.bundle.as_ref() else { continue };
             let handed = self
                 .place
                 .hand(bundle, connection.socket.as_fd(), &mut self.scratch)
@@ -388,50 +333,6 @@ impl Keeper {
             self.queue.pop_front();
         }
         Ok(())
-    }
-
-    fn take_bundles(&mut self) -> Result<Flow, FilterError> {
-        for _ in 0..64 {
-            let Some(upstream) = &self.place.upstream else { break };
-            match link::receive(upstream.as_fd(), true, true) {
-                Ok(Received::Request(request)) => self.take_in(request),
-                Ok(Received::Nothing) => break,
-                Ok(Received::Gone) => return Ok(Flow::Break(())),
-                Ok(Received::Refused(_)) => self.counters.refused_total.add(1),
-                Ok(Received::OutOfDescriptors(bundle)) => {
-                    self.end_one_under_pressure();
-                    self.place.tell_upstream(Notice::HandAgain(bundle.id));
-                }
-                Err(_) => break,
-            }
-        }
-        Ok(Flow::Continue(()))
-    }
-
-    fn take_in(&mut self, request: Request) {
-        let Request { bundle, socket } = request;
-        // An older copy of a request that is here, or that a server has.
-        if !self.place.ledger.is_held(bundle.id) {
-            return;
-        }
-        if let Some(&index) = self.by_slot.get(&bundle.id.slot) {
-            let same =
-                self.connections.by_index(index).is_some_and(|connection| connection.id == Some(bundle.id));
-            if same {
-                return;
-            }
-            self.forget(index);
-        }
-        if !self.make_room() {
-            self.counters.refused_total.add(1);
-            self.place.ledger.end(bundle.id);
-            self.place.tell_upstream(Notice::ClosedForAll(bundle.id));
-            return;
-        }
-        self.counters.accepted_total.add(1);
-        let connection = Connection::from_request(bundle, socket, self.now);
-        let key = self.admit(connection);
-        self.queue.push_back(key);
     }
 
     fn expire(&mut self) {
@@ -451,32 +352,8 @@ impl Keeper {
             self.counters.idle_total.add(1);
             self.end(index);
         }
-        if self.now >= self.next_sweep {
+        if self.poller.has_ticked() {
             self.sweep();
-        }
-    }
-
-    /// Ends a connection for everybody.
-    fn end(&mut self, index: u32) {
-        let Some(connection) = self.connections.by_index(index) else { return };
-        let (slot, id) = (connection.slot, connection.id);
-        self.forget(index);
-        if self.place.upstream.is_none() {
-            self.place.ledger.free(slot);
-        } else if let Some(id) = id {
-            self.place.ledger.end(id);
-            self.place.tell_upstream(Notice::ClosedForAll(id));
-        }
-    }
-
-    /// Closes this process's handle.
-    fn forget(&mut self, index: u32) {
-        self.leave_lists(index);
-        let Some(connection) = self.connections.remove(index) else { return };
-        self.by_slot.remove(&connection.slot);
-        self.counters.connections.sub(1);
-        if connection.is_watched {
-            self.poller.remove(connection.socket.as_fd());
         }
     }
 

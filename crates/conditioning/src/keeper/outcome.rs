@@ -35,15 +35,15 @@ impl Keeper {
         };
         let Some(connection) = self.connections.by_index(index) else { return };
         let key = connection.key(index);
+        // News of a presentation that is over: since then, a neighbour's death may have brought the connection here, and
+        // its next request to the server.
+        let (generation, state) = self.place.ledger.state(id.slot);
+        let is_current = generation == id.generation;
         match notice {
+            Notice::ClosedForAll(_) if !is_current => {}
             Notice::ClosedForAll(_) => self.end(index),
-            Notice::ClosedLocally(_) if !self.settings.keep => self.end(index),
-            Notice::ClosedLocally(_) => {
-                if connection.phase == Phase::Handed {
-                    connection.served(self.now);
-                    self.look(key);
-                }
-            }
+            Notice::ClosedLocally(_) if !is_current || state != State::EndedLocally => {}
+            Notice::ClosedLocally(_) => self.goes_on(key),
             Notice::HandAgain(_) => {
                 if connection.phase == Phase::Handed && connection.id == Some(id) {
                     self.queue_again(key);
@@ -81,20 +81,31 @@ impl Keeper {
                     connection.served(self.now);
                     self.look(key);
                 }
-                (_, State::Accepted) => {}
+                // A keeper further on would have found its end; now somebody has to say it.
+                (generation, State::Accepted) => {
+                    if !self.place.ledger.ask(Id { slot: id.slot, generation })
+                        && self.place.ledger.state(id.slot).1 == State::EndedLocally
+                    {
+                        self.goes_on(key);
+                    }
+                }
                 _ => self.end(index),
             }
         }
     }
 
     pub(super) fn sweep(&mut self) {
-        self.next_sweep = self.now + SWEEP;
+        self.sweep_older(SWEEP);
+    }
+
+    /// Looks after connections that were handed on so long ago.
+    pub(super) fn sweep_older(&mut self, age: std::time::Duration) {
         let mut alive = HashMap::new();
         for index in self.connections.indexes(Phase::Handed) {
             let Some(connection) = self.connections.by_index(index) else { continue };
             let Some(id) = connection.id else { continue };
             // A notice that is under way needs no help.
-            if self.now.saturating_duration_since(connection.since) < SWEEP {
+            if self.now.saturating_duration_since(connection.since) < age {
                 continue;
             }
             match self.place.ledger.state(id.slot) {

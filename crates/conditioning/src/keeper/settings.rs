@@ -5,51 +5,35 @@ use std::time::Duration;
 use tidegate_core::metric_set;
 
 use crate::arguments::{Argument, Arguments};
+use crate::host::WINDOW;
 use crate::ledger::SLOTS;
 use crate::neighbours::FilterError;
 
+const TIMEOUT: Argument = Argument {
+    key: "timeout",
+    default: "10s",
+    help: "how long a request may take to arrive whole; from its accept for a connection's first",
+};
+const IDLE: Argument =
+    Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" };
+const CONTENT: Argument =
+    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" };
+const CONNECTIONS: Argument = Argument {
+    key: "connections",
+    default: "0",
+    help: "greatest number of connections; 0: as many as descriptors allow",
+};
+const KEEP: Argument = Argument {
+    key: "keep",
+    default: "yes",
+    help: "present further requests of a connection too, where no `persist` does; no: end it with its first response",
+};
+
 /// The arguments of `package`.
-pub const PACKAGE_ARGUMENTS: &[Argument] = &[
-    Argument { key: "timeout", default: "10s", help: "how long a request may take to arrive whole" },
-    Argument {
-        key: "keep",
-        default: "yes",
-        help: "present further requests of a connection too, where no `persist` does; no: end it with its first response",
-    },
-    Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" },
-    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
-    Argument {
-        key: "connections",
-        default: "0",
-        help: "greatest number of connections; 0: as many as descriptors allow",
-    },
-    Argument {
-        key: "window",
-        default: "16384",
-        help: "bytes that the next program may have unread when it is handed more",
-    },
-];
+pub const PACKAGE_ARGUMENTS: &[Argument] = &[TIMEOUT, KEEP, IDLE, CONTENT, CONNECTIONS, WINDOW];
 
 /// The arguments of `persist`.
-pub const PERSIST_ARGUMENTS: &[Argument] = &[
-    Argument {
-        key: "timeout",
-        default: "10s",
-        help: "how long a request may take to arrive whole once it began",
-    },
-    Argument { key: "idle", default: "60s", help: "how long a connection may be idle" },
-    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" },
-    Argument {
-        key: "connections",
-        default: "0",
-        help: "greatest number of connections; 0: as many as descriptors allow",
-    },
-    Argument {
-        key: "window",
-        default: "16384",
-        help: "bytes that the next program may have unread when it is handed more",
-    },
-];
+pub const PERSIST_ARGUMENTS: &[Argument] = &[TIMEOUT, IDLE, CONTENT, CONNECTIONS, WINDOW];
 
 metric_set! {
     /// What a keeper counts.

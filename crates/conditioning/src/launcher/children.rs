@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags};
@@ -73,6 +74,7 @@ impl Child {
         let started = |reason| LaunchError::Start { program: name.to_owned(), reason };
         let empty = signal_set(&[]);
         let parent = std::process::id();
+        let preempts = PREEMPTS.load(Ordering::Relaxed);
         // SAFETY: only async-signal-safe calls between fork and exec; they touch the child alone.
         unsafe {
             command.pre_exec(move || {
@@ -81,6 +83,12 @@ impl Child {
                 // A terminal's interrupt is the launcher's to pass on: filters serve until the server has ended. And
                 // servers that signal their process group do not mean the launcher's.
                 libc::setpgid(0, 0);
+                // A wakeup does not interrupt who caused it: on one core, a filter that hands on a request and a server
+                // that is done with one go on with the next instead of being switched from for each. What was set
+                // otherwise by hand (chrt) is kept.
+                if !preempts && libc::sched_getscheduler(0) == libc::SCHED_OTHER {
+                    libc::sched_setscheduler(0, libc::SCHED_BATCH, &libc::sched_param { sched_priority: 0 });
+                }
                 if libc::getppid() as u32 != parent {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
@@ -140,6 +148,12 @@ impl Child {
 }
 
 static FILTER_USER: OnceLock<String> = OnceLock::new();
+static PREEMPTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether processes started from now on interrupt others when they wake.
+pub fn let_preempt(preempts: bool) {
+    PREEMPTS.store(preempts, Ordering::Relaxed);
+}
 
 /// Filters started from now on become this user if they are root.
 ///
@@ -167,7 +181,9 @@ pub struct FilterProcess {
     program: PathBuf,
     upstream: Option<OwnedFd>,
     downstream: OwnedFd,
-    listener: Option<OwnedFd>,
+    listeners: Vec<OwnedFd>,
+    /// Whether it keeps connections between requests.
+    pub keeps: bool,
     running: Option<(Child, OwnedFd)>,
 }
 
@@ -177,10 +193,19 @@ impl FilterProcess {
         program: &Path,
         upstream: Option<OwnedFd>,
         downstream: OwnedFd,
-        listener: Option<OwnedFd>,
+        listeners: Vec<OwnedFd>,
     ) -> Self {
-        let program = program.to_owned();
-        Self { spec, is_ready: false, fruitless: 0, program, upstream, downstream, listener, running: None }
+        Self {
+            spec,
+            is_ready: false,
+            fruitless: 0,
+            program: program.to_owned(),
+            upstream,
+            downstream,
+            listeners,
+            keeps: false,
+            running: None,
+        }
     }
 
     pub fn downstream(&self) -> BorrowedFd<'_> {
@@ -201,7 +226,6 @@ impl FilterProcess {
         let named = [
             (environment::UPSTREAM, self.upstream.as_ref()),
             (environment::DOWNSTREAM, Some(&self.downstream)),
-            (environment::LISTEN, self.listener.as_ref()),
             (environment::LEDGER, Some(ledger)),
             (environment::CONTROL, Some(&theirs)),
         ];
@@ -212,6 +236,14 @@ impl FilterProcess {
                 inherits.push(fd.as_raw_fd());
             }
         }
+        let listeners: Vec<RawFd> = self.listeners.iter().map(AsRawFd::as_raw_fd).collect();
+        let numbers: Vec<String> = listeners.iter().map(RawFd::to_string).collect();
+        command.env(environment::LISTEN, numbers.join(","));
+        command.env_remove(environment::KEEPS);
+        if self.keeps {
+            command.env(environment::KEEPS, "1");
+        }
+        inherits.extend(listeners);
         if let Some(user) = FILTER_USER.get() {
             command.env(environment::USER, user);
         }

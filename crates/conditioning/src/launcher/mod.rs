@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
+use crate::keeper::MOST_LISTENERS;
 use crate::ledger::Ledger;
 use crate::link;
 use crate::neighbours::{environment, word};
@@ -33,14 +34,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'")]
 pub struct ConditionArgs {
-    /// Address and port that clients connect to; `:80` listens on every address.
-    #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
-    pub listen: SocketAddr,
+    /// Address and port that clients connect to; `:80` listens on every address. May be given several times.
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen, required = true)]
+    pub listen: Vec<SocketAddr>,
     /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own.
     /// Without any: package, persist, normalize, prior.
     #[arg(long = "filter", value_name = "NAME[=ARGS]")]
     pub filters: Vec<FilterSpec>,
-    /// Port that COMMAND listens on, if it is not the one of --listen.
+    /// Port that COMMAND listens on, if it is not the one of the first --listen.
     #[arg(long, value_name = "PORT")]
     pub server_port: Option<u16>,
     /// How COMMAND is reached; by default, what its program file calls for.
@@ -52,6 +53,10 @@ pub struct ConditionArgs {
     /// Connections that may wait to be accepted.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub backlog: i32,
+    /// Leave scheduling as it is, instead of SCHED_BATCH: lower latency where cores are shared with other work, less
+    /// throughput.
+    #[arg(long)]
+    pub preempt: bool,
     /// User that filters become when they are started as root.
     #[arg(long, value_name = "NAME", default_value = "nobody")]
     pub filter_user: String,
@@ -119,6 +124,9 @@ pub enum LaunchError {
         /// Why, such as "address in use".
         reason: io::Error,
     },
+    /// Too many listening addresses, or none.
+    #[error("{0} addresses to listen on; a chain has 1 to {MOST_LISTENERS}")]
+    Listeners(usize),
     /// A file that belongs to the installation is missing.
     #[error("cannot find {0}; name it with {1}")]
     Missing(&'static str, &'static str),
@@ -186,7 +194,10 @@ impl LaunchError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::CommandEnded { code, .. } if *code != 0 => *code,
-            Self::UnknownFilter { .. } | Self::FilterArguments { .. } | Self::UnknownUser(_) => 2,
+            Self::UnknownFilter { .. }
+            | Self::FilterArguments { .. }
+            | Self::UnknownUser(_)
+            | Self::Listeners(_) => 2,
             _ => 1,
         }
     }
@@ -201,16 +212,20 @@ impl LaunchError {
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
     children::become_user(&args.filter_user)?;
+    children::let_preempt(args.preempt);
     // Whoever offers `condition` offers `filter` too.
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let bypasses_libc = args.command.first().is_some_and(|program| notify::bypasses_libc(program.as_ref()));
     let is_static =
         args.via.unwrap_or(if bypasses_libc { Via::Seccomp } else { Via::Preload }) == Via::Seccomp;
     let preload = if is_static { PathBuf::new() } else { plan::preload_library(args.preload.as_deref())? };
-    let listener = listen(args.listen, args.backlog)?;
-    let mut chain = RunningChain::start(&filters, &program, listener)?;
-    let server_port = args.server_port.unwrap_or(args.listen.port());
-    let address = SocketAddr::new(args.listen.ip(), server_port);
+    let Some(first) = args.listen.first().filter(|_| args.listen.len() <= MOST_LISTENERS) else {
+        return Err(LaunchError::Listeners(args.listen.len()));
+    };
+    let listeners = args.listen.iter().map(|&address| listen(address, args.backlog));
+    let mut chain = RunningChain::start(&filters, &program, listeners.collect::<Result<_, _>>()?)?;
+    let server_port = args.server_port.unwrap_or(first.port());
+    let address = SocketAddr::new(first.ip(), server_port);
     let server_end = chain.take_server_end();
     let command = if is_static {
         let (command, questions) = children::start_static_command(&args.command)?;
@@ -277,7 +292,7 @@ fn start_serving(
     children::become_user("nobody")?;
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let ledger = Ledger::open(ledger_file.as_fd()).map_err(|error| LaunchError::System("ledger", error))?;
-    RunningChain::start_with(&filters, &program, listener, filter_end, None, (ledger, ledger_file))
+    RunningChain::start_with(&filters, &program, vec![listener], filter_end, None, (ledger, ledger_file))
 }
 
 /// A listening socket whose connections are reported once data has arrived.
@@ -331,18 +346,18 @@ impl RunningChain {
     fn start(
         filters: &[FilterSpec],
         program: &std::path::Path,
-        listener: OwnedFd,
+        listeners: Vec<OwnedFd>,
     ) -> Result<Self, LaunchError> {
         let system = |error| LaunchError::System("socketpair", error);
         let (filter_end, server_end) = link::pair().map_err(system)?;
         let ledger = Ledger::create().map_err(|error| LaunchError::System("ledger", error))?;
-        Self::start_with(filters, program, listener, filter_end, Some(server_end), ledger)
+        Self::start_with(filters, program, listeners, filter_end, Some(server_end), ledger)
     }
 
     fn start_with(
         filters: &[FilterSpec],
         program: &std::path::Path,
-        listener: OwnedFd,
+        mut listeners: Vec<OwnedFd>,
         filter_end: OwnedFd,
         server_end: Option<OwnedFd>,
         (ledger, ledger_file): (Ledger, OwnedFd),
@@ -351,7 +366,6 @@ impl RunningChain {
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let mut chain = Self { filters: Vec::new(), signals, ledger, ledger_file, server_end };
         let mut upstream: Option<OwnedFd> = None;
-        let mut listener = Some(listener);
         let mut last = Some(filter_end);
         for (at, spec) in filters.iter().enumerate() {
             let (downstream, next) = if at + 1 == filters.len() {
@@ -362,8 +376,18 @@ impl RunningChain {
             };
             let Some(downstream) = downstream else { break };
             let upstream = std::mem::replace(&mut upstream, next);
-            let filter = FilterProcess::new(spec.clone(), program, upstream, downstream, listener.take());
+            let filter = FilterProcess::new(
+                spec.clone(),
+                program,
+                upstream,
+                downstream,
+                std::mem::take(&mut listeners),
+            );
             chain.filters.push(filter);
+        }
+        let keeper = |filter: &FilterProcess| matches!(filter.spec.name.as_str(), "package" | "persist");
+        if let Some(last) = chain.filters.iter_mut().rfind(|filter| keeper(filter)) {
+            last.keeps = true;
         }
         for at in 0..chain.filters.len() {
             chain.filters[at].start(&chain.ledger_file)?;

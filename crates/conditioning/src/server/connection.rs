@@ -45,6 +45,8 @@ pub struct Connection {
     keeps_alive: bool,
     /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
     pub presents_v6: bool,
+    /// Whether its descriptors close on exec.
+    pub cloexec: bool,
     /// Descriptors of this process that are this connection.
     pub descriptors: Vec<RawFd>,
     /// Where the server registered them.
@@ -88,6 +90,7 @@ impl Connection {
             is_read_elsewhere: false,
             keeps_alive,
             presents_v6: false,
+            cloexec: false,
             descriptors: vec![fd],
             interests: Vec::new(),
         }
@@ -221,7 +224,10 @@ impl Connection {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
-        let Some(end) = self.chain.ledger.release(self.id, end) else { return };
+        let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
+        if !is_due {
+            return;
+        }
         let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.

@@ -8,8 +8,9 @@ pub mod connection;
 mod process;
 pub mod response;
 pub mod table;
+mod waiting;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -23,6 +24,7 @@ use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
+pub use waiting::{Wait, waits};
 
 /// How a connection is to be presented.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,13 +92,15 @@ pub fn listener(fd: RawFd) -> Option<SocketAddr> {
     }
 }
 
-/// An address as a socket shows it whose listening socket is an IPv6 one, or is not.
+/// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has no
+/// room for another address: nginx closes such a connection at once.
 fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
-    match address {
-        SocketAddr::V4(v4) if as_v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
-        address if !as_v6 => SocketAddr::new(address.ip().to_canonical(), address.port()),
-        address => address,
-    }
+    let ip = match address.ip() {
+        IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),
+        IpAddr::V6(v6) if !as_v6 => v6.to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED).into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 /// The client's address and the server's, as the connection `fd` shows them.
@@ -154,13 +158,14 @@ fn accept_from(
             return Err(Errno::MFILE);
         }
         // Lost: another copy of this bundle is being served, or its connection is over.
-        if !chain.ledger.claim(bundle.id) {
+        if !chain.ledger.claim_for(bundle.id, process::owner()) {
             continue;
         }
         set_blocking(socket.as_fd(), !options.nonblocking);
         let peer = presented(bundle.peer, presents_v6);
         let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
         connection.presents_v6 = presents_v6;
+        connection.cloexec = options.cloexec;
         if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
             return Err(Errno::MFILE);
         }
@@ -307,16 +312,16 @@ fn end_locally(connection: &mut Connection) {
     connection.release(socket, Some(true));
     for fd in descriptors {
         let mut interests = connection.forget_interests(fd);
-        replace(ended, fd);
+        replace(ended, fd, connection.cloexec);
         // A registration for one event may be spent: the server will ask again (see `registered`).
         interests.retain(|interest| interest.events & libc::EPOLLONESHOT as u32 == 0);
-        interests.iter().for_each(|&interest| add(interest));
-        let _ = table::set(fd, Entry::Ended(Arc::new(Mutex::new(interests))));
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let _ = table::set(fd, Entry::Ended(ended.clone()));
+        waiting::owe(fd, ended, interests);
     }
 }
 
-fn replace(by: BorrowedFd<'_>, fd: RawFd) {
-    let cloexec = rustix::io::fcntl_getfd(borrow(fd)).is_ok_and(|f| f.contains(rustix::io::FdFlags::CLOEXEC));
+fn replace(by: BorrowedFd<'_>, fd: RawFd, cloexec: bool) {
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
     // SAFETY: dup3 by number as a raw system call; `fd` is the server's own descriptor, which it still uses by number.
     unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), fd, flags) };
@@ -344,6 +349,7 @@ pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>)
             if result.is_err() && operation == libc::EPOLL_CTL_MOD {
                 add(interest);
             }
+            waiting::forget(interest.epoll, interest.fd);
             note_interest(&mut lock(&interests), interest, operation);
             return Ok(());
         }
@@ -383,6 +389,14 @@ pub fn is_read(fd: RawFd) -> bool {
     let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
     let _in_use = process::in_use();
     lock(&connection).source() == Source::Exhausted
+}
+
+/// The server changed whether `fd` closes on exec.
+pub fn set_cloexec(fd: RawFd, cloexec: bool) {
+    let _in_use = process::in_use();
+    if let Some(Entry::Connection(connection)) = table::get(fd) {
+        lock(&connection).cloexec = cloexec;
+    }
 }
 
 /// This process serves its connections from here on: filters ask after it if they wonder.
@@ -437,7 +451,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
     guard.release(socket, locally);
     let ledger = &guard.chain().ledger;
     let slot = guard.id().slot;
-    if ledger.holder(slot) == std::process::id() {
+    if ledger.holder(slot) == process::owner() {
         ledger.forget_holder(slot);
     }
 }

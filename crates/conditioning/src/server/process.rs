@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::server::table::{self, Entry, lock};
+use crate::server::waiting;
 
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Held for reading while the table is in use, so that a child of a threaded process never inherits a locked lock.
@@ -30,6 +31,11 @@ impl Drop for InUse {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
     }
+}
+
+/// The process that the table describes.
+pub(super) fn owner() -> u32 {
+    OWNER.load(Ordering::Relaxed)
 }
 
 /// Whether this process is the one that the table describes: a child of vfork(2) runs in its parent's memory, closes
@@ -67,6 +73,7 @@ extern "C" fn in_child() {
             Entry::Listener { .. } => {}
         }
     }
+    waiting::forget_all();
     in_parent();
 }
 

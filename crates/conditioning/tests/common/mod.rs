@@ -45,8 +45,15 @@ pub struct Chain {
 
 impl Chain {
     pub fn command(port: u16, filters: &[&str], command: &[&str]) -> Command {
+        Self::listening(&[format!("127.0.0.1:{port}")], filters, command)
+    }
+
+    pub fn listening(addresses: &[String], filters: &[&str], command: &[&str]) -> Command {
         let mut launcher = Command::new(program());
-        launcher.args(["condition", "--listen", &format!("127.0.0.1:{port}")]);
+        launcher.arg("condition");
+        for address in addresses {
+            launcher.args(["--listen", address]);
+        }
         for filter in filters {
             launcher.args(["--filter", filter]);
         }
@@ -65,7 +72,12 @@ impl Chain {
 
     /// Starts a chain and waits until it serves.
     pub fn start(port: u16, filters: &[&str], command: &[&str]) -> Self {
-        let child = Self::command(port, filters, command).stderr(Stdio::piped()).spawn().unwrap();
+        Self::once_it_serves(Self::command(port, filters, command), port)
+    }
+
+    /// Waits until what `command` starts serves.
+    pub fn once_it_serves(mut command: Command, port: u16) -> Self {
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut chain = Self { child, address: ([127, 0, 0, 1], port).into() };
         wait_until("the server answers", || {
             assert_eq!(chain.child.try_wait().unwrap(), None, "ended: {}", chain.errors());
@@ -269,6 +281,7 @@ impl Site {
     }
 
     pub fn nginx(&self, port: u16) -> Vec<String> {
+        needs("nginx", "nginx-light");
         let file = self.configuration("nginx.conf", port, NGINX);
         ["nginx", "-e", "stderr", "-c", &file].map(str::to_owned).to_vec()
     }
@@ -293,25 +306,11 @@ pub fn strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// Installs a Debian package if the program that it brings is missing; false, said aloud, if that cannot be done.
-pub fn needs(program: &str, package: &str) -> bool {
-    let is_there = || {
-        let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
-        std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
-    };
-    if is_there() {
-        return true;
-    }
-    for step in [&["update", "-qq"][..], &["install", "-y", "-qq", package]] {
-        let mut apt = Command::new("apt-get");
-        apt.args(step).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()).stderr(Stdio::null());
-        let _ = apt.status();
-    }
-    let done = is_there();
-    if !done {
-        eprintln!("SKIPPED: {program} is missing and Debian's package {package} cannot be installed");
-    }
-    done
+/// Fails, with one line that says how to get it, unless `program` is there.
+pub fn needs(program: &str, package: &str) {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
+    let is_there = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    assert!(is_there, "{program} is missing: run scripts/setup test, or apt-get install {package}");
 }
 
 /// What every server must do behind a chain. `/cgi/echo` says the method and the length of the content that it read;

@@ -1,0 +1,96 @@
+//! How a keeper hears of a connection's next request.
+//!
+//! The keeper nearest to the server leaves the socket registered, edge-triggered, while the server has it: what the client
+//! sends next is reported, and the ledger says whether the server is done. So an ordinary request needs no notice, and
+//! nobody is woken by its end. Only when the client sends more before that, a notice is asked for.
+
+use std::os::fd::AsFd;
+
+use crate::keeper::connection::Phase;
+use crate::keeper::{Keeper, READ_ALWAYS, READ_ONCE};
+use crate::ledger::State;
+use rustix::event::epoll::EventFlags;
+
+impl Keeper {
+    /// Has epoll report what arrives; false if that cannot be.
+    pub(super) fn watch(&mut self, key: u64) -> bool {
+        let Some(connection) = self.connections.get(key) else { return true };
+        let keeps = self.place.keeps;
+        let events = if keeps { READ_ALWAYS } else { READ_ONCE };
+        let socket = connection.socket.as_fd();
+        let armed = if !connection.is_watched {
+            self.poller.add(socket, key, events)
+        } else if connection.is_muted || !keeps {
+            self.poller.rearm(socket, key, events)
+        } else {
+            Ok(())
+        };
+        connection.is_watched = true;
+        connection.is_muted = false;
+        armed.is_ok()
+    }
+
+    /// Has epoll report nothing for now, but once that the connection is broken.
+    pub(super) fn mute(&mut self, key: u64) {
+        let keeps = self.place.keeps;
+        let Some(connection) = self.connections.get(key) else { return };
+        if keeps && connection.is_watched && !connection.is_muted {
+            connection.is_muted = self.poller.rearm(connection.socket.as_fd(), key, EventFlags::ET).is_ok();
+        }
+    }
+
+    /// Something arrived, or the client is gone.
+    pub(super) fn look_at_event(&mut self, key: u64) {
+        let Some(connection) = self.connections.get(key) else { return };
+        match (connection.phase, connection.id) {
+            (Phase::Queued | Phase::Handed, Some(id)) if self.place.keeps => self.stirred(key, id),
+            _ => self.look(key),
+        }
+    }
+
+    /// Something arrived on a connection whose request was handed on.
+    fn stirred(&mut self, key: u64, id: crate::wire::Id) {
+        let Some(connection) = self.connections.get(key) else { return };
+        let (generation, state) = self.place.ledger.state(id.slot);
+        if generation != id.generation {
+            return;
+        }
+        match state {
+            State::Held => {
+                // Nobody has read yet: is it more than the request?
+                let expected = connection.bundle.as_ref().map_or(0, |bundle| bundle.socket_bytes);
+                let there = rustix::io::ioctl_fionread(&connection.socket).unwrap_or(u64::MAX);
+                if there <= expected {
+                    return;
+                }
+                self.ask_for_notice(key, id);
+            }
+            State::Accepted => self.ask_for_notice(key, id),
+            State::EndedLocally => self.goes_on(key),
+            State::EndedForAll => self.end(key as u32),
+            State::Free => {}
+        }
+    }
+
+    fn ask_for_notice(&mut self, key: u64, id: crate::wire::Id) {
+        if self.place.ledger.ask(id) {
+            // Until then, content that arrives is the server's business.
+            self.mute(key);
+        } else if self.place.ledger.state(id.slot) == (id.generation, State::EndedLocally) {
+            self.goes_on(key);
+        }
+    }
+
+    /// The server is done with a connection's request: is the next one there?
+    pub(super) fn goes_on(&mut self, key: u64) {
+        let index = key as u32;
+        let Some(connection) = self.connections.get(key) else { return };
+        if !self.settings.keep {
+            return self.end(index);
+        }
+        if connection.phase == Phase::Handed {
+            connection.served(self.now);
+            self.look(key);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Registrations with epoll that a descriptor at end-of-file takes over from the client's socket that it was. Whoever waits
+//! next is told of the end, and then servers close; only what is not closed by the wait after that is registered.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::server::connection::Interest;
+use crate::server::table::{self, Entry, lock};
+use crate::server::{add, process};
+
+type Interests = Arc<Mutex<Vec<Interest>>>;
+
+/// A descriptor whose end is over, and what is to be registered for it.
+struct Owed {
+    fd: RawFd,
+    /// Tells the descriptor from a later one of the same number.
+    ended: Interests,
+    interests: Vec<Interest>,
+    /// Whoever waited has been told.
+    is_told: bool,
+}
+
+impl Owed {
+    fn is_current(&self) -> bool {
+        matches!(table::get(self.fd), Some(Entry::Ended(current)) if Arc::ptr_eq(&current, &self.ended))
+    }
+
+    fn register(self) {
+        if self.is_current() {
+            let mut registered = lock(&self.ended);
+            for interest in self.interests {
+                add(interest);
+                registered.push(interest);
+            }
+        }
+    }
+}
+
+static OWED: Mutex<Vec<Owed>> = Mutex::new(Vec::new());
+/// Length of [`OWED`], so that a wait without anything owed costs one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Threads that wait.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// `fd` is at end-of-file: its registrations are owed to whoever waits next, or at once if somebody does.
+pub(super) fn owe(fd: RawFd, ended: Interests, interests: Vec<Interest>) {
+    if interests.is_empty() {
+        return;
+    }
+    let mut owed = lock(&OWED);
+    owed.push(Owed { fd, ended, interests, is_told: false });
+    COUNT.store(owed.len(), Ordering::SeqCst);
+    drop(owed);
+    if WAITING.load(Ordering::SeqCst) > 0 {
+        pay();
+    }
+}
+
+/// The server itself changed a registration of `fd`.
+pub(super) fn forget(epoll: RawFd, fd: RawFd) {
+    for owed in lock(&OWED).iter_mut().filter(|owed| owed.fd == fd) {
+        owed.interests.retain(|interest| interest.epoll != epoll);
+    }
+}
+
+/// This process is a child: the registrations are its parent's.
+pub(super) fn forget_all() {
+    lock(&OWED).clear();
+    COUNT.store(0, Ordering::SeqCst);
+    WAITING.store(0, Ordering::SeqCst);
+}
+
+fn pay() {
+    let _in_use = process::in_use();
+    let owed = {
+        let mut owed = lock(&OWED);
+        COUNT.store(0, Ordering::SeqCst);
+        std::mem::take(&mut *owed)
+    };
+    owed.into_iter().for_each(Owed::register);
+}
+
+/// Tells the ends that `epoll` is to report: `tell` is given events and the server's data, and says whether there was room.
+fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) {
+    let _in_use = process::in_use();
+    let owed = std::mem::take(&mut *lock(&OWED));
+    let (mut kept, mut due) = (Vec::new(), Vec::new());
+    for mut owed in owed {
+        let is_told = match owed.interests[..] {
+            [only] if only.epoll == epoll && only.events & READABLE != 0 && !owed.is_told => {
+                !owed.is_current() || tell(only.events & ENDED, only.data)
+            }
+            // Registered for by other means than one wait, or told and not closed.
+            _ => false,
+        };
+        if is_told {
+            owed.is_told = true;
+            kept.push(owed);
+        } else {
+            due.push(owed);
+        }
+    }
+    let mut owed = lock(&OWED);
+    owed.append(&mut kept);
+    COUNT.store(owed.len(), Ordering::SeqCst);
+    drop(owed);
+    due.into_iter().for_each(Owed::register);
+}
+
+const READABLE: u32 = libc::EPOLLIN as u32;
+/// What a socket at end-of-file reports, as far as it was asked for.
+const ENDED: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLRDNORM) as u32;
+
+/// A thread waits for epoll events as long as this lives.
+pub struct Wait(());
+
+/// Call before epoll_wait(2) and keep what it returns until after. Gives events that are not the kernel's to `put`, which
+/// says whether there was room.
+pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
+    WAITING.fetch_add(1, Ordering::SeqCst);
+    if COUNT.load(Ordering::SeqCst) > 0 {
+        tell(epoll, put);
+    }
+    Wait(())
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile counts its own.
+        let _ = WAITING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| waiting.checked_sub(1));
+    }
+}

@@ -1,0 +1,103 @@
+//! Incomplete connections (paper §4.4.1, Figure 10).
+
+use std::time::Duration;
+
+use super::cc::{PAPER, Sample, at_most, check, series, spread};
+use super::cc_attack::Attack;
+use super::cc_fig4::{raw, summary};
+use super::cc_load::{What, Wrk};
+use super::cc_servers::{APACHE_WORKERS, Program, Server, object, site};
+use crate::plot::Plot;
+use crate::verdict::Verdict;
+use crate::{Error, Lab, Outcome, Scenario};
+
+const ATTEMPTED: [u32; 5] = [0, 150, 4_000, 16_000, 32_000];
+/// What an attack may leave of a conditioned server's rate, and what it leaves of bare Apache's at most.
+const KEPT: f64 = 0.95;
+const COLLAPSED: f64 = 0.05;
+/// Long enough that nobody is ended for being late while the others are measured.
+const CHAIN: &[&str] = &["package=timeout=120s", "persist"];
+const SERVERS: [(&str, Program, Option<&[&str]>); 4] = [
+    ("ccserver", Program::CcServer, Some(CHAIN)),
+    ("conditioned nginx", Program::Nginx, Some(CHAIN)),
+    ("conditioned Apache", Program::Apache(APACHE_WORKERS), Some(CHAIN)),
+    ("Apache", Program::Apache(APACHE_WORKERS), None),
+];
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cc-fig10",
+    paper: &PAPER,
+    figure: "Figure 10",
+    claim: "With up to 32,000 incomplete connections attempted, conditioned servers keep at least 95 % of their unloaded rate; bare Apache, of 150 processes, keeps less than 5 %",
+    published: "Requests/s of a regular client over the number of incomplete connections: Apache's drops to 0.5/s at 150, \
+                Flash's at 32,000, Haboob's at 100; CC-Apache, CC-Flash and CCServer keep theirs.",
+    method: "Load processes of 16,000 connections each, from 127.128.0.0/16, open connections, send a part of a request and \
+             nothing more. Then 16 connections of a regular client ask for a file of 1 kB. A process has 20,000 descriptors \
+             here, so that beyond those `package` ends incomplete connections of the heaviest range to take in others. The \
+             rates of conditioned servers are compared per CPU-second: holding incomplete connections costs nothing once \
+             they are there, and the attackers share the client's core.",
+    run,
+};
+
+fn run(lab: &Lab) -> Result<Outcome, Error> {
+    let site = site()?;
+    object(site.path(), "object", 1_000)?;
+    let attempted = lab.choose(ATTEMPTED.to_vec(), vec![0, 400]);
+    let rounds = lab.choose(3, 1);
+    let mut samples = Vec::new();
+    let mut held_most = 0;
+    for (label, program, chain) in SERVERS {
+        let server = Server::start(lab, program, chain, site.path())?;
+        for &count in &attempted {
+            // A bare server that has no process left need not be shown so again and again.
+            let attack = Attack::start(server.address(), count, false, "GET /object HTTP/1.1\r\nHost:");
+            let mut attack = attack?;
+            for round in 0..if chain.is_none() && count > 0 { 1 } else { rounds } {
+                let wrk = Wrk { connections: 16, time: Duration::from_secs(1), what: What::File("/object") };
+                samples.push(wrk.run(&server, label, f64::from(count), round)?);
+            }
+            let held = attack.held()?;
+            held_most = held_most.max(if chain.is_some() { held } else { 0 });
+            let rate = samples[samples.len() - 1].requests_per_s;
+            let at = samples.len();
+            lab.progress(at, at, &format!("{label}, {count} attempted, {held} held: {rate:.0} requests/s"));
+        }
+    }
+    outcome(&samples, &attempted, held_most)
+}
+
+fn outcome(samples: &[Sample], attempted: &[u32], held: u64) -> Result<Outcome, Error> {
+    let mut checks = Vec::new();
+    for &count in &attempted[1..] {
+        let x = f64::from(count);
+        for (label, _, chain) in SERVERS {
+            let value = |sample: &Sample| sample.requests_per_cpu_s;
+            if chain.is_some() {
+                let what = format!("{label}'s rate with {count} incomplete connections to its own without");
+                checks.push(check(samples, (label, x), (label, 0.0), KEPT, what, value)?);
+            } else if count > APACHE_WORKERS {
+                let rate = |x| spread(samples, label, x, |sample| sample.requests_per_s);
+                let (now, before) = rate(x).zip(rate(0.0)).ok_or(Error::Nothing("the load"))?;
+                let what = format!("5 % to what bare Apache keeps of its rate with {count}");
+                checks.push(at_most(what, now.median / before.median, COLLAPSED));
+            }
+        }
+    }
+    let labels = SERVERS.map(|(label, _, _)| label);
+    let places: Vec<f64> = attempted.iter().map(|&count| f64::from(count)).collect();
+    let plot = Plot {
+        title: "A regular client beside incomplete connections".to_owned(),
+        x: "incomplete connections attempted".to_owned(),
+        x_log: false,
+        y: "requests/s".to_owned(),
+        series: series(samples, &labels, |sample| sample.requests_per_s),
+    };
+    let note = format!("at most {held} of them were established at a time");
+    Ok(Outcome {
+        raw: raw(samples, "incomplete_connections"),
+        summary: summary(samples, "incomplete connections", &labels, &places),
+        plots: vec![(None, plot)],
+        verdict: Verdict::of(&checks).noting(&note),
+        servers: Vec::new(),
+    })
+}

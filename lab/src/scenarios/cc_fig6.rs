@@ -1,0 +1,97 @@
+//! A mix of files like SPECweb99's (paper §4.3.3, Figures 6 and 7).
+
+use std::time::Duration;
+
+use super::cc::{PAPER, Sample, check, series};
+use super::cc_fig4::{SERVERS, raw, summary};
+use super::cc_load::{Mix, What, Wrk};
+use super::cc_servers::{Server, site};
+use crate::plot::Plot;
+use crate::verdict::Verdict;
+use crate::{Error, Lab, Outcome, Scenario};
+
+/// Directories of 5 MB.
+const DIRECTORIES: [usize; 2] = [10, 50];
+const MBYTES: [f64; 2] = [50.0, 250.0];
+const NGINX_AT_LEAST: f64 = 0.7;
+const APACHE_AT_LEAST: f64 = 0.9;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cc-fig6",
+    paper: &PAPER,
+    figure: "Figures 6 and 7",
+    claim: "On the SPECweb99-like mix, conditioned nginx serves at least 70 % and conditioned Apache at least 90 % of the requests per CPU-second that the bare ones do",
+    published: "Throughput over the size of the data set: while it fits into memory, CC-Apache is close to Apache and CC-Flash at \
+                about four fifths of Flash.",
+    method: "64 connections, kept open. A directory has nine files in each of four classes (0.1 to 0.9, 1 to 9, 10 to 90 and \
+             100 to 900 kB, asked for in 35, 50, 14 and 1 % of requests); directories are asked for by Zipf's law. Both data \
+             sets fit into memory: the disk would serve all servers alike. A chain of one filter, as in the paper.",
+    run,
+};
+
+fn run(lab: &Lab) -> Result<Outcome, Error> {
+    let site = site()?;
+    let rounds = lab.choose(3, 1);
+    let places: Vec<(usize, f64)> = DIRECTORIES.into_iter().zip(MBYTES).collect();
+    let places = &places[..lab.choose(2, 1)];
+    let mut samples = Vec::new();
+    let mut servers = Vec::new();
+    for &(label, program, chain) in &SERVERS {
+        servers.push((label, Server::start(lab, program, chain, site.path())?));
+    }
+    for &(directories, mbytes) in places {
+        let mix = Mix::write(site.path(), directories)?;
+        for round in 0..rounds {
+            for index in 0..servers.len() {
+                let (label, server) = &servers[(index + round) % servers.len()];
+                let wrk = Wrk {
+                    connections: 64,
+                    time: Duration::from_secs(lab.choose(2, 1)),
+                    what: What::Mix(&mix),
+                };
+                let sample = wrk.run(server, label, mbytes, round)?;
+                let what = format!("{label}, {mbytes} MB: {:.0} requests/s", sample.requests_per_s);
+                samples.push(sample);
+                lab.progress(samples.len(), places.len() * rounds * servers.len(), &what);
+            }
+        }
+    }
+    let places: Vec<f64> = places.iter().map(|place| place.1).collect();
+    outcome(&samples, &places)
+}
+
+fn outcome(samples: &[Sample], places: &[f64]) -> Result<Outcome, Error> {
+    let mut checks = Vec::new();
+    for (conditioned, bare, at_least) in
+        [("conditioned nginx", "nginx", NGINX_AT_LEAST), ("conditioned Apache", "Apache", APACHE_AT_LEAST)]
+    {
+        for &mbytes in places {
+            let what = format!("{conditioned}'s requests per CPU-second to bare's, {mbytes} MB");
+            let value = |sample: &Sample| sample.requests_per_cpu_s;
+            checks.push(check(samples, (conditioned, mbytes), (bare, mbytes), at_least, what, value)?);
+        }
+    }
+    let labels = SERVERS.map(|(label, _, _)| label);
+    let plot = |title: &str, y: &str, value: fn(&Sample) -> f64| Plot {
+        title: title.to_owned(),
+        x: "data set, MB".to_owned(),
+        x_log: true,
+        y: y.to_owned(),
+        series: series(samples, &labels, value),
+    };
+    Ok(Outcome {
+        raw: raw(samples, "mbytes"),
+        summary: summary(samples, "MB", &labels, places),
+        plots: vec![
+            (None, plot("Requests per second, mix", "requests/s", |sample| sample.requests_per_s)),
+            (
+                Some("cpu"),
+                plot("Requests per CPU-second, mix", "requests per CPU-second", |sample| {
+                    sample.requests_per_cpu_s
+                }),
+            ),
+        ],
+        verdict: Verdict::of(&checks),
+        servers: Vec::new(),
+    })
+}

@@ -1,0 +1,141 @@
+//! What each further filter costs one client (paper §4.3.4, Figure 8).
+
+use std::time::Duration;
+
+use super::cc::{PAPER, at_most, slope};
+use super::cc_load::{Client, connect, on_load_core};
+use super::cc_servers::{Program, Server, object, site};
+use crate::plot::{Plot, Point, Series};
+use crate::stats::Spread;
+use crate::table::Table;
+use crate::verdict::Verdict;
+use crate::{Error, Lab, Outcome, Scenario};
+
+pub(super) const MOST_FILTERS: usize = 10;
+/// The prototypes: 3 to 6 µs and 2 µs; the paper: 34 µs.
+const LATENCY_US: f64 = 6.0;
+const CPU_US: f64 = 3.0;
+const REQUEST: &[u8] = b"GET /object HTTP/1.1\r\nHost: lab\r\n\r\n";
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cc-fig8",
+    paper: &PAPER,
+    figure: "Figure 8",
+    claim: "Each further filter adds at most 6 µs to the median latency of one client and 3 µs of processor time to a request",
+    published: "Latency over the number of filters, linear: 34 µs a filter on the HP, 94 µs on the Microtel.",
+    method: "ccserver behind one to ten filters: `package`, which owns the connections, and `pass`, which passes on. One client \
+             asks for a file of 100 bytes on one connection, one request at a time. Latency is the median of all requests of \
+             a round; processor time is that of the filters, as the kernel accounts it. The slopes are those of the lines of \
+             least squares through the medians of the rounds.",
+    run,
+};
+
+/// `package` and so many others that pass requests on.
+pub(super) fn chain(filters: usize) -> Vec<&'static str> {
+    let mut chain = vec!["pass"; filters];
+    chain[0] = "package";
+    chain
+}
+
+struct Run {
+    filters: usize,
+    latency_us: f64,
+    cpu_us: f64,
+}
+
+fn run(lab: &Lab) -> Result<Outcome, Error> {
+    let site = site()?;
+    object(site.path(), "object", 100)?;
+    on_load_core()?;
+    let (rounds, count) = lab.choose((5, 10_000), (2, 1_000));
+    let mut runs = Vec::new();
+    for filters in 1..=MOST_FILTERS {
+        let server = Server::start(lab, Program::CcServer, Some(&chain(filters)), site.path())?;
+        let failed = |error| Error::Server(format!("ccserver behind {filters} filters: {error}"));
+        let stream = connect(server.address(), None, Duration::from_secs(5)).map_err(failed)?;
+        let mut client = Client::over(stream);
+        client.latencies_us(REQUEST, count / 10).map_err(failed)?;
+        for _ in 0..rounds {
+            let of_filters = || {
+                let by_name = server.cpu_s_by_name();
+                by_name
+                    .iter()
+                    .filter(|(name, _)| name.starts_with("cc-"))
+                    .map(|(_, cpu_s)| cpu_s)
+                    .sum::<f64>()
+            };
+            let before = of_filters();
+            let latencies = client.latencies_us(REQUEST, count).map_err(failed)?;
+            let cpu_us = (of_filters() - before) * 1e6 / count as f64;
+            runs.push(Run { filters, latency_us: latencies[latencies.len() / 2], cpu_us });
+        }
+        let last = &runs[runs.len() - 1];
+        let what = format!("{filters} filters: {:.1} us, {:.1} us CPU", last.latency_us, last.cpu_us);
+        lab.progress(filters, MOST_FILTERS, &what);
+    }
+    outcome(&runs)
+}
+
+fn of(runs: &[Run], filters: usize, value: fn(&Run) -> f64) -> Option<Spread> {
+    Spread::of(runs.iter().filter(|run| run.filters == filters).map(value))
+}
+
+fn outcome(runs: &[Run]) -> Result<Outcome, Error> {
+    let medians = |value: fn(&Run) -> f64| -> Vec<(f64, f64)> {
+        let points =
+            (1..=MOST_FILTERS).map(|filters| Some((filters as f64, of(runs, filters, value)?.median)));
+        points.flatten().collect()
+    };
+    let (latency, cpu) = (medians(|run| run.latency_us), medians(|run| run.cpu_us));
+    if latency.len() < 2 {
+        return Err(Error::Nothing("the client"));
+    }
+    let (latency_us, cpu_us) = (slope(&latency), slope(&cpu));
+    let checks = [
+        at_most("6 µs of latency a filter to what it adds".to_owned(), latency_us, LATENCY_US),
+        at_most("3 µs of processor time a filter to what it takes".to_owned(), cpu_us, CPU_US),
+    ];
+    let note = format!("each filter adds {latency_us:.1} µs of latency and {cpu_us:.1} µs of processor time");
+    let line = |value: fn(&Run) -> f64| -> Vec<Point> {
+        let points =
+            (1..=MOST_FILTERS).map(|filters| Some(Point { x: filters as f64, y: of(runs, filters, value)? }));
+        points.flatten().collect()
+    };
+    let plot = Plot {
+        title: "Latency and processor time over the number of filters".to_owned(),
+        x: "filters".to_owned(),
+        x_log: false,
+        y: "µs a request".to_owned(),
+        series: vec![
+            Series { name: "latency, median".to_owned(), points: line(|run| run.latency_us) },
+            Series { name: "processor time of the filters".to_owned(), points: line(|run| run.cpu_us) },
+        ],
+    };
+    let mut raw = Table::new(["filters", "latency_us", "cpu_us_of_filters"]);
+    for run in runs {
+        raw.row([run.filters.to_string(), format!("{:.2}", run.latency_us), format!("{:.2}", run.cpu_us)]);
+    }
+    let mut summary = Table::new(["filters", "latency, µs", "processor time of the filters, µs"]);
+    for filters in 1..=MOST_FILTERS {
+        let text = |value| of(runs, filters, value).map_or(String::new(), |spread| spread.text(1));
+        summary.row([filters.to_string(), text(|run| run.latency_us), text(|run| run.cpu_us)]);
+    }
+    let verdict = Verdict::of(&checks).noting(&note);
+    Ok(Outcome { raw, summary, plots: vec![(None, plot)], verdict, servers: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_that_costs_as_much_as_is_allowed_holds_and_one_that_costs_more_does_not() {
+        let runs = |latency_us: f64| -> Vec<Run> {
+            let run = |filters| Run { filters, latency_us: 50.0 + latency_us * filters as f64, cpu_us: 2.0 };
+            (1..=MOST_FILTERS).map(run).collect()
+        };
+        assert!(outcome(&runs(5.9)).unwrap().verdict.holds);
+        let missed = outcome(&runs(6.2)).unwrap().verdict;
+        assert!(!missed.holds && missed.text.contains("adds 6.2 µs of latency"), "{}", missed.text);
+    }
+}
