@@ -1,0 +1,352 @@
+//! Hooks: where classifiers look at traffic, in the order of a connection's life.
+//!
+//! A data core owns one [`Chain`]: the prefix tree, the classifiers that it asks, and an arbiter that has the last word.
+//! Nothing here blocks, does I/O or reads a clock; nothing is shared between cores.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::{Event, NodeId, PrefixTree, Reason, Verdict, Visit};
+
+/// What was decided, and why.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Decision {
+    /// What to do.
+    pub verdict: Verdict,
+    /// Why; of no meaning for [`Verdict::Continue`].
+    pub reason: Reason,
+}
+
+impl Decision {
+    /// No objection.
+    pub const CONTINUE: Self = Self { verdict: Verdict::Continue, reason: Reason::Blocked };
+
+    /// A verdict for a reason.
+    pub const fn new(verdict: Verdict, reason: Reason) -> Self {
+        Self { verdict, reason }
+    }
+
+    /// Whether there is no objection.
+    #[inline]
+    pub fn is_continue(&self) -> bool {
+        self.verdict == Verdict::Continue
+    }
+}
+
+/// Who a connection or a request comes from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Peer {
+    /// The client: of a request that a trusted proxy passes on, the address that the proxy names.
+    pub address: IpAddr,
+    /// How it is connected.
+    pub via: Via,
+}
+
+/// How a client is connected.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Via {
+    /// The connection is the client's own.
+    Direct,
+    /// The connection is a trusted proxy's, with many clients behind it: nothing may be done to it for one of them.
+    Proxy,
+}
+
+/// A field of a request's head that classifiers may ask for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Field {
+    /// `User-Agent`.
+    UserAgent,
+    /// `Cookie`, the first line.
+    Cookie,
+    /// `Content-Type`.
+    ContentType,
+    /// `Range`.
+    Range,
+    /// `Host`.
+    Host,
+}
+
+/// A request whose head is complete.
+pub struct RequestView<'r> {
+    /// As sent, such as `GET`.
+    pub method: &'r [u8],
+    /// The target in its normal form: path and query.
+    pub target: &'r [u8],
+    /// Whether a body follows.
+    pub has_body: bool,
+    /// The value of a field, if it is there.
+    pub field: &'r dyn Fn(Field) -> Option<&'r [u8]>,
+}
+
+/// What a response came from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Source {
+    /// The cache, a file, or an answer of our own.
+    Here,
+    /// An upstream, for a request that the cache could have answered.
+    Missed,
+    /// An upstream, for a request that never is answered from the cache.
+    Passed,
+}
+
+/// A response that has been sent, or given up.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponseView<'r> {
+    /// The target of its request, as in [`RequestView::target`].
+    pub target: &'r [u8],
+    /// The status sent.
+    pub status: u16,
+    /// Where it came from.
+    pub source: Source,
+    /// How long the upstream worked on it, in milliseconds.
+    pub upstream_ms: u32,
+}
+
+/// How a client was too slow.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Slow {
+    /// A request head was not complete in time.
+    Head,
+    /// A request body came below the minimum rate.
+    Body,
+    /// A response was taken below the minimum rate.
+    Reading,
+}
+
+/// What the kernel tells of a client's TCP connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TcpEvent {
+    /// A segment to the client was sent again.
+    Retransmit,
+    /// The client's receive window is zero, and the connection is probed.
+    ZeroWindow,
+    /// A keep-alive probe was sent.
+    KeepAlive,
+}
+
+/// What a classifier may look at besides the event itself.
+pub struct Scene<'s> {
+    /// What every address and prefix has done lately; the event is counted there already.
+    pub tree: &'s mut PrefixTree,
+    /// The client in the tree.
+    pub client: NodeId,
+    /// Who it is.
+    pub peer: Peer,
+    /// Milliseconds of one monotonic clock.
+    pub now_ms: u64,
+}
+
+impl Scene<'_> {
+    /// How often the client did something within the sliding window.
+    #[inline]
+    pub fn count(&self, event: Event) -> u32 {
+        self.tree.count(self.client, event, self.now_ms)
+    }
+}
+
+/// Looks at one kind of abuse. Never blocks, does no I/O, reads no clock. Methods are in the order of a connection's
+/// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event.
+pub trait Classifier: fmt::Debug {
+    /// Stable lower-case name: the same in the configuration, logs and metrics.
+    fn name(&self) -> &'static str;
+
+    /// A connection was accepted; nothing was read. Not asked about connections of trusted proxies.
+    fn on_connect(&self, _scene: &mut Scene<'_>, _open: u32) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// The kernel tells of the connection's TCP. Asked only where something reports such events.
+    fn on_tcp(&self, _scene: &mut Scene<'_>, _event: TcpEvent) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up.
+    fn on_request(&self, _scene: &mut Scene<'_>, _request: &RequestView<'_>, _visit: &Visit) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A piece of a request's body has arrived; `received` counts bytes from the body's start to the piece's end.
+    fn on_body(&self, _scene: &mut Scene<'_>, _piece: &[u8], _received: u64) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A response ended. The decision is about what comes next from the client.
+    fn on_response(&self, _scene: &mut Scene<'_>, _response: &ResponseView<'_>) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// The connection is being ended because its client was too slow.
+    fn on_slow(&self, _scene: &mut Scene<'_>, _slow: Slow) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A connection was closed.
+    fn on_close(&self, _scene: &mut Scene<'_>) {}
+
+    /// Several times a second, for what is due from time to time.
+    fn on_tick(&self, _tree: &mut PrefixTree, _now_ms: u64) {}
+}
+
+/// Has the last word on a classifier's decision, and makes it known.
+pub trait Arbiter: fmt::Debug {
+    /// What is done in the end: where an address is exempt or the rule is only tried out, nothing.
+    fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision;
+
+    /// What is done about a client with a mark on its own address, which was blocked before.
+    fn marked(&self, scene: &mut Scene<'_>) -> Decision;
+}
+
+/// Makes a chain for each data core.
+pub trait ChainSource: fmt::Debug + Send + Sync {
+    /// The chain of the core with this index.
+    fn chain(&self, core: usize, cores: usize) -> Chain;
+}
+
+/// One data core's hooks.
+#[derive(Debug)]
+pub struct Chain {
+    tree: RefCell<PrefixTree>,
+    classifiers: Vec<Box<dyn Classifier>>,
+    arbiter: Box<dyn Arbiter>,
+    seed: u64,
+}
+
+impl Chain {
+    /// Classifiers in the order in which they are asked. `seed` keeps what targets hash to a secret.
+    pub fn new(
+        tree: PrefixTree,
+        classifiers: Vec<Box<dyn Classifier>>,
+        arbiter: Box<dyn Arbiter>,
+        seed: u64,
+    ) -> Self {
+        Self { tree: RefCell::new(tree), classifiers, arbiter, seed }
+    }
+
+    /// Finds the client of a request that a trusted proxy passes on.
+    pub fn locate(&self, address: IpAddr, now_ms: u64) -> NodeId {
+        self.tree.borrow_mut().locate(address, now_ms)
+    }
+
+    /// A connection was accepted. The handle is the connection's until [`Self::close`].
+    pub fn connect(&self, peer: Peer, now_ms: u64) -> (NodeId, Decision) {
+        let mut tree = self.tree.borrow_mut();
+        let client = tree.locate(peer.address, now_ms);
+        let open = tree.open(client);
+        if peer.via == Via::Proxy {
+            return (client, Decision::CONTINUE);
+        }
+        tree.add(client, Event::Connection, 1, now_ms);
+        let marked = tree.mark(client, now_ms).is_some() && tree.is_address(client);
+        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        let decision = match marked {
+            true => self.arbiter.marked(&mut scene),
+            false => self.ask(&mut scene, |classifier, scene| classifier.on_connect(scene, open)),
+        };
+        (client, decision)
+    }
+
+    /// A connection was closed.
+    pub fn close(&self, client: NodeId, peer: Peer, now_ms: u64) {
+        let mut tree = self.tree.borrow_mut();
+        tree.close(client);
+        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        self.classifiers.iter().for_each(|classifier| classifier.on_close(&mut scene));
+    }
+
+    /// A request's head is complete.
+    #[inline]
+    pub fn request(&self, client: NodeId, peer: Peer, request: &RequestView<'_>, now_ms: u64) -> Decision {
+        let mut tree = self.tree.borrow_mut();
+        let visit = tree.request(client, self.hash(request.target), now_ms);
+        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        if visit.mark.is_some() && scene.tree.is_address(client) {
+            return self.arbiter.marked(&mut scene);
+        }
+        self.ask(&mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
+    }
+
+    /// A piece of a request's body has arrived.
+    pub fn body(&self, client: NodeId, peer: Peer, piece: &[u8], received: u64, now_ms: u64) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_body(scene, piece, received))
+    }
+
+    /// A response ended.
+    pub fn response(&self, client: NodeId, peer: Peer, response: &ResponseView<'_>, now_ms: u64) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_response(scene, response))
+    }
+
+    /// A connection is being ended because its client was too slow.
+    pub fn slow(&self, client: NodeId, peer: Peer, slow: Slow, now_ms: u64) -> Decision {
+        self.tree.borrow_mut().add(client, Event::Slow, 1, now_ms);
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_slow(scene, slow))
+    }
+
+    /// The kernel tells of a connection's TCP.
+    pub fn tcp(&self, client: NodeId, peer: Peer, event: TcpEvent, now_ms: u64) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_tcp(scene, event))
+    }
+
+    /// Wants to be called several times a second.
+    pub fn tick(&self, now_ms: u64) {
+        let mut tree = self.tree.borrow_mut();
+        self.classifiers.iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
+    }
+
+    /// Looks into the tree.
+    pub fn with_tree<T>(&self, look: impl FnOnce(&mut PrefixTree) -> T) -> T {
+        look(&mut self.tree.borrow_mut())
+    }
+
+    fn event(
+        &self,
+        client: NodeId,
+        peer: Peer,
+        now_ms: u64,
+        ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
+    ) -> Decision {
+        let mut tree = self.tree.borrow_mut();
+        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        self.ask(&mut scene, ask)
+    }
+
+    #[inline]
+    fn ask(
+        &self,
+        scene: &mut Scene<'_>,
+        ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
+    ) -> Decision {
+        for classifier in &self.classifiers {
+            let decision = ask(&**classifier, scene);
+            if decision.is_continue() {
+                continue;
+            }
+            let decision = self.arbiter.decide(scene, classifier.name(), decision);
+            if !decision.is_continue() {
+                return decision;
+            }
+        }
+        Decision::CONTINUE
+    }
+
+    fn hash(&self, bytes: &[u8]) -> u32 {
+        (hash(self.seed, bytes) >> 32) as u32
+    }
+}
+
+/// A fast keyed hash of bytes, for telling targets apart: not for anything that must withstand a chosen collision.
+pub fn hash(seed: u64, bytes: &[u8]) -> u64 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |state: u64, word: u64| {
+        let product = u128::from(state ^ word) * u128::from(MULTIPLIER ^ seed.rotate_left(17) | 1);
+        (product as u64) ^ (product >> 64) as u64
+    };
+    let mut state = seed ^ bytes.len() as u64;
+    let mut words = bytes.chunks_exact(8);
+    for word in &mut words {
+        state = mix(state, u64::from_le_bytes(word.try_into().unwrap_or_default()));
+    }
+    let mut last = [0; 8];
+    last[..words.remainder().len()].copy_from_slice(words.remainder());
+    mix(mix(state, u64::from_le_bytes(last)), MULTIPLIER)
+}
