@@ -75,8 +75,21 @@ pub struct RequestView<'r> {
     pub target: &'r [u8],
     /// Whether a body follows.
     pub has_body: bool,
+    /// Its fields.
+    pub fields: &'r dyn Fields,
+}
+
+/// Finds fields of a request's head; none is looked for unless a classifier asks.
+pub trait Fields {
+    /// The value of the first field of this name.
+    fn get(&self, field: Field) -> Option<&[u8]>;
+}
+
+impl<'r> RequestView<'r> {
     /// The value of a field, if it is there.
-    pub field: &'r dyn Fn(Field) -> Option<&'r [u8]>,
+    pub fn field(&self, field: Field) -> Option<&'r [u8]> {
+        self.fields.get(field)
+    }
 }
 
 /// What a response came from.
@@ -133,6 +146,8 @@ pub struct Scene<'s> {
     pub client: NodeId,
     /// Who it is.
     pub peer: Peer,
+    /// The request that it is about, if it is about one whose head is at hand.
+    pub request: Option<&'s RequestView<'s>>,
     /// Milliseconds of one monotonic clock.
     pub now_ms: u64,
 }
@@ -195,6 +210,23 @@ pub trait Arbiter: fmt::Debug {
 
     /// What is done about a client with a mark on its own address, which was blocked before.
     fn marked(&self, scene: &mut Scene<'_>) -> Decision;
+
+    /// The response that carries a decision to the client; only asked for verdicts that are answered.
+    fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply;
+
+    /// Several times a second, for what is due from time to time.
+    fn on_tick(&self, _tree: &mut PrefixTree, _now_ms: u64) {}
+}
+
+/// A response of the defence's own.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Field lines, each with CR LF, besides those that every response has.
+    pub fields: Vec<u8>,
+    /// An HTML page; empty: a short text that names the status.
+    pub page: Vec<u8>,
 }
 
 /// Makes a chain for each data core.
@@ -238,7 +270,7 @@ impl Chain {
         }
         tree.add(client, Event::Connection, 1, now_ms);
         let marked = tree.mark(client, now_ms).is_some() && tree.is_address(client);
-        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
         let decision = match marked {
             true => self.arbiter.marked(&mut scene),
             false => self.ask(&mut scene, |classifier, scene| classifier.on_connect(scene, open)),
@@ -250,7 +282,7 @@ impl Chain {
     pub fn close(&self, client: NodeId, peer: Peer, now_ms: u64) {
         let mut tree = self.tree.borrow_mut();
         tree.close(client);
-        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
         self.classifiers.iter().for_each(|classifier| classifier.on_close(&mut scene));
     }
 
@@ -258,8 +290,8 @@ impl Chain {
     #[inline]
     pub fn request(&self, client: NodeId, peer: Peer, request: &RequestView<'_>, now_ms: u64) -> Decision {
         let mut tree = self.tree.borrow_mut();
-        let visit = tree.request(client, self.hash(request.target), now_ms);
-        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        let visit = tree.request(client, (hash(self.seed, request.target) >> 32) as u32, now_ms);
+        let mut scene = Scene { tree: &mut tree, client, peer, request: Some(request), now_ms };
         if visit.mark.is_some() && scene.tree.is_address(client) {
             return self.arbiter.marked(&mut scene);
         }
@@ -290,7 +322,13 @@ impl Chain {
     /// Wants to be called several times a second.
     pub fn tick(&self, now_ms: u64) {
         let mut tree = self.tree.borrow_mut();
+        self.arbiter.on_tick(&mut tree, now_ms);
         self.classifiers.iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
+    }
+
+    /// The response that carries a decision to the client.
+    pub fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply {
+        self.arbiter.reply(peer, request, decision, now_ms)
     }
 
     /// Looks into the tree.
@@ -306,7 +344,7 @@ impl Chain {
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
         let mut tree = self.tree.borrow_mut();
-        let mut scene = Scene { tree: &mut tree, client, peer, now_ms };
+        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
         self.ask(&mut scene, ask)
     }
 
@@ -327,10 +365,6 @@ impl Chain {
             }
         }
         Decision::CONTINUE
-    }
-
-    fn hash(&self, bytes: &[u8]) -> u32 {
-        (hash(self.seed, bytes) >> 32) as u32
     }
 }
 

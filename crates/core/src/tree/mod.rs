@@ -103,7 +103,7 @@ pub struct Visit {
     pub mark: Option<Mark>,
     /// The narrowest prefix around the address with a mark that holds.
     pub suspect: Option<(NodeId, Mark)>,
-    /// The widest prefix around the address that has counted another [`PrefixTree::LOOK_EVERY`] requests.
+    /// The narrowest prefix around the address that has counted another [`PrefixTree::LOOK_EVERY`] requests.
     pub due: Option<NodeId>,
 }
 
@@ -249,7 +249,7 @@ impl PrefixTree {
             if visit.suspect.is_none() {
                 visit.suspect = node.mark.at(now_ms).map(|mark| (id, mark));
             }
-            if node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
+            if visit.due.is_none() && node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
                 visit.due = Some(id);
             }
             at = node.parent;
@@ -346,6 +346,11 @@ impl PrefixTree {
     /// Whether a node stands for an address, not for a prefix around several.
     pub fn is_address(&self, id: NodeId) -> bool {
         self.node(id).is_some_and(|node| node.key.level & !IPV6 == 0)
+    }
+
+    /// The length of the sliding window, in milliseconds.
+    pub fn window_ms(&self) -> u64 {
+        self.window_ms
     }
 
     /// Nodes in use, the root included.
