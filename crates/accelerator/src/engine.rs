@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
+use tidegate_core::hooks::ChainSource;
 use tidegate_core::metrics::Sample;
 use tidegate_dhttp::driver::{BindError, Listener as DhttpListener, ServerHandle};
 use tidegate_dhttp::ports::{ClientPorts, PortRangeError};
@@ -139,11 +140,15 @@ impl Engine {
             background: Mutex::new(log),
         });
         let engine = Self { shared };
-        engine.spawn_cores(sockets)?;
+        engine.spawn_cores(sockets, settings.defence.as_ref())?;
         Ok(engine)
     }
 
-    fn spawn_cores(&self, sockets: Vec<Vec<(Bound, SocketAddr)>>) -> Result<(), StartError> {
+    fn spawn_cores(
+        &self,
+        sockets: Vec<Vec<(Bound, SocketAddr)>>,
+        defence: Option<&Arc<dyn ChainSource>>,
+    ) -> Result<(), StartError> {
         let shared = &self.shared;
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
@@ -163,6 +168,7 @@ impl Engine {
                 flights: Arc::clone(&shared.flights),
                 open: Arc::clone(&open),
                 log: log.clone(),
+                defence: defence.as_ref().map(|source| source.chain(index, shared.workers)),
             };
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

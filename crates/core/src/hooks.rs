@@ -71,8 +71,10 @@ pub enum Field {
 pub struct RequestView<'r> {
     /// As sent, such as `GET`.
     pub method: &'r [u8],
-    /// The target in its normal form: path and query.
-    pub target: &'r [u8],
+    /// The path in its normal form.
+    pub path: &'r [u8],
+    /// The query, if there is one.
+    pub query: Option<&'r [u8]>,
     /// Whether a body follows.
     pub has_body: bool,
     /// Its fields.
@@ -106,8 +108,10 @@ pub enum Source {
 /// A response that has been sent, or given up.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseView<'r> {
-    /// The target of its request, as in [`RequestView::target`].
-    pub target: &'r [u8],
+    /// As in [`RequestView::path`].
+    pub path: &'r [u8],
+    /// As in [`RequestView::query`].
+    pub query: Option<&'r [u8]>,
     /// The status sent.
     pub status: u16,
     /// Where it came from.
@@ -162,7 +166,7 @@ impl Scene<'_> {
 
 /// Looks at one kind of abuse. Never blocks, does no I/O, reads no clock. Methods are in the order of a connection's
 /// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event.
-pub trait Classifier: fmt::Debug {
+pub trait Classifier: fmt::Debug + Send {
     /// Stable lower-case name: the same in the configuration, logs and metrics.
     fn name(&self) -> &'static str;
 
@@ -204,7 +208,7 @@ pub trait Classifier: fmt::Debug {
 }
 
 /// Has the last word on a classifier's decision, and makes it known.
-pub trait Arbiter: fmt::Debug {
+pub trait Arbiter: fmt::Debug + Send {
     /// What is done in the end: where an address is exempt or the rule is only tried out, nothing.
     fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision;
 
@@ -290,7 +294,8 @@ impl Chain {
     #[inline]
     pub fn request(&self, client: NodeId, peer: Peer, request: &RequestView<'_>, now_ms: u64) -> Decision {
         let mut tree = self.tree.borrow_mut();
-        let visit = tree.request(client, (hash(self.seed, request.target) >> 32) as u32, now_ms);
+        let target = hash_target(self.seed, request.path, request.query);
+        let visit = tree.request(client, (target >> 32) as u32, now_ms);
         let mut scene = Scene { tree: &mut tree, client, peer, request: Some(request), now_ms };
         if visit.mark.is_some() && scene.tree.is_address(client) {
             return self.arbiter.marked(&mut scene);
@@ -366,6 +371,12 @@ impl Chain {
         }
         Decision::CONTINUE
     }
+}
+
+/// Tells what requests ask for apart: see [`hash`].
+pub fn hash_target(seed: u64, path: &[u8], query: Option<&[u8]>) -> u64 {
+    let of_path = hash(seed, path);
+    query.map_or(of_path, |query| hash(of_path, query))
 }
 
 /// A fast keyed hash of bytes, for telling targets apart: not for anything that must withstand a chosen collision.

@@ -140,7 +140,14 @@ impl Judge {
             return Reply { status: 503, fields: fields.into_bytes(), page };
         }
         let mut fields = format!("{never_kept}{}Location: ", self.challenger.set_cookie(&task)).into_bytes();
-        fields.extend_from_slice(request.target);
+        // A path that begins with two slashes would be taken for another host.
+        fields.extend_from_slice(b"/");
+        let start = request.path.iter().take_while(|byte| **byte == b'/').count();
+        fields.extend_from_slice(request.path.get(start..).unwrap_or_default());
+        if let Some(query) = request.query {
+            fields.push(b'?');
+            fields.extend_from_slice(query);
+        }
         fields.extend_from_slice(b"\r\n");
         Reply { status: 307, fields, page: Vec::new() }
     }

@@ -72,7 +72,7 @@ pub struct Filter {
     pub source: Option<IpPrefix>,
     /// What `User-Agent` has in it, without regard to case; empty: whatever.
     pub user_agent: String,
-    /// How the target begins; empty: whatever.
+    /// How the path in its normal form begins; empty: whatever.
     pub path: String,
     /// What `Content-Type` begins with, without regard to case; empty: whatever.
     pub content_type: String,

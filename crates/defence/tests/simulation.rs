@@ -44,6 +44,17 @@ impl Fields for Sent {
     }
 }
 
+fn get<'r>(target: &'r str, fields: &'r Sent) -> RequestView<'r> {
+    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+    RequestView {
+        method: b"GET",
+        path: path.as_bytes(),
+        query: query.map(str::as_bytes),
+        has_body: false,
+        fields,
+    }
+}
+
 /// What became of one group's requests.
 #[derive(Debug, Default)]
 struct Tally {
@@ -92,8 +103,7 @@ impl Site {
         let client = self.client(address);
         let peer = Self::peer(address);
         let fields = Sent::default();
-        let request =
-            RequestView { method: b"GET", target: target.as_bytes(), has_body: false, fields: &fields };
+        let request = get(target, &fields);
         let decision = self.chain.request(client, peer, &request, self.now_ms);
         if !decision.is_continue() || (status == 200 && self.cached.contains(target)) {
             return decision;
@@ -101,8 +111,8 @@ impl Site {
         if status == 200 && self.cached.len() < 100_000 {
             self.cached.insert(target.to_owned());
         }
-        let response =
-            ResponseView { target: target.as_bytes(), status, source: Source::Missed, upstream_ms: cost_ms };
+        let RequestView { path, query, .. } = request;
+        let response = ResponseView { path, query, status, source: Source::Missed, upstream_ms: cost_ms };
         self.chain.response(client, peer, &response, self.now_ms)
     }
 
@@ -408,8 +418,7 @@ fn filters_match_across_layers() {
     let mut ask = |address, target: &str, user_agent| {
         let client = site.client(address);
         let fields = Sent { user_agent, range: false };
-        let request =
-            RequestView { method: b"GET", target: target.as_bytes(), has_body: false, fields: &fields };
+        let request = get(target, &fields);
         site.chain.request(client, Site::peer(address), &request, 0).verdict
     };
     assert_eq!(ask(v4([99, 6], 1), "/api/x", "Mozilla BadBot/1"), Verdict::Refuse);
@@ -424,7 +433,7 @@ fn repeated_ranges_are_refused() {
     let address = v4([99, 6], 1);
     let client = site.client(address);
     let fields = Sent { range: true, ..Sent::default() };
-    let request = RequestView { method: b"GET", target: b"/film", has_body: false, fields: &fields };
+    let request = get("/film", &fields);
     let served = (0..400)
         .filter(|_| site.chain.request(client, Site::peer(address), &request, 0).is_continue())
         .count();

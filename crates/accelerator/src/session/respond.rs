@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use tidegate_core::hooks::Reply;
 use tidegate_http::cache::CacheStatus;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, status_reason, write_decimal};
 
@@ -127,6 +128,33 @@ pub(crate) fn error_body_length(status: u16) -> u64 {
     error_body(status).len() as u64
 }
 
+/// The response that refuses a request, with a page of its own or a short text; gives the length of its body.
+pub(crate) fn write_reply(
+    head: &RequestHead<'_>,
+    reply: &Reply,
+    date: &[u8; 29],
+    keep_alive: bool,
+    out: &mut Vec<u8>,
+) -> u64 {
+    let is_head = head.method == Method::Head;
+    if reply.page.is_empty() {
+        write_error_for(head.version, is_head, reply.status, date, keep_alive, &reply.fields, out);
+        return if is_head { 0 } else { error_body_length(reply.status) };
+    }
+    let _ = write!(out, "HTTP/1.1 {} {}\r\nDate: ", reply.status, status_reason(reply.status));
+    out.extend_from_slice(date);
+    let length = reply.page.len();
+    let _ = write!(out, "\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {length}\r\n");
+    out.extend_from_slice(&reply.fields);
+    write_connection(head.version, keep_alive, out);
+    out.extend_from_slice(b"\r\n");
+    if is_head {
+        return 0;
+    }
+    out.extend_from_slice(&reply.page);
+    length as u64
+}
+
 /// A complete error response with a short text.
 pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &mut Vec<u8>) {
     write_error_for(Version::Http11, false, status, date, keep_alive, b"", out);
@@ -147,7 +175,7 @@ pub(crate) fn write_error_for(
     let _ = write!(out, "HTTP/1.1 {status} {reason}\r\nDate: ");
     out.extend_from_slice(date);
     let _ = write!(out, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n", body.len());
-    if status == 503 {
+    if status == 503 && !fields.starts_with(b"Retry-After") {
         out.extend_from_slice(b"Retry-After: 5\r\n");
     }
     out.extend_from_slice(fields);

@@ -42,7 +42,7 @@ fn matches(filter: &Filter, scene: &Scene<'_>, request: &RequestView<'_>) -> boo
     filter.source.is_none_or(|source| source.contains(scene.peer.address))
         && (filter.methods.is_empty()
             || filter.methods.iter().any(|method| method.as_bytes() == request.method))
-        && request.target.starts_with(filter.path.as_bytes())
+        && request.path.starts_with(filter.path.as_bytes())
         && contains(field(Field::UserAgent), &filter.user_agent)
         && starts(field(Field::ContentType), &filter.content_type)
 }

@@ -82,7 +82,7 @@ impl Classifier for Accounts {
             add(Event::UpstreamMs, response.upstream_ms);
         }
         if response.source == Source::Missed
-            && self.novelty.borrow_mut().is_new(response.target, scene.now_ms)
+            && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)
         {
             add(Event::Novel, 1);
         }
