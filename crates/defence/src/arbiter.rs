@@ -120,7 +120,7 @@ impl Arbiter for Judge {
             let (count, lifted) = self.shared.lifted_since(self.lifted.get());
             self.lifted.set(count);
             for prefix in lifted {
-                self.lift(tree, prefix);
+                self.lift(tree, prefix, now_ms);
             }
         }
         if let Some((number, wanted)) = self.shared.wanted(self.viewed.get()) {
@@ -152,13 +152,13 @@ impl Judge {
         Reply { status: 307, fields, page: Vec::new() }
     }
 
-    /// Forgets what addresses in a prefix were blocked for.
-    fn lift(&self, tree: &mut PrefixTree, prefix: IpPrefix) {
+    /// Forgets what addresses in a prefix were blocked for: they begin anew.
+    fn lift(&self, tree: &mut PrefixTree, prefix: IpPrefix, now_ms: u64) {
         let mut found = self.scratch.borrow_mut();
         let within = |id: &NodeId| tree.prefix(*id).is_some_and(|own| overlaps(prefix, own));
         found.extend(tree.ids().filter(|id| tree.is_address(*id)).filter(within));
         for id in found.drain(..) {
-            tree.set_mark(id, Mark::default());
+            tree.forgive(id, now_ms);
         }
     }
 }

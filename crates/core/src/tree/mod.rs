@@ -298,6 +298,17 @@ impl PrefixTree {
         }
     }
 
+    /// Forgets what an address has done and was found out about it; its prefixes remember.
+    pub fn forgive(&mut self, id: NodeId, now_ms: u64) {
+        let moment = self.moment(now_ms);
+        if self.is_live(id) {
+            let node = &mut self.nodes[id.index as usize];
+            node.mark = Mark::default();
+            node.top = TopTarget::default();
+            node.window = Window::new(moment);
+        }
+    }
+
     /// What was found out about a prefix or an address, as far as it holds now.
     pub fn mark(&self, id: NodeId, now_ms: u64) -> Option<Mark> {
         self.node(id)?.mark.at(now_ms)
