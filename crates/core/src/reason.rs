@@ -21,6 +21,11 @@ macro_rules! reasons {
                 match self { $(Self::$variant => concat!("defence_", stringify!($metric), "_total"),)* }
             }
 
+            /// The sentence that explains the counter.
+            pub const fn help(self) -> &'static str {
+                match self { $(Self::$variant => concat!("Decisions about clients: ", $text, "."),)* }
+            }
+
             /// What is logged, and shown to operators.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }

@@ -126,7 +126,7 @@ impl Defence {
     pub fn samples(&self) -> Vec<Sample> {
         let sample = |count: RuleCount| Sample {
             name: count.reason.metric(),
-            help: count.reason.text(),
+            help: count.reason.help(),
             kind: Kind::Counter,
             value: count.acted,
         };
