@@ -15,8 +15,9 @@ use crate::{Error, Lab};
 
 /// Descriptors that a server needs beside its connections: listeners, files, an arena, a log.
 const OTHER_DESCRIPTORS: u64 = 200;
-/// Every default protection stays on; only the number of connections has to fit the scenario.
-const TIDEGATE_CONFIG: &str = "[limits]\nconnections = 1000000\n";
+/// Every default protection stays on; only the number of connections has to fit the scenario, and the load, which is far
+/// beyond what clients may do, is watched like any client but never refused.
+const TIDEGATE_CONFIG: &str = "[limits]\nconnections = 1000000\n[[exempt]]\nsource = \"127.0.0.0/8\"\n";
 
 /// Servers that run until this is dropped, each serving `/object` with a body of the same size.
 pub struct Servers {
@@ -138,7 +139,18 @@ pub fn pin_to_one_core() -> Result<(), Error> {
     sched_setaffinity(None, &one).map_err(failed)
 }
 
-fn check_cores() -> Result<(), Error> {
+/// Keeps the calling thread on the load's core.
+///
+/// # Errors
+/// When there is no such core.
+pub fn pin_to_load_core() -> Result<(), Error> {
+    let failed = |error: rustix::io::Errno| Error::Core { core: LOAD_CORE, source: error.into() };
+    let mut one = CpuSet::new();
+    one.set(LOAD_CORE);
+    sched_setaffinity(None, &one).map_err(failed)
+}
+
+pub(crate) fn check_cores() -> Result<(), Error> {
     let failed = |error: rustix::io::Errno| Error::Core { core: SERVER_CORE, source: error.into() };
     let cores = sched_getaffinity(None).map_err(failed)?;
     for core in [SERVER_CORE, LOAD_CORE] {
@@ -149,7 +161,7 @@ fn check_cores() -> Result<(), Error> {
     Ok(())
 }
 
-fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
+pub(crate) fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
     if lab.tidegate.is_file() {
         Ok(lab.tidegate.clone())
     } else {
@@ -158,7 +170,7 @@ fn tidegate(lab: &Lab) -> Result<PathBuf, Error> {
 }
 
 /// What the program says of itself, in one line.
-fn version(program: impl AsRef<std::ffi::OsStr>, flag: &str) -> Option<String> {
+pub(crate) fn version(program: impl AsRef<std::ffi::OsStr>, flag: &str) -> Option<String> {
     let output = Command::new(program).arg(flag).output().ok()?;
     let text = [output.stdout, output.stderr].concat();
     String::from_utf8_lossy(&text).lines().next().map(|line| line.replace("nginx version: ", ""))

@@ -1,5 +1,9 @@
 //! The scenarios, one file each, and what those of one kind share.
 
+mod defence;
+mod defence_crowd;
+mod defence_flood;
+mod defence_slow;
 mod parsers;
 mod sweep;
 mod tempesta;
@@ -7,12 +11,21 @@ mod tempesta_fig3;
 mod tempesta_fig4;
 mod tempesta_fig5;
 mod tempesta_fig6;
+mod tempesta_fig7;
 
 use crate::{Error, Scenario};
 
 /// Every scenario, in the order of `list` and of the pages.
-pub const ALL: &[&Scenario] =
-    &[&tempesta_fig3::SCENARIO, &tempesta_fig4::SCENARIO, &tempesta_fig5::SCENARIO, &tempesta_fig6::SCENARIO];
+pub const ALL: &[&Scenario] = &[
+    &tempesta_fig3::SCENARIO,
+    &tempesta_fig4::SCENARIO,
+    &tempesta_fig5::SCENARIO,
+    &tempesta_fig6::SCENARIO,
+    &tempesta_fig7::SCENARIO,
+    &defence_flood::SCENARIO,
+    &defence_slow::SCENARIO,
+    &defence_crowd::SCENARIO,
+];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
 ///
