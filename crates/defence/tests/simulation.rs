@@ -210,6 +210,44 @@ fn flood_from_a_thousand_addresses_is_blocked_and_nobody_else() {
 }
 
 #[test]
+fn flood_below_the_limit_of_each_address_is_seen_by_its_pace() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut bad = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good)], 30, |site| {
+            for bot in 0..1_000 {
+                for _ in 0..2 {
+                    let page = format!("/page/{}", site.random.below(100));
+                    site.tallied(&mut bad, v4([99, (bot % 4) as u8], bot), &page, 30, 200);
+                }
+            }
+        });
+        assert_eq!(good.refused, 0, "seed {seed}");
+        assert!(bad.blocked_share() >= 0.95, "seed {seed}: {}", bad.blocked_share());
+    }
+}
+
+#[test]
+fn class_of_pupils_that_loads_heavy_pages_is_served() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut class = Tally::default();
+        let start_ms = site.now_ms;
+        run(&mut site, &mut [(&mut readers, &mut good)], 40, |site| {
+            // Thirty neighbours load a page of 150 parts within a second, and the next one half a minute later.
+            let at_ms = (site.now_ms - start_ms) % (30 * SECOND_MS);
+            for pupil in 0..30 {
+                for part in 0..if at_ms < SECOND_MS { 15 } else { 0 } {
+                    let target = format!("/heavy/{}", at_ms / STEP_MS * 15 + part);
+                    site.tallied(&mut class, v4([97, 1], pupil), &target, 3, 200);
+                }
+            }
+        });
+        assert_eq!((good.refused, class.refused), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
 fn quiet_botnet_in_a_prefix_is_blocked_and_its_neighbours_are_not() {
     for seed in 1..4 {
         let (mut site, mut readers, mut good) = calm(seed);

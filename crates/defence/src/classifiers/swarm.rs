@@ -2,7 +2,7 @@
 //!
 //! A prefix is suspect if its shape is none that the site's usual traffic has: nearly all of its requests miss the cache
 //! with URLs never seen, or fail, or cost the upstreams many times what requests cost, or are for one target although
-//! clients usually ask for several. Size alone makes nobody suspect, so that a crowd of good clients is left alone. In a
+//! clients usually ask for several, or its addresses go on and on at several times the pace of all others. Size alone makes nobody suspect, so that a crowd of good clients is left alone. In a
 //! suspect prefix only those are refused that came with the attack and show the same shape themselves: neighbours that
 //! were there before, or that do what clients usually do, are not.
 
@@ -23,6 +23,11 @@ const SUSPECT_MS: u64 = 60_000;
 const NEWCOMER_MS: u64 = 20_000;
 /// How much of the last window goes into what is usual.
 const LEARNING: f32 = 0.2;
+/// Requests of an address in a window below which nobody is rapid: a page with very many parts.
+const RAPID: f32 = 100.0;
+/// How many times the pace of all others is rapid, and from how many others their pace can be told.
+const RAPID_TIMES: f32 = 3.0;
+const OTHERS: u32 = 8;
 /// Windows with fewer requests teach nothing.
 const TEACHING_REQUESTS: u32 = 100;
 
@@ -44,6 +49,7 @@ enum Shape {
     Errors,
     Costly,
     Monotonous,
+    Rapid,
 }
 
 /// Finds suspect prefixes, and those in them who take part.
@@ -77,10 +83,11 @@ impl Swarm {
         if count(Event::Request) < self.limit || count(Event::Address) < FEW_ADDRESSES {
             return;
         }
-        let shapes = [Shape::Novel, Shape::Errors, Shape::Costly, Shape::Monotonous];
-        let Some(shape) = shapes.into_iter().find(|shape| self.shows(tree, prefix, *shape, now_ms)) else {
-            return;
-        };
+        let shown = Shape::ALL.into_iter().find(|shape| match shape {
+            Shape::Rapid => is_rapid(tree, prefix, now_ms),
+            _ => self.shows(tree, prefix, *shape, now_ms),
+        });
+        let Some(shape) = shown else { return };
         let before = tree.mark(prefix, now_ms).filter(|mark| mark.kind == shape as u8);
         let since_ms = before.map_or(now_ms, |mark| mark.since_ms);
         tree.set_mark(prefix, Mark { since_ms, until_ms: now_ms + SUSPECT_MS, kind: shape as u8 });
@@ -99,6 +106,8 @@ impl Swarm {
                 per_request(Event::UpstreamMs) > (5.0 * usual.upstream_ms_per_request).max(100.0)
             }
             Shape::Monotonous => usual.top_share < 0.6 && tree.top_target(id).share() > 0.9,
+            // Its prefix was compared with the others.
+            Shape::Rapid => requests > RAPID,
         }
     }
 
@@ -142,11 +151,25 @@ impl Swarm {
 }
 
 impl Shape {
+    const ALL: [Self; 5] = [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous, Self::Rapid];
+
     fn of(kind: u8) -> Option<Self> {
-        [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous]
-            .into_iter()
-            .find(|shape| *shape as u8 == kind)
+        Self::ALL.into_iter().find(|shape| *shape as u8 == kind)
     }
+}
+
+/// Whether the addresses of a prefix ask at several times the pace of all others, in this window and in the one before:
+/// who loads a page with many parts is quiet afterwards.
+fn is_rapid(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
+    let pace = |count: &dyn Fn(NodeId, Event) -> u32| {
+        let (own, own_addresses) = (count(prefix, Event::Request), count(prefix, Event::Address));
+        let all = |event| count(tree.root(), event);
+        let others = all(Event::Address).saturating_sub(own_addresses);
+        let of_others = all(Event::Request).saturating_sub(own) as f32 / others.max(1) as f32;
+        let pace = own as f32 / own_addresses.max(1) as f32;
+        others >= OTHERS && pace > RAPID.max(RAPID_TIMES * of_others)
+    };
+    pace(&|id, event| tree.count(id, event, now_ms)) && pace(&|id, event| tree.last_window(id, event, now_ms))
 }
 
 impl Classifier for Swarm {
