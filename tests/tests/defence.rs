@@ -181,6 +181,39 @@ fn challenge_with_work_is_a_page_that_needs_no_other_host() {
     assert!(page.text().contains("tidegate_pass") && !page.text().contains("http"), "{}", page.text());
 }
 
+/// Runs the page's script as a browser would, with as much of a document as it needs; gives the cookie that it sets.
+fn solve(page: &str) -> String {
+    let script = page.split("<script>").nth(1).and_then(|rest| rest.split("</script>").next()).unwrap();
+    let browser = "let jar = '';
+        globalThis.document = {
+            get cookie() { return jar; },
+            set cookie(text) { jar = text.split(';')[0]; },
+            getElementById() { throw new Error('the cookie was not taken'); },
+        };
+        globalThis.location = { reload() { console.log(jar); } };";
+    let output = std::process::Command::new("node")
+        .args(["-e", &format!("{browser}{script}")])
+        .output()
+        .expect("node runs the page's script: install it with apt install nodejs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn browser_solves_the_page_and_passes() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[defence]\nchallenge_bits = 10\n[[filter]]\npath = \"/shop\"\naction = \"challenge\"")
+        .start();
+    let page = get(&tidegate, "127.0.9.9", "/shop", "").unwrap();
+    let cookie = solve(&page.text());
+    let passed = get(&tidegate, "127.0.9.9", "/shop", &format!("Cookie: {cookie}\r\n")).unwrap();
+    assert_eq!((passed.status, passed.text().as_str()), (200, "here"));
+    let unsolved = cookie.split('.').next().unwrap();
+    let refused = get(&tidegate, "127.0.9.9", "/shop", &format!("Cookie: {unsolved}.no\r\n")).unwrap();
+    assert_eq!(refused.status, 503);
+}
+
 #[test]
 fn client_that_is_slow_again_and_again_is_blocked() {
     let origin = origin();

@@ -12,6 +12,7 @@ use tidegate_core::{NodeId, Verdict};
 use tidegate_http::normalize::Normalized;
 use tidegate_http::{BodyFraming, FieldId, RequestHead};
 
+use crate::clients;
 use crate::data_core::DataCore;
 use crate::service::fetch::Answer;
 use crate::service::seen::Seen;
@@ -183,6 +184,15 @@ impl DataCore {
             // The connection ends whatever is decided; a block acts on those to come.
             let _ = defence.chain.slow(id, peer, slow, self.clock.elapsed_ms());
         }
+    }
+
+    /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by its
+    /// head and its response only.
+    pub(crate) fn refuses_body(&self, client: &clients::Client, piece: &[u8], received: u64) -> bool {
+        let (Some(defence), Some(id)) = (&self.defence, client.place) else { return false };
+        let peer = self.direct(client.peer());
+        let judge = || defence.chain.body(id, peer, piece, received, self.clock.elapsed_ms());
+        peer.via == Via::Direct && !judge().is_continue()
     }
 
     fn direct(&self, peer: SocketAddr) -> Peer {

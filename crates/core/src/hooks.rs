@@ -131,17 +131,6 @@ pub enum Slow {
     Reading,
 }
 
-/// What the kernel tells of a client's TCP connection.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum TcpEvent {
-    /// A segment to the client was sent again.
-    Retransmit,
-    /// The client's receive window is zero, and the connection is probed.
-    ZeroWindow,
-    /// A keep-alive probe was sent.
-    KeepAlive,
-}
-
 /// What a classifier may look at besides the event itself.
 pub struct Scene<'s> {
     /// What every address and prefix has done lately; the event is counted there already.
@@ -172,11 +161,6 @@ pub trait Classifier: fmt::Debug + Send {
 
     /// A connection was accepted; nothing was read. Not asked about connections of trusted proxies.
     fn on_connect(&self, _scene: &mut Scene<'_>, _open: u32) -> Decision {
-        Decision::CONTINUE
-    }
-
-    /// The kernel tells of the connection's TCP. Asked only where something reports such events.
-    fn on_tcp(&self, _scene: &mut Scene<'_>, _event: TcpEvent) -> Decision {
         Decision::CONTINUE
     }
 
@@ -319,11 +303,6 @@ impl Chain {
         self.event(client, peer, now_ms, |classifier, scene| classifier.on_slow(scene, slow))
     }
 
-    /// The kernel tells of a connection's TCP.
-    pub fn tcp(&self, client: NodeId, peer: Peer, event: TcpEvent, now_ms: u64) -> Decision {
-        self.event(client, peer, now_ms, |classifier, scene| classifier.on_tcp(scene, event))
-    }
-
     /// Wants to be called several times a second.
     pub fn tick(&self, now_ms: u64) {
         let mut tree = self.tree.borrow_mut();
@@ -394,4 +373,75 @@ pub fn hash(seed: u64, bytes: &[u8]) -> u64 {
     let mut last = [0; 8];
     last[..words.remainder().len()].copy_from_slice(words.remainder());
     mix(mix(state, u64::from_le_bytes(last)), MULTIPLIER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TreeConfig;
+
+    /// Objects to bodies with a word in them, and to nothing else.
+    #[derive(Debug)]
+    struct Word;
+
+    impl Classifier for Word {
+        fn name(&self) -> &'static str {
+            "word"
+        }
+
+        fn on_body(&self, scene: &mut Scene<'_>, piece: &[u8], received: u64) -> Decision {
+            assert_eq!((scene.count(Event::Connection), received), (1, piece.len() as u64));
+            match piece {
+                b"word" => Decision::new(Verdict::Reset, Reason::Content),
+                _ => Decision::CONTINUE,
+            }
+        }
+    }
+
+    /// Lets everybody from 10.0.0.1 do what they like.
+    #[derive(Debug)]
+    struct Lenient;
+
+    impl Arbiter for Lenient {
+        fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision {
+            assert_eq!(classifier, "word");
+            if scene.peer.address == IpAddr::from([10, 0, 0, 1]) { Decision::CONTINUE } else { decision }
+        }
+
+        fn marked(&self, _: &mut Scene<'_>) -> Decision {
+            Decision::CONTINUE
+        }
+
+        fn reply(&self, _: Peer, _: &RequestView<'_>, _: Decision, _: u64) -> Reply {
+            Reply::default()
+        }
+    }
+
+    #[test]
+    fn classifier_objects_and_the_arbiter_has_the_last_word() {
+        let tree = PrefixTree::new(TreeConfig { memory_bytes: 1 << 20, window_ms: 10_000, seed: 1 });
+        let chain = Chain::new(tree, vec![Box::new(Word)], Box::new(Lenient), 1);
+        let verdict = |last: u8, piece: &[u8]| {
+            let peer = Peer { address: IpAddr::from([10, 0, 0, last]), via: Via::Direct };
+            let (client, decision) = chain.connect(peer, 0);
+            assert!(decision.is_continue());
+            let verdict = chain.body(client, peer, piece, piece.len() as u64, 0).verdict;
+            chain.close(client, peer, 0);
+            verdict
+        };
+        assert_eq!(verdict(1, b"word"), Verdict::Continue);
+        assert_eq!(verdict(2, b"word"), Verdict::Reset);
+        assert_eq!(verdict(3, b"other"), Verdict::Continue);
+    }
+
+    #[test]
+    fn targets_that_differ_hash_differently() {
+        let all =
+            [("/a", None), ("/a", Some("")), ("/a", Some("b")), ("/ab", None), ("/a\0", None), ("", None)];
+        let hash =
+            |(path, query): (&str, Option<&str>)| hash_target(7, path.as_bytes(), query.map(str::as_bytes));
+        let hashes: std::collections::HashSet<u64> = all.into_iter().map(hash).collect();
+        assert_eq!(hashes.len(), all.len());
+        assert_ne!(hash_target(7, b"/a", None), hash_target(8, b"/a", None));
+    }
 }

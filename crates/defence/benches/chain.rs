@@ -1,5 +1,7 @@
 //! What the default classifiers cost on the way of a cached hit, and what a client costs that is seen for the first time.
 
+#![allow(missing_docs, clippy::unwrap_used)] // criterion writes functions of its own.
+
 use std::hint::black_box;
 use std::net::IpAddr;
 
