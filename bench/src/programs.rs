@@ -136,6 +136,44 @@ impl Peer {
         haproxy(site, address, &proxy)
     }
 
+    /// nginx with the limits that its manual recommends against floods, set so that the offices behind one address are
+    /// let pass: 100 requests a second with a burst of 200, and 100 connections, for each address.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn nginx_limited(site: &Site) -> Result<Self, String> {
+        let address = free_address()?;
+        let server = format!(
+            "sendfile on; open_file_cache max=100 inactive=1h; open_file_cache_valid 1h; client_header_timeout 10s;\n\
+             limit_req_zone $binary_remote_addr zone=requests:64m rate=100r/s; limit_req_status 429;\n\
+             limit_conn_zone $binary_remote_addr zone=connections:64m;\n\
+             server {{ listen {address} backlog=4096; root {}; limit_req zone=requests burst=200 nodelay;\n\
+             limit_conn connections 100; }}",
+            site.directory.display()
+        );
+        nginx(site, address, &server)
+    }
+
+    /// haproxy with a stick table, its cache before an origin, and limits like those of [`Self::nginx_limited`].
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn haproxy_limited(site: &Site, origin: SocketAddr) -> Result<Self, String> {
+        let address = free_address()?;
+        let proxy = format!(
+            "cache objects\n  total-max-size 64\n  max-object-size 1048576\n  max-age 3600\n\
+             frontend clients\n  bind {address} backlog 4096\n  timeout http-request 10s\n\
+             \x20 stick-table type ip size 200k expire 10m store http_req_rate(10s),conn_cur\n\
+             \x20 tcp-request connection track-sc0 src\n\
+             \x20 tcp-request connection reject if {{ sc0_conn_cur gt 100 }}\n\
+             \x20 http-request deny deny_status 429 if {{ sc0_http_req_rate gt 1000 }}\n\
+             \x20 http-request cache-use objects\n\
+             \x20 http-response set-header Cache-Control max-age=3600\n  http-response cache-store objects\n\
+             \x20 default_backend origin\nbackend origin\n  server origin {origin}\n"
+        );
+        haproxy(site, address, &proxy)
+    }
+
     /// varnishd with its cache in memory before an origin.
     ///
     /// # Errors

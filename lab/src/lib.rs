@@ -5,6 +5,7 @@
 //! servers ([`server`]), loads them ([`load`]), and gives an [`Outcome`]: rows of raw figures ([`table`]), plots
 //! ([`plot`]) and a verdict ([`verdict`]). Everything else (files, pages, exit codes) is common.
 
+pub mod crowd;
 mod error;
 pub mod http3;
 pub mod link;

@@ -15,8 +15,9 @@ use crate::{Error, Lab};
 
 /// Descriptors that a server needs beside its connections: listeners, files, an arena, a log.
 const OTHER_DESCRIPTORS: u64 = 200;
-/// Every default protection stays on; only the number of connections has to fit the scenario.
-const TIDEGATE_CONFIG: &str = "[limits]\nconnections = 1000000\n";
+/// Every default protection stays on; only the number of connections has to fit the scenario, and the load, which is far
+/// beyond what clients may do, is watched like any client but never refused.
+const TIDEGATE_CONFIG: &str = "[limits]\nconnections = 1000000\n[[exempt]]\nsource = \"127.0.0.0/8\"\n";
 
 /// Servers that run until this is dropped, each serving `/object` with a body of the same size.
 pub struct Servers {
@@ -135,6 +136,17 @@ pub fn pin_to_one_core() -> Result<(), Error> {
     let allowed = sched_getaffinity(None).map_err(failed)?;
     let mut one = CpuSet::new();
     one.set((0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).unwrap_or(0));
+    sched_setaffinity(None, &one).map_err(failed)
+}
+
+/// Keeps the calling thread on the load's core.
+///
+/// # Errors
+/// When there is no such core.
+pub fn pin_to_load_core() -> Result<(), Error> {
+    let failed = |error: rustix::io::Errno| Error::Core { core: LOAD_CORE, source: error.into() };
+    let mut one = CpuSet::new();
+    one.set(LOAD_CORE);
     sched_setaffinity(None, &one).map_err(failed)
 }
 

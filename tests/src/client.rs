@@ -1,7 +1,7 @@
 //! A client that sends exactly the bytes it is given.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 
 use crate::PATIENCE;
 use crate::message::{Fields, Response, invalid, read_chunked, read_exactly, read_line};
@@ -22,7 +22,23 @@ impl Client {
     /// # Errors
     /// What the kernel says.
     pub fn try_connect(address: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        Self::over(TcpStream::connect_timeout(&address, PATIENCE)?)
+    }
+
+    /// Connects from this address, such as another one of 127.0.0.0/8.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn try_connect_from(source: IpAddr, address: SocketAddr) -> io::Result<Self> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+        let family = if source.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        bind(&socket, &SocketAddr::new(source, 0))?;
+        connect(&socket, &address)?;
+        Self::over(TcpStream::from(socket))
+    }
+
+    fn over(stream: TcpStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;

@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use tidegate_core::NodeId;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
@@ -51,6 +52,8 @@ pub(crate) struct Client {
     /// A head of which only a part has arrived.
     pub(crate) pending: RefCell<Option<Box<Partial>>>,
     pub(crate) slot: Slot,
+    /// Its address's place in the prefix tree, if anybody watches.
+    pub(crate) place: Option<NodeId>,
 }
 
 /// What the kernel was asked to tell.
@@ -65,7 +68,7 @@ enum Watched {
 }
 
 impl Client {
-    pub(crate) fn new(socket: TcpStream, peer: SocketAddr) -> Self {
+    pub(crate) fn new(socket: TcpStream, peer: SocketAddr, place: Option<NodeId>) -> Self {
         Self {
             socket,
             peer,
@@ -76,6 +79,7 @@ impl Client {
             waker: RefCell::new(None),
             pending: RefCell::new(None),
             slot: Slot::default(),
+            place,
         }
     }
 
@@ -422,7 +426,7 @@ impl DataCore {
     /// The connection ends here, whatever is left to say.
     pub(crate) fn end(&self, client: &Rc<Client>) {
         if self.clients.remove(client) {
-            self.connection_ended();
+            self.connection_ended(client);
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tidegate_core::hooks::Chain;
 use tidegate_dhttp::driver::ServerHandle;
 use tidegate_http::{FieldId, RequestHead, RequestParser, Version};
 use tidegate_store::Store;
@@ -22,6 +23,7 @@ use tokio::time::MissedTickBehavior;
 use crate::access_log::{LogBuffer, LogSender, Record};
 use crate::clients::{Client, Clients};
 use crate::clock::Clock;
+use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
 use crate::inner::InnerRequest;
 use crate::metrics::CoreMetrics;
@@ -61,6 +63,8 @@ pub(crate) struct Start {
     pub open: Arc<AtomicUsize>,
     pub log: Option<LogSender>,
     pub inside: mpsc::Receiver<InnerRequest>,
+    /// Made on the starting thread, and used on the core's own from then on.
+    pub defence: Option<Chain>,
 }
 
 /// The sockets of one core for one listening address.
@@ -78,6 +82,7 @@ pub(crate) struct DataCore {
     pub flights: Arc<Flights>,
     pub clients: Clients,
     pub log: Option<LogBuffer>,
+    pub defence: Option<Defence>,
     /// Filled by a read and consumed before the next await.
     pub read_buffer: RefCell<Box<[u8]>>,
     /// Parses heads that arrive whole; a head in pieces gets a parser of its own.
@@ -122,6 +127,7 @@ impl DataCore {
                 flights: start.flights,
                 clients: Clients::new(start.epoll),
                 log: start.log.map(LogBuffer::new),
+                defence: start.defence.map(Defence::new),
                 read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
                 scratch: RefCell::default(),
@@ -215,12 +221,17 @@ impl DataCore {
             self.metrics.connections_refused_total.add(1);
             return;
         }
+        let Ok(place) = self.meet(&stream, peer) else {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
         self.metrics.connections_open.add(1);
-        session::begin(self, &Rc::new(Client::new(stream, peer)));
+        session::begin(self, &Rc::new(Client::new(stream, peer, place)));
     }
 
     /// Counts the end of a connection that was admitted.
-    pub(crate) fn connection_ended(&self) {
+    pub(crate) fn connection_ended(&self, client: &Client) {
+        self.part(client.place, client.peer());
         self.metrics.connections_open.sub(1);
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -232,6 +243,9 @@ impl DataCore {
             interval.tick().await;
             self.clients.sweep(self.clock.elapsed_ms());
             self.pools().sweep();
+            if let Some(defence) = &self.defence {
+                defence.tick(self.clock.elapsed_ms());
+            }
             if let Some(log) = &self.log {
                 log.flush(&self.metrics);
             }

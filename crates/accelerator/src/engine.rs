@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
+use tidegate_core::hooks::ChainSource;
 use tidegate_core::metrics::Sample;
 use tidegate_dhttp::driver::{BindError, Listener as DhttpListener, ServerHandle};
 use tidegate_dhttp::ports::{ClientPorts, PortRangeError};
@@ -143,7 +144,7 @@ impl Engine {
             inside,
         });
         let engine = Self { shared };
-        engine.spawn_cores(sockets, receivers)?;
+        engine.spawn_cores(sockets, receivers, settings.defence.as_ref())?;
         Ok(engine)
     }
 
@@ -151,6 +152,7 @@ impl Engine {
         &self,
         sockets: Vec<Vec<(Bound, SocketAddr)>>,
         receivers: Vec<mpsc::Receiver<InnerRequest>>,
+        defence: Option<&Arc<dyn ChainSource>>,
     ) -> Result<(), StartError> {
         let shared = &self.shared;
         let open = Arc::new(AtomicUsize::new(0));
@@ -172,6 +174,7 @@ impl Engine {
                 open: Arc::clone(&open),
                 log: log.clone(),
                 inside,
+                defence: defence.as_ref().map(|source| source.chain(index, shared.workers)),
             };
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

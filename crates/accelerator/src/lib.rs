@@ -9,6 +9,7 @@ mod admission;
 mod clients;
 mod clock;
 mod data_core;
+mod defence;
 mod dhttp;
 mod engine;
 mod inner;

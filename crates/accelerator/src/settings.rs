@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::IpPrefix;
+use tidegate_core::hooks::ChainSource;
 use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
 
@@ -38,6 +39,8 @@ pub struct Settings {
     pub connections: Option<Arc<dyn Admission>>,
     /// Who decides on requests; `None` costs nothing.
     pub requests: Option<Arc<dyn Admission>>,
+    /// Who watches clients and acts on those that abuse the site; `None` costs nothing. A change needs a restart.
+    pub defence: Option<Arc<dyn ChainSource>>,
 }
 
 /// One listening address.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ use crate::run::Reloader;
 const MAX_ENTRIES: usize = 10_000;
 /// Blocks that one answer may list.
 const MAX_BLOCKS: usize = 100_000;
+/// Clients that one answer may list.
+const MAX_TOP: usize = 256;
 /// Rules with metrics of their own; `/api/gate` has all.
 const MAX_RULE_METRICS: usize = 1000;
 /// A list of blocks is sent in parts.
@@ -71,6 +73,8 @@ pub(crate) fn spawn(
         .route("/api/gate", get(gate))
         .route("/api/block", get(block_list).post(block_add))
         .route("/api/block/remove", post(block_remove))
+        .route("/api/block/explain", get(block_explain))
+        .route("/api/top", get(top))
         .layer(middleware::from_fn(guard))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(Admin { engine, reloader, gatekeeper });
@@ -172,7 +176,8 @@ async fn dashboard() -> Html<&'static str> {
 
 async fn metrics(State(admin): State<Admin>) -> Response {
     let mut text = String::new();
-    for sample in admin.engine.samples().into_iter().chain(admin.reloader.trickles.samples()) {
+    let defence = admin.reloader.guard.as_ref().map(|guard| guard.defence().samples()).unwrap_or_default();
+    for sample in admin.engine.samples().into_iter().chain(admin.reloader.trickles.samples()).chain(defence) {
         write_metric(&sample, &mut text);
     }
     write_upstreams(&admin.engine, &mut text);
@@ -285,6 +290,7 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
         .samples()
         .iter()
         .chain(&admin.reloader.trickles.samples())
+        .chain(&admin.reloader.guard.as_ref().map(|guard| guard.defence().samples()).unwrap_or_default())
         .map(|sample| (sample.name.to_owned(), sample.value.into()))
         .collect();
     let counter = |name: &str| counters.get(name).and_then(Value::as_u64).unwrap_or(0);
@@ -401,10 +407,49 @@ async fn block_remove(State(admin): State<Admin>, Json(unblock): Json<Unblock>) 
         Ok(prefix) => prefix,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("{:?}: {error}", unblock.prefix)),
     };
+    if let Some(guard) = &admin.reloader.guard {
+        guard.lift(prefix);
+    }
     match admin.gatekeeper.gate().blocks().remove(&prefix) {
         Ok(removed) => Json(json!({ "removed": removed })).into_response(),
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
+}
+
+#[derive(Deserialize)]
+struct ExplainQuery {
+    address: IpAddr,
+}
+
+/// Everything that is known about one address: whether it is blocked, what it and the prefixes around it do, and what was
+/// decided about it.
+async fn block_explain(State(admin): State<Admin>, Query(query): Query<ExplainQuery>) -> Response {
+    let address = query.address.to_canonical();
+    let blocks = match admin.gatekeeper.gate().blocks().list() {
+        Ok(blocks) => blocks,
+        Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    };
+    let blocks: Vec<Value> =
+        blocks.iter().filter(|blocked| blocked.prefix.contains(address)).map(view::block).collect();
+    let known = match &admin.reloader.guard {
+        Some(guard) => guard.explain(address).await,
+        None => json!({ "levels": [], "decisions": [] }),
+    };
+    Json(json!({
+        "address": address,
+        "defence": admin.reloader.guard.is_some(),
+        "blocks": blocks,
+        "levels": known["levels"],
+        "decisions": known["decisions"],
+    }))
+    .into_response()
+}
+
+async fn top(State(admin): State<Admin>, Query(query): Query<ListQuery>) -> Response {
+    let Some(guard) = &admin.reloader.guard else {
+        return refuse(StatusCode::CONFLICT, "nobody watches clients: defence.enabled is false");
+    };
+    Json(Value::Array(guard.top(query.limit.unwrap_or(20).min(MAX_TOP)).await)).into_response()
 }
 
 #[derive(Deserialize)]

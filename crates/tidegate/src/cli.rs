@@ -1,5 +1,5 @@
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tidegate_policy::PortRange;
 
 use crate::gate::commands::{self, Add, Attach};
 use crate::units::ListenAddress;
-use crate::{client, config, fetch, gateway, intercept, run, units};
+use crate::{client, config, fetch, gateway, intercept, run, top, units};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -73,6 +73,18 @@ enum Command {
     /// Show what a running tidegate does.
     #[command(after_help = "Example:\n  tidegate status --json")]
     Status(ClientArgs),
+    /// Show who does most: from where, what it costs, and what was decided about it.
+    #[command(after_help = "Examples:\n  tidegate top\n  tidegate top --once --json")]
+    Top {
+        #[command(flatten)]
+        client: ClientArgs,
+        /// At most so many clients.
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=256))]
+        limit: u16,
+        /// Print once and end; so it is anyway where standard output is no terminal.
+        #[arg(long)]
+        once: bool,
+    },
     /// Read the configuration again; on an error the old one stays in force.
     #[command(after_help = "Example:\n  tidegate reload")]
     Reload(ClientArgs),
@@ -189,6 +201,15 @@ enum BlockCommand {
         #[command(flatten)]
         client: ClientArgs,
     },
+    /// Say what is known about an address: whether it is blocked, what it does, and why it was decided on.
+    #[command(after_help = "Example:\n  tidegate block explain 192.0.2.7")]
+    Explain {
+        /// The address.
+        #[arg(value_name = "ADDR")]
+        address: IpAddr,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
     /// Let addresses and prefixes in again.
     #[command(after_help = "Example:\n  tidegate block remove 192.0.2.0/24")]
     Remove {
@@ -293,6 +314,7 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
         Command::Check { schema: true, .. } => print(&config::schema()),
         Command::Check { file, json, .. } => check(&file.unwrap_or_default(), json),
         Command::Status(args) => client::status(args.admin, args.json),
+        Command::Top { client: args, limit, once } => top::top(args.admin, limit, once, args.json),
         Command::Reload(args) => client::post(args.admin, "/api/reload", args.json),
         Command::Drain(args) => client::post(args.admin, "/api/drain", args.json),
         Command::Cache { command } => match command {
@@ -343,6 +365,7 @@ fn block(command: &BlockCommand) -> Result<(), Failure> {
             commands::block_add(client.admin, &add, client.json)
         }
         BlockCommand::List { limit, client } => commands::block_list(client.admin, *limit, client.json),
+        BlockCommand::Explain { address, client } => top::explain(client.admin, *address, client.json),
         BlockCommand::Remove { prefixes, client } => {
             commands::block_remove(client.admin, prefixes, client.json)
         }

@@ -5,11 +5,13 @@ mod admin;
 mod cli;
 mod client;
 mod config;
+mod defence;
 mod fetch;
 mod gate;
 mod gateway;
 mod intercept;
 mod run;
+mod top;
 mod trickles;
 mod units;
 

@@ -12,6 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Finding, Loaded};
+use crate::defence::Guard;
 use crate::gate::Gatekeeper;
 use crate::trickles::TricklesServices;
 use crate::units::{ListenAddress, ServerError};
@@ -41,6 +42,12 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen).map_err(gate_failed)?;
     let mut settings = loaded.settings.clone();
     gatekeeper.guard(&mut settings, &loaded.gate.rules);
+    let no_guard = |error| Failure::runtime(format!("error: cannot start the defence: {error}"));
+    let guard = Guard::new(&loaded.defence, settings.workers.max(1)).map_err(no_guard)?;
+    settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
+    if let Some(guard) = &guard {
+        guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
+    }
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
     let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings, engine.inside())?;
@@ -57,6 +64,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         engine: engine.clone(),
         gatekeeper: Arc::clone(&gatekeeper),
         trickles,
+        guard,
     });
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader), gatekeeper)
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
@@ -75,6 +83,8 @@ pub(crate) struct Reloader {
     engine: Engine,
     gatekeeper: Arc<Gatekeeper>,
     pub trickles: TricklesServices,
+    /// What watches clients, unless that is off.
+    pub guard: Option<Arc<Guard>>,
 }
 
 impl Reloader {
@@ -100,6 +110,7 @@ impl Reloader {
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
+            ("[defence], [[classifier]], [[exempt]] or [[filter]]", old.defence != new.defence),
             ("[adapt]", old.gate.wanted.goals != new.gate.wanted.goals),
             ("block.shut_windows", old.gate.shut_windows != new.gate.shut_windows),
             ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
@@ -392,6 +403,9 @@ impl Signals {
                         }
                         _ = hangup.recv() => {
                             engine.reopen_log();
+                            if let Some(guard) = &reloader.guard {
+                                guard.reopen_audit();
+                            }
                             // What came of it is logged.
                             let _ = reloader.reload();
                             continue;

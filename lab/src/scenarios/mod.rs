@@ -14,6 +14,10 @@ mod cc_kill;
 mod cc_load;
 mod cc_servers;
 mod cc_table1;
+mod defence;
+mod defence_crowd;
+mod defence_flood;
+mod defence_slow;
 mod dhttp;
 mod dhttp_bound;
 mod dhttp_connections;
@@ -46,6 +50,7 @@ mod tempesta_fig3;
 mod tempesta_fig4;
 mod tempesta_fig5;
 mod tempesta_fig6;
+mod tempesta_fig7;
 mod trickles;
 mod trickles_fig10;
 mod trickles_fig11;
@@ -109,6 +114,10 @@ pub const ALL: &[&Scenario] = &[
     &cc_beck::SCENARIO,
     &cc_table1::SCENARIO,
     &cc_kill::SCENARIO,
+    &tempesta_fig7::SCENARIO,
+    &defence_flood::SCENARIO,
+    &defence_slow::SCENARIO,
+    &defence_crowd::SCENARIO,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.

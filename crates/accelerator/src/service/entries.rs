@@ -265,8 +265,12 @@ fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePa
             None => return Ok(url.to_ascii_lowercase()),
         },
     };
-    let seen =
-        Seen { client: IpAddr::V4(Ipv4Addr::LOCALHOST), https: url.starts_with("https://"), host: None };
+    let seen = Seen {
+        client: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        via_proxy: false,
+        https: url.starts_with("https://"),
+        host: None,
+    };
     let mut bytes = b"GET ".to_vec();
     for byte in target.bytes() {
         match byte {

@@ -250,6 +250,7 @@ mod tests {
             access_log: None,
             connections: None,
             requests: None,
+            defence: None,
         };
         Plan::new(&settings, None).unwrap()
     }

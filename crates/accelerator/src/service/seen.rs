@@ -11,6 +11,8 @@ use crate::service::plan::Plan;
 pub(crate) struct Seen<'a> {
     /// The client, not the proxies before us.
     pub client: IpAddr,
+    /// Whether the connection is a trusted proxy's.
+    pub via_proxy: bool,
     /// Whether the client's own connection is encrypted.
     pub https: bool,
     /// The host that the client asked for, where a trusted proxy names another one than `Host`.
@@ -22,13 +24,14 @@ impl<'a> Seen<'a> {
     #[inline]
     pub(crate) fn of(plan: &Plan, head: &RequestHead<'a>, peer: IpAddr) -> Self {
         if !plan.is_trusted(peer) {
-            return Self { client: peer, https: false, host: None };
+            return Self { client: peer, via_proxy: false, https: false, host: None };
         }
         let last =
             |id| head.fields.get_all(id).last().and_then(|value| value.rsplit(|&byte| byte == b',').next());
         let scheme = last(FieldId::XForwardedProto).map(<[u8]>::trim_ascii);
         Self {
             client: client(plan, head).unwrap_or(peer),
+            via_proxy: true,
             https: scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"https")),
             host: last(FieldId::XForwardedHost).map(<[u8]>::trim_ascii).filter(|host| !host.is_empty()),
         }

@@ -231,7 +231,11 @@ impl RequestBody for ClientBody<'_> {
                     if self.received > self.limit {
                         return Err(BodyReadError::TooLarge);
                     }
-                    return Ok(Some(self.buffer.get(piece).unwrap_or(&[])));
+                    let piece = self.buffer.get(piece).unwrap_or(&[]);
+                    if self.core.refuses_body(self.client, piece, self.received) {
+                        return Err(BodyReadError::Refused);
+                    }
+                    return Ok(Some(piece));
                 }
             }
         }

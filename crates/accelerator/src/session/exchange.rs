@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use tidegate_core::hooks::{Slow, Source};
 use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
@@ -10,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::clients::ClientStream;
 use crate::data_core::{Bytes, millis};
+use crate::defence;
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
@@ -38,12 +40,21 @@ impl Connection<'_> {
     /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
     pub(super) async fn exchange(self, request: Request) -> Option<Vec<u8>> {
         self.client.slot.clear();
-        let Request { buffer, parser, rest, asker, is_absent } = request;
+        let Request { buffer, parser, rest, asker, is_absent, delayed } = request;
         let head = parser.head(&buffer);
         let plan = self.core.plan();
         let mut scratch = Vec::new();
         // The head has passed this once, before it was found to need an exchange.
         let normalized = normalize(&head, plan.personality, &mut scratch).ok()?;
+        if delayed && let Some(defence) = &self.core.defence {
+            match defence.hold_back() {
+                Some(held_back) => held_back.wait().await,
+                None => {
+                    let _ = self.deliver_local(&head, 429, b"Retry-After: 10\r\n", false).await;
+                    return None;
+                }
+            }
+        }
         let mut body = ClientBody::new(self.client, self.core, &head, rest);
         let delivered = if head.method == Method::Connect {
             let allow = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n";
@@ -53,6 +64,7 @@ impl Connection<'_> {
         } else {
             let peer = asker.peer.ip().to_canonical();
             let seen = Seen::of(&plan, &head, peer);
+            let asked_ms = self.core.clock.elapsed_ms();
             let incoming =
                 Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen, is_absent };
             let answer = tokio::select! {
@@ -60,20 +72,34 @@ impl Connection<'_> {
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
                 () = self.client.failed() => {
                     self.core.metrics.clients_gone_total.add(1);
+                    // The upstream has worked all the same.
+                    let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
+                    asker.responded(self.core, &seen, &normalized, 0, (Source::Passed, upstream_ms));
                     return None;
                 }
             };
-            match answer {
+            let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
+            let source = (defence::source(&head, &answer), upstream_ms);
+            let delivered = match answer {
                 Answer::Streamed(streamed) if streamed.status == 101 => {
                     let rest = body.into_rest();
-                    let Asker { peer, began } = asker;
+                    let Asker { peer, began, .. } = asker;
                     self.core.account(peer.ip(), &head, 101, Bytes::default(), "tunnel", began);
                     Box::pin(self.tunnel(*streamed, &rest)).await;
                     return None;
                 }
                 answer => self.deliver(&head, answer, &mut body).await,
-            }
+            };
+            delivered.map(|mut delivered| {
+                delivered.keep_alive &=
+                    asker.responded(self.core, &seen, &normalized, delivered.status, source);
+                delivered
+            })
         };
+        self.watch_reading(&delivered);
+        if self.client.slot.expired() == Some(Waiting::Body) {
+            self.core.too_slow(self.client.place, self.client.peer(), Slow::Body);
+        }
         let delivered = match delivered {
             Ok(delivered) => delivered,
             Err(_) => {

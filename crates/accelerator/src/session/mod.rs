@@ -17,8 +17,9 @@ use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tidegate_core::Verdict;
-use tidegate_http::normalize::normalize;
+use tidegate_core::hooks::{Decision, Reply, Slow, Source};
+use tidegate_core::{NodeId, Verdict};
+use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 
 use crate::access_log::Record;
@@ -41,13 +42,13 @@ pub(crate) fn begin(core: &Rc<DataCore>, client: &Rc<Client>) {
     connection.await_head();
     let step = connection.advance_caught();
     if matches!(step, Step::Close) {
-        return core.connection_ended();
+        return core.connection_ended(client);
     }
     match core.clients.add(client) {
         Ok(()) => connection.go_on(step),
         Err(error) => {
             tracing::error!(%error, "a client's socket could not be watched");
-            core.connection_ended();
+            core.connection_ended(client);
         }
     }
 }
@@ -75,6 +76,7 @@ async fn wait(busy: Busy, mut step: Step) {
                 // Nothing is owed by the client but to take what it asked for.
                 connection.client.slot.clear();
                 let sent = connection.flush(unsent).await;
+                connection.watch_reading(&sent);
                 if sent.is_err() || !keep_alive {
                     return connection.finish().await;
                 }
@@ -102,6 +104,8 @@ pub(crate) struct Asker {
     peer: SocketAddr,
     /// When the request in progress began, if that is logged.
     began: Option<Instant>,
+    /// Its connection's place in the prefix tree, if anybody watches.
+    place: Option<NodeId>,
 }
 
 /// One client connection over TCP.
@@ -129,6 +133,8 @@ pub(crate) struct Request {
     pub asker: Asker,
     /// The cache had nothing for it a moment ago.
     pub is_absent: bool,
+    /// Whether it is held back for a while first.
+    pub delayed: bool,
 }
 
 /// What the bytes at hand lead to.
@@ -160,11 +166,15 @@ enum Handled {
     },
     /// A rule says no.
     Refused(Verdict),
+    /// The defence says no, and how to say it; `None`: by the end of the connection.
+    TurnedAway(Decision, Option<Box<Reply>>),
+    /// The defence lets the request wait.
+    Delayed,
 }
 
 impl Asker {
-    pub(crate) fn new(core: &DataCore, peer: SocketAddr) -> Self {
-        Self { peer, began: core.log.is_some().then(Instant::now) }
+    pub(crate) fn new(core: &DataCore, client: &Client) -> Self {
+        Self { peer: client.peer(), began: core.log.is_some().then(Instant::now), place: client.place }
     }
 
     /// Answers from the cache if that is all it takes.
@@ -174,6 +184,19 @@ impl Asker {
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        if let (Some(defence), Some(place)) = (&core.defence, self.place) {
+            let now_ms = core.clock.elapsed_ms();
+            let client = defence.client(place, self.peer, &seen, now_ms);
+            let decision = defence.judge(client, head, &normalized, now_ms);
+            match decision.verdict {
+                Verdict::Continue => {}
+                Verdict::Delay => return Ok(Handled::Delayed),
+                _ => {
+                    let reply = defence.reply(client, head, &normalized, decision, now_ms);
+                    return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
+                }
+            }
+        }
         let verdict = plan.police(self.peer, || client.local_addr(), head, normalized.path);
         if verdict != Verdict::Continue {
             return Ok(Handled::Refused(verdict));
@@ -197,11 +220,30 @@ impl Asker {
         let body = form.body.1 - form.body.0;
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
         core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
+        if form.status >= 400 {
+            self.responded(core, &seen, &normalized, form.status, (Source::Here, 0));
+        }
         Ok(match sent {
             transmit::Sent::All => Handled::Answered { keep_alive },
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
         })
+    }
+
+    /// Tells the defence of a response; whether the connection may go on.
+    fn responded(
+        self,
+        core: &DataCore,
+        seen: &Seen<'_>,
+        normalized: &Normalized<'_>,
+        status: u16,
+        source: (Source, u64),
+    ) -> bool {
+        let (Some(defence), Some(place)) = (&core.defence, self.place) else { return true };
+        let now_ms = core.clock.elapsed_ms();
+        let client = defence.client(place, self.peer, seen, now_ms);
+        let decision = defence.responded(client, normalized, status, source, now_ms);
+        seen.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
     }
 }
 
@@ -328,7 +370,7 @@ impl Connection<'_> {
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
     fn step(self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        let asker = Asker::new(self.core, self.client.peer());
+        let asker = Asker::new(self.core, self.client);
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match asker.answer(self.core, self.client, &parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
@@ -342,11 +384,23 @@ impl Connection<'_> {
                 Some(Step::Flush { unsent, rest: rest(), keep_alive })
             }
             Ok(Handled::Refused(verdict)) => self.turn_away(asker, verdict, &parser.head(input)),
-            Ok(Handled::NeedsExchange { is_absent }) => {
+            Ok(Handled::TurnedAway(decision, reply)) => {
+                self.refuse_client(asker, decision, reply.as_deref(), &parser.head(input))
+            }
+            Ok(handled @ (Handled::NeedsExchange { .. } | Handled::Delayed)) => {
+                let delayed = matches!(handled, Handled::Delayed);
+                let is_absent = matches!(handled, Handled::NeedsExchange { is_absent: true });
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
                 let buffer = input.get(..length).unwrap_or(&[]).to_vec();
-                Some(Step::Exchange(Box::new(Request { buffer, parser, rest: rest(), asker, is_absent })))
+                Some(Step::Exchange(Box::new(Request {
+                    buffer,
+                    parser,
+                    rest: rest(),
+                    asker,
+                    is_absent,
+                    delayed,
+                })))
             }
             Err(error) => Some(self.refuse(error)),
         }
@@ -366,20 +420,43 @@ impl Connection<'_> {
         self.core.metrics.requests_policed_total.add(1);
         match verdict {
             Verdict::Refuse | Verdict::Delay | Verdict::Continue => {}
-            Verdict::Reset => {
-                // With nothing to linger for, closing resets both ends (the paper's section 3.3).
-                self.client.set_zero_linger();
-                return Some(Step::Close);
-            }
+            Verdict::Reset => return Some(self.reset()),
             _ => return Some(Step::Close),
         }
+        self.answer_refused(asker, head, &Reply { status: 503, ..Reply::default() })
+    }
+
+    /// Does to a request what the defence says; `None` when the connection goes on.
+    fn refuse_client(
+        self,
+        asker: Asker,
+        decision: Decision,
+        reply: Option<&Reply>,
+        head: &RequestHead<'_>,
+    ) -> Option<Step> {
+        self.core.metrics.requests_policed_total.add(1);
+        match reply {
+            Some(reply) => self.answer_refused(asker, head, reply),
+            None if decision.verdict == Verdict::Drop => Some(Step::Close),
+            None => Some(self.reset()),
+        }
+    }
+
+    /// With nothing to linger for, closing resets both ends (*Kernel Mechanisms*, section 3.3).
+    fn reset(self) -> Step {
+        self.client.set_zero_linger();
+        Step::Close
+    }
+
+    /// Answers a request that is refused; `None` when the connection goes on.
+    fn answer_refused(self, asker: Asker, head: &RequestHead<'_>, reply: &Reply) -> Option<Step> {
         // What follows a body that nobody reads cannot be told from it.
         let keep_alive = head.keep_alive && head.framing == BodyFraming::None && !self.core.is_draining();
-        let (out, bytes) = respond::local_response(self.core, head, 503, b"", keep_alive);
+        let (out, bytes) = respond::reply(self.core, head, reply, keep_alive);
         // A client that does not take its answers is not owed this one.
         let sent = self.client.try_write(&out).is_ok_and(|length| length == out.len());
-        let Asker { peer, began } = asker;
-        self.core.account(peer.ip(), head, 503, bytes, "none", began);
+        let Asker { peer, began, .. } = asker;
+        self.core.account(peer.ip(), head, reply.status, bytes, "none", began);
         if sent && keep_alive {
             self.await_next();
             return None;
@@ -425,6 +502,7 @@ impl Connection<'_> {
         match self.client.slot.expired() {
             Some(Waiting::Head) => {
                 self.core.metrics.header_timeouts_total.add(1);
+                self.core.too_slow(self.client.place, self.client.peer(), Slow::Head);
                 self.last_words(408);
             }
             Some(Waiting::NextRequest) => self.core.metrics.idle_timeouts_total.add(1),
@@ -460,6 +538,13 @@ impl Connection<'_> {
     /// A head has begun, or is owed by a new connection.
     fn await_head(self) {
         self.client.slot.set(Waiting::Head, self.core.deadline(self.core.times().header_ms));
+    }
+
+    /// Tells the defence of a client that did not take its response.
+    fn watch_reading<T>(self, sent: &io::Result<T>) {
+        if matches!(sent, Err(error) if error.kind() == ErrorKind::TimedOut) {
+            self.core.too_slow(self.client.place, self.client.peer(), Slow::Reading);
+        }
     }
 
     async fn flush(self, unsent: Unsent) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use tidegate_core::hooks::Reply;
 use tidegate_http::cache::CacheStatus;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, status_reason, write_decimal};
 
@@ -212,6 +213,32 @@ fn error_body(status: u16) -> String {
     format!("{status} {}\n", status_reason(status))
 }
 
+/// The response that refuses a request, with a page of its own or a short text, and how much of it is body.
+pub(crate) fn reply(
+    core: &DataCore,
+    head: &RequestHead<'_>,
+    reply: &Reply,
+    keep_alive: bool,
+) -> (Vec<u8>, Bytes) {
+    if reply.page.is_empty() {
+        return local_response(core, head, reply.status, &reply.fields, keep_alive);
+    }
+    let mut out = Vec::with_capacity(512 + reply.page.len());
+    let _ = write!(out, "HTTP/1.1 {} {}\r\nDate: ", reply.status, status_reason(reply.status));
+    out.extend_from_slice(&core.clock.date());
+    let length = reply.page.len();
+    let _ = write!(out, "\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {length}\r\n");
+    out.extend_from_slice(&reply.fields);
+    write_connection(head.version, keep_alive, &mut out);
+    out.extend_from_slice(b"\r\n");
+    let mut bytes = Bytes { head: out.len() as u64, body: 0 };
+    if head.method != Method::Head {
+        out.extend_from_slice(&reply.page);
+        bytes.body = length as u64;
+    }
+    (out, bytes)
+}
+
 /// A complete error response with a short text.
 pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &mut Vec<u8>) {
     write_error_for(Version::Http11, false, status, date, keep_alive, b"", out);
@@ -232,7 +259,7 @@ fn write_error_for(
     let _ = write!(out, "HTTP/1.1 {status} {reason}\r\nDate: ");
     out.extend_from_slice(date);
     let _ = write!(out, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n", body.len());
-    if status == 503 {
+    if status == 503 && !fields.starts_with(b"Retry-After") {
         out.extend_from_slice(b"Retry-After: 5\r\n");
     }
     out.extend_from_slice(fields);

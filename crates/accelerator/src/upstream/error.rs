@@ -59,6 +59,9 @@ pub(crate) enum BodyReadError {
     /// The body is larger than allowed.
     #[error("the body is too large")]
     TooLarge,
+    /// The defence does not let it pass.
+    #[error("the body is refused")]
+    Refused,
 }
 
 impl UpstreamError {
@@ -72,6 +75,7 @@ impl UpstreamError {
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
             Self::Client(BodyReadError::TooSlow) => 408,
             Self::Client(BodyReadError::TooLarge) => 413,
+            Self::Client(BodyReadError::Refused) => 403,
         }
     }
 

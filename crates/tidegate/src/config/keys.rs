@@ -93,6 +93,15 @@ pub(super) static FILE: Section = Section {
         key("connection", Kind::Tables(&CONNECTION), Absent("none"), "Rules for connections."),
         key("request", Kind::Tables(&REQUEST), Absent("none"), "Rules for requests."),
         key("block", Kind::Table(&BLOCK), Absent("as below"), "Who is kept out."),
+        key("defence", Kind::Table(&DEFENCE), Absent("as below"), "Who watches clients, and with what."),
+        key(
+            "classifier",
+            Kind::Tables(&CLASSIFIER),
+            Absent("all classifiers, as below"),
+            "Limits of single classifiers.",
+        ),
+        key("exempt", Kind::Tables(&EXEMPT), Absent("nobody"), "Clients that are never acted on."),
+        key("filter", Kind::Tables(&FILTER), Absent("none"), "What is refused by what it looks like."),
         key("gate", Kind::Table(&GATE), Absent("as below"), "Where rules are enforced."),
         key(
             "adapt",
@@ -452,6 +461,120 @@ static BLOCK: Section = Section {
             "How often a client may answer within ten seconds that it takes no more bytes, as slow readers do, before it is \
              blocked; 0 is as often as it likes. Needs kernel programs. A change needs a restart.",
         ),
+    ],
+};
+
+static DEFENCE: Section = Section {
+    name: "defence",
+    doc: "Clients are watched, each address and each network prefix around it, and those that abuse the site are refused: \
+          see [the guide](defence.md). On by default. A change needs a restart.",
+    enforced: true,
+    keys: &[
+        key("enabled", Kind::Flag, Is("true"), "Whether clients are watched at all."),
+        key(
+            "memory",
+            Kind::Size { min: MIB, max: 64 * GIB, zero_is_off: false },
+            Is("256MiB"),
+            "The most memory for what is known of clients, over all data cores; whoever does least is forgotten first.",
+        ),
+        key(
+            "dry_run",
+            Kind::Flag,
+            Is("false"),
+            "Whether all rules are only tried out: what they would do is logged and counted, and not done.",
+        ),
+        key(
+            "audit",
+            Kind::Path,
+            Absent("only the program's log"),
+            "A file to which each decision and its reason is appended, one JSON object a line; opened anew on SIGHUP.",
+        ),
+        key(
+            "challenge_bits",
+            Kind::Integer { min: 0, max: 24 },
+            Is("16"),
+            "Work that the action `challenge` asks of a browser: about 2 to the power of this many hashes; 0 asks only for \
+             a cookie.",
+        ),
+        key(
+            "pass_for",
+            Kind::Duration { min_ms: SECOND, max_ms: 30 * DAY },
+            Is("1h"),
+            "How long a solved challenge is good for.",
+        ),
+    ],
+};
+
+const DEFENCE_ACTION: Kind = Kind::Choice(&["delay", "refuse", "challenge", "reset", "drop", "block"]);
+
+static CLASSIFIER: Section = Section {
+    name: "classifier",
+    doc: "What one classifier allows, and what is done beyond that. All are on with their defaults; a table changes one of \
+          them. A change needs a restart.",
+    enforced: true,
+    keys: &[
+        key(
+            "name",
+            Kind::Choice(&[
+                "request-rate",
+                "connection-rate",
+                "connections",
+                "errors",
+                "upstream-time",
+                "cache-busting",
+                "ranges",
+                "slow",
+                "swarm",
+            ]),
+            Required,
+            "Which classifier; [the guide](defence.md) says what each looks at.",
+        ),
+        key(
+            "limit",
+            Kind::Integer { min: 0, max: 100_000_000 },
+            Absent("the classifier's default"),
+            "What one address may do within 10 s, in the classifier's unit; 0 turns the classifier off.",
+        ),
+        key(
+            "action",
+            DEFENCE_ACTION,
+            Absent("the classifier's default"),
+            "Hold back for a second, answer 429, let a browser prove itself, reset or end the connection, or keep the \
+             address out as long as `block.for` says.",
+        ),
+        key("dry_run", Kind::Flag, Is("false"), "Whether the classifier is only tried out."),
+    ],
+};
+
+static EXEMPT: Section = Section {
+    name: "exempt",
+    doc: "Clients that are counted but never acted on, such as monitoring and search engines' robots. A change needs a \
+          restart.",
+    enforced: true,
+    keys: &[
+        key("source", Kind::Prefix, Required, "Their addresses."),
+        key("user_agent", Kind::Text, Absent("whatever"), "Only requests with this in User-Agent."),
+    ],
+};
+
+static FILTER: Section = Section {
+    name: "filter",
+    doc: "Requests that are refused by what they look like; all that a table says must hold, and the first that matches \
+          decides. A change needs a restart.",
+    enforced: true,
+    keys: &[
+        key("source", Kind::Prefix, Absent("anywhere"), "Where they come from."),
+        key("user_agent", Kind::Text, Absent("whatever"), "What User-Agent has in it, in any case."),
+        key("path", Kind::UrlPath, Absent("whatever"), "How the path begins, in its normal form."),
+        key("content_type", Kind::Text, Absent("whatever"), "What Content-Type begins with, in any case."),
+        key(
+            "methods",
+            Kind::List { of: &Kind::Name, min: 1 },
+            Absent("every method"),
+            "Methods, one of which they have.",
+        ),
+        key("action", DEFENCE_ACTION, Is("refuse"), "What is done; `refuse` answers 403."),
+        key("dry_run", Kind::Flag, Is("false"), "Whether the filter is only tried out."),
     ],
 };
 

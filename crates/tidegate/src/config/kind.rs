@@ -42,6 +42,8 @@ pub(super) enum Kind {
     Choice(&'static [&'static str]),
     /// `http`, `dhttp` or `trickles`; other names are known, and refused with a word of their own.
     Protocol,
+    /// Any text that is not empty.
+    Text,
     /// Letters, digits, `-`, `.` and `_`.
     Name,
     Listen,
@@ -179,6 +181,7 @@ impl Kind {
                 }
                 _ => Err(wrong()),
             },
+            Self::Text => check(!text.is_empty() && !text.contains(char::is_control)),
             Self::Name => check(is_name(text)),
             Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
             Self::Server => units::server(text).map(Value::Server).map_err(|error| error.to_string()),
@@ -243,6 +246,7 @@ impl Kind {
                 None => "nothing".into(),
             },
             Self::Protocol => "\"http\", \"dhttp\" or \"trickles\"".into(),
+            Self::Text => "a text of at least one character".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
             Self::Server => "HOST:PORT or http://HOST:PORT".into(),

@@ -4,6 +4,7 @@
 //! engine takes and checks what only makes sense together. `reference` and `schema` write the table down for people
 //! and for editors.
 
+mod defence;
 mod keys;
 mod kind;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use std::path::Path;
 use tidegate_accelerator::settings::Settings;
 use toml::de::DeTable;
 
+pub(crate) use defence::Defence;
 pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
@@ -46,6 +48,8 @@ pub(crate) struct Loaded {
     pub required: Vec<String>,
     /// Rules, and how they are enforced.
     pub gate: Gate,
+    /// How clients that abuse the site are found, and what is done about them.
+    pub defence: Defence,
     /// What the file asks for and does not get.
     pub warnings: Vec<Finding>,
 }

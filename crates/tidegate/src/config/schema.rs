@@ -77,7 +77,7 @@ fn kind(kind: Kind) -> Value {
         Kind::UrlPath => json!({ "type": "string", "pattern": "^/[^ ?#]*$" }),
         Kind::Pattern => json!({ "type": "string", "pattern": "^[/*][^ ?#]*$" }),
         Kind::Ports => json!({ "type": "string", "pattern": "^([0-9]+(-[0-9]+)?|\\*)$" }),
-        Kind::Server | Kind::Prefix | Kind::Destination | Kind::Host | Kind::Path => {
+        Kind::Server | Kind::Text | Kind::Prefix | Kind::Destination | Kind::Host | Kind::Path => {
             json!({ "type": "string", "minLength": 1 })
         }
         Kind::Words => {

@@ -13,7 +13,7 @@ use tidegate_trickles::udp::Format;
 
 use super::report::{Finding, Report, nearest};
 use super::walk::Values;
-use super::{Loaded, rules};
+use super::{Loaded, defence, rules};
 use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 
@@ -39,11 +39,13 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         access_log: file.table("log").and_then(|values| access_log(values, report)),
         connections: None,
         requests: None,
+        defence: None,
     };
     let gate = rules::build(file, personality(file), report);
+    let defence = defence::build(file, report);
     let admin = admin(file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();
-    Loaded { settings, listen, trickles, admin, required, gate, warnings: Vec::new() }
+    Loaded { settings, listen, trickles, admin, required, gate, defence, warnings: Vec::new() }
 }
 
 /// What the file leaves to the command line.

@@ -13,10 +13,13 @@ fn sample(path: &str, kind: Kind) -> String {
         ("listen.protocol", _) => "\"dhttp\"".into(),
         ("route.root", _) => "\"/\"".into(),
         ("log.format", _) => "\"json\"".into(),
-        ("cache.memory", _) => "\"1048576B\"".into(),
+        ("cache.memory" | "defence.memory", _) => "\"1048576B\"".into(),
         ("gate.interfaces", _) => "[\"eth0\"]".into(),
         ("gate.http_ports", _) => "[\"80\", \"8000-8099\"]".into(),
         ("block.files", _) => "[\"/other\"]".into(),
+        ("defence.dry_run" | "classifier.dry_run" | "filter.dry_run", _) => "true".into(),
+        ("filter.action", _) => "\"drop\"".into(),
+        (_, Kind::Text) => "\"other\"".into(),
         (_, Kind::Flag) => "false".into(),
         (_, Kind::Integer { min, max }) => 7.clamp(min, max).to_string(),
         (_, Kind::Number { .. }) => "7.5".into(),
@@ -30,6 +33,7 @@ fn sample(path: &str, kind: Kind) -> String {
         (_, Kind::Host) => "\"other.example\"".into(),
         (_, Kind::UrlPath | Kind::Pattern | Kind::Path) => "\"/other\"".into(),
         (_, Kind::List { of: Kind::Server, .. }) => "[\"127.0.0.1:17\", \"127.0.0.1:18\"]".into(),
+        (_, Kind::List { of: Kind::Name, .. }) => "[\"PUT\"]".into(),
         (_, Kind::List { .. }) => "[\"10.0.0.0/8\"]".into(),
         (_, Kind::Prefix) => "\"10.0.0.0/8\"".into(),
         (_, Kind::Destination) => "\"10.0.0.1:80\"".into(),
@@ -59,6 +63,8 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "route" => ("", "upstream = \"app\"\n"),
         "adapt" => ("", "latency = \"1s\"\n"),
         "log" => ("", "access = \"-\"\n"),
+        "classifier" => ("", "name = \"errors\"\nlimit = 5\n"),
+        "exempt" | "filter" => ("", "source = \"192.0.2.0/24\"\n"),
         "connection" if key.name == "burst" => ("", "rate = 5\n"),
         "request" if key.name == "burst" => ("", "cookie = { other = \"x\" }\nrate = 5\n"),
         "request" => ("", "cookie = { other = \"x\" }\n"),
@@ -90,7 +96,15 @@ fn every_enforced_key_reaches_the_settings() {
             let loaded = accepted(text);
             format!(
                 "{:?}",
-                (loaded.settings, loaded.listen, loaded.trickles, loaded.admin, loaded.required, loaded.gate)
+                (
+                    loaded.settings,
+                    loaded.listen,
+                    loaded.trickles,
+                    loaded.admin,
+                    loaded.required,
+                    loaded.gate,
+                    loaded.defence
+                )
             )
         });
         assert_ne!(settings, without, "{path}: {with}");

@@ -1,0 +1,447 @@
+//! Hooks: where classifiers look at traffic, in the order of a connection's life.
+//!
+//! A data core owns one [`Chain`]: the prefix tree, the classifiers that it asks, and an arbiter that has the last word.
+//! Nothing here blocks, does I/O or reads a clock; nothing is shared between cores.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::{Event, NodeId, PrefixTree, Reason, Verdict, Visit};
+
+/// What was decided, and why.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Decision {
+    /// What to do.
+    pub verdict: Verdict,
+    /// Why; of no meaning for [`Verdict::Continue`].
+    pub reason: Reason,
+}
+
+impl Decision {
+    /// No objection.
+    pub const CONTINUE: Self = Self { verdict: Verdict::Continue, reason: Reason::Blocked };
+
+    /// A verdict for a reason.
+    pub const fn new(verdict: Verdict, reason: Reason) -> Self {
+        Self { verdict, reason }
+    }
+
+    /// Whether there is no objection.
+    #[inline]
+    pub fn is_continue(&self) -> bool {
+        self.verdict == Verdict::Continue
+    }
+}
+
+/// Who a connection or a request comes from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Peer {
+    /// The client: of a request that a trusted proxy passes on, the address that the proxy names.
+    pub address: IpAddr,
+    /// How it is connected.
+    pub via: Via,
+}
+
+/// How a client is connected.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Via {
+    /// The connection is the client's own.
+    Direct,
+    /// The connection is a trusted proxy's, with many clients behind it: nothing may be done to it for one of them.
+    Proxy,
+}
+
+/// A field of a request's head that classifiers may ask for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Field {
+    /// `User-Agent`.
+    UserAgent,
+    /// `Cookie`, the first line.
+    Cookie,
+    /// `Content-Type`.
+    ContentType,
+    /// `Range`.
+    Range,
+    /// `Host`.
+    Host,
+}
+
+/// A request whose head is complete.
+pub struct RequestView<'r> {
+    /// As sent, such as `GET`.
+    pub method: &'r [u8],
+    /// The path in its normal form.
+    pub path: &'r [u8],
+    /// The query, if there is one.
+    pub query: Option<&'r [u8]>,
+    /// Whether a body follows.
+    pub has_body: bool,
+    /// Its fields.
+    pub fields: &'r dyn Fields,
+}
+
+/// Finds fields of a request's head; none is looked for unless a classifier asks.
+pub trait Fields {
+    /// The value of the first field of this name.
+    fn get(&self, field: Field) -> Option<&[u8]>;
+}
+
+impl<'r> RequestView<'r> {
+    /// The value of a field, if it is there.
+    pub fn field(&self, field: Field) -> Option<&'r [u8]> {
+        self.fields.get(field)
+    }
+}
+
+/// What a response came from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Source {
+    /// The cache, a file, or an answer of our own.
+    Here,
+    /// An upstream, for a request that the cache could have answered.
+    Missed,
+    /// An upstream, for a request that never is answered from the cache.
+    Passed,
+}
+
+/// A response that has been sent, or given up.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponseView<'r> {
+    /// As in [`RequestView::path`].
+    pub path: &'r [u8],
+    /// As in [`RequestView::query`].
+    pub query: Option<&'r [u8]>,
+    /// The status sent.
+    pub status: u16,
+    /// Where it came from.
+    pub source: Source,
+    /// How long the upstream worked on it, in milliseconds.
+    pub upstream_ms: u32,
+}
+
+/// How a client was too slow.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Slow {
+    /// A request head was not complete in time.
+    Head,
+    /// A request body came below the minimum rate.
+    Body,
+    /// A response was taken below the minimum rate.
+    Reading,
+}
+
+/// What a classifier may look at besides the event itself.
+pub struct Scene<'s> {
+    /// What every address and prefix has done lately; the event is counted there already.
+    pub tree: &'s mut PrefixTree,
+    /// The client in the tree.
+    pub client: NodeId,
+    /// Who it is.
+    pub peer: Peer,
+    /// The request that it is about, if it is about one whose head is at hand.
+    pub request: Option<&'s RequestView<'s>>,
+    /// Milliseconds of one monotonic clock.
+    pub now_ms: u64,
+}
+
+impl Scene<'_> {
+    /// How often the client did something within the sliding window.
+    #[inline]
+    pub fn count(&self, event: Event) -> u32 {
+        self.tree.count(self.client, event, self.now_ms)
+    }
+}
+
+/// Looks at one kind of abuse. Never blocks, does no I/O, reads no clock. Methods are in the order of a connection's
+/// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event.
+pub trait Classifier: fmt::Debug + Send {
+    /// Stable lower-case name: the same in the configuration, logs and metrics.
+    fn name(&self) -> &'static str;
+
+    /// A connection was accepted; nothing was read. Not asked about connections of trusted proxies.
+    fn on_connect(&self, _scene: &mut Scene<'_>, _open: u32) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up.
+    fn on_request(&self, _scene: &mut Scene<'_>, _request: &RequestView<'_>, _visit: &Visit) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A piece of a request's body has arrived; `received` counts bytes from the body's start to the piece's end.
+    fn on_body(&self, _scene: &mut Scene<'_>, _piece: &[u8], _received: u64) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A response ended. The decision is about what comes next from the client.
+    fn on_response(&self, _scene: &mut Scene<'_>, _response: &ResponseView<'_>) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// The connection is being ended because its client was too slow.
+    fn on_slow(&self, _scene: &mut Scene<'_>, _slow: Slow) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// A connection was closed.
+    fn on_close(&self, _scene: &mut Scene<'_>) {}
+
+    /// Several times a second, for what is due from time to time.
+    fn on_tick(&self, _tree: &mut PrefixTree, _now_ms: u64) {}
+}
+
+/// Has the last word on a classifier's decision, and makes it known.
+pub trait Arbiter: fmt::Debug + Send {
+    /// What is done in the end: where an address is exempt or the rule is only tried out, nothing.
+    fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision;
+
+    /// What is done about a client with a mark on its own address, which was blocked before.
+    fn marked(&self, scene: &mut Scene<'_>) -> Decision;
+
+    /// The response that carries a decision to the client; only asked for verdicts that are answered.
+    fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply;
+
+    /// Several times a second, for what is due from time to time.
+    fn on_tick(&self, _tree: &mut PrefixTree, _now_ms: u64) {}
+}
+
+/// A response of the defence's own.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Reply {
+    /// Its status.
+    pub status: u16,
+    /// Field lines, each with CR LF, besides those that every response has.
+    pub fields: Vec<u8>,
+    /// An HTML page; empty: a short text that names the status.
+    pub page: Vec<u8>,
+}
+
+/// Makes a chain for each data core.
+pub trait ChainSource: fmt::Debug + Send + Sync {
+    /// The chain of the core with this index.
+    fn chain(&self, core: usize, cores: usize) -> Chain;
+}
+
+/// One data core's hooks.
+#[derive(Debug)]
+pub struct Chain {
+    tree: RefCell<PrefixTree>,
+    classifiers: Vec<Box<dyn Classifier>>,
+    arbiter: Box<dyn Arbiter>,
+    seed: u64,
+}
+
+impl Chain {
+    /// Classifiers in the order in which they are asked. `seed` keeps what targets hash to a secret.
+    pub fn new(
+        tree: PrefixTree,
+        classifiers: Vec<Box<dyn Classifier>>,
+        arbiter: Box<dyn Arbiter>,
+        seed: u64,
+    ) -> Self {
+        Self { tree: RefCell::new(tree), classifiers, arbiter, seed }
+    }
+
+    /// Finds the client of a request that a trusted proxy passes on.
+    pub fn locate(&self, address: IpAddr, now_ms: u64) -> NodeId {
+        self.tree.borrow_mut().locate(address, now_ms)
+    }
+
+    /// A connection was accepted. The handle is the connection's until [`Self::close`].
+    pub fn connect(&self, peer: Peer, now_ms: u64) -> (NodeId, Decision) {
+        let mut tree = self.tree.borrow_mut();
+        let client = tree.locate(peer.address, now_ms);
+        let open = tree.open(client);
+        if peer.via == Via::Proxy {
+            return (client, Decision::CONTINUE);
+        }
+        tree.add(client, Event::Connection, 1, now_ms);
+        let marked = tree.mark(client, now_ms).is_some() && tree.is_address(client);
+        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
+        let decision = match marked {
+            true => self.arbiter.marked(&mut scene),
+            false => self.ask(&mut scene, |classifier, scene| classifier.on_connect(scene, open)),
+        };
+        (client, decision)
+    }
+
+    /// A connection was closed.
+    pub fn close(&self, client: NodeId, peer: Peer, now_ms: u64) {
+        let mut tree = self.tree.borrow_mut();
+        tree.close(client);
+        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
+        self.classifiers.iter().for_each(|classifier| classifier.on_close(&mut scene));
+    }
+
+    /// A request's head is complete.
+    #[inline]
+    pub fn request(&self, client: NodeId, peer: Peer, request: &RequestView<'_>, now_ms: u64) -> Decision {
+        let mut tree = self.tree.borrow_mut();
+        let target = hash_target(self.seed, request.path, request.query);
+        let visit = tree.request(client, (target >> 32) as u32, now_ms);
+        let mut scene = Scene { tree: &mut tree, client, peer, request: Some(request), now_ms };
+        if visit.mark.is_some() && scene.tree.is_address(client) {
+            return self.arbiter.marked(&mut scene);
+        }
+        self.ask(&mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
+    }
+
+    /// A piece of a request's body has arrived.
+    pub fn body(&self, client: NodeId, peer: Peer, piece: &[u8], received: u64, now_ms: u64) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_body(scene, piece, received))
+    }
+
+    /// A response ended.
+    pub fn response(&self, client: NodeId, peer: Peer, response: &ResponseView<'_>, now_ms: u64) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_response(scene, response))
+    }
+
+    /// A connection is being ended because its client was too slow.
+    pub fn slow(&self, client: NodeId, peer: Peer, slow: Slow, now_ms: u64) -> Decision {
+        self.tree.borrow_mut().add(client, Event::Slow, 1, now_ms);
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_slow(scene, slow))
+    }
+
+    /// Wants to be called several times a second.
+    pub fn tick(&self, now_ms: u64) {
+        let mut tree = self.tree.borrow_mut();
+        self.arbiter.on_tick(&mut tree, now_ms);
+        self.classifiers.iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
+    }
+
+    /// The response that carries a decision to the client.
+    pub fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply {
+        self.arbiter.reply(peer, request, decision, now_ms)
+    }
+
+    /// Looks into the tree.
+    pub fn with_tree<T>(&self, look: impl FnOnce(&mut PrefixTree) -> T) -> T {
+        look(&mut self.tree.borrow_mut())
+    }
+
+    fn event(
+        &self,
+        client: NodeId,
+        peer: Peer,
+        now_ms: u64,
+        ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
+    ) -> Decision {
+        let mut tree = self.tree.borrow_mut();
+        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
+        self.ask(&mut scene, ask)
+    }
+
+    #[inline]
+    fn ask(
+        &self,
+        scene: &mut Scene<'_>,
+        ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
+    ) -> Decision {
+        for classifier in &self.classifiers {
+            let decision = ask(&**classifier, scene);
+            if decision.is_continue() {
+                continue;
+            }
+            let decision = self.arbiter.decide(scene, classifier.name(), decision);
+            if !decision.is_continue() {
+                return decision;
+            }
+        }
+        Decision::CONTINUE
+    }
+}
+
+/// Tells what requests ask for apart: see [`hash`].
+pub fn hash_target(seed: u64, path: &[u8], query: Option<&[u8]>) -> u64 {
+    let of_path = hash(seed, path);
+    query.map_or(of_path, |query| hash(of_path, query))
+}
+
+/// A fast keyed hash of bytes, for telling targets apart: not for anything that must withstand a chosen collision.
+pub fn hash(seed: u64, bytes: &[u8]) -> u64 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |state: u64, word: u64| {
+        let product = u128::from(state ^ word) * u128::from(MULTIPLIER ^ seed.rotate_left(17) | 1);
+        (product as u64) ^ (product >> 64) as u64
+    };
+    let mut state = seed ^ bytes.len() as u64;
+    let mut words = bytes.chunks_exact(8);
+    for word in &mut words {
+        state = mix(state, u64::from_le_bytes(word.try_into().unwrap_or_default()));
+    }
+    let mut last = [0; 8];
+    last[..words.remainder().len()].copy_from_slice(words.remainder());
+    mix(mix(state, u64::from_le_bytes(last)), MULTIPLIER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TreeConfig;
+
+    /// Objects to bodies with a word in them, and to nothing else.
+    #[derive(Debug)]
+    struct Word;
+
+    impl Classifier for Word {
+        fn name(&self) -> &'static str {
+            "word"
+        }
+
+        fn on_body(&self, scene: &mut Scene<'_>, piece: &[u8], received: u64) -> Decision {
+            assert_eq!((scene.count(Event::Connection), received), (1, piece.len() as u64));
+            match piece {
+                b"word" => Decision::new(Verdict::Reset, Reason::Content),
+                _ => Decision::CONTINUE,
+            }
+        }
+    }
+
+    /// Lets everybody from 10.0.0.1 do what they like.
+    #[derive(Debug)]
+    struct Lenient;
+
+    impl Arbiter for Lenient {
+        fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision {
+            assert_eq!(classifier, "word");
+            if scene.peer.address == IpAddr::from([10, 0, 0, 1]) { Decision::CONTINUE } else { decision }
+        }
+
+        fn marked(&self, _: &mut Scene<'_>) -> Decision {
+            Decision::CONTINUE
+        }
+
+        fn reply(&self, _: Peer, _: &RequestView<'_>, _: Decision, _: u64) -> Reply {
+            Reply::default()
+        }
+    }
+
+    #[test]
+    fn classifier_objects_and_the_arbiter_has_the_last_word() {
+        let tree = PrefixTree::new(TreeConfig { memory_bytes: 1 << 20, window_ms: 10_000, seed: 1 });
+        let chain = Chain::new(tree, vec![Box::new(Word)], Box::new(Lenient), 1);
+        let verdict = |last: u8, piece: &[u8]| {
+            let peer = Peer { address: IpAddr::from([10, 0, 0, last]), via: Via::Direct };
+            let (client, decision) = chain.connect(peer, 0);
+            assert!(decision.is_continue());
+            let verdict = chain.body(client, peer, piece, piece.len() as u64, 0).verdict;
+            chain.close(client, peer, 0);
+            verdict
+        };
+        assert_eq!(verdict(1, b"word"), Verdict::Continue);
+        assert_eq!(verdict(2, b"word"), Verdict::Reset);
+        assert_eq!(verdict(3, b"other"), Verdict::Continue);
+    }
+
+    #[test]
+    fn targets_that_differ_hash_differently() {
+        let all =
+            [("/a", None), ("/a", Some("")), ("/a", Some("b")), ("/ab", None), ("/a\0", None), ("", None)];
+        let hash =
+            |(path, query): (&str, Option<&str>)| hash_target(7, path.as_bytes(), query.map(str::as_bytes));
+        let hashes: std::collections::HashSet<u64> = all.into_iter().map(hash).collect();
+        assert_eq!(hashes.len(), all.len());
+        assert_ne!(hash_target(7, b"/a", None), hash_target(8, b"/a", None));
+    }
+}

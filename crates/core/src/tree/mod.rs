@@ -1,0 +1,619 @@
+//! The prefix tree: what each client address does, and what each network prefix around it does, at every level at once.
+//!
+//! A node stands for an address (an IPv6 network of 64 bits counts as one address, since whoever has it can invent as
+//! many as it likes) or for a prefix at one of a few fixed lengths, up to the root, which stands for everybody. An event
+//! is counted at the address and at all prefixes around it. The arena is bounded: where it is full, the least valuable
+//! addresses go, and prefixes go with their last address, so that an attacker who invents addresses displaces its own.
+//!
+//! One owner, one thread; time comes in as milliseconds of one monotonic clock.
+
+mod index;
+mod window;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use window::Event;
+
+use crate::IpPrefix;
+use index::{Index, NONE};
+use window::{Moment, Window};
+
+/// Prefix lengths of IPv4 below the root, the address first.
+const LENGTHS4: [u8; 6] = [32, 24, 20, 16, 12, 8];
+/// Prefix lengths of IPv6 below the root, the network that counts as one address first.
+const LENGTHS6: [u8; 6] = [64, 56, 48, 44, 40, 32];
+/// The root's level.
+const ROOT_LEVEL: u8 = u8::MAX;
+/// Marks the levels of IPv6.
+const IPV6: u8 = 0x10;
+/// Addresses that one eviction compares.
+const SAMPLE: usize = 8;
+/// What a node costs beyond itself: its place in the index at the least load.
+const INDEX_BYTES: usize = 12;
+
+/// Size and time of a tree.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeConfig {
+    /// The most memory that nodes and their index take.
+    pub memory_bytes: usize,
+    /// The length of the sliding window in which events are counted, in milliseconds.
+    pub window_ms: u64,
+    /// Secret of the index, so that nobody can choose addresses that slow it down.
+    pub seed: u64,
+}
+
+/// A node that was found once. It goes stale when the node is evicted, which every use finds out.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct NodeId {
+    index: u32,
+    generation: u32,
+}
+
+/// Which prefix a node stands for: at most 64 leading bits, and the place in the table of lengths.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Key {
+    bits: u64,
+    level: u8,
+}
+
+/// What a prefix's requests asked for most, by majority vote (Boyer and Moore 1981): one candidate and its lead.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct TopTarget {
+    /// A hash of the target.
+    pub target: u32,
+    /// Requests for the target less those for others; more than half of `of` only if it truly dominates.
+    pub lead: u32,
+    /// Requests that were looked at.
+    pub of: u32,
+}
+
+#[derive(Debug)]
+struct Node {
+    key: Key,
+    parent: u32,
+    /// Nodes right below; for an address 0.
+    children: u32,
+    generation: u32,
+    /// The window of its first event.
+    born: u32,
+    window: Window,
+    /// Connections open now; an address with any is not evicted.
+    open: u32,
+    top: TopTarget,
+    mark: Mark,
+}
+
+/// What was found out about a prefix or an address, and for how long that holds.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Mark {
+    /// When it was found out, in milliseconds.
+    pub since_ms: u64,
+    /// When that ends; 0: nothing was found out.
+    pub until_ms: u64,
+    /// What it was, in the words of whoever set it.
+    pub kind: u8,
+}
+
+/// What counting a request brought up.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Visit {
+    /// Requests of the address within the sliding window.
+    pub requests: u32,
+    /// The mark of the address, if it has one that holds.
+    pub mark: Option<Mark>,
+    /// The narrowest prefix around the address with a mark that holds.
+    pub suspect: Option<(NodeId, Mark)>,
+    /// The narrowest prefix around the address that has counted another [`PrefixTree::LOOK_EVERY`] requests.
+    pub due: Option<NodeId>,
+}
+
+/// Counts events of addresses and of the prefixes around them.
+#[derive(Debug)]
+pub struct PrefixTree {
+    nodes: Vec<Node>,
+    free: Vec<u32>,
+    index: Index,
+    capacity: usize,
+    window_ms: u64,
+    /// Where the last eviction looked.
+    hand: usize,
+    /// State of the generator that says where the next one looks.
+    dice: u64,
+    evicted: u64,
+}
+
+impl PrefixTree {
+    /// The greatest number of nodes above an address, the root included.
+    pub const LEVELS: usize = LENGTHS4.len();
+    /// Requests of a prefix after which its shape is worth another look.
+    pub const LOOK_EVERY: u32 = 64;
+
+    /// An empty tree, with room for at least a few addresses whatever its bound.
+    pub fn new(config: TreeConfig) -> Self {
+        let capacity = config.memory_bytes / (size_of::<Node>() + INDEX_BYTES);
+        let capacity = capacity.clamp(64, NONE as usize / 2);
+        let root =
+            Node::new(Key { bits: 0, level: ROOT_LEVEL }, NONE, 0, Moment::new(0, config.window_ms.max(1)));
+        Self {
+            nodes: vec![root],
+            free: Vec::new(),
+            index: Index::new(config.seed),
+            capacity,
+            window_ms: config.window_ms.max(1),
+            hand: 0,
+            dice: config.seed,
+            evicted: 0,
+        }
+    }
+
+    /// The node of everybody.
+    pub fn root(&self) -> NodeId {
+        NodeId { index: 0, generation: self.nodes[0].generation }
+    }
+
+    /// The node of an address; makes it if there is none. Where there is no room, because every address has open
+    /// connections, it is the node of a prefix around it: [`Self::is_address`] tells.
+    pub fn locate(&mut self, address: IpAddr, now_ms: u64) -> NodeId {
+        let moment = self.moment(now_ms);
+        let (bits, family) = bits_of(address);
+        let mut missing = [Key { bits: 0, level: 0 }; Self::LEVELS];
+        let mut count = 0;
+        let mut parent = 0;
+        for level in 0..Self::LEVELS as u8 {
+            let key = Key { bits: masked(bits, level | family), level: level | family };
+            if let Some(found) = self.lookup(key) {
+                parent = found;
+                break;
+            }
+            missing[count] = key;
+            count += 1;
+        }
+        if count > 0 && self.len() + count > self.capacity {
+            // The path that is to grow must not lose its footing to the eviction that makes room for it.
+            self.nodes[parent as usize].children += 1;
+            let fits = self.make_room(count, moment);
+            self.nodes[parent as usize].children -= 1;
+            if !fits {
+                return self.id(parent);
+            }
+        }
+        for key in missing[..count].iter().rev() {
+            parent = self.insert(*key, parent, moment);
+        }
+        self.id(parent)
+    }
+
+    /// The node of an address, if it has one.
+    pub fn find(&self, address: IpAddr) -> Option<NodeId> {
+        let (bits, family) = bits_of(address);
+        self.lookup(Key { bits: masked(bits, family), level: family }).map(|index| self.id(index))
+    }
+
+    /// Counts an event at the address and at every prefix around it. Nothing happens where the node has been evicted.
+    #[inline]
+    pub fn add(&mut self, id: NodeId, event: Event, amount: u32, now_ms: u64) {
+        if !self.is_live(id) {
+            return;
+        }
+        let moment = self.moment(now_ms);
+        let leaf = &mut self.nodes[id.index as usize];
+        let is_first = leaf.window.roll(moment) || leaf.window.current(Event::Address) == 0;
+        if is_first {
+            leaf.window.add(Event::Address, 1);
+            leaf.top.fade();
+        }
+        leaf.window.add(event, amount);
+        let mut at = leaf.parent;
+        while let Some(node) = self.nodes.get_mut(at as usize) {
+            if node.window.roll(moment) {
+                node.top.fade();
+            }
+            node.window.add(event, amount);
+            if is_first {
+                node.window.add(Event::Address, 1);
+            }
+            at = node.parent;
+        }
+    }
+
+    /// Counts a request and what it asked for, at the address and at every prefix around it, and looks at their marks:
+    /// all that a request needs in one walk.
+    #[inline]
+    pub fn request(&mut self, id: NodeId, target: u32, now_ms: u64) -> Visit {
+        let mut visit = Visit::default();
+        if !self.is_live(id) {
+            return visit;
+        }
+        let moment = self.moment(now_ms);
+        let leaf = &mut self.nodes[id.index as usize];
+        let is_first = leaf.window.roll(moment) || leaf.window.current(Event::Address) == 0;
+        if is_first {
+            leaf.window.add(Event::Address, 1);
+            leaf.top.fade();
+        }
+        leaf.window.add(Event::Request, 1);
+        leaf.top.vote(target);
+        visit.requests = leaf.window.count(Event::Request, moment);
+        visit.mark = leaf.mark.at(now_ms);
+        let mut at = leaf.parent;
+        while let Some(node) = self.nodes.get_mut(at as usize) {
+            if node.window.roll(moment) {
+                node.top.fade();
+            }
+            node.window.add(Event::Request, 1);
+            if is_first {
+                node.window.add(Event::Address, 1);
+            }
+            node.top.vote(target);
+            let id = NodeId { index: at, generation: node.generation };
+            if visit.suspect.is_none() {
+                visit.suspect = node.mark.at(now_ms).map(|mark| (id, mark));
+            }
+            if visit.due.is_none() && node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
+                visit.due = Some(id);
+            }
+            at = node.parent;
+        }
+        visit
+    }
+
+    /// How often an event happened within the sliding window.
+    #[inline]
+    pub fn count(&self, id: NodeId, event: Event, now_ms: u64) -> u32 {
+        self.node(id).map_or(0, |node| node.window.count(event, self.moment(now_ms)))
+    }
+
+    /// How often an event happened in the last whole window before this one.
+    pub fn last_window(&self, id: NodeId, event: Event, now_ms: u64) -> u32 {
+        let moment = self.moment(now_ms);
+        self.node(id).map_or(0, |node| match moment.index.wrapping_sub(node.window.index()) {
+            0 => node.window.previous(event),
+            1 => node.window.current(event),
+            _ => 0,
+        })
+    }
+
+    /// What is asked for most.
+    pub fn top_target(&self, id: NodeId) -> TopTarget {
+        self.node(id).map_or_else(TopTarget::default, |node| node.top)
+    }
+
+    /// The prefix right around this one; `None` above the root.
+    #[inline]
+    pub fn parent(&self, id: NodeId) -> Option<NodeId> {
+        let parent = self.node(id)?.parent;
+        (parent != NONE).then(|| self.id(parent))
+    }
+
+    /// Milliseconds since the window began in which the node had its first event; 0 for the window in progress.
+    pub fn age_ms(&self, id: NodeId, now_ms: u64) -> u64 {
+        let moment = self.moment(now_ms);
+        self.node(id).map_or(0, |node| u64::from(moment.index.saturating_sub(node.born)) * self.window_ms)
+    }
+
+    /// Marks a prefix or an address.
+    pub fn set_mark(&mut self, id: NodeId, mark: Mark) {
+        if self.is_live(id) {
+            self.nodes[id.index as usize].mark = mark;
+        }
+    }
+
+    /// Forgets what an address has done and was found out about it; its prefixes remember.
+    pub fn forgive(&mut self, id: NodeId, now_ms: u64) {
+        let moment = self.moment(now_ms);
+        if self.is_live(id) {
+            let node = &mut self.nodes[id.index as usize];
+            node.mark = Mark::default();
+            node.top = TopTarget::default();
+            node.window = Window::new(moment);
+        }
+    }
+
+    /// What was found out about a prefix or an address, as far as it holds now.
+    pub fn mark(&self, id: NodeId, now_ms: u64) -> Option<Mark> {
+        self.node(id)?.mark.at(now_ms)
+    }
+
+    /// A connection of this address was opened; how many it has now.
+    pub fn open(&mut self, id: NodeId) -> u32 {
+        if !self.is_live(id) {
+            return 0;
+        }
+        let node = &mut self.nodes[id.index as usize];
+        node.open += 1;
+        node.open
+    }
+
+    /// A connection of this address was closed.
+    pub fn close(&mut self, id: NodeId) {
+        if self.is_live(id) {
+            let node = &mut self.nodes[id.index as usize];
+            node.open = node.open.saturating_sub(1);
+        }
+    }
+
+    /// Connections open now.
+    pub fn open_connections(&self, id: NodeId) -> u32 {
+        self.node(id).map_or(0, |node| node.open)
+    }
+
+    /// The prefix that a node stands for; `None` for the root and for what has been evicted.
+    pub fn prefix(&self, id: NodeId) -> Option<IpPrefix> {
+        self.node(id).and_then(|node| node.key.prefix())
+    }
+
+    /// Whether the node is still there.
+    #[inline]
+    pub fn is_live(&self, id: NodeId) -> bool {
+        self.nodes.get(id.index as usize).is_some_and(|node| node.generation == id.generation)
+    }
+
+    /// Every node but the root, in no order.
+    pub fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let live = |(_, node): &(usize, &Node)| node.key.level != ROOT_LEVEL && !node.is_free();
+        self.nodes.iter().enumerate().filter(live).map(|(index, _)| self.id(index as u32))
+    }
+
+    /// Whether a node stands for an address, not for a prefix around several.
+    pub fn is_address(&self, id: NodeId) -> bool {
+        self.node(id).is_some_and(|node| node.key.level & !IPV6 == 0)
+    }
+
+    /// The length of the sliding window, in milliseconds.
+    pub fn window_ms(&self) -> u64 {
+        self.window_ms
+    }
+
+    /// Nodes in use, the root included.
+    pub fn len(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    /// Whether nobody has come yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 1
+    }
+
+    /// The most nodes there can be.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Addresses that had to go for others.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Memory in use now.
+    pub fn memory_bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.index.memory_bytes()
+    }
+
+    fn moment(&self, now_ms: u64) -> Moment {
+        Moment::new(now_ms, self.window_ms)
+    }
+
+    fn id(&self, index: u32) -> NodeId {
+        NodeId { index, generation: self.nodes[index as usize].generation }
+    }
+
+    #[inline]
+    fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.index as usize).filter(|node| node.generation == id.generation)
+    }
+
+    fn lookup(&self, key: Key) -> Option<u32> {
+        self.index.find(key, |node| self.nodes[node as usize].key)
+    }
+
+    fn insert(&mut self, key: Key, parent: u32, moment: Moment) -> u32 {
+        let index = match self.free.pop() {
+            Some(index) => {
+                let generation = self.nodes[index as usize].generation;
+                self.nodes[index as usize] = Node::new(key, parent, generation, moment);
+                index
+            }
+            None => {
+                // Growth by an eighth: a doubling could exceed the bound.
+                if self.nodes.len() == self.nodes.capacity() {
+                    let more = (self.nodes.len() / 8)
+                        .max(64)
+                        .min(self.capacity.saturating_sub(self.nodes.len()).max(1));
+                    self.nodes.reserve_exact(more);
+                }
+                self.nodes.push(Node::new(key, parent, 0, moment));
+                (self.nodes.len() - 1) as u32
+            }
+        };
+        self.nodes[parent as usize].children += 1;
+        let nodes = &self.nodes;
+        self.index.insert(index, |node| nodes[node as usize].key);
+        index
+    }
+
+    /// Removes addresses until `count` nodes fit; gives up where only addresses with open connections are left.
+    fn make_room(&mut self, count: usize, moment: Moment) -> bool {
+        while self.len() + count > self.capacity {
+            let Some(victim) = self.least_valuable(moment) else { return false };
+            self.evicted += 1;
+            self.remove(victim);
+        }
+        true
+    }
+
+    /// The least valuable of a few addresses here and there; where there are none that may go, the next that may.
+    fn least_valuable(&mut self, moment: Moment) -> Option<u32> {
+        let mut least: Option<((bool, u64), u32)> = None;
+        let mut seen = 0;
+        for looked_at in 0..self.nodes.len() + 4 * SAMPLE {
+            if looked_at < 4 * SAMPLE {
+                // Neighbours in the arena came one after the other and are often of one kind.
+                self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                self.hand = (self.dice >> 33) as usize % self.nodes.len();
+            } else if least.is_some() {
+                break;
+            } else {
+                self.hand = (self.hand + 1) % self.nodes.len();
+            }
+            let node = &self.nodes[self.hand];
+            if node.children > 0 || node.open > 0 || node.is_free() || node.key.level == ROOT_LEVEL {
+                continue;
+            }
+            let value = node.value(moment);
+            if least.is_none_or(|(known, _)| value < known) {
+                least = Some((value, self.hand as u32));
+            }
+            seen += 1;
+            if seen == SAMPLE {
+                break;
+            }
+        }
+        least.map(|(_, index)| index)
+    }
+
+    /// Removes a node without children, and each prefix around it that has no other.
+    fn remove(&mut self, index: u32) {
+        let mut at = index;
+        while self.nodes[at as usize].children == 0 && at != 0 {
+            let nodes = &self.nodes;
+            self.index.remove(at, |node| nodes[node as usize].key);
+            let node = &mut self.nodes[at as usize];
+            let parent = node.parent;
+            node.generation = node.generation.wrapping_add(1);
+            node.parent = NONE;
+            self.free.push(at);
+            self.nodes[parent as usize].children -= 1;
+            at = parent;
+        }
+    }
+
+    /// Panics where the tree contradicts itself.
+    pub fn check_invariants(&self) {
+        assert!(self.len() <= self.capacity, "{} nodes, capacity {}", self.len(), self.capacity);
+        assert_eq!(self.index.len(), self.len() - 1, "every node but the root is indexed");
+        let mut children = vec![0u32; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            if index == 0 || node.is_free() {
+                assert!(index != 0 || node.parent == NONE, "the root is nobody's child");
+                continue;
+            }
+            assert_eq!(self.lookup(node.key), Some(index as u32), "a node is found by its key");
+            let parent = &self.nodes[node.parent as usize];
+            assert!(node.parent == 0 || !parent.is_free(), "a parent is in use");
+            children[node.parent as usize] += 1;
+            if let (Some(own), Some(above)) = (node.key.prefix(), parent.key.prefix()) {
+                assert!(above.contains(own.address()) && above.length_bits() < own.length_bits());
+            }
+            for event in Event::ALL {
+                // An evicted address leaves its events with its prefixes: never less, sometimes more.
+                if parent.window.index() == node.window.index() {
+                    assert!(parent.window.current(*event) >= node.window.current(*event), "{event:?}");
+                }
+            }
+        }
+        for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| !node.is_free()) {
+            assert_eq!(node.children, children[index], "children are counted");
+        }
+        let free = self.nodes.iter().skip(1).filter(|node| node.is_free()).count();
+        assert_eq!(free, self.free.len(), "what is not in use is free");
+    }
+}
+
+impl Node {
+    fn new(key: Key, parent: u32, generation: u32, moment: Moment) -> Self {
+        Self {
+            key,
+            parent,
+            children: 0,
+            generation,
+            born: moment.index,
+            window: Window::new(moment),
+            open: 0,
+            top: TopTarget::default(),
+            mark: Mark::default(),
+        }
+    }
+
+    /// Only the root and free nodes have no parent.
+    fn is_free(&self) -> bool {
+        self.parent == NONE && self.key.level != ROOT_LEVEL
+    }
+
+    /// What would be lost with an address: what it is known for, and then how much it does.
+    fn value(&self, moment: Moment) -> (bool, u64) {
+        let violations = self.window.count(Event::Violation, moment);
+        let age = u64::from(moment.index.saturating_sub(self.born)).min(1000);
+        let activity = u64::from(self.window.count(Event::Request, moment))
+            + u64::from(self.window.count(Event::Connection, moment));
+        (violations > 0, activity * 4 + age)
+    }
+}
+
+impl Mark {
+    #[inline]
+    fn at(self, now_ms: u64) -> Option<Self> {
+        (self.until_ms > now_ms).then_some(self)
+    }
+}
+
+impl TopTarget {
+    fn vote(&mut self, target: u32) {
+        self.of = self.of.saturating_add(1);
+        if self.lead == 0 {
+            self.target = target;
+            self.lead = 1;
+        } else if self.target == target {
+            self.lead = self.lead.saturating_add(1);
+        } else {
+            self.lead -= 1;
+        }
+    }
+
+    /// What was asked for in windows before counts half.
+    fn fade(&mut self) {
+        self.lead /= 2;
+        self.of /= 2;
+    }
+
+    /// The lower bound of the share of the leading target: 0 without a majority, 1 where nothing else is asked for.
+    pub fn share(&self) -> f32 {
+        if self.of == 0 { 0.0 } else { self.lead as f32 / self.of as f32 }
+    }
+}
+
+impl Key {
+    fn prefix(self) -> Option<IpPrefix> {
+        if self.level == ROOT_LEVEL {
+            return None;
+        }
+        let length = length_of(self.level);
+        let address = if self.level & IPV6 == 0 {
+            IpAddr::V4(Ipv4Addr::from((self.bits >> 32) as u32))
+        } else {
+            IpAddr::V6(Ipv6Addr::from(u128::from(self.bits) << 64))
+        };
+        IpPrefix::new(address, length).ok()
+    }
+}
+
+fn length_of(level: u8) -> u8 {
+    let lengths = if level & IPV6 == 0 { &LENGTHS4 } else { &LENGTHS6 };
+    lengths[usize::from(level & !IPV6)]
+}
+
+/// The leading 64 bits of an address, IPv4 at the top, and the mark of its family.
+fn bits_of(address: IpAddr) -> (u64, u8) {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => (u64::from(u32::from(v4)) << 32, 0),
+        IpAddr::V6(v6) => ((u128::from(v6) >> 64) as u64, IPV6),
+    }
+}
+
+fn masked(bits: u64, level: u8) -> u64 {
+    bits & u64::MAX << (64 - u32::from(length_of(level)))
+}
+
+#[cfg(test)]
+mod tests;

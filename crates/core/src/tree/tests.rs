@@ -1,0 +1,240 @@
+use super::*;
+
+const WINDOW_MS: u64 = 10_000;
+
+fn tree(nodes: usize) -> PrefixTree {
+    let memory_bytes = nodes * (size_of::<Node>() + INDEX_BYTES);
+    PrefixTree::new(TreeConfig { memory_bytes, window_ms: WINDOW_MS, seed: 7 })
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn path(tree: &PrefixTree, id: NodeId) -> Vec<String> {
+    let up = std::iter::successors(Some(id), |id| tree.parent(*id));
+    up.filter_map(|id| tree.prefix(id)).map(|prefix| prefix.to_string()).collect()
+}
+
+/// A small generator, so that a failing run is named by its seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+#[test]
+fn address_is_counted_at_every_level_of_its_family() {
+    let mut tree = tree(100);
+    let v4 = tree.locate(address("10.1.2.3"), 0);
+    assert_eq!(
+        path(&tree, v4),
+        ["10.1.2.3/32", "10.1.2.0/24", "10.1.0.0/20", "10.1.0.0/16", "10.0.0.0/12", "10.0.0.0/8"]
+    );
+    let v6 = tree.locate(address("2001:db8:1234:5678::1"), 0);
+    assert_eq!(path(&tree, v6)[0], "2001:db8:1234:5678::/64");
+    assert_eq!(path(&tree, v6)[5], "2001:db8::/32");
+    assert_eq!(
+        tree.locate(address("2001:db8:1234:5678:ffff::2"), 0),
+        v6,
+        "one network of 64 bits is one client"
+    );
+    assert_eq!(tree.locate(address("::ffff:10.1.2.3"), 0), v4);
+    tree.add(v4, Event::Request, 3, 0);
+    tree.add(v6, Event::Request, 4, 0);
+    let mut at = Some(v4);
+    while let Some(id) = at.filter(|id| *id != tree.root()) {
+        assert_eq!((tree.count(id, Event::Request, 0), tree.count(id, Event::Address, 0)), (3, 1));
+        at = tree.parent(id);
+    }
+    assert_eq!(tree.count(tree.root(), Event::Request, 0), 7);
+    assert_eq!(tree.count(tree.root(), Event::Address, 0), 2);
+    tree.check_invariants();
+}
+
+#[test]
+fn addresses_that_are_active_are_counted_once_a_window() {
+    let mut tree = tree(100);
+    let one = tree.locate(address("10.0.0.1"), 0);
+    let other = tree.locate(address("10.0.0.2"), 0);
+    for now_ms in [0, 1, 2, 10_000, 10_001] {
+        tree.add(one, Event::Request, 1, now_ms);
+        tree.add(other, Event::Request, 1, now_ms);
+    }
+    let prefix = tree.parent(one).unwrap();
+    assert_eq!(tree.last_window(prefix, Event::Address, 10_001), 2);
+    assert_eq!(tree.last_window(prefix, Event::Request, 10_001), 6);
+    assert_eq!(tree.last_window(prefix, Event::Request, 30_001), 0);
+}
+
+#[test]
+fn invented_addresses_displace_each_other_and_not_who_is_known() {
+    let mut tree = tree(2_000);
+    let regulars: Vec<NodeId> = (0..50u8)
+        .map(|i| {
+            let id = tree.locate(IpAddr::from([192, 0, 2, i]), 0);
+            tree.add(id, Event::Request, 20, 0);
+            id
+        })
+        .collect();
+    for i in 0..100_000u32 {
+        let now_ms = u64::from(i) / 20;
+        let id = tree.locate(IpAddr::V4((0x0a00_0000 + i).into()), now_ms);
+        tree.add(id, Event::Request, 1, now_ms);
+    }
+    tree.check_invariants();
+    assert!(tree.len() <= tree.capacity());
+    assert!(tree.evicted() > 90_000);
+    assert!(regulars.iter().all(|id| tree.is_live(*id)), "who does more is worth more");
+}
+
+#[test]
+fn address_with_open_connections_stays() {
+    let mut tree = tree(100);
+    let held = tree.locate(address("10.0.0.1"), 0);
+    assert_eq!(tree.open(held), 1);
+    let flood = |tree: &mut PrefixTree, from: u32| {
+        for i in 0..1_000u32 {
+            let id = tree.locate(IpAddr::V4((from + i).into()), 0);
+            tree.add(id, Event::Request, 9, 0);
+        }
+    };
+    flood(&mut tree, 0x0b00_0000);
+    assert!(tree.is_live(held));
+    tree.close(held);
+    flood(&mut tree, 0x0c00_0000);
+    assert!(!tree.is_live(held));
+    tree.add(held, Event::Request, 1, 0);
+    assert_eq!(
+        (tree.count(held, Event::Request, 0), tree.prefix(held)),
+        (0, None),
+        "a stale handle does nothing"
+    );
+    tree.check_invariants();
+}
+
+#[test]
+fn full_of_open_connections_it_knows_newcomers_by_their_prefix() {
+    let mut tree = tree(64);
+    let ids: Vec<NodeId> = (0..200u32)
+        .map(|i| {
+            let id = tree.locate(IpAddr::V4((0x0a00_0000 + i).into()), 0);
+            tree.open(id);
+            id
+        })
+        .collect();
+    assert!(tree.is_address(ids[0]) && !tree.is_address(ids[199]));
+    assert_eq!(tree.prefix(ids[199]).unwrap().to_string(), "10.0.0.0/24");
+    tree.check_invariants();
+}
+
+#[test]
+fn request_tells_of_marks_that_hold() {
+    let mut tree = tree(100);
+    let id = tree.locate(address("10.1.2.3"), 0);
+    let narrow = tree.parent(id).unwrap();
+    let wide = tree.parent(narrow).unwrap();
+    let mark = |until_ms| Mark { since_ms: 0, until_ms, kind: 3 };
+    tree.set_mark(wide, mark(2_000));
+    tree.set_mark(narrow, mark(1_000));
+    tree.set_mark(id, mark(500));
+    let visit = tree.request(id, 1, 400);
+    assert_eq!((visit.mark, visit.suspect), (Some(mark(500)), Some((narrow, mark(1_000)))));
+    let visit = tree.request(id, 1, 1_500);
+    assert_eq!((visit.requests, visit.mark, visit.suspect), (2, None, Some((wide, mark(2_000)))));
+    assert_eq!(tree.request(id, 1, 2_000).suspect, None);
+    let due = (3..PrefixTree::LOOK_EVERY).filter_map(|_| tree.request(id, 1, 2_000).due);
+    assert_eq!(due.collect::<Vec<_>>(), [narrow]);
+}
+
+#[test]
+fn many_more_addresses_than_fit_stay_within_the_memory() {
+    const BOUND: usize = 8 << 20;
+    let mut tree = PrefixTree::new(TreeConfig { memory_bytes: BOUND, window_ms: WINDOW_MS, seed: 1 });
+    let mut random = Random(3);
+    for i in 0..150_000u64 {
+        let id = tree.locate(IpAddr::V4((random.next() as u32).into()), i / 100);
+        tree.add(id, Event::Request, 1, i / 100);
+    }
+    assert!(tree.memory_bytes() <= BOUND, "{} bytes", tree.memory_bytes());
+    assert!(tree.evicted() > 0);
+}
+
+#[test]
+fn majority_is_seen_whatever_the_order() {
+    let mut tree = tree(100);
+    let id = tree.locate(address("10.0.0.1"), 0);
+    for i in 0..100u32 {
+        tree.request(id, if i % 10 == 0 { i } else { 7 }, 0);
+    }
+    let top = tree.top_target(id);
+    assert_eq!((top.target, top.of), (7, 100));
+    assert!(top.share() > 0.75, "{top:?}");
+    for i in 0..100u32 {
+        tree.request(id, i, 0);
+    }
+    assert!(tree.top_target(id).share() < 0.5);
+}
+
+/// Any mixture of events, with time going on and now and then back, keeps the tree consistent and the counts right.
+#[test]
+fn random_histories_keep_the_invariants() {
+    for seed in 0..40 {
+        let mut random = Random(seed);
+        let mut tree = tree(80 + random.below(200) as usize);
+        let mut open: Vec<NodeId> = Vec::new();
+        let mut now_ms = 0u64;
+        let mut total = 0u64;
+        for _ in 0..3_000 {
+            now_ms = match random.below(50) {
+                0 => now_ms + WINDOW_MS * random.below(4),
+                1 => now_ms.saturating_sub(random.below(100)),
+                _ => now_ms + random.below(20),
+            };
+            let address = if random.below(3) == 0 {
+                let bits = 0x2001_0db8u128 << 96 | u128::from(random.below(40)) << 70;
+                IpAddr::V6(Ipv6Addr::from(bits | u128::from(random.next())))
+            } else {
+                IpAddr::V4(((10 << 24) + random.below(3000) as u32 * 7).into())
+            };
+            let id = tree.locate(address, now_ms);
+            match random.below(8) {
+                0 => {
+                    tree.open(id);
+                    open.push(id);
+                }
+                1 if !open.is_empty() => {
+                    let index = random.below(open.len() as u64) as usize;
+                    tree.close(open.swap_remove(index));
+                }
+                _ => {
+                    if random.below(2) == 0 {
+                        tree.request(id, random.below(5) as u32, now_ms);
+                        total += 1;
+                        continue;
+                    }
+                    let event = Event::ALL[random.below(Event::ALL.len() as u64) as usize];
+                    if event != Event::Address {
+                        tree.add(id, event, 1, now_ms);
+                        total += u64::from(event == Event::Request);
+                    }
+                }
+            }
+            if open.len() > 20 {
+                tree.close(open.remove(0));
+            }
+        }
+        assert!(u64::from(tree.count(tree.root(), Event::Request, now_ms)) <= total, "seed {seed}");
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tree.check_invariants()));
+        assert!(checked.is_ok(), "seed {seed}");
+    }
+}

@@ -1,0 +1,179 @@
+//! The last word: who is exempt, what is only tried out, whose block is still in force, and what is made known.
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidegate_core::hooks::{Arbiter, Decision, Field, Peer, Reply, RequestView, Scene, Via};
+use tidegate_core::{Event, IpPrefix, Mark, NodeId, PrefixTree, Reason, Verdict};
+
+use crate::Settings;
+use crate::challenge::Challenger;
+use crate::classifiers::filters::{TRIED_OUT, contains};
+use crate::defence::{Notice, Shared};
+use crate::view;
+
+#[derive(Debug)]
+pub(crate) struct Judge {
+    settings: Settings,
+    challenger: Challenger,
+    core: usize,
+    shared: Arc<Shared>,
+    /// How many lifted blocks this core has taken note of.
+    lifted: Cell<u64>,
+    /// The request for a view that was answered last.
+    viewed: Cell<u64>,
+    scratch: RefCell<Vec<NodeId>>,
+}
+
+impl Judge {
+    pub(crate) fn new(settings: Settings, challenger: Challenger, core: usize, shared: Arc<Shared>) -> Self {
+        let lifted = Cell::new(shared.lifted_count());
+        Self { settings, challenger, core, shared, lifted, viewed: Cell::new(0), scratch: RefCell::default() }
+    }
+
+    fn is_exempt(&self, scene: &Scene<'_>) -> bool {
+        let agent = || scene.request.and_then(|request| request.field(Field::UserAgent)).unwrap_or_default();
+        self.settings.exempt.iter().any(|exemption| {
+            exemption.source.contains(scene.peer.address)
+                && (exemption.user_agent.is_empty() || contains(agent(), &exemption.user_agent))
+        })
+    }
+
+    fn is_tried_out(&self, classifier: &str, reason: Reason) -> bool {
+        self.settings.dry_run
+            || classifier == TRIED_OUT
+            || self.settings.rules.iter().any(|rule| rule.reason == reason && rule.dry_run)
+    }
+
+    fn has_pass(&self, scene: &Scene<'_>) -> bool {
+        let cookie = scene.request.and_then(|request| request.field(Field::Cookie));
+        cookie.is_some_and(|cookie| self.challenger.is_solved(cookie, scene.peer.address, scene.now_ms))
+    }
+
+    /// What a block is about: the address, or of IPv6 the network that counts as one.
+    fn subject(scene: &Scene<'_>) -> IpPrefix {
+        scene.tree.prefix(scene.client).unwrap_or_else(|| whole(scene.peer.address))
+    }
+}
+
+impl Arbiter for Judge {
+    fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision {
+        // Without a node of its own, what was counted is not this client's.
+        if !scene.tree.is_address(scene.client) || self.is_exempt(scene) {
+            return Decision::CONTINUE;
+        }
+        if decision.verdict == Verdict::Challenge && self.has_pass(scene) {
+            return Decision::CONTINUE;
+        }
+        let dry_run = self.is_tried_out(classifier, decision.reason);
+        scene.tree.add(scene.client, Event::Violation, 1, scene.now_ms);
+        let violations = scene.count(Event::Violation);
+        self.shared.count(decision.reason, dry_run);
+        let is_block = matches!(decision.verdict, Verdict::Block(_));
+        // A client that goes on is worth a line now and then.
+        if violations.is_power_of_two() || is_block && !dry_run {
+            self.shared.tell(Notice {
+                subject: Self::subject(scene),
+                address: scene.peer.address,
+                forwarded: scene.peer.via == Via::Proxy,
+                decision,
+                dry_run,
+                requests: scene.count(Event::Request),
+                violations,
+            });
+        }
+        if dry_run {
+            return Decision::CONTINUE;
+        }
+        if let Verdict::Block(time) = decision.verdict {
+            let until_ms = scene.now_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            let mark = Mark { since_ms: scene.now_ms, until_ms, kind: decision.reason as u8 };
+            scene.tree.set_mark(scene.client, mark);
+        }
+        decision
+    }
+
+    fn marked(&self, scene: &mut Scene<'_>) -> Decision {
+        if self.is_exempt(scene) {
+            return Decision::CONTINUE;
+        }
+        self.shared.count(Reason::Blocked, false);
+        Decision::new(Verdict::Reset, Reason::Blocked)
+    }
+
+    fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply {
+        if decision.verdict == Verdict::Challenge {
+            return self.challenge(peer.address, request, now_ms);
+        }
+        let (status, fields) = match decision.reason {
+            Reason::Stress => (503, "Retry-After: 5\r\n"),
+            Reason::Form | Reason::Content | Reason::Blocked => (403, ""),
+            _ if matches!(decision.verdict, Verdict::Refuse) => (429, "Retry-After: 10\r\n"),
+            _ => (403, ""),
+        };
+        Reply { status, fields: fields.into(), page: Vec::new() }
+    }
+
+    fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
+        if self.shared.lifted_count() != self.lifted.get() {
+            let (count, lifted) = self.shared.lifted_since(self.lifted.get());
+            self.lifted.set(count);
+            for prefix in lifted {
+                self.lift(tree, prefix, now_ms);
+            }
+        }
+        if let Some((number, wanted)) = self.shared.wanted(self.viewed.get()) {
+            self.viewed.set(number);
+            self.shared.show(self.core, number, view::look(tree, &wanted, now_ms));
+        }
+    }
+}
+
+impl Judge {
+    fn challenge(&self, client: IpAddr, request: &RequestView<'_>, now_ms: u64) -> Reply {
+        let task = self.challenger.task(client, now_ms);
+        let never_kept = "Cache-Control: no-store\r\n";
+        if self.challenger.asks_for_work() || !matches!(request.method, b"GET" | b"HEAD") {
+            let page = self.challenger.page(&task);
+            let fields = format!("{never_kept}Retry-After: 5\r\n");
+            return Reply { status: 503, fields: fields.into_bytes(), page };
+        }
+        let mut fields = format!("{never_kept}{}Location: ", self.challenger.set_cookie(&task)).into_bytes();
+        // A path that begins with two slashes would be taken for another host.
+        fields.extend_from_slice(b"/");
+        let start = request.path.iter().take_while(|byte| **byte == b'/').count();
+        fields.extend_from_slice(request.path.get(start..).unwrap_or_default());
+        if let Some(query) = request.query {
+            fields.push(b'?');
+            fields.extend_from_slice(query);
+        }
+        fields.extend_from_slice(b"\r\n");
+        Reply { status: 307, fields, page: Vec::new() }
+    }
+
+    /// Forgets what addresses in a prefix were blocked for: they begin anew.
+    fn lift(&self, tree: &mut PrefixTree, prefix: IpPrefix, now_ms: u64) {
+        let mut found = self.scratch.borrow_mut();
+        let within = |id: &NodeId| tree.prefix(*id).is_some_and(|own| overlaps(prefix, own));
+        found.extend(tree.ids().filter(|id| tree.is_address(*id)).filter(within));
+        for id in found.drain(..) {
+            tree.forgive(id, now_ms);
+        }
+    }
+}
+
+/// Whether either prefix holds the other.
+fn overlaps(a: IpPrefix, b: IpPrefix) -> bool {
+    a.contains(b.address()) || b.contains(a.address())
+}
+
+pub(crate) fn whole(address: IpAddr) -> IpPrefix {
+    let length = if address.to_canonical().is_ipv4() { 32 } else { 64 };
+    // Both lengths are within their family's.
+    IpPrefix::new(address.to_canonical(), length).unwrap_or_else(|_| unreachable_prefix())
+}
+
+fn unreachable_prefix() -> IpPrefix {
+    "::/128".parse().unwrap_or_else(|_| unreachable!("a valid prefix"))
+}

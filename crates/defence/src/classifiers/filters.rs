@@ -1,0 +1,57 @@
+//! Requests that are refused by what they look like: rules across layers, such as this prefix with this User-Agent.
+
+use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, Scene};
+use tidegate_core::{Reason, Verdict, Visit};
+
+use super::verdict;
+use crate::Settings;
+use crate::settings::Filter;
+
+#[derive(Debug)]
+pub(super) struct Filters {
+    filters: Vec<(Filter, Verdict)>,
+    name: &'static str,
+}
+
+/// The name under which filters that are only tried out go.
+pub(crate) const TRIED_OUT: &str = "form-tried-out";
+
+impl Filters {
+    /// Those that act, or those that are only tried out.
+    pub(super) fn new(settings: &Settings, dry_run: bool) -> Self {
+        let with_verdict = |filter: &Filter| (filter.clone(), verdict(filter.action, settings));
+        let chosen = settings.filters.iter().filter(|filter| filter.dry_run == dry_run);
+        let name = if dry_run { TRIED_OUT } else { Reason::Form.name() };
+        Self { filters: chosen.map(with_verdict).collect(), name }
+    }
+}
+
+impl Classifier for Filters {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {
+        let found = self.filters.iter().find(|(filter, _)| matches(filter, scene, request));
+        found.map_or(Decision::CONTINUE, |(_, verdict)| Decision::new(*verdict, Reason::Form))
+    }
+}
+
+fn matches(filter: &Filter, scene: &Scene<'_>, request: &RequestView<'_>) -> bool {
+    let field = |field| request.field(field).unwrap_or_default();
+    filter.source.is_none_or(|source| source.contains(scene.peer.address))
+        && (filter.methods.is_empty()
+            || filter.methods.iter().any(|method| method.as_bytes() == request.method))
+        && request.path.starts_with(filter.path.as_bytes())
+        && contains(field(Field::UserAgent), &filter.user_agent)
+        && starts(field(Field::ContentType), &filter.content_type)
+}
+
+/// Without regard to case; everything contains nothing.
+pub(crate) fn contains(text: &[u8], part: &str) -> bool {
+    part.is_empty() || text.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
+}
+
+fn starts(text: &[u8], part: &str) -> bool {
+    text.get(..part.len()).is_some_and(|start| start.eq_ignore_ascii_case(part.as_bytes()))
+}

@@ -1,0 +1,91 @@
+//! The classifiers, each a few lines on what the prefix tree has counted.
+
+pub(crate) mod filters;
+mod limits;
+mod swarm;
+
+use std::cell::RefCell;
+
+use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, ResponseView, Scene, Source};
+use tidegate_core::{Event, Reason, Verdict, Visit};
+
+use crate::Settings;
+use crate::novelty::Novelty;
+use crate::settings::Action;
+
+/// Of so few addresses at once none can be in another's way: a load test from one address is nobody's flood.
+const ALONE: u32 = 2;
+/// A failed login weighs this many unknown pages.
+const FAILED_LOGIN_WEIGHT: u32 = 8;
+
+/// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
+pub(crate) fn all(settings: &Settings, seed: u64) -> Vec<Box<dyn Classifier>> {
+    let mut chain: Vec<Box<dyn Classifier>> =
+        vec![Box::new(Accounts { novelty: RefCell::new(Novelty::new(seed)) })];
+    for dry_run in [false, true] {
+        if settings.filters.iter().any(|filter| filter.dry_run == dry_run) {
+            chain.push(Box::new(filters::Filters::new(settings, dry_run)));
+        }
+    }
+    for rule in settings.rules.iter().filter(|rule| rule.limit > 0) {
+        let verdict = verdict(rule.action, settings);
+        match rule.reason {
+            Reason::Swarm => chain.push(Box::new(swarm::Swarm::new(*rule, verdict))),
+            _ => chain.extend(limits::classifier(*rule, verdict)),
+        }
+    }
+    chain
+}
+
+pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
+    match action {
+        Action::Delay => Verdict::Delay,
+        Action::Refuse => Verdict::Refuse,
+        Action::Challenge => Verdict::Challenge,
+        Action::Reset => Verdict::Reset,
+        Action::Drop => Verdict::Drop,
+        Action::Block => Verdict::Block(settings.block_for),
+    }
+}
+
+/// Whether the client shares the server with enough others to be in their way.
+fn is_crowded(scene: &Scene<'_>) -> bool {
+    scene.tree.count(scene.tree.root(), Event::Address, scene.now_ms) > ALONE
+}
+
+/// Counts in the tree what only a look at requests and responses tells. Objects to nothing.
+#[derive(Debug)]
+struct Accounts {
+    novelty: RefCell<Novelty>,
+}
+
+impl Classifier for Accounts {
+    fn name(&self) -> &'static str {
+        "accounts"
+    }
+
+    fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {
+        if request.field(Field::Range).is_some() {
+            scene.tree.add(scene.client, Event::Range, 1, scene.now_ms);
+        }
+        Decision::CONTINUE
+    }
+
+    fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
+        let mut add = |event, amount| scene.tree.add(scene.client, event, amount, scene.now_ms);
+        match response.status {
+            401 | 403 => add(Event::Error, FAILED_LOGIN_WEIGHT),
+            400..=499 => add(Event::Error, 1),
+            _ => {}
+        }
+        if response.source != Source::Here {
+            add(Event::UpstreamMs, response.upstream_ms);
+        }
+        if response.source == Source::Missed
+            && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)
+        {
+            add(Event::Novel, 1);
+        }
+        Decision::CONTINUE
+    }
+}

@@ -1,0 +1,479 @@
+//! Sites with good clients and attackers, in virtual time and from a seed: who is refused, and who is not.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr};
+
+use tidegate_core::hooks::{
+    Chain, ChainSource, Decision, Field, Fields, Peer, RequestView, ResponseView, Slow, Source, Via,
+};
+use tidegate_core::{NodeId, Reason, Verdict};
+use tidegate_defence::{Action, Defence, Exemption, Filter, Settings};
+
+const SECOND_MS: u64 = 1_000;
+const STEP_MS: u64 = 100;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// The fields of a simulated request.
+#[derive(Default)]
+struct Sent {
+    user_agent: &'static str,
+    range: bool,
+}
+
+impl Fields for Sent {
+    fn get(&self, field: Field) -> Option<&[u8]> {
+        match field {
+            Field::UserAgent => Some(self.user_agent.as_bytes()),
+            Field::Range if self.range => Some(b"bytes=0-1"),
+            _ => None,
+        }
+    }
+}
+
+fn get<'r>(target: &'r str, fields: &'r Sent) -> RequestView<'r> {
+    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+    RequestView {
+        method: b"GET",
+        path: path.as_bytes(),
+        query: query.map(str::as_bytes),
+        has_body: false,
+        fields,
+    }
+}
+
+/// What became of one group's requests.
+#[derive(Debug, Default)]
+struct Tally {
+    sent: u64,
+    refused: u64,
+    senders: HashSet<IpAddr>,
+    blocked: HashSet<IpAddr>,
+}
+
+impl Tally {
+    fn refused_share(&self) -> f64 {
+        self.refused as f64 / self.sent.max(1) as f64
+    }
+
+    fn blocked_share(&self) -> f64 {
+        self.blocked.len() as f64 / self.senders.len().max(1) as f64
+    }
+}
+
+/// A site behind one data core.
+struct Site {
+    defence: Defence,
+    chain: Chain,
+    now_ms: u64,
+    random: Random,
+    cached: HashSet<String>,
+}
+
+impl Site {
+    fn new(settings: Settings, seed: u64) -> Self {
+        let defence = Defence::new(settings, seed, [seed as u8; 32]);
+        let chain = defence.chain(0, 1);
+        Self { defence, chain, now_ms: 0, random: Random(seed), cached: HashSet::new() }
+    }
+
+    fn peer(address: IpAddr) -> Peer {
+        Peer { address, via: Via::Direct }
+    }
+
+    fn client(&mut self, address: IpAddr) -> NodeId {
+        self.chain.locate(address, self.now_ms)
+    }
+
+    /// One request on a connection that is there. What is not cached costs the upstream `cost_ms` and ends with `status`.
+    fn ask(&mut self, address: IpAddr, target: &str, cost_ms: u32, status: u16) -> Decision {
+        let client = self.client(address);
+        let peer = Self::peer(address);
+        let fields = Sent::default();
+        let request = get(target, &fields);
+        let decision = self.chain.request(client, peer, &request, self.now_ms);
+        if !decision.is_continue() || (status == 200 && self.cached.contains(target)) {
+            return decision;
+        }
+        if status == 200 && self.cached.len() < 100_000 {
+            self.cached.insert(target.to_owned());
+        }
+        let RequestView { path, query, .. } = request;
+        let response = ResponseView { path, query, status, source: Source::Missed, upstream_ms: cost_ms };
+        self.chain.response(client, peer, &response, self.now_ms)
+    }
+
+    fn tallied(&mut self, tally: &mut Tally, address: IpAddr, target: &str, cost_ms: u32, status: u16) {
+        let decision = self.ask(address, target, cost_ms, status);
+        tally.sent += 1;
+        tally.senders.insert(address);
+        if !decision.is_continue() {
+            tally.refused += 1;
+            tally.blocked.insert(address);
+        }
+    }
+}
+
+/// People who read pages: a page with its pictures, then a pause.
+struct Readers {
+    addresses: Vec<(IpAddr, u64)>,
+}
+
+impl Readers {
+    fn new(addresses: impl Iterator<Item = IpAddr>, site: &mut Site) -> Self {
+        let start = |address| (address, site.now_ms + site.random.below(10 * SECOND_MS));
+        Self { addresses: addresses.map(start).collect() }
+    }
+
+    fn step(&mut self, site: &mut Site, tally: &mut Tally) {
+        for (address, next_ms) in &mut self.addresses {
+            if site.now_ms < *next_ms {
+                continue;
+            }
+            // The lower half of a square is asked for more often.
+            let page = site.random.below(200) * site.random.below(200) / 200;
+            site.tallied(tally, *address, &format!("/page/{page}"), 30, 200);
+            for asset in 0..5 {
+                site.tallied(tally, *address, &format!("/asset/{}", (page + asset) % 40), 5, 200);
+            }
+            *next_ms = site.now_ms + 3 * SECOND_MS + site.random.below(9 * SECOND_MS);
+        }
+    }
+}
+
+fn v4(network: [u8; 2], host: u32) -> IpAddr {
+    let [a, b] = network;
+    IpAddr::V4(Ipv4Addr::from(u32::from_be_bytes([a, b, 0, 0]) + host))
+}
+
+/// All over the place, as people are.
+fn everywhere(count: u32) -> impl Iterator<Item = IpAddr> {
+    (0..count).map(|i| v4([20 + (i % 60) as u8, (i * 7 % 250) as u8], i * 97 % 65_536))
+}
+
+/// Runs for some time; `attack` is called every tenth of a second.
+fn run(
+    site: &mut Site,
+    readers: &mut [(&mut Readers, &mut Tally)],
+    seconds: u64,
+    mut attack: impl FnMut(&mut Site),
+) {
+    for _ in 0..seconds * SECOND_MS / STEP_MS {
+        for (group, tally) in readers.iter_mut() {
+            group.step(site, tally);
+        }
+        attack(site);
+        site.now_ms += STEP_MS;
+        site.chain.tick(site.now_ms);
+    }
+    site.chain.with_tree(|tree| tree.check_invariants());
+}
+
+/// A minute of ordinary life.
+fn calm(seed: u64) -> (Site, Readers, Tally) {
+    let mut site = Site::new(Settings::default(), seed);
+    let mut readers = Readers::new(everywhere(200), &mut site);
+    let mut good = Tally::default();
+    run(&mut site, &mut [(&mut readers, &mut good)], 60, |_| {});
+    assert_eq!(good.refused, 0, "seed {seed}");
+    (site, readers, good)
+}
+
+#[test]
+fn flood_from_a_thousand_addresses_is_blocked_and_nobody_else() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut bad = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good)], 30, |site| {
+            for bot in 0..1_000 {
+                for _ in 0..15 {
+                    site.tallied(&mut bad, v4([99, (bot % 200) as u8], bot), "/page/0", 30, 200);
+                }
+            }
+        });
+        assert_eq!(good.refused, 0, "seed {seed}");
+        assert_eq!(bad.blocked.len(), 1_000, "seed {seed}");
+    }
+}
+
+#[test]
+fn flood_below_the_limit_of_each_address_is_seen_by_its_pace() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut bad = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good)], 30, |site| {
+            for bot in 0..1_000 {
+                for _ in 0..2 {
+                    let page = format!("/page/{}", site.random.below(100));
+                    site.tallied(&mut bad, v4([99, (bot % 4) as u8], bot), &page, 30, 200);
+                }
+            }
+        });
+        assert_eq!(good.refused, 0, "seed {seed}");
+        assert!(bad.blocked_share() >= 0.95, "seed {seed}: {}", bad.blocked_share());
+    }
+}
+
+#[test]
+fn class_of_pupils_that_loads_heavy_pages_is_served() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut class = Tally::default();
+        let start_ms = site.now_ms;
+        run(&mut site, &mut [(&mut readers, &mut good)], 40, |site| {
+            // Thirty neighbours load a page of 150 parts within a second, and the next one half a minute later.
+            let at_ms = (site.now_ms - start_ms) % (30 * SECOND_MS);
+            for pupil in 0..30 {
+                for part in 0..if at_ms < SECOND_MS { 15 } else { 0 } {
+                    let target = format!("/heavy/{}", at_ms / STEP_MS * 15 + part);
+                    site.tallied(&mut class, v4([97, 1], pupil), &target, 3, 200);
+                }
+            }
+        });
+        assert_eq!((good.refused, class.refused), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn quiet_botnet_in_a_prefix_is_blocked_and_its_neighbours_are_not() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        // Neighbours who were there before, and some who come during the attack.
+        let mut before = Readers::new((0..50).map(|i| v4([99, 1], i * 80)), &mut site);
+        let mut neighbours = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good), (&mut before, &mut neighbours)], 60, |_| {});
+        let mut newcomers = Readers::new((0..50).map(|i| v4([99, 1], i * 80 + 2)), &mut site);
+        let (mut new, mut bad) = (Tally::default(), Tally::default());
+        let mut readers =
+            [(&mut readers, &mut good), (&mut before, &mut neighbours), (&mut newcomers, &mut new)];
+        // Every one asks for the front page once a second.
+        run(&mut site, &mut readers, 60, |site| {
+            let phase = site.now_ms / STEP_MS % 10;
+            for bot in (0..1_900u32).filter(|bot| u64::from(*bot) % 10 == phase) {
+                site.tallied(&mut bad, v4([99, 1], bot * 2 + 3), "/page/0", 30, 200);
+            }
+        });
+        assert!(bad.blocked_share() >= 0.95, "seed {seed}: {}", bad.blocked_share());
+        assert_eq!((good.refused, neighbours.refused), (0, 0), "seed {seed}");
+        assert!(new.refused_share() <= 0.01, "seed {seed}: {}", new.refused_share());
+    }
+}
+
+#[test]
+fn expensive_url_at_a_low_rate_from_many_is_stopped() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut bad = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good)], 60, |site| {
+            let phase = site.now_ms / STEP_MS % 20;
+            for bot in (0..2_000u32).filter(|bot| u64::from(*bot) % 20 == phase) {
+                // A search that no cache answers: the status keeps it out of the simulated one.
+                site.tallied(&mut bad, v4([99, (bot % 16) as u8], bot), "/search?q=a", 400, 203);
+            }
+        });
+        assert_eq!(good.refused, 0, "seed {seed}");
+        assert!(bad.blocked_share() >= 0.95, "seed {seed}: {}", bad.blocked_share());
+    }
+}
+
+#[test]
+fn random_urls_against_the_cache_are_stopped_whether_from_one_or_from_many() {
+    for (seed, bots, each) in [(1, 5u32, 30u32), (2, 1_000, 1)] {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut bad = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good)], 40, |site| {
+            for bot in 0..bots {
+                if bots > 100 && u64::from(bot) % 10 != site.now_ms / STEP_MS % 10 {
+                    continue;
+                }
+                for _ in 0..each {
+                    let target = format!("/page/1?{:x}", site.random.next());
+                    site.tallied(&mut bad, v4([99, 2], bot), &target, 30, 200);
+                }
+            }
+        });
+        assert_eq!(good.refused, 0, "seed {seed}");
+        assert!(bad.blocked_share() >= 0.95, "seed {seed}: {}", bad.blocked_share());
+    }
+}
+
+#[test]
+fn flash_crowd_is_served() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        // Twenty times as many, half of them in one city's network.
+        let crowd: Vec<IpAddr> = everywhere(2_000).chain((0..2_000).map(|i| v4([98, 7], i * 5))).collect();
+        let mut crowd = Readers::new(crowd.into_iter(), &mut site);
+        let mut tally = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good), (&mut crowd, &mut tally)], 60, |_| {});
+        assert!(tally.sent > 100_000);
+        assert_eq!((good.refused, tally.refused), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn pulses_are_blocked_at_the_first() {
+    let (mut site, mut readers, mut good) = calm(5);
+    let mut bad = Tally::default();
+    let mut served_after_first = 0;
+    let start_ms = site.now_ms;
+    run(&mut site, &mut [(&mut readers, &mut good)], 30, |site| {
+        let at_ms = (site.now_ms - start_ms) % (10 * SECOND_MS);
+        if at_ms >= 3 * SECOND_MS {
+            return;
+        }
+        let before = bad.sent - bad.refused;
+        for bot in 0..100 {
+            for _ in 0..50 {
+                site.tallied(&mut bad, v4([99, 3], bot * 300), "/page/0", 30, 200);
+            }
+        }
+        if site.now_ms - start_ms >= 10 * SECOND_MS {
+            served_after_first += bad.sent - bad.refused - before;
+        }
+    });
+    assert_eq!((good.refused, bad.blocked.len(), served_after_first), (0, 100, 0));
+}
+
+#[test]
+fn password_guessing_is_blocked_and_a_typing_error_is_not() {
+    let (mut site, ..) = calm(6);
+    let (guesser, user) = (v4([99, 4], 1), v4([99, 4], 2));
+    let tries = (0..).take_while(|_| site.ask(guesser, "/login", 5, 401).is_continue()).count();
+    assert!(tries <= 30, "{tries}");
+    assert!((0..5).all(|_| site.ask(user, "/login", 5, 401).is_continue()));
+}
+
+#[test]
+fn load_test_from_one_address_is_nobodys_flood() {
+    let mut site = Site::new(Settings::default(), 7);
+    let tester = v4([127, 0], 1);
+    for _ in 0..200 {
+        assert!((0..1_000).all(|_| site.ask(tester, "/page/0", 1, 200).is_continue()));
+        site.now_ms += STEP_MS;
+        site.chain.tick(site.now_ms);
+    }
+    // Others come, and it is one.
+    for other in 0..5 {
+        site.ask(v4([99, 5], other), "/page/1", 1, 200);
+    }
+    assert_eq!(site.ask(tester, "/page/0", 1, 200).reason, Reason::RequestRate);
+}
+
+#[test]
+fn slow_clients_are_blocked_when_they_do_it_again_and_again() {
+    let mut site = Site::new(Settings::default(), 8);
+    let address = v4([99, 6], 1);
+    let client = site.client(address);
+    let decisions: Vec<bool> =
+        (0..12).map(|_| site.chain.slow(client, Site::peer(address), Slow::Head, 0).is_continue()).collect();
+    assert_eq!(decisions.iter().filter(|fine| **fine).count(), 10);
+}
+
+#[test]
+fn connections_are_limited_at_once_and_refused_after_a_block() {
+    let mut site = Site::new(Settings::default(), 9);
+    for other in 0..5 {
+        site.ask(v4([99, 5], other), "/page/1", 1, 200);
+    }
+    let address = v4([99, 6], 1);
+    let mut open: Vec<(NodeId, Decision)> =
+        (0..300).map(|_| site.chain.connect(Site::peer(address), 0)).collect();
+    let dropped = open.iter().filter(|(_, decision)| decision.verdict == Verdict::Drop).count();
+    assert_eq!(dropped, 300 - 256);
+    open.drain(..).for_each(|(client, _)| site.chain.close(client, Site::peer(address), 0));
+    assert!(site.chain.connect(Site::peer(address), 0).1.is_continue());
+    while site.ask(address, "/login", 1, 401).is_continue() {}
+    let (_, decision) = site.chain.connect(Site::peer(address), 1);
+    assert_eq!((decision.verdict, decision.reason), (Verdict::Reset, Reason::Blocked));
+    let (_, decision) = site.chain.connect(Site::peer(address), 601 * SECOND_MS);
+    assert!(decision.is_continue(), "a block has its time");
+}
+
+#[test]
+fn dry_run_tells_and_does_nothing() {
+    let settings = Settings { dry_run: true, ..Settings::default() };
+    let mut site = Site::new(settings, 10);
+    let notices = site.defence.take_notices().unwrap();
+    let address = v4([99, 6], 1);
+    assert!((0..100).all(|_| site.ask(address, "/login", 1, 401).is_continue()));
+    let notice = notices.try_recv().unwrap();
+    assert!(notice.dry_run && notice.decision.reason == Reason::Errors);
+    let count = site.defence.counts().into_iter().find(|count| count.reason == Reason::Errors).unwrap();
+    assert_eq!((count.acted, count.dry_run > 0), (0, true));
+}
+
+#[test]
+fn exempt_clients_are_never_acted_on() {
+    let source = "99.6.0.0/16".parse().unwrap();
+    let exempt = vec![Exemption { source, user_agent: String::new() }];
+    let mut site = Site::new(Settings { exempt, ..Settings::default() }, 11);
+    assert!((0..100).all(|_| site.ask(v4([99, 6], 1), "/login", 1, 401).is_continue()));
+    let blocked = (0..100).find(|_| !site.ask(v4([99, 7], 1), "/login", 1, 401).is_continue());
+    assert!(blocked.is_some());
+}
+
+#[test]
+fn lifted_block_is_forgotten_by_the_tree() {
+    let mut site = Site::new(Settings::default(), 12);
+    let address = v4([99, 6], 1);
+    while site.ask(address, "/login", 1, 401).is_continue() {}
+    let number = site.defence.ask_about(address);
+    site.chain.tick(0);
+    let (cores, rows) = site.defence.seen(number);
+    assert_eq!((cores, rows.len()), (1, 7), "the address, five prefixes around it and everybody: {rows:?}");
+    assert!(matches!(rows[0].blocked, Some((Reason::Errors, _))), "{rows:?}");
+    site.defence.lift("99.6.0.0/24".parse().unwrap());
+    site.chain.tick(0);
+    assert!(site.ask(address, "/page/0", 1, 200).is_continue());
+}
+
+#[test]
+fn filters_match_across_layers() {
+    let filter = Filter {
+        source: Some("99.6.0.0/16".parse().unwrap()),
+        user_agent: "badbot".into(),
+        path: "/api/".into(),
+        content_type: String::new(),
+        methods: vec!["GET".into()],
+        action: Action::Refuse,
+        dry_run: false,
+    };
+    let mut site = Site::new(Settings { filters: vec![filter], ..Settings::default() }, 13);
+    let mut ask = |address, target: &str, user_agent| {
+        let client = site.client(address);
+        let fields = Sent { user_agent, range: false };
+        let request = get(target, &fields);
+        site.chain.request(client, Site::peer(address), &request, 0).verdict
+    };
+    assert_eq!(ask(v4([99, 6], 1), "/api/x", "Mozilla BadBot/1"), Verdict::Refuse);
+    assert_eq!(ask(v4([99, 7], 1), "/api/x", "Mozilla BadBot/1"), Verdict::Continue);
+    assert_eq!(ask(v4([99, 6], 1), "/x", "Mozilla BadBot/1"), Verdict::Continue);
+    assert_eq!(ask(v4([99, 6], 1), "/api/x", "Mozilla"), Verdict::Continue);
+}
+
+#[test]
+fn repeated_ranges_are_refused() {
+    let mut site = Site::new(Settings::default(), 14);
+    let address = v4([99, 6], 1);
+    let client = site.client(address);
+    let fields = Sent { range: true, ..Sent::default() };
+    let request = get("/film", &fields);
+    let served = (0..400)
+        .filter(|_| site.chain.request(client, Site::peer(address), &request, 0).is_continue())
+        .count();
+    assert_eq!(served, 300);
+}

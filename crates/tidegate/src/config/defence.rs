@@ -1,0 +1,99 @@
+//! From checked values to what the defence is built from.
+
+use std::path::PathBuf;
+
+use tidegate_core::Reason;
+use tidegate_defence::{Action, Exemption, Filter, Rule, Settings};
+
+use super::report::Report;
+use super::walk::Values;
+
+/// Whether and how clients are watched.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Defence {
+    pub enabled: bool,
+    pub settings: Settings,
+    /// Where each decision is written down, besides the log.
+    pub audit: Option<PathBuf>,
+}
+
+/// Builds the settings. They are fit for use only if the report holds no error afterwards.
+pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
+    let defaults = Settings::default();
+    let section = file.table("defence");
+    let flag = |name: &str, default| section.and_then(|section| section.flag(name)).unwrap_or(default);
+    let integer = |name: &str| section.and_then(|section| section.integer(name));
+    let memory_bytes = integer("memory").and_then(|bytes| usize::try_from(bytes).ok());
+    let bits = integer("challenge_bits").and_then(|bits| u8::try_from(bits).ok());
+    let exempt = |section: &Values| {
+        Some(Exemption {
+            source: section.prefix("source")?,
+            user_agent: section.text("user_agent").unwrap_or_default(),
+        })
+    };
+    let settings = Settings {
+        memory_bytes: memory_bytes.unwrap_or(defaults.memory_bytes),
+        exempt: file.tables("exempt").iter().filter_map(exempt).collect(),
+        dry_run: flag("dry_run", false),
+        block_for: file.table("block").and_then(|block| block.duration("for")).unwrap_or(defaults.block_for),
+        rules: rules(file, report),
+        filters: file.tables("filter").iter().filter_map(|section| filter(section, report)).collect(),
+        challenge_bits: bits.unwrap_or(defaults.challenge_bits),
+        pass_for: section.and_then(|section| section.duration("pass_for")).unwrap_or(defaults.pass_for),
+    };
+    Defence {
+        enabled: flag("enabled", true),
+        settings,
+        audit: section.and_then(|section| section.path("audit")),
+    }
+}
+
+/// The defaults, with what the file says of some of them.
+fn rules(file: &Values, report: &mut Report<'_>) -> Vec<Rule> {
+    let mut rules = Rule::DEFAULTS.to_vec();
+    let mut named: Vec<Reason> = Vec::new();
+    for section in file.tables("classifier") {
+        let name = section.text("name");
+        let rule = rules.iter_mut().find(|rule| Some(rule.reason.name()) == name.as_deref());
+        let Some(rule) = rule else { continue };
+        if named.contains(&rule.reason) {
+            let offset = section.offset_of("name").unwrap_or(section.offset);
+            report.error(offset, format!("classifier.name: {:?} is listed twice", rule.reason.name()), None);
+        }
+        named.push(rule.reason);
+        let limit = section.integer("limit").and_then(|limit| u32::try_from(limit).ok());
+        rule.limit = limit.unwrap_or(rule.limit);
+        rule.action = section.text("action").map_or(rule.action, |text| action(&text));
+        rule.dry_run = section.flag("dry_run").unwrap_or(rule.dry_run);
+    }
+    rules
+}
+
+fn filter(section: &Values, report: &mut Report<'_>) -> Option<Filter> {
+    if !["source", "user_agent", "path", "content_type", "methods"].iter().any(|key| section.has(key)) {
+        let message = "filter: expected at least one of source, user_agent, path, content_type and methods";
+        report.missing(section.offset, message.into(), None);
+        return None;
+    }
+    let text = |name| section.text(name).unwrap_or_default();
+    Some(Filter {
+        source: section.prefix("source"),
+        user_agent: text("user_agent"),
+        path: text("path"),
+        content_type: text("content_type"),
+        methods: section.texts("methods").into_iter().map(|at| at.value).collect(),
+        action: action(&text("action")),
+        dry_run: section.flag("dry_run").unwrap_or(false),
+    })
+}
+
+fn action(text: &str) -> Action {
+    match text {
+        "delay" => Action::Delay,
+        "challenge" => Action::Challenge,
+        "reset" => Action::Reset,
+        "drop" => Action::Drop,
+        "block" => Action::Block,
+        _ => Action::Refuse,
+    }
+}

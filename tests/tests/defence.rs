@@ -1,0 +1,244 @@
+//! Clients that abuse the site are refused, and nobody else is.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::io;
+use std::net::IpAddr;
+
+use tidegate_e2e::{Builder, Client, Origin, Reply, Response, Tidegate, eventually};
+
+fn origin() -> Origin {
+    Origin::start(|request| match request.target.as_str() {
+        "/login" => Reply::status(401, "no"),
+        _ => Reply::cacheable("here"),
+    })
+}
+
+fn source(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn connect(tidegate: &Tidegate, from: &str) -> io::Result<Client> {
+    Client::try_connect_from(source(from), tidegate.address())
+}
+
+/// One GET on a connection of its own; an error is a refusal without an answer.
+fn get(tidegate: &Tidegate, from: &str, target: &str, fields: &str) -> io::Result<Response> {
+    let mut client = connect(tidegate, from)?;
+    client.try_send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n{fields}\r\n"))?;
+    client.try_response("GET")
+}
+
+fn one_core(builder: Builder) -> Builder {
+    builder.top("workers = 1")
+}
+
+/// Sends GETs on one connection until it is refused or `most` were answered with less than 400; how many were.
+fn hammer(tidegate: &Tidegate, from: &str, target: &str, most: usize) -> usize {
+    let Ok(mut client) = connect(tidegate, from) else { return 0 };
+    let request = format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    (0..most)
+        .take_while(|_| {
+            client.try_send(&request).is_ok() && client.try_response("GET").is_ok_and(|it| it.status < 400)
+        })
+        .count()
+}
+
+#[test]
+fn flood_by_default_settings_is_blocked_explained_and_lifted() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).start();
+    for good in 2..6 {
+        assert_eq!(get(&tidegate, &format!("127.0.0.{good}"), "/", "").unwrap().status, 200);
+    }
+    let served = hammer(&tidegate, "127.0.9.9", "/", 3_000);
+    assert_eq!(served, 1_000, "the limit of requests within 10 s");
+    assert!(get(&tidegate, "127.0.9.9", "/", "").is_err(), "a new connection finds no ear");
+    assert_eq!(get(&tidegate, "127.0.0.3", "/", "").unwrap().status, 200);
+
+    let list = eventually("the block is on the list", || {
+        let list = tidegate.command(&["block", "list"]);
+        let text = String::from_utf8(list.stdout).unwrap();
+        text.contains("127.0.9.9").then_some(text)
+    });
+    assert!(list.contains("request-rate"), "{list}");
+    assert!(!list.contains("127.0.0."), "{list}");
+    let explained = tidegate.command(&["block", "explain", "127.0.9.9"]);
+    let explained = String::from_utf8(explained.stdout).unwrap();
+    assert!(explained.contains("is kept out by 127.0.9.9/32: request-rate"), "{explained}");
+    assert!(explained.contains("blocked: request-rate"), "{explained}");
+    assert!(explained.contains("more requests than one client may make"), "{explained}");
+    let top = String::from_utf8(tidegate.command(&["top"]).stdout).unwrap();
+    assert!(top.lines().nth(2).unwrap().starts_with("127.0.9.9/32"), "{top}");
+    assert!(tidegate.metric("tidegate_defence_request_rate_total") >= 1.0);
+
+    assert!(tidegate.command(&["block", "remove", "127.0.9.9"]).status.success());
+    eventually("the address is let in again", || {
+        get(&tidegate, "127.0.9.9", "/", "").ok().filter(|response| response.status == 200)
+    });
+}
+
+#[test]
+fn load_test_from_one_address_alone_is_not_a_flood() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).start();
+    assert_eq!(hammer(&tidegate, "127.0.9.9", "/", 3_000), 3_000);
+}
+
+#[test]
+fn password_guessing_is_blocked_and_the_block_survives_a_restart() {
+    let origin = origin();
+    let mut tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[block]\npath = \"@DIR@/block\"\n[defence]\naudit = \"@DIR@/audit.log\"")
+        .start();
+    let tries = (0..100).take_while(|_| get(&tidegate, "127.0.9.9", "/login", "").is_ok()).count();
+    assert!((10..50).contains(&tries), "{tries}");
+    eventually("the block is on the list", || {
+        let list = tidegate.command(&["block", "list"]);
+        String::from_utf8_lossy(&list.stdout).contains("127.0.9.9").then_some(())
+    });
+    let audit = eventually("the decision is written down", || {
+        let audit = std::fs::read_to_string(tidegate.directory().join("audit.log")).ok()?;
+        (!audit.is_empty()).then_some(audit)
+    });
+    assert!(
+        audit.contains("\"reason\":\"errors\"") && audit.contains("\"address\":\"127.0.9.9\""),
+        "{audit}"
+    );
+    assert!(tidegate.terminate().success());
+    tidegate.start();
+    assert!(get(&tidegate, "127.0.9.9", "/", "").is_err());
+    assert_eq!(get(&tidegate, "127.0.9.8", "/", "").unwrap().status, 200);
+}
+
+#[test]
+fn forged_forwarding_field_gets_its_forger_blocked_and_not_its_victim() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).start();
+    let victim = "X-Forwarded-For: 127.0.9.1\r\nForwarded: for=127.0.9.1\r\n";
+    let tries = (0..100).take_while(|_| get(&tidegate, "127.0.9.9", "/login", victim).is_ok()).count();
+    assert!(tries < 50, "{tries}");
+    assert_eq!(get(&tidegate, "127.0.9.1", "/", "").unwrap().status, 200);
+}
+
+#[test]
+fn behind_a_trusted_proxy_the_forwarded_client_is_refused_and_the_proxy_is_not() {
+    let origin = origin();
+    let tidegate =
+        one_core(Tidegate::builder().origin(&origin)).top("trusted_proxies = [\"127.0.7.7\"]").start();
+    let mut proxy = connect(&tidegate, "127.0.7.7").unwrap();
+    let mut ask = |target: &str, client: &str| {
+        proxy.request("GET", target, &format!("X-Forwarded-For: {client}\r\n")).status
+    };
+    let tries = (0..100).take_while(|_| ask("/login", "192.0.2.1") == 401).count();
+    assert!((10..50).contains(&tries), "{tries}");
+    assert_eq!(ask("/", "192.0.2.1"), 403, "an answer: the connection is the proxy's");
+    assert_eq!(ask("/", "192.0.2.2"), 200);
+    assert_eq!(get(&tidegate, "127.0.7.7", "/", "").unwrap().status, 200);
+    let list = String::from_utf8(tidegate.command(&["block", "list"]).stdout).unwrap();
+    assert!(!list.contains("192.0.2.1") && !list.contains("127.0.7.7"), "{list}");
+    let explained = tidegate.command(&["block", "explain", "192.0.2.1", "--json"]);
+    let explained = String::from_utf8(explained.stdout).unwrap();
+    assert!(explained.contains("\"reason\": \"errors\""), "{explained}");
+}
+
+#[test]
+fn dry_run_says_what_it_would_do_and_does_nothing() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[[classifier]]\nname = \"errors\"\nlimit = 40\ndry_run = true")
+        .start();
+    assert!((0..20).all(|_| get(&tidegate, "127.0.9.9", "/login", "").is_ok()));
+    eventually("it is logged", || tidegate.output().contains("would act").then_some(()));
+    assert!(tidegate.metric("tidegate_defence_dry_run_total") >= 1.0);
+    assert_eq!(tidegate.metric("tidegate_defence_errors_total"), 0.0);
+}
+
+#[test]
+fn challenged_client_passes_with_the_cookie_that_it_was_given() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[defence]\nchallenge_bits = 0\n[[filter]]\npath = \"/shop\"\naction = \"challenge\"")
+        .start();
+    let challenged = get(&tidegate, "127.0.9.9", "/shop?a=b", "").unwrap();
+    assert_eq!((challenged.status, challenged.field("Location").as_str()), (307, "/shop?a=b"));
+    let cookie = challenged.field("Set-Cookie").split(';').next().unwrap().to_owned();
+    let passed = get(&tidegate, "127.0.9.9", "/shop?a=b", &format!("Cookie: x=y; {cookie}\r\n")).unwrap();
+    assert_eq!(passed.status, 200);
+    let stolen = get(&tidegate, "127.0.9.8", "/shop?a=b", &format!("Cookie: {cookie}\r\n")).unwrap();
+    assert_eq!(stolen.status, 307);
+    assert_eq!(get(&tidegate, "127.0.9.8", "/other", "").unwrap().status, 200);
+}
+
+#[test]
+fn challenge_with_work_is_a_page_that_needs_no_other_host() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[[filter]]\npath = \"/shop\"\naction = \"challenge\"")
+        .start();
+    let page = get(&tidegate, "127.0.9.9", "/shop", "").unwrap();
+    assert_eq!((page.status, page.field("Content-Type").as_str()), (503, "text/html; charset=utf-8"));
+    assert_eq!(page.field("Cache-Control"), "no-store");
+    assert!(page.text().contains("tidegate_pass") && !page.text().contains("http"), "{}", page.text());
+}
+
+/// Runs the page's script as a browser would, with as much of a document as it needs; gives the cookie that it sets.
+fn solve(page: &str) -> String {
+    let script = page.split("<script>").nth(1).and_then(|rest| rest.split("</script>").next()).unwrap();
+    let browser = "let jar = '';
+        globalThis.document = {
+            get cookie() { return jar; },
+            set cookie(text) { jar = text.split(';')[0]; },
+            getElementById() { throw new Error('the cookie was not taken'); },
+        };
+        globalThis.location = { reload() { console.log(jar); } };";
+    let output = std::process::Command::new("node")
+        .args(["-e", &format!("{browser}{script}")])
+        .output()
+        .expect("node runs the page's script: install it with apt install nodejs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn browser_solves_the_page_and_passes() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[defence]\nchallenge_bits = 10\n[[filter]]\npath = \"/shop\"\naction = \"challenge\"")
+        .start();
+    let page = get(&tidegate, "127.0.9.9", "/shop", "").unwrap();
+    let cookie = solve(&page.text());
+    let passed = get(&tidegate, "127.0.9.9", "/shop", &format!("Cookie: {cookie}\r\n")).unwrap();
+    assert_eq!((passed.status, passed.text().as_str()), (200, "here"));
+    let unsolved = cookie.split('.').next().unwrap();
+    let refused = get(&tidegate, "127.0.9.9", "/shop", &format!("Cookie: {unsolved}.no\r\n")).unwrap();
+    assert_eq!(refused.status, 503);
+}
+
+#[test]
+fn client_that_is_slow_again_and_again_is_blocked() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).limits("header_timeout = \"500ms\"").start();
+    let open: Vec<Client> = (0..20)
+        .map(|_| {
+            let mut client = connect(&tidegate, "127.0.9.9").unwrap();
+            client.send("GET / HTTP/1.1\r\nX: ");
+            client
+        })
+        .collect();
+    eventually("new connections are refused", || get(&tidegate, "127.0.9.9", "/", "").is_err().then_some(()));
+    assert_eq!(get(&tidegate, "127.0.9.8", "/", "").unwrap().status, 200);
+    assert!(tidegate.metric("tidegate_defence_slow_total") >= 1.0);
+    drop(open);
+}
+
+#[test]
+fn delayed_request_is_answered_late_and_in_full() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[[filter]]\nuser_agent = \"robot\"\naction = \"delay\"")
+        .start();
+    let began = std::time::Instant::now();
+    let late = get(&tidegate, "127.0.9.9", "/", "User-Agent: a Robot\r\n").unwrap();
+    assert_eq!((late.status, late.text().as_str()), (200, "here"));
+    assert!(began.elapsed() >= std::time::Duration::from_secs(1));
+}
