@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_trickles::http::{HttpService, Missing, Resource, Site};
+use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Resource, Site};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{Config, Server};
 use tidegate_trickles::wire::{self, PADDED_BYTES, Request};
@@ -10,23 +10,32 @@ use tidegate_trickles::wire::{self, PADDED_BYTES, Request};
 struct Zeros;
 
 impl Site for Zeros {
-    fn find(&mut self, _: &[u8], target: &[u8]) -> Result<Resource, Missing> {
-        match target {
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        match asked.target {
             b"/none" => Err(Missing::NotFound),
-            _ => Ok(Resource {
-                length: 100_000,
-                version: 1,
-                modified_s: Some(1),
-                etag: b"\"1\"".to_vec(),
-                fields: Vec::new(),
-            }),
+            _ => Ok(zeros()),
         }
     }
 
-    fn read(&mut self, _: &[u8], _: &[u8], _: u64, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+    fn known(&mut self, _: &[u8], _: &[u8], version: u64) -> Result<Resource, Lost> {
+        if version == 1 { Ok(zeros()) } else { Err(Lost::Gone) }
+    }
+
+    fn read(&mut self, _: &[u8], _: &[u8], _: u64, offset: u64, buffer: &mut [u8]) -> Result<usize, Lost> {
         let count = buffer.len().min(100_000_u64.saturating_sub(offset) as usize);
         buffer[..count].fill(0);
-        Some(count)
+        Ok(count)
+    }
+}
+
+fn zeros() -> Resource {
+    Resource {
+        status: 200,
+        length: 100_000,
+        version: 1,
+        modified_s: Some(1),
+        etag: b"\"1\"".to_vec(),
+        fields: Vec::new(),
     }
 }
 

@@ -72,6 +72,13 @@ fn mask(address: IpAddr, length_bits: u8) -> IpAddr {
     }
 }
 
+impl From<IpAddr> for IpPrefix {
+    /// The prefix of one address.
+    fn from(address: IpAddr) -> Self {
+        Self { address, length_bits: if address.is_ipv4() { 32 } else { 128 } }
+    }
+}
+
 impl FromStr for IpPrefix {
     type Err = PrefixError;
 

@@ -134,7 +134,8 @@ impl Classifier for UpstreamTime {
     }
 }
 
-/// Asks past the cache for URLs that nobody has asked for, and for little else.
+/// Asks past the cache for URLs that nobody has asked for, and for little else, where others are there too: a crawler
+/// that has the site to itself is in nobody's way.
 #[derive(Debug)]
 struct CacheBusting(Limit);
 
@@ -145,7 +146,7 @@ impl Classifier for CacheBusting {
 
     fn on_response(&self, scene: &mut Scene<'_>, _: &ResponseView<'_>) -> Decision {
         let novel = scene.count(Event::Novel);
-        if novel > self.0.limit && novel > scene.count(Event::Request) / 2 {
+        if novel > self.0.limit && novel > scene.count(Event::Request) / 2 && is_crowded(scene) {
             return self.0.exceeded();
         }
         Decision::CONTINUE

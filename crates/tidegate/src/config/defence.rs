@@ -1,8 +1,9 @@
 //! From checked values to what the defence is built from.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
-use tidegate_core::Reason;
+use tidegate_core::{IpPrefix, Reason};
 use tidegate_defence::{Action, Exemption, Filter, Rule, Settings};
 
 use super::report::Report;
@@ -33,7 +34,10 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
     };
     let settings = Settings {
         memory_bytes: memory_bytes.unwrap_or(defaults.memory_bytes),
-        exempt: file.tables("exempt").iter().filter_map(exempt).collect(),
+        exempt: match file.tables("exempt") {
+            [] => vec![only_from(Ipv4Addr::LOCALHOST.into()), only_from(Ipv6Addr::LOCALHOST.into())],
+            tables => tables.iter().filter_map(exempt).collect(),
+        },
         dry_run: flag("dry_run", false),
         block_for: file.table("block").and_then(|block| block.duration("for")).unwrap_or(defaults.block_for),
         rules: rules(file, report),
@@ -46,6 +50,11 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
         settings,
         audit: section.and_then(|section| section.path("audit")),
     }
+}
+
+/// Whatever one address does: the host's own programs, such as a proxy or a monitor, if nobody else is named.
+fn only_from(address: IpAddr) -> Exemption {
+    Exemption { source: IpPrefix::from(address), user_agent: String::new() }
 }
 
 /// The defaults, with what the file says of some of them.

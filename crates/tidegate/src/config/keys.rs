@@ -100,7 +100,7 @@ pub(super) static FILE: Section = Section {
             Absent("all classifiers, as below"),
             "Limits of single classifiers.",
         ),
-        key("exempt", Kind::Tables(&EXEMPT), Absent("nobody"), "Clients that are never acted on."),
+        key("exempt", Kind::Tables(&EXEMPT), Absent("127.0.0.1 and ::1"), "Clients that are never acted on."),
         key("filter", Kind::Tables(&FILTER), Absent("none"), "What is refused by what it looks like."),
         key("gate", Kind::Table(&GATE), Absent("as below"), "Where rules are enforced."),
         key(
