@@ -1,6 +1,7 @@
 //! Groups of origin servers: who is asked, and what happens when one is dead, slow or has closed its connection.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -365,4 +366,27 @@ fn no_more_connections_than_allowed_are_open_at_once() {
         assert_eq!(client.join().unwrap(), 200);
     }
     assert_eq!(most.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn server_that_sends_more_than_it_announces_gets_one_request_a_connection() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/surplus" => Reply::script(|stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\n")?;
+            let mut buffer = [0; 64];
+            while stream.read(&mut buffer)? > 0 {}
+            Ok(())
+        }),
+        _ => Reply::ok("fine").with("Cache-Control", "no-store"),
+    });
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").start();
+    for _ in 0..3 {
+        assert_eq!(tidegate.get("/").text(), "fine");
+    }
+    let before = origin.connections();
+    assert_eq!(tidegate.get("/surplus").text(), "ok");
+    for _ in 0..3 {
+        assert_eq!(tidegate.get("/").text(), "fine");
+    }
+    assert_eq!(origin.connections(), before + 3);
 }

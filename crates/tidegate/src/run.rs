@@ -220,10 +220,17 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
     if let Some(url) = &args.upstream {
-        let addresses = units::server(url).map_err(|error| match error {
-            ServerError::Syntax(message) => usage(format!("--upstream: {message}")),
-            ServerError::Resolve(message) => Failure::runtime(format!("error: --upstream: {message}")),
-        })?;
+        let addresses = match units::server(url) {
+            Ok(addresses) => addresses,
+            Err(ServerError::Syntax(message)) => return Err(usage(format!("--upstream: {message}"))),
+            Err(ServerError::Resolve(message)) if args.allow_unreachable => {
+                tracing::warn!("--upstream: {message}; there is nobody to ask before a restart");
+                Vec::new()
+            }
+            Err(ServerError::Resolve(message)) => {
+                return Err(Failure::runtime(format!("error: --upstream: {message}")));
+            }
+        };
         settings.upstreams = vec![Upstream::new("upstream", addresses)];
         settings.routes = vec![everything(Target::Upstream("upstream".into()))];
         loaded.required = vec!["upstream".into()];
@@ -330,8 +337,9 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener,
     }
     if let Some(set_aside) = engine.open_report().and_then(|report| report.set_aside.as_ref()) {
         tracing::warn!(
-            ?set_aside,
-            "the cache file could not be used and was set aside; the cache starts empty"
+            kept = %set_aside.path.display(),
+            "the cache file could not be used ({}) and was set aside; the cache starts empty",
+            set_aside.reason
         );
     }
     if let Ok(address) = admin.local_addr() {

@@ -44,6 +44,8 @@ pub(crate) struct StaticFile {
 struct Opened {
     file: File,
     is_linked: bool,
+    /// Last modification, in seconds and nanoseconds.
+    modified: (i64, i64),
 }
 
 /// Why no file answers.
@@ -95,6 +97,10 @@ impl StaticRoot {
         for (bit, (coding, suffix)) in CODINGS.iter().enumerate() {
             let sibling = [&name, suffix.as_bytes()].concat();
             let Ok(found) = self.open_file(&sibling) else { continue };
+            // Compressed from an earlier version of the file.
+            if found.modified < plain.modified {
+                continue;
+            }
             vary = true;
             is_linked |= found.is_linked;
             if chosen.is_none() && accepted & (1 << bit) != 0 {
@@ -137,7 +143,8 @@ impl StaticRoot {
         let stat = rustix::fs::fstat(&file).map_err(|error| StaticError::Io(error.into()))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                Ok(Opened { file: File::from(file), is_linked: is_linked || stat.st_nlink > 1 })
+                let modified = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
+                Ok(Opened { file: File::from(file), is_linked: is_linked || stat.st_nlink > 1, modified })
             }
             FileType::Directory => Err(StaticError::NeedsTrailingSlash),
             _ => Err(StaticError::NotFound),

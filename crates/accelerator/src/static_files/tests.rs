@@ -58,6 +58,16 @@ fn precompressed_siblings_go_to_those_who_accept_them() {
 }
 
 #[test]
+fn sibling_older_than_its_file_is_left_alone() {
+    let site = site();
+    let root = StaticRoot::open(&site.path().join("root")).unwrap();
+    let gzip = File::options().write(true).open(site.path().join("root/a b.css.gz")).unwrap();
+    gzip.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!(root.lookup(b"/a b.css", 0b100).unwrap().content_encoding, None);
+    assert_eq!(root.lookup(b"/a b.css", 0b101).unwrap().content_encoding, Some("br"));
+}
+
+#[test]
 fn nothing_outside_the_root_is_served() {
     let site = site();
     let root = StaticRoot::open(&site.path().join("root")).unwrap();

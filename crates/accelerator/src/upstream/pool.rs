@@ -1,6 +1,6 @@
 //! One core's connections to servers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,8 @@ use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::turns::{Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
 
+/// How long connections to a server are used once after it has sent more than it announced.
+const DISTRUST: Duration = Duration::from_secs(60);
 /// Connections tried for one request, over all servers.
 const ATTEMPTS: usize = 3;
 
@@ -23,10 +25,13 @@ pub(crate) struct Pools {
 }
 
 /// Connections to one server.
+#[derive(Default)]
 struct Pool {
     /// The most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
     turns: Rc<Turns>,
+    /// Until then connections are used once: the server has sent more than its responses announce.
+    distrusted_until: Cell<Option<Instant>>,
 }
 
 /// The right to one connection of a pool; counts as a request in progress until it is dropped.
@@ -40,7 +45,7 @@ pub(crate) struct Lease {
 
 impl Pools {
     pub(crate) fn new(groups: Arc<Groups>) -> Self {
-        let pool = || Rc::new(Pool { idle: RefCell::default(), turns: Rc::default() });
+        let pool = || Rc::new(Pool::default());
         let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
         Self { groups, pools }
     }
@@ -183,21 +188,51 @@ impl Pool {
                 idle.clear();
                 return None;
             }
-            if is_silent(&stream) {
-                return Some(stream);
+            match listen(&stream) {
+                Heard::Silence => return Some(stream),
+                Heard::End => {}
+                Heard::Surplus => {
+                    idle.clear();
+                    self.distrust();
+                }
             }
         }
         None
     }
+
+    /// What follows a response is taken for the answer to the next request where it comes after that was sent: nobody
+    /// can tell. So a server that has done it once gets one request on each connection for a while.
+    fn distrust(&self) {
+        if !self.is_distrusted() {
+            tracing::warn!(
+                "an upstream server sends more than its responses announce: its connections are not reused"
+            );
+        }
+        self.distrusted_until.set(Some(Instant::now() + DISTRUST));
+    }
+
+    fn is_distrusted(&self) -> bool {
+        self.distrusted_until.get().is_some_and(|until| Instant::now() < until)
+    }
 }
 
-/// Whether a connection is open and has nothing to say. Anything else is its end, or what follows a response that was
-/// thought to be whole, and would be taken for the answer to the next request (RFC 9112 §9.2). The kernel is asked,
-/// because the reactor learns of what has arrived only when it is next polled.
-fn is_silent(stream: &TcpStream) -> bool {
+/// What an idle connection has to say.
+enum Heard {
+    Silence,
+    End,
+    /// What follows a response that was thought to be whole (RFC 9112 §9.2).
+    Surplus,
+}
+
+/// The kernel is asked, because the reactor learns of what has arrived only when it is next polled.
+fn listen(stream: &TcpStream) -> Heard {
     let mut byte = [0; 1];
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    rustix::net::recv(stream, &mut byte, flags).is_err_and(|error| error == rustix::io::Errno::AGAIN)
+    match rustix::net::recv(stream, &mut byte, flags) {
+        Err(rustix::io::Errno::AGAIN) => Heard::Silence,
+        Ok((1.., _)) => Heard::Surplus,
+        _ => Heard::End,
+    }
 }
 
 impl Lease {
@@ -212,6 +247,9 @@ impl Lease {
 
     /// Keeps a connection for the next request.
     pub(crate) fn give_back(&self, stream: Rc<TcpStream>) {
+        if self.pool.is_distrusted() {
+            return;
+        }
         let mut idle = self.pool.idle.borrow_mut();
         if idle.len() >= self.group().settings.idle_connections {
             if idle.is_empty() {
@@ -220,6 +258,12 @@ impl Lease {
             idle.remove(0);
         }
         idle.push((stream, Instant::now()));
+    }
+
+    /// More has come than the response announced.
+    pub(crate) fn distrust(&self) {
+        self.pool.idle.borrow_mut().clear();
+        self.pool.distrust();
     }
 
     /// Counts a failure of the server.

@@ -200,11 +200,14 @@ impl Response {
         if done
             && self.head().status != 101
             && let Some((stream, lease)) = self.connection.take()
-            && self.keep_alive
-            && self.upload_state.as_ref().is_none_or(|state| state.get() == UploadState::Complete)
-            && self.taken == self.buffer.len()
         {
-            lease.give_back(stream);
+            let sent_all =
+                self.upload_state.as_ref().is_none_or(|state| state.get() == UploadState::Complete);
+            if self.taken < self.buffer.len() {
+                lease.distrust();
+            } else if self.keep_alive && sent_all {
+                lease.give_back(stream);
+            }
         }
     }
 }

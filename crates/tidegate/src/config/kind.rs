@@ -9,7 +9,7 @@ use tidegate_policy::{Destination, PortRange};
 use toml::de::DeValue;
 
 use super::keys::Section;
-use crate::units::{self, ListenAddress};
+use crate::units::{self, ListenAddress, ServerError};
 
 /// What a value must be, with its bounds.
 #[derive(Clone, Copy)]
@@ -82,6 +82,8 @@ pub(super) enum Value {
     Path(PathBuf),
     Listen(ListenAddress),
     Server(Vec<SocketAddr>),
+    /// A server whose name cannot be resolved, and why.
+    Unresolved(String),
     Prefix(IpPrefix),
     Number(f64),
     /// Names and texts, in the order of the names.
@@ -184,7 +186,11 @@ impl Kind {
             Self::Text => check(!text.is_empty() && !text.contains(char::is_control)),
             Self::Name => check(is_name(text)),
             Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
-            Self::Server => units::server(text).map(Value::Server).map_err(|error| error.to_string()),
+            Self::Server => match units::server(text) {
+                Ok(addresses) => Ok(Value::Server(addresses)),
+                Err(ServerError::Resolve(message)) => Ok(Value::Unresolved(message)),
+                Err(ServerError::Syntax(message)) => Err(message),
+            },
             Self::Prefix => match text.parse() {
                 Ok(prefix) => Ok(Value::Prefix(prefix)),
                 Err(error) => Err(format!("{}: {error}", wrong())),

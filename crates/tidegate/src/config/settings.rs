@@ -179,7 +179,20 @@ fn upstreams(file: &Values, report: &mut Report<'_>) -> Vec<Upstream> {
 }
 
 fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream {
-    let servers = section.servers("servers").into_iter().flat_map(|at| at.value).collect();
+    let is_required = section.flag("require") != Some(false);
+    let mut servers = Vec::new();
+    for at in section.servers("servers") {
+        match at.value {
+            Ok(addresses) => servers.extend(addresses),
+            Err(message) if is_required => {
+                report.error(at.offset, format!("upstream.servers: {message}"), None);
+            }
+            Err(message) => {
+                let message = format!("upstream.servers: {message}; it gets no requests before a reload");
+                report.warn(at.offset, message);
+            }
+        }
+    }
     let defaults = Upstream::new(name, servers);
     let idle_connections = section.integer("idle_connections").map(to_usize);
     let max_connections = section.integer("max_connections").map(to_usize);

@@ -331,6 +331,24 @@ fn a_group_is_required_at_the_start_unless_it_says_otherwise_or_is_unused() {
 }
 
 #[test]
+fn server_name_that_is_not_known_stops_a_required_group_only() {
+    let route = "[[route]]\nupstream = \"app\"\n";
+    let unknown = UPSTREAM.replace("127.0.0.1", "app.invalid");
+    let errors = parse("t.toml", &format!("{unknown}{route}")).unwrap_err();
+    assert!(
+        lines(&errors).starts_with("t.toml:3:12: upstream.servers: cannot resolve \"app.invalid\""),
+        "{errors:?}"
+    );
+    let optional = accepted(&format!("{unknown}require = false\n{route}"));
+    assert!(optional.settings.upstreams[0].servers.is_empty());
+    assert!(
+        lines(&optional.warnings).contains("it gets no requests before a reload"),
+        "{:?}",
+        optional.warnings
+    );
+}
+
+#[test]
 fn all_addresses_of_a_server_name_become_servers() {
     use std::net::ToSocketAddrs;
     let text = UPSTREAM.replace("127.0.0.1", "localhost");

@@ -245,10 +245,11 @@ impl Values {
         matches!(self.entries.get(name), Some(Entry::Wrong))
     }
 
-    /// The server addresses of a list, each with the place of its text.
-    pub fn servers(&self, name: &str) -> Vec<At<Vec<SocketAddr>>> {
+    /// The server addresses of a list, or why there are none, each with the place of its text.
+    pub fn servers(&self, name: &str) -> Vec<At<Result<Vec<SocketAddr>, String>>> {
         self.list(name, |value| match value {
-            Value::Server(addresses) => Some(addresses.clone()),
+            Value::Server(addresses) => Some(Ok(addresses.clone())),
+            Value::Unresolved(message) => Some(Err(message.clone())),
             _ => None,
         })
     }
