@@ -268,7 +268,7 @@ impl Fetch<'_> {
         mut body: B,
     ) -> Answer {
         self.core.metrics.cache_misses_total.add(1);
-        let request_time_s = self.core.clock.unix_s();
+        let asked_ms = self.core.clock.elapsed_ms();
         let mut epoch = self.core.flights.epoch(url_key);
         let validators = stale.as_ref().map(Validators::of).unwrap_or_default();
         let mut sent =
@@ -276,7 +276,7 @@ impl Fetch<'_> {
         if let (Ok(response), Some(stale)) = (&sent, &stale)
             && response.head().status == 304
         {
-            let storing = self.storing(store, url_key, request_time_s, epoch);
+            let storing = self.storing(store, url_key, asked_ms, epoch);
             if let Some(object) = freshen(&storing, stale, &response.head()) {
                 self.core.metrics.cache_revalidated_total.add(1);
                 self.core.landed(leader, fill::is_fresh(&object, self.core.clock.unix_s()));
@@ -310,7 +310,7 @@ impl Fetch<'_> {
         };
         let forward = self.forward(reason, response.head().status);
         let head = self.client_head(&response);
-        let storing = self.storing(store, url_key, request_time_s, epoch);
+        let storing = self.storing(store, url_key, asked_ms, epoch);
         match storing.begin(response, head, forward, leader).await {
             Ok(Begun::Stored(object, forward)) => self.hit_of(object, false, forward),
             Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
@@ -322,10 +322,10 @@ impl Fetch<'_> {
         &'s self,
         store: &'s Store,
         url_key: &'s [u8],
-        request_time_s: u64,
+        asked_ms: u64,
         epoch: Epoch,
     ) -> Storing<'s> {
-        Storing { core: self.core, store, url_key, request: self.incoming.head, request_time_s, epoch }
+        Storing { core: self.core, store, url_key, request: self.incoming.head, asked_ms, epoch }
     }
 
     /// A stored response that is sent after the upstream was asked.
@@ -544,7 +544,7 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
     let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
     let response = parser.head(&merged);
     let now_s = storing.core.clock.unix_s();
-    let policy = Policy::validated(storing.request, &response, not_modified, storing.request_time_s, now_s);
+    let policy = Policy::validated(storing.request, &response, not_modified, storing.request_time_s(now_s), now_s);
     // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
     let (Ok(policy), Some(true)) = (policy, storing.key_for(&response).map(|key| key == stale.key())) else {
         storing.store.remove(stale.key());

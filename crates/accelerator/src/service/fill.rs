@@ -171,7 +171,8 @@ pub(crate) struct Storing<'a> {
     /// The URL's key.
     pub url_key: &'a [u8],
     pub request: &'a RequestHead<'a>,
-    pub request_time_s: u64,
+    /// When the upstream was asked, by the core's clock.
+    pub asked_ms: u64,
     /// [`Flights::epoch`] when the request was sent.
     pub epoch: Epoch,
 }
@@ -192,6 +193,12 @@ pub(crate) fn is_fresh(object: &Object, now_s: u64) -> bool {
 }
 
 impl Storing<'_> {
+    /// When the upstream was asked, in seconds since 1970, if it is `now_s`. Told from the time that has passed: two
+    /// readings of whole seconds may be a second apart after a millisecond, by which every age would be too much.
+    pub(crate) fn request_time_s(&self, now_s: u64) -> u64 {
+        now_s.saturating_sub((self.core.clock.elapsed_ms() - self.asked_ms) / 1000)
+    }
+
     /// Starts to store `response` if the rules allow it. `head` is what goes to the client.
     pub(crate) async fn begin(
         &self,
@@ -247,7 +254,7 @@ impl Storing<'_> {
     /// The error is whether the next answer for this URL will most likely not be stored either.
     fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Result<Begin, bool> {
         let now_s = self.core.clock.unix_s();
-        let policy = match Policy::new(self.request, response, self.request_time_s, now_s) {
+        let policy = match Policy::new(self.request, response, self.request_time_s(now_s), now_s) {
             Ok(policy) => policy,
             Err(reason) => {
                 tracing::trace!(?reason, "response is not to be stored");
