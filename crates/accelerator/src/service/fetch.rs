@@ -544,7 +544,8 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
     let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
     let response = parser.head(&merged);
     let now_s = storing.core.clock.unix_s();
-    let policy = Policy::validated(storing.request, &response, not_modified, storing.request_time_s(now_s), now_s);
+    let policy =
+        Policy::validated(storing.request, &response, not_modified, storing.request_time_s(now_s), now_s);
     // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
     let (Ok(policy), Some(true)) = (policy, storing.key_for(&response).map(|key| key == stale.key())) else {
         storing.store.remove(stale.key());
