@@ -1,6 +1,7 @@
 //! Starting, stopping and reloading, and what is left of the cache afterwards.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -84,8 +85,74 @@ fn sigterm_request_that_never_ends_is_cut_off_after_the_drain_timeout() {
     let mut client = tidegate.connect();
     client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
     eventually("the request is with the origin", || (origin.count() == 1).then_some(()));
-    tidegate.terminate();
+    // The origin still holds the request when this returns.
+    assert!(tidegate.terminate().success());
+    let last_words = String::from_utf8_lossy(&client.rest()).into_owned();
+    assert!(!last_words.starts_with("HTTP/1.1 200") && !last_words.contains("too late"), "{last_words}");
     gate.open();
+}
+
+#[test]
+fn sigterm_tunnel_that_is_idle_is_ended() {
+    let origin = Origin::start(|_| {
+        Reply::script(|stream| {
+            stream.write_all(
+                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+            )?;
+            while stream.read(&mut [0; 64])? > 0 {}
+            Ok(())
+        })
+    });
+    let mut tidegate = Tidegate::builder().origin(&origin).limits("drain_timeout = \"600s\"").start();
+    let mut client = tidegate.connect();
+    client.send("GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n");
+    assert_eq!(client.head().0, 101);
+    assert!(tidegate.terminate().success());
+    assert!(client.is_closed());
+}
+
+#[test]
+fn sigterm_requests_of_connections_not_accepted_yet_are_answered() {
+    let origin = Origin::start(|_| Reply::cacheable("ok"));
+    let mut tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "ok");
+    tidegate.signal(Signal::STOP);
+    let mut clients: Vec<Client> = (0..20).map(|_| tidegate.connect()).collect();
+    for client in &mut clients {
+        client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    }
+    tidegate.signal(Signal::TERM);
+    tidegate.signal(Signal::CONT);
+    for client in &mut clients {
+        assert_eq!(client.response().text(), "ok");
+        assert!(client.is_closed());
+    }
+    assert!(tidegate.wait().success());
+}
+
+#[test]
+fn reload_to_an_upstream_that_is_down_warns_and_is_in_force() {
+    let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));
+    let tidegate = Tidegate::before(&origin);
+    let config = std::fs::read_to_string(tidegate.config()).unwrap();
+    let down = format!("127.0.0.1:{}", tidegate_e2e::free_port());
+    tidegate.write_config(&config.replace(&origin.address().to_string(), &down));
+    let reload = tidegate.command(&["reload"]);
+    assert!(reload.status.success());
+    let warning = String::from_utf8_lossy(&reload.stderr).into_owned();
+    assert!(warning.contains("is unreachable") && warning.contains(&down), "{warning}");
+    assert_eq!(tidegate.get("/").status, 502);
+}
+
+#[test]
+fn reload_of_a_broken_file_as_json_tells_the_error_as_json() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::before(&origin);
+    tidegate.write_config("[cache]\nmemroy = \"1MiB\"\n");
+    let reload = tidegate.command(&["reload", "--json"]);
+    assert_eq!(reload.status.code(), Some(1));
+    let answer = String::from_utf8_lossy(&reload.stdout).into_owned();
+    assert!(answer.starts_with('{') && answer.contains("\"error\"") && answer.contains("memroy"), "{answer}");
 }
 
 #[test]

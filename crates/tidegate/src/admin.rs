@@ -391,7 +391,10 @@ async fn block_add(State(admin): State<Admin>, Json(block): Json<Block>) -> Resp
         prefixes.iter().try_for_each(|prefix| blocks.set_reason(*prefix, reason))
     };
     match add() {
-        Ok(()) => done(format!("{} addresses and prefixes are blocked", prefixes.len())),
+        Ok(()) => done(match prefixes.as_slice() {
+            [one] => format!("{one} is blocked"),
+            all => format!("{} addresses and prefixes are blocked", all.len()),
+        }),
         Err(error @ GateError::Full { .. }) => refuse(StatusCode::INSUFFICIENT_STORAGE, &error.to_string()),
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
@@ -480,8 +483,14 @@ struct PurgeQuery {
 
 async fn purge(State(admin): State<Admin>, Query(query): Query<PurgeQuery>) -> Response {
     match query.pattern.parse().and_then(|pattern| admin.engine.purge(&pattern)) {
-        Ok(removed) => Json(json!({ "message": format!("{removed} responses removed"), "removed": removed }))
-            .into_response(),
+        Ok(removed) => {
+            let message = if removed == 1 {
+                "1 response removed".into()
+            } else {
+                format!("{removed} responses removed")
+            };
+            Json(json!({ "message": message, "removed": removed })).into_response()
+        }
         Err(error) => refuse(StatusCode::BAD_REQUEST, &format!("pattern: {error}")),
     }
 }

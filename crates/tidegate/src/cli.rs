@@ -11,7 +11,7 @@ use tidegate_policy::PortRange;
 
 use crate::gate::commands::{self, Add, Attach};
 use crate::units::ListenAddress;
-use crate::{client, config, fetch, gateway, intercept, run, top, units};
+use crate::{client, config, fetch, gateway, intercept, man, run, top, units};
 
 /// Why the program ends with an error, and with which exit code: 1 at run time, 2 for bad usage.
 pub(crate) struct Failure {
@@ -354,7 +354,7 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
             clap_complete::generate(shell, &mut command, "tidegate", &mut script);
             print(&String::from_utf8_lossy(&script))
         }
-        Command::Man { out } => man(&out),
+        Command::Man { out } => write_man(&out),
     }
 }
 
@@ -424,7 +424,11 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 fn check(file: &Path, json: bool) -> Result<(), Failure> {
     let (errors, warnings) = match config::load(file) {
-        Ok(loaded) => (config::still_missing(&loaded, Some(file)), loaded.warnings),
+        Ok(loaded) => {
+            let missing = config::still_missing(&loaded, Some(file));
+            let of_host = config::not_on_this_host(&loaded, file);
+            (missing, loaded.warnings.into_iter().chain(of_host).collect())
+        }
         Err(errors) => (errors, Vec::new()),
     };
     if json {
@@ -454,9 +458,9 @@ fn condition(args: &launcher::ConditionArgs) -> Result<(), Failure> {
     }
 }
 
-fn man(out: &Path) -> Result<(), Failure> {
+fn write_man(out: &Path) -> Result<(), Failure> {
     let command = <Cli as clap::CommandFactory>::command();
-    clap_mangen::generate_to(command, out).map_err(|error| {
+    man::write_pages(command, out).map_err(|error| {
         Failure::runtime(format!("error: cannot write manual pages to {}: {error}", out.display()))
     })
 }

@@ -73,7 +73,15 @@ pub(crate) fn purge(admin: SocketAddr, pattern: &str, json: bool) -> Result<(), 
 
 /// Commands that change something and answer with a sentence.
 pub(crate) fn post(admin: SocketAddr, path: &str, json: bool) -> Result<(), Failure> {
-    let answer = ask(admin, "POST", path)?;
+    let answer = match try_ask(admin, "POST", path, None) {
+        Ok(answer) => answer,
+        Err(AskError::Refused(failure)) if json => {
+            let error = failure.message.strip_prefix("error: ").unwrap_or(&failure.message);
+            print_json(&serde_json::json!({ "error": error }))?;
+            return Err(failure);
+        }
+        Err(error) => return Err(error.into()),
+    };
     if json {
         return print_json(&answer);
     }

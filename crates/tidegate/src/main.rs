@@ -10,6 +10,7 @@ mod fetch;
 mod gate;
 mod gateway;
 mod intercept;
+mod man;
 mod run;
 mod top;
 mod trickles;

@@ -1,7 +1,7 @@
 //! `tidegate run`: from settings to a running engine, and what signals do to it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,9 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
     if let Some(guard) = &guard {
         guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
+    }
+    if let Some(path) = settings.cache.path.as_ref().filter(|path| !path.exists()) {
+        tracing::info!("cache: {} is not there yet and is made", path.display());
     }
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
@@ -123,14 +126,20 @@ impl Reloader {
         self.trickles.reload_keys()?;
         let before = self.gatekeeper.settings();
         self.gatekeeper.reload(&loaded.gate).map_err(|error| error.to_string())?;
-        let mut settings = loaded.settings;
+        let mut settings = loaded.settings.clone();
         self.gatekeeper.guard(&mut settings, &loaded.gate.rules);
         if let Err(error) = self.engine.reload(settings) {
             // All or nothing.
             self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
             return Err(error.to_string());
         }
-        Ok(loaded.warnings)
+        let mut warnings = loaded.warnings.clone();
+        let file = self.args.config.as_ref().map_or(String::new(), |path| path.display().to_string());
+        warnings.extend(unreachable_upstreams(&loaded).map(|message| {
+            tracing::warn!("{message}");
+            Finding { file: file.clone(), place: None, message, hint: None }
+        }));
+        Ok(warnings)
     }
 }
 
@@ -283,27 +292,31 @@ fn everything(target: Target) -> Route {
 
 /// A group whose every server is down at the start is more likely a wrong address than bad luck.
 fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
+    match unreachable_upstreams(loaded).next() {
+        None => Ok(()),
+        Some(why) => {
+            Err(Failure::runtime(format!("error: {why}; start it first, or use --allow-unreachable")))
+        }
+    }
+}
+
+/// The required groups none of whose servers takes a connection, and why.
+fn unreachable_upstreams(loaded: &Loaded) -> impl Iterator<Item = String> {
     let required = |upstream: &&Upstream| loaded.required.contains(&upstream.name);
-    for upstream in loaded.settings.upstreams.iter().filter(required) {
+    loaded.settings.upstreams.iter().filter(required).filter_map(|upstream| {
         let mut failures = Vec::new();
         for server in &upstream.servers {
             match TcpStream::connect_timeout(server, PROBE_TIMEOUT) {
-                Ok(_) => {
-                    failures.clear();
-                    break;
-                }
+                Ok(_) => return None,
                 Err(error) => failures.push(format!("{server}: {error}")),
             }
         }
-        if !failures.is_empty() {
-            return Err(Failure::runtime(format!(
-                "error: upstream {} is unreachable ({}); start it first, or use --allow-unreachable",
-                upstream.name,
-                failures.join(", ")
-            )));
-        }
-    }
-    Ok(())
+        let group = match upstream.name.as_str() {
+            "upstream" => "the upstream".to_owned(),
+            name => format!("upstream {name}"),
+        };
+        (!failures.is_empty()).then(|| format!("{group} is unreachable ({})", failures.join(", ")))
+    })
 }
 
 fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener, gatekeeper: &Gatekeeper) {
@@ -322,15 +335,18 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener,
         );
     }
     for upstream in &settings.upstreams {
-        tracing::info!(servers = ?upstream.servers, "upstream {}", upstream.name);
+        let name = if upstream.name == "upstream" { "" } else { &upstream.name };
+        tracing::info!(servers = ?upstream.servers, "{}", format!("upstream {name}").trim_end());
     }
-    let place = settings.cache.path.clone().unwrap_or_else(|| PathBuf::from("memory only"));
-    tracing::info!(
-        memory_mib = settings.cache.memory_bytes >> 20,
-        objects = engine.open_report().map_or(0, |report| report.objects),
-        "cache: {}",
-        place.display()
-    );
+    match &settings.cache.path {
+        _ if settings.cache.memory_bytes == 0 => tracing::info!("cache: off"),
+        path => tracing::info!(
+            memory_mib = settings.cache.memory_bytes >> 20,
+            objects = engine.open_report().map_or(0, |report| report.objects),
+            "cache: {}",
+            path.as_deref().map_or("memory only".into(), Path::to_string_lossy)
+        ),
+    }
     let damaged = engine.store().map_or(0, |store| store.stats().torn_dropped);
     if damaged > 0 {
         tracing::warn!(damaged, "objects of the cache file were damaged and are dropped");

@@ -138,7 +138,7 @@ fn cache_is_listed_and_purged_by_url_prefix_and_tag() {
     assert_eq!(purge("tag:news")["removed"], 1);
     assert_eq!(purge(&url("/a"))["removed"], 0);
     assert_eq!(listed(), [url("/z")]);
-    assert_eq!(out(&tidegate.command(&["cache", "purge", "*"])), "1 responses removed\n");
+    assert_eq!(out(&tidegate.command(&["cache", "purge", "*"])), "1 response removed\n");
     assert!(!tidegate.get("/z").is_hit());
     assert_eq!(out(&tidegate.command(&["cache", "save"])), "the cache is written to its file\n");
 }

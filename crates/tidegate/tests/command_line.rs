@@ -163,6 +163,38 @@ fn check_warns_of_what_has_no_effect_and_succeeds() {
 }
 
 #[test]
+fn check_of_a_file_whose_host_lacks_what_it_names_warns_of_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let text = config(":0", "127.0.0.1:1", "")
+        + &format!("[log]\naccess = {:?}\n[gate]\ninterfaces = [\"none0\"]\n", at("logs/access.log"));
+    let text = text.replace("[cache]\n", &format!("[cache]\npath = {:?}\n", at("cach")));
+    let ended = tidegate(&["check", &write(folder.path(), &text)]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for wanted in [
+        "gate.interfaces: there is no network interface \"none0\" here",
+        "log.access: there is no folder",
+        "cache.path: there is no",
+    ] {
+        assert!(ended.err.contains(wanted), "{wanted}: {}", ended.err);
+    }
+}
+
+#[test]
+fn admin_server_on_a_listeners_address_is_refused_with_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let listen = local(free_port());
+    let text = config(&listen, "127.0.0.1:1", "");
+    let admin = text.lines().nth(3).unwrap();
+    let file = write(folder.path(), &text.replace(admin, &format!("address = {listen:?}")));
+    for arguments in [&["check", &file][..], &["run", "--config", &file, "--allow-unreachable"]] {
+        let ended = tidegate(arguments);
+        assert_eq!(ended.code, Some(1));
+        assert!(ended.line().starts_with(&format!("{file}:4:11: admin.address: ")), "{ended:?}");
+    }
+}
+
+#[test]
 fn port_in_use_is_one_line_that_names_the_address_as_written_and_exit_code_1() {
     let port = free_port();
     let _taken = TcpListener::bind(local(port)).unwrap();
@@ -214,7 +246,7 @@ fn unreachable_upstream_at_the_start_is_one_line_and_exit_code_1_unless_it_is_no
     let ended = tidegate(&["run", "--listen", &listen, "--admin", &admin, "--upstream", &url]);
     assert_eq!(ended.code, Some(1));
     let wanted = format!(
-        "error: upstream upstream is unreachable ({nobody}: Connection refused (os error 111)); start it first"
+        "error: the upstream is unreachable ({nobody}: Connection refused (os error 111)); start it first"
     );
     assert!(ended.line().starts_with(&wanted), "{ended:?}");
 
@@ -393,7 +425,9 @@ fn manual_pages_are_written_for_every_command() {
         let page = folder.path().join(format!("tidegate-{}.1", command.join("-")));
         let text =
             std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
-        assert!(text.contains(".SH SYNOPSIS"), "{text}");
+        for wanted in [".SH SYNOPSIS\ntidegate", ".SH EXAMPLES", ".SH \"SEE ALSO\""] {
+            assert!(text.contains(wanted), "{}: {wanted}: {text}", page.display());
+        }
     }
     let ended = tidegate(&["man", "--out", "/does/not/exist"]);
     assert_eq!(ended.code, Some(1));

@@ -389,7 +389,9 @@ impl Fetch<'_> {
     fn failed(&self, error: UpstreamError) -> Answer {
         if !error.is_clients_fault() {
             self.core.metrics.upstream_errors_total.add(1);
-            tracing::warn!(%error, target = %String::from_utf8_lossy(self.incoming.head.target), "no answer from the upstream");
+            let group = self.plan.groups().get(self.group).map_or("", |group| &group.settings.name);
+            let target = String::from_utf8_lossy(self.incoming.head.target);
+            tracing::warn!(%error, upstream = group, %target, "no answer from the upstream");
         }
         Answer::status(error.status())
     }

@@ -95,6 +95,34 @@ pub(crate) fn still_missing(loaded: &Loaded, file: Option<&Path>) -> Vec<Finding
     settings::missing(loaded, &file.map_or(String::new(), |file| file.display().to_string()))
 }
 
+/// What the file needs of the host and would not find on this one. The file may be meant for another.
+pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut find = |message: String, hint: &str| {
+        let (file, hint) = (file.display().to_string(), Some(hint.to_owned()));
+        findings.push(Finding { file, place: None, message, hint });
+    };
+    for name in loaded.gate.interfaces.iter().flatten() {
+        if !Path::new("/sys/class/net").join(name).exists() {
+            let hint = "`ip link` lists them; tidegate does not start without it";
+            find(format!("gate.interfaces: there is no network interface {name:?} here"), hint);
+        }
+    }
+    if let Some(path) = &loaded.settings.cache.path
+        && !path.exists()
+    {
+        find(format!("cache.path: there is no {} yet", path.display()), "it is made at the start");
+    }
+    let log = loaded.settings.access_log.as_ref().and_then(|log| log.path.as_deref());
+    if let Some(folder) = log.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty())
+        && !folder.is_dir()
+    {
+        let hint = "make it; tidegate does not start without it";
+        find(format!("log.access: there is no folder {} here", folder.display()), hint);
+    }
+    findings
+}
+
 /// What holds without a configuration file.
 pub(crate) fn defaults() -> Loaded {
     let mut report = Report::new("", "");

@@ -44,6 +44,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let gate = rules::build(file, personality(file), report);
     let defence = defence::build(file, report);
     let admin = admin(file, report);
+    meeting(&admin, &listen, file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();
     Loaded { settings, listen, trickles, admin, required, gate, defence, warnings: Vec::new() }
 }
@@ -93,6 +94,33 @@ fn admin(file: &Values, report: &mut Report<'_>) -> ListenAddress {
         );
     }
     address
+}
+
+/// Two servers cannot take the same connections. (A Trickles listener takes none of TCP's.)
+fn meeting(
+    admin: &ListenAddress,
+    listen: &[(ListenAddress, Protocol)],
+    file: &Values,
+    report: &mut Report<'_>,
+) {
+    let Some((met, _)) = listen.iter().find(|(listen, _)| listen.overlaps(admin)) else { return };
+    match file.table("admin").and_then(|section| section.offset_of("address")) {
+        Some(offset) => {
+            let message = format!(
+                "admin.address: {:?} is where the [[listen]] {:?} listens",
+                admin.written, met.written
+            );
+            report.error(offset, message, Some("choose another port".into()));
+        }
+        // `run --admin` may still choose another.
+        None => report.warn(
+            file.tables("listen").first().map_or(0, |section| section.offset),
+            format!(
+                "listen.address: {:?} is where the admin server listens; choose another with admin.address",
+                met.written
+            ),
+        ),
+    }
 }
 
 /// Those of HTTP and DHTTP, and those of Trickles. A TCP and a UDP port of one number do not meet.

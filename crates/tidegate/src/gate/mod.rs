@@ -265,7 +265,7 @@ fn attach(settings: &config::Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Re
     let options = tidegate_gate::Options { for_server: true, ..settings.options };
     let user_space = |why: &str| Gate::user_space(rules, &options, why);
     if !settings.is_configured {
-        return user_space("nothing is configured that would need them");
+        return user_space("no rule is configured that the kernel could enforce");
     }
     if !settings.kernel {
         return user_space("gate.mechanism is \"user-space\"");
