@@ -63,7 +63,7 @@ pub(super) static FILE: Section = Section {
             "workers",
             Kind::Integer { min: 1, max: 1024 },
             Absent("one for each core of the machine"),
-            "Number of data cores: each is a thread that accepts and serves its own connections.",
+            "Number of data cores: each is a thread that accepts and serves its own connections. A change needs a restart.",
         ),
         key(
             "personality",
