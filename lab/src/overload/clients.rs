@@ -73,6 +73,10 @@ impl Asked {
     }
 }
 
+/// Between a refusal and the next attempt: a refusal costs next to nothing, and clients that were not to breathe would take
+/// the machine for themselves.
+const BREATH: Duration = Duration::from_millis(10);
+
 /// When what is measured begins and ends, in time since all began.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
@@ -146,9 +150,8 @@ fn ask_until_end(group: &Group, to: SocketAddr, begun: Instant, time: Clients, t
             asked.answered_at_s.push((now - begun - time.settle).as_secs_f64());
         } else {
             asked.failed += 1;
-            // A refusal costs next to nothing, and a client that were not to breathe would be a busy loop.
-            if !answered && now - asks < Duration::from_millis(1) {
-                std::thread::sleep(Duration::from_millis(1));
+            if !answered && now - asks < BREATH {
+                std::thread::sleep(BREATH);
             }
         }
     }
