@@ -25,7 +25,7 @@ impl Maps {
 
     /// The blocked IPv4 addresses; `None` before the first of them.
     pub(crate) fn singles(&self) -> Result<Option<Arc<Singles>>, GateError> {
-        self.singles_by(|outer| Singles::open(outer))
+        self.singles_by(Singles::open)
     }
 
     /// The blocked IPv4 addresses, of which there will be some.

@@ -62,6 +62,15 @@ impl Asked {
         self.answered as f64 / self.seconds
     }
 
+    /// The same load once more, as if it had been measured for longer. Times of answers stay those of the first.
+    pub fn add(&mut self, more: Self) {
+        self.answered += more.answered;
+        self.failed += more.failed;
+        self.seconds += more.seconds;
+        self.latencies_ms.extend(more.latencies_ms);
+        self.latencies_ms.sort_by(f64::total_cmp);
+    }
+
     /// The middle latency; infinite if nothing was answered.
     pub fn median_ms(&self) -> f64 {
         self.latencies_ms.get(self.latencies_ms.len() / 2).copied().unwrap_or(f64::INFINITY)
