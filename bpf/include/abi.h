@@ -21,6 +21,10 @@
 #define TG_MAX_COOKIES 4096		/* cookies that request rules about every path ask for */
 #define TG_LENGTHS_MAX 3		/* different prefix lengths of sources that are looked up one by one */
 #define TG_MAX_BLOCKED 1000000		/* blocked single addresses of each family */
+#define TG_BLOCKED4_SLOTS 8		/* of one bucket: two cache lines */
+#define TG_BLOCKED4_BUCKETS (1 << 19)	/* so many that hardly one is full; a power of two */
+#define TG_EXPIRY_SHIFT 26		/* unit of expiry: 2^26 ns, so that 32 bits last for nine years */
+#define TG_HIT_SHIFT 20			/* unit of the time of a hit: 2^20 ns; it wraps after seven weeks */
 #define TG_MAX_BLOCKED_PREFIXES 65536	/* blocked prefixes of each family */
 #define TG_MAX_REASONS 16384		/* why an address or prefix is blocked, where somebody said it */
 #define TG_MAX_CREDITS 65536		/* (connection, rule) pairs whose requests were policed on their segments */
@@ -65,6 +69,7 @@ enum tg_counter {
 	TG_COUNT_STEERED,		/* connections given to the queue of their class */
 	TG_COUNT_STEER_FAILED,		/* ... or not, because the queue is gone */
 	TG_COUNT_REQUEST_PASSED,	/* requests that a rule let pass */
+	TG_COUNT_REQUEST_REPEATED,	/* ... that came again, because the first segment was lost behind the gate */
 	TG_COUNT_REQUEST_DROPPED,
 	TG_COUNT_REQUEST_RESET,
 	TG_COUNT_REQUEST_PARTIAL,	/* requests whose head did not fit the segment: policed by the server, if at all */
@@ -202,7 +207,24 @@ struct tg_patterns {
 	struct tg_pattern pattern[TG_MAX_PATTERNS];	/* by rank */
 };
 
-/* A blocked address or prefix. */
+/* A blocked IPv4 address: in one of the two buckets that its hash tells, so that a packet from it costs one cache miss. The
+ * rest of the table's last bucket but its first slot is unused: `address` there is the seed, `hits` the number of entries.
+ * User space maps the table into its memory and claims a slot by exchanging its address. */
+struct tg_blocked4_slot {
+	__u32 address;			/* as in the packet; 0: the slot is free */
+	__u32 expires;			/* 0: never */
+	__u32 last_hit;
+	__u32 hits;
+};
+struct tg_blocked4 {
+	struct tg_blocked4_slot slot[TG_BLOCKED4_SLOTS];
+};
+/* address ^ seed, multiplied, folded and multiplied, has from these bits on two numbers of buckets. */
+#define TG_BLOCKED4_MIX 0x9e3779b97f4a7c15ULL
+#define TG_BLOCKED4_FIRST_BIT 45
+#define TG_BLOCKED4_SECOND_BIT 26
+
+/* A blocked IPv6 address, or a prefix. */
 struct tg_block {
 	__u64 expires_ns;		/* 0: never */
 	__u64 last_hit_ns;		/* 0: never; starts as the time of insertion */
@@ -220,12 +242,26 @@ struct tg_reason {
 	__u8 text[TG_REASON_BYTES];
 };
 
-/* Requests of one connection that a rule has let pass on their segments, counted for the server that parses them. */
+/* The segment of a request that had its token. Sequence numbers as in the segment, in the host's order. */
+struct tg_segment {
+	__u32 seq;
+	__u32 ack;
+	__u32 repeats;			/* how often it came again */
+	__u32 reserved;
+};
+/* A client may choose its sequence numbers so that every request looks like the last one. */
+#define TG_REPEATS_MAX 4
+
+/* Requests of one connection that a rule has let pass on their segments. */
 struct tg_credit {
 	__u8 client[16];		/* IPv4 as IPv4-mapped */
 	__u16 client_port;
 	__u16 server_port;
 	__u32 slot;
+};
+struct tg_credited {
+	__u64 requests;			/* ... that the server has not asked about yet, if one asks */
+	struct tg_segment last;
 };
 
 /* What happened to a connection. */
@@ -260,6 +296,7 @@ struct tg_begun {
 	__u64 since_ns;
 	__u32 class;
 	__u32 reserved;
+	struct tg_segment segment;
 };
 
 /* What a server asks about a request that it has parsed. */

@@ -17,6 +17,7 @@
 #define IP_MORE_FRAGMENTS 0x2000
 #define IP_FRAGMENT_OFFSET 0x1fff
 #define IPV6_FRAGMENT_OFFSET 0xfff8
+#define IPV6_MORE_FRAGMENTS 1
 
 struct vlan_tag {
 	__be16 tci;
@@ -30,7 +31,7 @@ struct extension_header {
 
 struct fragment_header {
 	__u8 next;
-	__u8 reserved;
+	__u8 reserved;		/* the length in other extension headers */
 	__be16 offset;
 	__be32 id;
 };

@@ -15,6 +15,28 @@ struct endpoints {
 	struct tcphdr header;
 };
 
+/* Where the TCP header is behind an IPv6 header and its extension headers; 0: nowhere. */
+static __always_inline __u32 tcp_behind(struct __sk_buff *skb, __u8 next)
+{
+	__u32 at = ETH_HLEN + sizeof(struct ipv6hdr);
+
+	for (int i = 0; i < EXTENSION_HEADERS_MAX; i++) {
+		struct fragment_header header;	/* the others begin alike, but for their length */
+
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+		    next != IPPROTO_FRAGMENT)
+			break;
+		if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)))
+			return 0;
+		/* RFC 6946: a fragment that is all of its packet. */
+		if (next == IPPROTO_FRAGMENT && header.offset & bpf_htons(IPV6_FRAGMENT_OFFSET | IPV6_MORE_FRAGMENTS))
+			return 0;
+		at += next == IPPROTO_FRAGMENT ? sizeof(header) : (header.reserved + 1) * 8;
+		next = header.next;
+	}
+	return next == IPPROTO_TCP ? at : 0;
+}
+
 /* Reads the headers; 0 if the segment cannot carry a request. */
 static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints *ends)
 {
@@ -38,11 +60,13 @@ static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints 
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
 			return 0;
 		ends->v6 = 1;
-		ends->tcp = ETH_HLEN + sizeof(ip);
-		end = ends->tcp + bpf_ntohs(ip.payload_len);
+		ends->tcp = tcp_behind(skb, ip.nexthdr);
+		if (!ends->tcp)
+			return 0;
+		end = ETH_HLEN + sizeof(ip) + bpf_ntohs(ip.payload_len);
 		__builtin_memcpy(ends->source, &ip.saddr, 16);
 		__builtin_memcpy(ends->destination, &ip.daddr, 16);
 	} else {

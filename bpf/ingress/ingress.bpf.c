@@ -7,8 +7,22 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Not preallocated: an empty list costs no memory. A hash, because a trie of a million addresses is six times slower
- * when cold. */
+/* Not preallocated: an empty list costs no memory. Hashes for addresses, because a trie of a million is six times slower
+ * when cold; for IPv4 a hash table of our own, which is twice as fast as the kernel's. It is made with its first entry. */
+struct inner_blocked4 {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct tg_blocked4));
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct inner_blocked4);
+} blocked4 SEC(".maps");
+
 #define BLOCK_LIST(name, kind, key_type, bound)				\
 	struct {							\
 		__uint(type, kind);					\
@@ -18,7 +32,6 @@ char LICENSE[] SEC("license") = "GPL";
 		__type(value, struct tg_block);				\
 	} name SEC(".maps")
 
-BLOCK_LIST(blocked4, BPF_MAP_TYPE_HASH, __u32, TG_MAX_BLOCKED);
 BLOCK_LIST(blocked6, BPF_MAP_TYPE_HASH, struct tg_client, TG_MAX_BLOCKED);
 BLOCK_LIST(blocked_nets4, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix4, TG_MAX_BLOCKED_PREFIXES);
 BLOCK_LIST(blocked_nets6, BPF_MAP_TYPE_LPM_TRIE, struct tg_prefix6, TG_MAX_BLOCKED_PREFIXES);
@@ -59,6 +72,43 @@ static __always_inline int blocked_by_prefix(void *prefixes, void *key, __u32 *l
 	return 0;
 }
 
+static __always_inline int blocked_single4(__u32 source)
+{
+	__u32 at = 0;
+	void *table = bpf_map_lookup_elem(&blocked4, &at);
+	struct tg_blocked4 *bucket;
+	__u64 mixed, now_ns;
+
+	if (!table || !source)
+		return 0;
+	at = TG_BLOCKED4_BUCKETS;
+	bucket = bpf_map_lookup_elem(table, &at);
+	if (!bucket)
+		return 0;
+	mixed = (source ^ bucket->slot[0].address) * TG_BLOCKED4_MIX;
+	mixed = (mixed ^ mixed >> 32) * TG_BLOCKED4_MIX;
+	for (int choice = 0; choice < 2; choice++) {
+		at = mixed >> (choice ? TG_BLOCKED4_SECOND_BIT : TG_BLOCKED4_FIRST_BIT) & (TG_BLOCKED4_BUCKETS - 1);
+		bucket = bpf_map_lookup_elem(table, &at);
+		if (!bucket)
+			return 0;
+#pragma unroll
+		for (int i = 0; i < TG_BLOCKED4_SLOTS; i++) {
+			struct tg_blocked4_slot *slot = &bucket->slot[i];
+
+			if (slot->address != source)
+				continue;
+			now_ns = bpf_ktime_get_ns();
+			if (slot->expires && slot->expires <= now_ns >> TG_EXPIRY_SHIFT)
+				return 0;
+			__sync_fetch_and_add(&slot->hits, 1);
+			slot->last_hit = now_ns >> TG_HIT_SHIFT;
+			return 1;
+		}
+	}
+	return 0;
+}
+
 static __always_inline int blocked(const struct packet *packet)
 {
 	struct tg_block *entry;
@@ -71,8 +121,7 @@ static __always_inline int blocked(const struct packet *packet)
 		struct tg_prefix4 key = {.length_bits = 32};
 
 		__builtin_memcpy(key.address, &packet->v4->saddr, 4);
-		entry = singles ? bpf_map_lookup_elem(&blocked4, key.address) : 0;
-		if (entry && in_force(entry, bpf_ktime_get_ns()))
+		if (singles && blocked_single4(packet->v4->saddr))
 			return 1;
 		return prefixes && blocked_by_prefix(&blocked_nets4, &key, &key.length_bits, bpf_ktime_get_ns());
 	}

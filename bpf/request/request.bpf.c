@@ -471,21 +471,53 @@ static __always_inline int reset_both(struct __sk_buff *skb, const struct endpoi
 	return store_ethernet(skb, &ethernet, 0) || store_reset(skb, ends->v6, &to_server);
 }
 
-static __always_inline void credit(const struct endpoints *ends, __u32 slot)
+/* Whether a segment that had its token is here again: it was lost behind the gate, where the accept queue was full, say.
+ * The server's half of the sequence numbers is not the client's to choose, but nor does the stack ask for exactly it. */
+static __always_inline int came_before(struct tg_segment *last, const struct endpoints *ends)
+{
+	if (last->seq != bpf_ntohl(ends->header.seq) || last->ack != bpf_ntohl(ends->header.ack_seq) ||
+	    last->repeats >= TG_REPEATS_MAX)
+		return 0;
+	last->repeats += 1;
+	return 1;
+}
+
+static __always_inline void note(struct tg_segment *last, const struct endpoints *ends)
+{
+	last->seq = bpf_ntohl(ends->header.seq);
+	last->ack = bpf_ntohl(ends->header.ack_seq);
+	last->repeats = 0;
+}
+
+/* Takes a token, once for each request. Not 0: the request is compliant. */
+static __always_inline int take_once(const struct endpoints *ends, const struct tg_rule *rule, __u64 now_ns)
 {
 	struct tg_credit key = {
 		.client_port = bpf_ntohs(ends->header.source),
 		.server_port = bpf_ntohs(ends->header.dest),
-		.slot = slot,
+		.slot = rule->slot,
 	};
-	__u64 *known, one = 1;
+	struct tg_credited *known, first = {};
 
+	if (!(rule->flags & TG_RULE_LIMITED))
+		return take(rule, now_ns);
 	__builtin_memcpy(key.client, ends->source, 16);
 	known = bpf_map_lookup_elem(&credits, &key);
-	if (known)
-		__sync_fetch_and_add(known, 1);
-	else
-		bpf_map_update_elem(&credits, &key, &one, BPF_ANY);
+	if (known && came_before(&known->last, ends)) {
+		count(TG_COUNT_REQUEST_REPEATED);
+		return 1;
+	}
+	if (!take(rule, now_ns))
+		return 0;
+	first.requests = control_get(TG_CONTROL_CREDITS) != 0;
+	note(&first.last, ends);
+	if (known) {
+		__sync_fetch_and_add(&known->requests, first.requests);
+		known->last = first.last;
+	} else {
+		bpf_map_update_elem(&credits, &key, &first, BPF_ANY);
+	}
+	return 1;
 }
 
 static __always_inline void penalize(const struct endpoints *ends, __u64 now_ns)
@@ -533,14 +565,18 @@ static __always_inline int admitted(const struct endpoints *ends, __u32 set, con
 		.client_port = bpf_ntohs(ends->header.source),
 		.server_port = bpf_ntohs(ends->header.dest),
 	};
-	struct tg_begun begins = {.since_ns = now_ns};
+	struct tg_begun begins = {.since_ns = now_ns}, *known;
 
 	if (!classes)
+		return 1;
+	__builtin_memcpy(flow.client, ends->source, 16);
+	known = bpf_map_lookup_elem(&begun, &flow);
+	if (known && came_before(&known->segment, ends))
 		return 1;
 	begins.class = class_of_request(ends, set, rule, classes);
 	if (classes & TG_CLASSES_REQUESTS && !class_take(begins.class, now_ns))
 		return 0;
-	__builtin_memcpy(flow.client, ends->source, 16);
+	note(&begins.segment, ends);
 	bpf_map_update_elem(&begun, &flow, &begins, BPF_ANY);
 	return 1;
 }
@@ -561,7 +597,7 @@ int tidegate_url(struct __sk_buff *skb)
 	struct endpoints ends = {};
 	struct request *request;
 	struct tg_rule *rule;
-	__u32 zero = 0, set = generation(), flags, slot;
+	__u32 zero = 0, set = generation(), flags;
 	__u64 now_ns;
 
 	if (!read_headers(skb, &ends) || !(port_entry(set, bpf_ntohs(ends.header.dest)) & TG_PORT_HTTP))
@@ -573,8 +609,7 @@ int tidegate_url(struct __sk_buff *skb)
 	now_ns = bpf_ktime_get_ns();
 	if (rule && !(rule->flags & TG_RULE_ELSEWHERE)) {
 		flags = rule->flags;
-		slot = rule->slot;
-		if (!take(rule, now_ns)) {
+		if (!take_once(&ends, rule, now_ns)) {
 			if (!(flags & TG_RULE_RESET)) {
 				count(TG_COUNT_REQUEST_DROPPED);
 				return TC_ACT_SHOT;
@@ -583,8 +618,6 @@ int tidegate_url(struct __sk_buff *skb)
 			return refuse(skb, &ends);
 		}
 		count(TG_COUNT_REQUEST_PASSED);
-		if (flags & TG_RULE_LIMITED && control_get(TG_CONTROL_CREDITS))
-			credit(&ends, slot);
 	}
 	/* Dropped, the segment would come again, and until then a server with a process for each connection would have
 	 * one wait for it. The client is not to blame, and may connect again at once. */

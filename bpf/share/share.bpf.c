@@ -11,15 +11,15 @@ int tidegate_take(struct xdp_md *ctx)
 	const void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	const struct tg_question *asked = data;
 	struct tg_question question;
-	__u64 *credit;
+	struct tg_credited *credit;
 
 	if ((const void *)(asked + 1) > end)
 		return 1;
 	question = *asked;
 	/* One writer per connection takes away: the server that reads it. */
 	credit = bpf_map_lookup_elem(&credits, &question.credit);
-	if (credit && *credit) {
-		__sync_fetch_and_add(credit, -1);
+	if (credit && credit->requests) {
+		__sync_fetch_and_add(&credit->requests, -1);
 		return 1;
 	}
 	if (take(&question.rule, bpf_ktime_get_ns())) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
@@ -14,6 +14,7 @@ use crate::abi;
 use crate::gate::mapped;
 use crate::maps::{Maps, write_many};
 use crate::rules::{prefix4, prefix6};
+use crate::singles::{Single, Singles};
 use crate::{GateError, system};
 
 /// A blocked address or prefix.
@@ -53,6 +54,8 @@ enum Backend<'a> {
 }
 
 const NETS: [&str; 2] = ["blocked_nets4", "blocked_nets6"];
+/// Everything but the single IPv4 addresses, which have a table of their own.
+const OTHERS: [&str; 3] = ["blocked6", NETS[0], NETS[1]];
 
 impl<'a> Blocks<'a> {
     /// The most single addresses of each family; beyond, the least recently hit are evicted.
@@ -97,11 +100,10 @@ impl<'a> Blocks<'a> {
                 reserved: 0,
             };
             match (prefix.address(), prefix.length_bits()) {
-                (IpAddr::V4(v4), 32) => sorted.single4.push((v4.octets(), entry)),
+                // No packet that a host answers comes from 0.0.0.0, which marks what is free in the table.
+                (IpAddr::V4(v4), 32) if !v4.is_unspecified() => sorted.single4.push((v4, entry)),
                 (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
-                    Some(v4) => {
-                        sorted.single4.push((v4.octets(), abi::tg_block { length_bits: 32, ..entry }))
-                    }
+                    Some(v4) => sorted.single4.push((v4, abi::tg_block { length_bits: 32, ..entry })),
                     None => sorted.single6.push((v6.octets(), entry)),
                 },
                 (IpAddr::V4(_), _) => sorted.nets4.push((prefix4(prefix), entry)),
@@ -113,8 +115,8 @@ impl<'a> Blocks<'a> {
         if !(sorted.single4.is_empty() && sorted.single6.is_empty()) {
             maps.set_control(abi::TG_CONTROL_BLOCK_SINGLES, 1)?;
         }
-        add_singles(maps, "blocked4", &sorted.single4, now_ns)?;
-        add_singles(maps, "blocked6", &sorted.single6, now_ns)?;
+        add_singles4(maps, &sorted.single4, now_ns)?;
+        add_singles6(maps, &sorted.single6, now_ns)?;
         maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, now_ns)
     }
 
@@ -182,10 +184,11 @@ impl<'a> Blocks<'a> {
         };
         maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, system::now_ns())?;
         maps.remove("reasons", &target(prefix))?;
+        let remove4 = |v4| Ok(maps.singles()?.is_some_and(|table| table.remove(v4)));
         match (prefix.address(), prefix.length_bits()) {
-            (IpAddr::V4(v4), 32) => maps.remove("blocked4", &v4.octets()),
+            (IpAddr::V4(v4), 32) if !v4.is_unspecified() => remove4(v4),
             (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
-                Some(v4) => maps.remove("blocked4", &v4.octets()),
+                Some(v4) => remove4(v4),
                 None => maps.remove("blocked6", &v6.octets()),
             },
             (IpAddr::V4(_), _) => maps.remove(NETS[0], &prefix4(prefix)),
@@ -209,7 +212,7 @@ impl<'a> Blocks<'a> {
         let Ok(full) = full else { return Ok(false) };
         Ok(match address {
             IpAddr::V4(v4) => {
-                in_force(maps.read("blocked4", &v4.octets())?)
+                in_force(maps.singles()?.and_then(|table| table.get(v4, now_ns)))
                     || in_force(maps.read(NETS[0], &prefix4(&full))?)
             }
             IpAddr::V6(v6) => {
@@ -236,9 +239,14 @@ impl<'a> Blocks<'a> {
             }
             Backend::Kernel(maps) => {
                 let mut found = Vec::new();
-                for name in ["blocked4", "blocked6", NETS[0], NETS[1]] {
+                let in_force = |entry: &abi::tg_block| entry.expires_ns == 0 || entry.expires_ns > now_ns;
+                if let Some(table) = maps.singles()? {
+                    let singles = table.iter(now_ns).filter(|single| in_force(&single.entry));
+                    found.extend(singles.filter_map(|s| describe(&s.address.octets(), &s.entry, now_ns)));
+                }
+                for name in OTHERS {
                     each(maps, name, |key, entry| {
-                        if entry.expires_ns == 0 || entry.expires_ns > now_ns {
+                        if in_force(entry) {
                             found.extend(describe(key, entry, now_ns));
                         }
                     })?;
@@ -258,26 +266,18 @@ impl<'a> Blocks<'a> {
                 return Ok(list.lock().unwrap_or_else(PoisonError::into_inner).sweep(now_ns));
             }
         };
-        let mut removed = 0;
-        for name in ["blocked4", "blocked6", NETS[0], NETS[1]] {
+        let mut removed = maps.singles()?.map_or(0, |table| remove_expired4(&table, now_ns));
+        for name in OTHERS {
             removed += remove_expired(maps, name, now_ns)?;
         }
         if removed > 0 {
             maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, now_ns)?;
         }
         let empty = |name| Ok::<bool, GateError>(maps.get(name)?.keys().next().is_none());
-        for (flag, [v4, v6]) in [
-            (abi::TG_CONTROL_BLOCK_SINGLES, ["blocked4", "blocked6"]),
-            (abi::TG_CONTROL_BLOCK_PREFIXES, NETS),
-        ] {
-            if empty(v4)? && empty(v6)? {
-                maps.set_control(flag, 0)?;
-                // Another process may have added one meanwhile.
-                if !(empty(v4)? && empty(v6)?) {
-                    maps.set_control(flag, 1)?;
-                }
-            }
-        }
+        let no_singles = || Ok(maps.singles()?.is_none_or(|table| table.count() == 0) && empty("blocked6")?);
+        let no_prefixes = || Ok(empty(NETS[0])? && empty(NETS[1])?);
+        unset_if(maps, abi::TG_CONTROL_BLOCK_SINGLES, no_singles)?;
+        unset_if(maps, abi::TG_CONTROL_BLOCK_PREFIXES, no_prefixes)?;
         Ok(removed)
     }
 
@@ -296,7 +296,7 @@ impl<'a> Blocks<'a> {
                     Ok::<usize, GateError>(count)
                 };
                 Ok(BlockStats {
-                    addresses: count("blocked4")? + count("blocked6")?,
+                    addresses: maps.singles()?.map_or(0, |table| table.count()) + count("blocked6")?,
                     prefixes: count(NETS[0])? + count(NETS[1])?,
                 })
             }
@@ -307,7 +307,7 @@ impl<'a> Blocks<'a> {
 /// Entries by map.
 #[derive(Default)]
 struct Sorted {
-    single4: Vec<([u8; 4], abi::tg_block)>,
+    single4: Vec<(Ipv4Addr, abi::tg_block)>,
     single6: Vec<([u8; 16], abi::tg_block)>,
     nets4: Vec<(abi::tg_prefix4, abi::tg_block)>,
     nets6: Vec<(abi::tg_prefix6, abi::tg_block)>,
@@ -341,14 +341,57 @@ fn add_nets<K: IntoBytes + Immutable>(
     maps.set_control(abi::TG_CONTROL_BLOCK_PREFIXES, 1)
 }
 
-fn add_singles<K: IntoBytes + Immutable>(
-    maps: &Maps,
-    name: &'static str,
-    entries: &[(K, abi::tg_block)],
-    now_ns: u64,
-) -> Result<(), GateError> {
+fn add_singles4(maps: &Maps, entries: &[(Ipv4Addr, abi::tg_block)], now_ns: u64) -> Result<(), GateError> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let mut table = maps.singles_to_fill()?;
+    loop {
+        for (address, entry) in entries {
+            if !table.insert(*address, entry, now_ns) {
+                make_room4(&table, now_ns);
+                table.insert(*address, entry, now_ns);
+            }
+        }
+        // Another process may have made a first table at the same time.
+        let current = maps.singles_to_fill()?;
+        if Arc::ptr_eq(&table, &current) {
+            return Ok(());
+        }
+        table = current;
+    }
+}
+
+fn remove_expired4(table: &Singles, now_ns: u64) -> usize {
+    let expired = |single: &Single| single.entry.expires_ns != 0 && single.entry.expires_ns <= now_ns;
+    table.iter(now_ns).filter(expired).filter(|single| table.remove(single.address)).count()
+}
+
+/// As [`make_room`].
+fn make_room4(table: &Singles, now_ns: u64) {
+    if remove_expired4(table, now_ns) > 0 {
+        return;
+    }
+    let mut by_age: Vec<(u64, Ipv4Addr)> =
+        table.iter(now_ns).map(|single| (single.entry.last_hit_ns, single.address)).collect();
+    keep_oldest(&mut by_age);
+    for (_, address) in by_age {
+        table.remove(address);
+    }
+}
+
+/// The hundredth of them that has not hit for longest, so that one search pays for many insertions.
+fn keep_oldest<K: Ord>(by_age: &mut Vec<(u64, K)>) {
+    let victims = (by_age.len() / 100).max(1);
+    if by_age.len() > victims {
+        by_age.select_nth_unstable(victims - 1);
+        by_age.truncate(victims);
+    }
+}
+
+fn add_singles6(maps: &Maps, entries: &[([u8; 16], abi::tg_block)], now_ns: u64) -> Result<(), GateError> {
     const BATCH: usize = 4096;
-    let map = maps.get(name)?;
+    let map = maps.get("blocked6")?;
     for batch in entries.chunks(BATCH) {
         // A batch that did not fit was taken in part; the rest goes one by one.
         match write_many(map, batch) {
@@ -362,11 +405,27 @@ fn add_singles<K: IntoBytes + Immutable>(
             let write = || map.update(key.as_bytes(), entry.as_bytes(), MapFlags::ANY);
             match write() {
                 Err(error) if error.kind() == ErrorKind::TooBig => {
-                    make_room(maps, name, now_ns)?;
+                    make_room(maps, "blocked6", now_ns)?;
                     write().map_err(GateError::kernel("blocking an address"))?;
                 }
                 other => other.map_err(GateError::kernel("blocking an address"))?,
             }
+        }
+    }
+    Ok(())
+}
+
+/// Sets a flag to 0 if what it tells of is empty.
+fn unset_if(
+    maps: &Maps,
+    flag: abi::tg_control,
+    is_empty: impl Fn() -> Result<bool, GateError>,
+) -> Result<(), GateError> {
+    if is_empty()? {
+        maps.set_control(flag, 0)?;
+        // Another process may have added one meanwhile.
+        if !is_empty()? {
+            maps.set_control(flag, 1)?;
         }
     }
     Ok(())
@@ -395,18 +454,14 @@ fn remove_expired(maps: &Maps, name: &'static str, now_ns: u64) -> Result<usize,
     delete(maps, name, gone)
 }
 
-/// Expired entries go first; then the least recently hit hundredth, so that one search pays for many insertions.
+/// Expired entries go first; then the least recently hit hundredth.
 fn make_room(maps: &Maps, name: &'static str, now_ns: u64) -> Result<(), GateError> {
     if remove_expired(maps, name, now_ns)? > 0 {
         return Ok(());
     }
     let mut by_age: Vec<(u64, Vec<u8>)> = Vec::new();
     each(maps, name, |key, entry| by_age.push((entry.last_hit_ns, key.to_vec())))?;
-    let victims = (by_age.len() / 100).max(1);
-    if by_age.len() > victims {
-        by_age.select_nth_unstable(victims - 1);
-        by_age.truncate(victims);
-    }
+    keep_oldest(&mut by_age);
     delete(maps, name, by_age.into_iter().map(|(_, key)| key).collect())?;
     Ok(())
 }

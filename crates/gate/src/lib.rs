@@ -20,6 +20,7 @@ mod queue;
 mod report;
 mod rules;
 mod running;
+mod singles;
 mod slow_readers;
 mod system;
 mod user;

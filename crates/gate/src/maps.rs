@@ -1,22 +1,52 @@
 //! The maps of the kernel programs, by name, with keys and values as types.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::GateError;
 use crate::abi;
+use crate::gate::lock;
+use crate::singles::Singles;
 
 /// Every map that user space reads or writes. Those of a program that could not be loaded are missing.
 #[derive(Debug)]
 pub(crate) struct Maps {
     by_name: HashMap<String, MapHandle>,
+    singles: Mutex<Option<Arc<Singles>>>,
 }
 
 impl Maps {
     pub(crate) fn new(by_name: HashMap<String, MapHandle>) -> Self {
-        Self { by_name }
+        Self { by_name, singles: Mutex::default() }
+    }
+
+    /// The blocked IPv4 addresses; `None` before the first of them.
+    pub(crate) fn singles(&self) -> Result<Option<Arc<Singles>>, GateError> {
+        self.singles_by(Singles::open)
+    }
+
+    /// The blocked IPv4 addresses, of which there will be some.
+    pub(crate) fn singles_to_fill(&self) -> Result<Arc<Singles>, GateError> {
+        let made = self.singles_by(|outer| Singles::open_or_create(outer).map(Some))?;
+        made.ok_or(GateError::OtherVersion { missing: "blocked4" })
+    }
+
+    fn singles_by(
+        &self,
+        open: impl FnOnce(&MapHandle) -> Result<Option<Singles>, GateError>,
+    ) -> Result<Option<Arc<Singles>>, GateError> {
+        let outer = self.get("blocked4")?;
+        let mut known = lock(&self.singles);
+        if let Some(table) = &*known
+            && table.is_current(outer)?
+        {
+            return Ok(Some(Arc::clone(table)));
+        }
+        *known = open(outer)?.map(Arc::new);
+        Ok(known.clone())
     }
 
     /// Handles of some of them.
@@ -26,7 +56,7 @@ impl Maps {
             let map = MapHandle::try_from(self.get(name)?).map_err(GateError::kernel("opening a map"))?;
             by_name.insert((*name).to_owned(), map);
         }
-        Ok(Self { by_name })
+        Ok(Self::new(by_name))
     }
 
     pub(crate) fn get(&self, name: &'static str) -> Result<&MapHandle, GateError> {

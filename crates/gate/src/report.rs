@@ -151,7 +151,7 @@ impl fmt::Display for Report {
     }
 }
 
-const TOTALS: [(abi::tg_counter, &str, &str); 17] = [
+const TOTALS: [(abi::tg_counter, &str, &str); 18] = [
     (abi::TG_COUNT_BLOCKED, "gate_blocked_packets_total", "Packets from blocked addresses."),
     (abi::TG_COUNT_PENALTY, "gate_penalty_syns_total", "SYNs dropped because their client was just reset."),
     (abi::TG_COUNT_SYN_PASSED, "gate_syns_passed_total", "SYNs that were let pass."),
@@ -166,6 +166,11 @@ const TOTALS: [(abi::tg_counter, &str, &str); 17] = [
     (abi::TG_COUNT_STEERED, "gate_steered_total", "Connections given to the queue of their class."),
     (abi::TG_COUNT_STEER_FAILED, "gate_steer_failed_total", "Connections whose class's queue was gone."),
     (abi::TG_COUNT_REQUEST_PASSED, "gate_requests_passed_total", "Requests under a rule that were let pass."),
+    (
+        abi::TG_COUNT_REQUEST_REPEATED,
+        "gate_requests_repeated_total",
+        "Requests whose segment was lost behind the gate and came again, at no second token.",
+    ),
     (abi::TG_COUNT_REQUEST_DROPPED, "gate_requests_dropped_total", "Requests whose segment was dropped."),
     (abi::TG_COUNT_REQUEST_RESET, "gate_requests_reset_total", "Requests whose connection was reset."),
     (

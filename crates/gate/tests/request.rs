@@ -6,7 +6,7 @@ mod support;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::{
     ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, needs_root,
@@ -285,8 +285,8 @@ fn server_polices_what_no_segment_showed_and_nothing_twice() {
         gate.on_request(&Asked { peer, port: 80, path: path.as_bytes(), cookie: None }).verdict
     };
     // What the segment shows takes a token; the server that parses it takes none.
-    let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
-    assert!(explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed);
+    let segment = || frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+    assert!(explained(gate.try_frame(Mechanism::Tc, &segment(), 1)).passed);
     assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
     let counts = |row: usize| {
         let report = explained(gate.show());
@@ -297,7 +297,7 @@ fn server_polices_what_no_segment_showed_and_nothing_twice() {
     assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
     assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
     assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Drop);
-    assert!(!explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed);
+    assert!(!explained(gate.try_frame(Mechanism::Tc, &segment(), 1)).passed);
     assert_eq!(counts(0), (3, 2));
     // A credit is one connection's and one rule's.
     assert_eq!(ask(CLIENT_PORT + 1, "/refused/a"), Verdict::Continue);
@@ -307,6 +307,129 @@ fn server_polices_what_no_segment_showed_and_nothing_twice() {
     let server = explained(gate.show()).totals;
     let server = server.iter().find(|t| t.name == "gate_requests_refused_by_server_total").unwrap();
     assert_eq!(server.value, 3);
+}
+
+#[test]
+fn options_and_extension_headers_do_not_hide_a_request() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = explained(Gate::load(&set(vec![rule("/bad", Some(Action::Drop))]), &Options::default()));
+    let passes = |segment: &[u8]| explained(gate.try_frame(Mechanism::Tc, segment, 1)).passed;
+    for (path, expected) in [("/bad", false), ("/good", true)] {
+        let text = head("GET", path, None);
+        let mut v4 = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+        assert_eq!(passes(&v4), expected);
+        v4[14] = 0x46;
+        v4.splice(34..34, [1, 1, 1, 1]);
+        let length = (v4.len() - 14) as u16;
+        v4[16..18].copy_from_slice(&length.to_be_bytes());
+        assert_eq!(passes(&v4), expected, "IPv4 options");
+        let mut v6 = frame("fd00::9", "fd00::1", 80, ACK, text.as_bytes());
+        assert_eq!(passes(&v6), expected);
+        // Hop-by-hop options, destination options, a fragment that is the whole packet, then TCP.
+        v6[20] = 0;
+        let headers = [[60, 0, 1, 4, 0, 0, 0, 0], [44, 0, 1, 4, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0, 7]];
+        v6.splice(54..54, headers.concat());
+        let length = (v6.len() - 54) as u16;
+        v6[18..20].copy_from_slice(&length.to_be_bytes());
+        assert_eq!(passes(&v6), expected, "IPv6 extension headers");
+    }
+}
+
+#[test]
+fn segment_that_comes_again_costs_no_second_token() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    for for_server in [false, true] {
+        let options = Options { for_server, ..Options::default() };
+        let gate = explained(Gate::load(&set(vec![limited("/cgi-bin/*", 3, Action::Drop)]), &options));
+        let segment = || frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+        let passes = |segment: &[u8]| explained(gate.try_frame(Mechanism::Tc, segment, 1)).passed;
+        let state = || {
+            let report = explained(gate.show());
+            let repeated =
+                report.totals.iter().find(|t| t.name == "gate_requests_repeated_total").unwrap().value;
+            (report.rules[0].passed, report.rules[0].refused, repeated)
+        };
+        let first = segment();
+        assert!(passes(&first) && passes(&first) && passes(&first));
+        assert_eq!(state(), (1, 0, 2));
+        assert!(passes(&segment()), "the next request of the connection");
+        assert_eq!(state(), (2, 0, 2));
+        // It is no retransmission if the server has answered meanwhile.
+        let mut later = first.clone();
+        later[14 + 20 + 8] ^= 1;
+        assert!(passes(&later));
+        assert_eq!(state(), (3, 0, 2));
+        assert!(passes(&later), "not even with an empty bucket is the repeated segment a new request");
+        assert!(!passes(&segment()) && !passes(&first));
+        assert_eq!(state(), (3, 2, 3));
+        // The server that parses the requests takes none of those that were on a segment, however often they came.
+        let peer = SocketAddr::new("10.0.0.9".parse().unwrap(), CLIENT_PORT);
+        let ask = || gate.on_request(&Asked { peer, port: 80, path: b"/cgi-bin/a", cookie: None }).verdict;
+        let parsed = (0..4).filter(|_| ask() == Verdict::Continue).count();
+        assert_eq!(parsed, if for_server { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn client_that_repeats_its_sequence_numbers_gains_little() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = explained(Gate::load(&set(vec![limited("/cgi-bin/*", 2, Action::Drop)]), &Options::default()));
+    let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+    let passed = (0..100).filter(|_| explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed).count();
+    // Two tokens, and of each the segments that the stack may have lost.
+    assert_eq!(passed, 2 * (1 + 4));
+}
+
+/// How often the stack of this namespace has thrown something away because an accept queue was full.
+fn overflows() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+    let mut lines = text.lines().map(|line| line.split(' '));
+    let column = lines.next().unwrap().position(|name| name == "ListenOverflows").unwrap();
+    lines.next().unwrap().nth(column).unwrap().parse().unwrap()
+}
+
+#[test]
+fn requests_that_a_full_accept_queue_throws_away_cost_one_token_each() {
+    needs_root();
+    const CLIENTS: usize = 8;
+    let pair = Pair::new();
+    let listener = deferring(&format!("{SERVER4}:80"));
+    // Less than all, so that some wait for their handshake's end and find the accept queue full.
+    socket2::SockRef::from(&listener).listen(CLIENTS as i32 / 2).unwrap();
+    let options = Options { for_server: true, ..Options::default() };
+    let gate = pair.gate_with(&set(vec![limited("/cgi-bin/*", CLIENTS as u32, Action::Reset)]), &options);
+    let to: SocketAddr = format!("{SERVER4}:80").parse().unwrap();
+    let mut clients: Vec<TcpStream> =
+        pair.client.run(|| (0..CLIENTS).map(|_| connect("10.77.0.2:0", to)).collect());
+    for client in &mut clients {
+        client.write_all(head("GET", "/cgi-bin/a", None).as_bytes()).unwrap();
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while overflows() == 0 {
+        assert!(Instant::now() < deadline, "nothing was thrown away");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for _ in 0..CLIENTS {
+        let (mut served, peer) = listener.accept().unwrap();
+        serve(&gate, &mut served, peer);
+    }
+    for client in &mut clients {
+        assert!(matches!(client.read(&mut [0; 64]), Ok(1..)));
+    }
+    let report = explained(gate.show());
+    assert_eq!((report.rules[0].passed, report.rules[0].refused), (CLIENTS as u64, 0), "{report}");
+}
+
+/// As a server: reads the request, asks whether it may be answered, answers.
+fn serve(gate: &Gate, stream: &mut TcpStream, peer: SocketAddr) {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert!(matches!(stream.read(&mut [0; 512]), Ok(1..)));
+    let asked = Asked { peer, port: 80, path: b"/cgi-bin/a", cookie: None };
+    assert_eq!(gate.on_request(&asked).verdict, Verdict::Continue);
+    stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
 }
 
 #[test]

@@ -62,6 +62,15 @@ impl Asked {
         self.answered as f64 / self.seconds
     }
 
+    /// The same load once more, as if it had been measured for longer. Times of answers stay those of the first.
+    pub fn add(&mut self, more: Self) {
+        self.answered += more.answered;
+        self.failed += more.failed;
+        self.seconds += more.seconds;
+        self.latencies_ms.extend(more.latencies_ms);
+        self.latencies_ms.sort_by(f64::total_cmp);
+    }
+
     /// The middle latency; infinite if nothing was answered.
     pub fn median_ms(&self) -> f64 {
         self.latencies_ms.get(self.latencies_ms.len() / 2).copied().unwrap_or(f64::INFINITY)
@@ -72,6 +81,10 @@ impl Asked {
         self.latencies_ms.iter().sum::<f64>() / self.latencies_ms.len() as f64
     }
 }
+
+/// Between a refusal and the next attempt: a refusal costs next to nothing, and clients that were not to breathe would take
+/// the machine for themselves.
+const BREATH: Duration = Duration::from_millis(10);
 
 /// When what is measured begins and ends, in time since all began.
 #[derive(Clone, Copy, Debug)]
@@ -146,9 +159,8 @@ fn ask_until_end(group: &Group, to: SocketAddr, begun: Instant, time: Clients, t
             asked.answered_at_s.push((now - begun - time.settle).as_secs_f64());
         } else {
             asked.failed += 1;
-            // A refusal costs next to nothing, and a client that were not to breathe would be a busy loop.
-            if !answered && now - asks < Duration::from_millis(1) {
-                std::thread::sleep(Duration::from_millis(1));
+            if !answered && now - asks < BREATH {
+                std::thread::sleep(BREATH);
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
 /// Accepted connections per second of each of the five greedy hosts.
-const RATES: [f64; 7] = [300.0, 200.0, 150.0, 100.0, 75.0, 50.0, 25.0];
+const RATES: [f64; 6] = [300.0, 200.0, 150.0, 100.0, 50.0, 25.0];
 const QUICK: [f64; 2] = [300.0, 25.0];
 /// 1,000 requests per second.
 const WORKERS: usize = 10;

@@ -8,7 +8,7 @@ use crate::table::Table;
 use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
-const BURSTS: [u32; 6] = [5, 10, 20, 30, 40, 50];
+const BURSTS: [u32; 5] = [5, 10, 20, 30, 50];
 const QUICK: [u32; 2] = [5, 50];
 const RATE: f64 = 50.0;
 const WORKERS: usize = 10;

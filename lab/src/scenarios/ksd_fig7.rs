@@ -8,7 +8,7 @@ use crate::table::Table;
 use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
-const CLIENTS: [usize; 6] = [2, 5, 10, 20, 30, 40];
+const CLIENTS: [usize; 5] = [2, 5, 10, 20, 40];
 const QUICK: [usize; 2] = [2, 20];
 const WORKERS: usize = 20;
 const COSTS: Costs =

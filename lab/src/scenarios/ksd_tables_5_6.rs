@@ -18,6 +18,8 @@ const RULES: [u32; 3] = [1, 3, 4000];
 const SYN_NS: f64 = 150.0;
 const URL_NS: f64 = 250.0;
 const COOKIE_NS: f64 = 800.0;
+/// So few requests per second that all but the first are refused.
+const RARE: f64 = 0.001;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-tables-5-6",
@@ -29,7 +31,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
                 URL 2.2 to 5.0 µs by its length.",
     method: "The kernel runs the programs on a frame (BPF_PROG_TEST_RUN) many times and gives the mean of a run, its own \
              cost included; so the first rows are what every packet of the kind costs. Every rule has a token bucket that \
-             never runs out. The request has three cookies, of which one is that of a rule.",
+             never runs out, but for requests that are refused: theirs is empty. A frame that comes again and again is a \
+             retransmission four times of five, which takes no token. The request has three cookies, of which one is that of a rule.",
     run,
 };
 
@@ -58,7 +61,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         let ns = Spread::of(ns).ok_or(Error::Nothing("the kernel"))?;
         lab.progress(
             costs.len() + 1,
-            3 + RULES.len() * 3,
+            3 + RULES.len() * 4,
             &format!("{what}, {count} rules: {} ns", ns.text(0)),
         );
         costs.push(Cost { what, rules: count, ns, at_most });
@@ -72,7 +75,9 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     }
     measure("a request", 0, none(), request, None)?;
     for count in RULES {
-        measure("a request policed by URL", count, rules(Vec::new(), paths(count)?), request, Some(URL_NS))?;
+        let set = |limit| Ok::<_, Error>(rules(Vec::new(), paths(count, limit)?));
+        measure("a request policed by URL", count, set(plenty())?, request, Some(URL_NS))?;
+        measure("a request refused by URL", count, set(only(RARE, 1))?, request, Some(URL_NS))?;
     }
     for count in RULES {
         measure(
@@ -104,11 +109,11 @@ fn sources(count: u32) -> Vec<ConnectionRule> {
     (0..count).map(one).collect()
 }
 
-fn paths(count: u32) -> Result<Vec<RequestRule>, Error> {
+fn paths(count: u32, limit: Option<Profile>) -> Result<Vec<RequestRule>, Error> {
     let others = (1..count).map(|index| format!("/path-{index}/*"));
     std::iter::once("/cgi-bin/*".to_owned())
         .chain(others)
-        .map(|path| by_url(&path, plenty(), None, Some(Action::Drop)))
+        .map(|path| by_url(&path, limit, None, Some(Action::Drop)))
         .collect()
 }
 
@@ -189,7 +194,10 @@ mod tests {
 
     #[test]
     fn rules_are_as_many_as_wanted_and_the_frames_is_among_them() {
-        assert_eq!((sources(4000).len(), paths(3).unwrap().len(), cookies(32).unwrap().len()), (4000, 3, 32));
+        assert_eq!(
+            (sources(4000).len(), paths(3, plenty()).unwrap().len(), cookies(32).unwrap().len()),
+            (4000, 3, 32)
+        );
         assert_eq!(cookies(3).unwrap()[2].to_string().split(" rate").next(), Some("* cookie tier=gold"));
     }
 }

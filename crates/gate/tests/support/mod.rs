@@ -6,6 +6,7 @@ use std::fs::File;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -130,13 +131,15 @@ pub const ACK: u8 = 0x10;
 /// The port that frames come from.
 pub const CLIENT_PORT: u16 = 40_000;
 
-/// An Ethernet frame with a TCP segment.
+/// An Ethernet frame with a TCP segment; no two have the same sequence number.
 pub fn frame(source: &str, destination: &str, port: u16, flags: u8, payload: &[u8]) -> Vec<u8> {
     let (source, destination): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
     let mut tcp = [0u8; 20];
     tcp[..2].copy_from_slice(&CLIENT_PORT.to_be_bytes());
     tcp[2..4].copy_from_slice(&port.to_be_bytes());
-    tcp[4..8].copy_from_slice(&1000u32.to_be_bytes());
+    static SEQUENCE: AtomicU32 = AtomicU32::new(1000);
+    let sequence = SEQUENCE.fetch_add(payload.len() as u32 + 1, Ordering::Relaxed);
+    tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
     tcp[12] = 5 << 4;
     tcp[13] = flags;
     let length = (tcp.len() + payload.len()) as u16;
