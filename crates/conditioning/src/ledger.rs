@@ -233,6 +233,16 @@ impl Ledger {
         }
     }
 
+    /// The requests that the process `holder` took last and is not done with.
+    pub fn accepted_by(&self, holder: u32) -> Vec<Id> {
+        let by_holder = |slot: &u32| self.holder(*slot) == holder;
+        let accepted = |slot| match self.state(slot) {
+            (generation, State::Accepted) => Some(Id { slot, generation }),
+            _ => None,
+        };
+        (0..SLOTS).filter(by_holder).filter_map(accepted).collect()
+    }
+
     /// Nobody is known to hold the socket.
     pub fn forget_holder(&self, slot: u32) {
         if let Some(slot) = self.slot(slot) {

@@ -70,6 +70,37 @@ pub struct Place {
     pub keeps: bool,
     /// The chain's ledger.
     pub ledger: Ledger,
+    /// What the downstream neighbour has unread at most.
+    pub unread: Unread,
+}
+
+/// An upper bound of what is unread on the link downstream, so that not each request costs a question to the kernel.
+#[derive(Debug)]
+pub struct Unread {
+    at_most_bytes: std::cell::Cell<usize>,
+}
+
+impl Default for Unread {
+    fn default() -> Self {
+        // Whoever had this place before may have left something.
+        Self { at_most_bytes: std::cell::Cell::new(usize::MAX) }
+    }
+}
+
+impl Unread {
+    /// Whether at most `window_bytes` are unread; `ask` is called if the bound does not tell.
+    fn fits(&self, window_bytes: usize, ask: impl FnOnce() -> usize) -> bool {
+        if self.at_most_bytes.get() > window_bytes {
+            self.at_most_bytes.set(ask());
+        }
+        self.at_most_bytes.get() <= window_bytes
+    }
+
+    /// A datagram of so many bytes was sent. The kernel accounts its own structures and rounding with it.
+    fn sent(&self, datagram_bytes: usize) {
+        let accounted = (datagram_bytes + 512).next_power_of_two() + 256;
+        self.at_most_bytes.set(self.at_most_bytes.get().saturating_add(accounted));
+    }
 }
 
 impl Place {
@@ -88,6 +119,7 @@ impl Place {
             listeners: link::inherited_all(env::LISTEN),
             keeps: std::env::var_os(env::KEEPS).is_some(),
             ledger: Ledger::open(ledger.as_fd()).map_err(|error| FilterError::System("ledger", error))?,
+            unread: Unread::default(),
         })
     }
 
@@ -118,7 +150,7 @@ impl Place {
 
     /// Whether the downstream neighbour has taken enough to be handed more: at most `window_bytes` are unread.
     pub fn wants_more(&self, window_bytes: usize) -> bool {
-        link::unread_bytes(self.downstream.as_fd()) <= window_bytes
+        self.unread.fits(window_bytes, || link::unread_bytes(self.downstream.as_fd()))
     }
 
     /// Hands a request downstream; false if the link is full now.
@@ -127,7 +159,10 @@ impl Place {
     /// The link failed.
     pub fn hand(&self, bundle: &Bundle, socket: BorrowedFd<'_>, scratch: &mut Vec<u8>) -> io::Result<bool> {
         match link::send_bundle(self.downstream.as_fd(), bundle, socket, scratch) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.unread.sent(scratch.len());
+                Ok(true)
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             // ETOOMANYREFS: too many descriptors are under way; they will be taken.
             Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => Ok(false),
@@ -282,4 +317,40 @@ pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
         }
     }
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_asked_only_when_the_bound_does_not_tell_and_never_exceeds_its_window() {
+        let (up, down) = link::pair().unwrap();
+        let unread = Unread::default();
+        let asked = std::cell::Cell::new(0);
+        let ask = || {
+            asked.set(asked.get() + 1);
+            link::unread_bytes(up.as_fd())
+        };
+        let datagram = [0; 150];
+        let mut sent = 0;
+        while unread.fits(16_384, ask) {
+            rustix::net::send(&up, &datagram, SendFlags::DONTWAIT).unwrap();
+            unread.sent(datagram.len());
+            sent += 1;
+            assert!(link::unread_bytes(up.as_fd()) <= unread.at_most_bytes.get(), "after {sent}");
+        }
+        assert!(link::unread_bytes(up.as_fd()) > 16_384 && asked.get() < sent, "{} for {sent}", asked.get());
+        for _ in 0..sent {
+            rustix::net::recv(&down, &mut [0; 200][..], RecvFlags::DONTWAIT).unwrap();
+        }
+        // A window of 0: one request at a time, and each time the kernel is asked.
+        for _ in 0..3 {
+            assert!(unread.fits(0, ask));
+            rustix::net::send(&up, &datagram, SendFlags::DONTWAIT).unwrap();
+            unread.sent(datagram.len());
+            assert!(!unread.fits(0, ask));
+            rustix::net::recv(&down, &mut [0; 200][..], RecvFlags::DONTWAIT).unwrap();
+        }
+    }
 }

@@ -139,6 +139,56 @@ fn gunicorn_with_threads() {
     gunicorn(&["--threads", "4"]);
 }
 
+/// A program for each connection, which has it as its input and output, as inetd(8) does; `vfork` as Python's subprocess
+/// module and busybox do it, `fork` as others.
+const INETD: &str = "
+import os, signal, socket, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+listener = socket.create_server(('127.0.0.1', PORT))
+while True:
+    connection, _ = listener.accept()
+    if sys.argv[1] == 'vfork':
+        subprocess.Popen(['DIR/answer'], stdin=connection, stdout=connection)
+    elif os.fork() == 0:
+        os.dup2(connection.fileno(), 0)
+        os.dup2(connection.fileno(), 1)
+        os.execv('DIR/answer', ['answer'])
+    connection.close()
+";
+
+const ANSWER: &str = "#!/bin/sh
+read -r method path version
+while read -r field; do [ \"$field\" = \"$(printf '\\r')\" ] && break; done
+printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 6\\r\\n\\r\\n'
+cat DIR/html/small
+";
+
+fn a_program_for_each_connection(style: &str) {
+    needs("python3", "python3");
+    let site = Site::new();
+    let answer = site.configuration("answer", 0, ANSWER);
+    std::fs::set_permissions(answer, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let port = free_port();
+    let server = site.configuration("inetd.py", port, INETD);
+    let chain = Chain::start(port, CHAIN, &["python3", &server, style]);
+    for _ in 0..3 {
+        let mut client = chain.client();
+        assert_eq!(client.get("/small").body, b"small\n");
+        assert!(client.is_ended(), "the program's end is the connection's");
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_server_that_forks_and_becomes_a_program_for_each_connection() {
+    a_program_for_each_connection("fork");
+}
+
+#[test]
+fn a_server_that_starts_a_program_for_each_connection_in_its_own_memory() {
+    a_program_for_each_connection("vfork");
+}
+
 #[test]
 fn a_server_that_goes_to_the_background_is_followed_there() {
     let site = Site::new();

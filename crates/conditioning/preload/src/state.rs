@@ -50,6 +50,7 @@ fn preload() -> Option<Preloaded> {
 /// replace themselves and those that are started with their sockets open (sd_listen_fds(3)) hand them on.
 extern "C" fn at_load() {
     let Some(preloaded) = preloaded() else { return };
+    server::inherit_standard_streams(&preloaded.chain);
     let Ok(link) = rustix::fs::fstat(&preloaded.chain.link) else { return };
     let original = std::env::var(environment::UPSTREAM).ok().and_then(|text| text.parse::<RawFd>().ok());
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();

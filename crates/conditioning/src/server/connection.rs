@@ -96,6 +96,17 @@ impl Connection {
         }
     }
 
+    /// A request that the program before this one accepted in this process. How much of it was read is not known: its
+    /// connection ends with this program's close.
+    pub fn inherited_by_exec(chain: Arc<Chain>, id: Id, fd: RawFd) -> Self {
+        let peer = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+        let (socket_bytes, request) = (u64::MAX, Vec::new());
+        let flags = flags::FINAL;
+        let bundle =
+            Bundle { id, flags, peer, socket_bytes, arrived_ns: 0, replaces: 0, head_bytes: 0, request };
+        Self::new(chain, bundle, fd, false)
+    }
+
     /// Which presentation this is.
     pub fn id(&self) -> Id {
         self.id

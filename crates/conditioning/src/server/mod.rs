@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod connection;
+mod exec;
 mod process;
 pub mod response;
 pub mod table;
@@ -22,6 +23,7 @@ use crate::ledger::Ledger;
 use crate::link::{self, Received};
 use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
+pub use exec::inherit_standard_streams;
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
 pub use waiting::{Wait, waits};
@@ -458,8 +460,14 @@ pub fn closing(fd: RawFd, closing: Closing) {
 
 /// `new` has become a duplicate of `old`.
 pub fn duplicated(old: RawFd, new: RawFd) {
+    if table::get(old).is_none() {
+        return;
+    }
+    if !process::is_owner() {
+        return exec::duplicated_for_another_program(old, new);
+    }
     let _in_use = process::in_use();
-    let Some(entry) = table::get(old).filter(|_| process::is_owner()) else { return };
+    let Some(entry) = table::get(old) else { return };
     if let Entry::Connection(connection) = &entry {
         lock(connection).descriptors.push(new);
     }
@@ -472,9 +480,11 @@ pub fn before_exit(becomes_another: bool) {
     if !process::is_owner() {
         return;
     }
-    for (fd, _) in table::numbered_entries() {
+    for (fd, entry) in table::numbered_entries() {
         if !becomes_another || fd > 2 {
             closing(fd, Closing::AsFollowed);
+        } else if let Entry::Connection(connection) = entry {
+            exec::keep(&lock(&connection));
         }
     }
 }

@@ -53,8 +53,12 @@ extern "C" fn before_fork() {
         // A thread that is ending forks without: its guard is dropped at once.
         let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(guard));
     }
-    for (_, connection) in table::connections() {
-        lock(&connection).share();
+    for (fd, connection) in table::connections() {
+        let mut connection = lock(&connection);
+        // Once for each process, however many descriptors it has.
+        if connection.descriptors.first() == Some(&fd) {
+            connection.share();
+        }
     }
 }
 
