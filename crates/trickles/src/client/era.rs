@@ -48,12 +48,12 @@ pub(super) struct Anchor {
     pub(super) era: Era,
     pub(super) number: u64,
     raw: RawContinuation,
-    run: ProvedRun,
+    runs: Vec<ProvedRun>,
 }
 
 impl Anchor {
     pub(super) fn account(&self) -> Account {
-        Account { continuation: self.raw, held_ms: 0, runs: vec![self.run] }
+        Account { continuation: self.raw, held_ms: 0, runs: self.runs.clone() }
     }
 }
 
@@ -84,8 +84,10 @@ pub(super) struct EraState {
     /// A continuation that deltas are applied to, and the number of its packet.
     known: Option<RawContinuation>,
     known_number: u64,
-    /// The next packet is to count as lost although it arrives.
+    /// The next packet begins a run of its own: slow start ends before it.
     ends_slow_start: bool,
+    /// The packet with which slow start ended.
+    slow_start_end: Option<u64>,
 }
 
 impl EraState {
@@ -104,18 +106,33 @@ impl EraState {
             anchor: None,
             blocked_since: None,
             ends_slow_start: false,
+            slow_start_end: None,
             known: None,
             known_number: 0,
         }
     }
 
-    /// Ends slow start before it fills a queue to the brim (RFC 9406): the next packet is reported lost, which a client may
-    /// do since it only slows it down. What is in flight then is what the path holds and as much in its queue, and half of
-    /// that is the next era's window. A small window has no need of it.
+    /// Ends slow start before it fills a queue to the brim (RFC 9406): the window grows by a packet a round trip from here.
+    /// A small window has no need of it.
     pub(super) fn end_slow_start(&mut self) {
-        let window = self.era.cwnd(self.next - 1);
+        let window = self.window(self.next - 1);
         let slow = self.era.ssthresh == MAX_WINDOW && (SLOW_START_WINDOW..MAX_WINDOW).contains(&window);
-        self.ends_slow_start |= slow && !self.recovering();
+        self.ends_slow_start = slow && self.slow_start_end.is_none() && !self.recovering();
+    }
+
+    /// The era with the threshold that the client has set.
+    fn bounded(&self) -> Era {
+        self.slow_start_end.map_or(self.era, |end| self.era.slow_start_ended(end))
+    }
+
+    /// The window in packets once packet `number` is acknowledged.
+    pub(super) fn window(&self, number: u64) -> u16 {
+        self.bounded().cwnd(number)
+    }
+
+    /// The last packet that is accounted for.
+    pub(super) fn accounted(&self) -> u64 {
+        self.next - 1
     }
 
     pub(super) fn recovering(&self) -> bool {
@@ -124,7 +141,7 @@ impl EraState {
 
     /// The highest packet number that the server can have sent in this era.
     fn end(&self) -> u64 {
-        self.era.sent(self.first_loss.unwrap_or(self.next) - 1)
+        self.bounded().sent(self.first_loss.unwrap_or(self.next) - 1)
     }
 
     /// Whether every packet is accounted for and used: only possible once a loss has ended the era.
@@ -156,12 +173,7 @@ impl EraState {
     pub(super) fn advance(&mut self, later: u64, now: Instant, reordering: std::time::Duration) -> Progress {
         let mut progress = Progress::default();
         loop {
-            let sacrificed = self.ends_slow_start && !self.recovering();
-            if sacrificed && self.received.remove(&self.next).is_some() {
-                self.ends_slow_start = false;
-                self.first_loss = Some(self.next);
-                self.gap += 1;
-            } else if let Some(held) = self.received.remove(&self.next) {
+            if let Some(held) = self.received.remove(&self.next) {
                 self.resolve(held);
             } else {
                 let evidence = self.received.len() as u64 + if self.recovering() { later } else { 0 };
@@ -187,7 +199,11 @@ impl EraState {
 
     fn resolve(&mut self, held: Held) {
         let gap = std::mem::take(&mut self.gap);
-        match self.runs.last_mut().filter(|_| gap == 0) {
+        let slow_start_ends = std::mem::take(&mut self.ends_slow_start) && self.runs.len() == 1 && !self.recovering();
+        if slow_start_ends {
+            self.slow_start_end = Some(self.next - 1);
+        }
+        match self.runs.last_mut().filter(|_| gap == 0 && !slow_start_ends) {
             Some(last) => {
                 last.run.length = last.run.length.saturating_add(1);
                 last.nonces ^= held.nonce;
@@ -198,9 +214,9 @@ impl EraState {
             }
         }
         let last = self.runs[self.runs.len() - 1];
-        if self.runs.len() == 1 {
+        if self.runs.len() == 1 || !self.recovering() {
             let (era, number) = (self.era, self.next);
-            self.anchor = Some(Anchor { era, number, raw: held.raw, run: last });
+            self.anchor = Some(Anchor { era, number, raw: held.raw, runs: self.runs.clone() });
         }
         // An account beyond the format's bound cannot be sent: the trickle is given up, a timeout starts over.
         if self.runs.len() <= MAX_RUNS {
@@ -245,7 +261,7 @@ impl EraState {
             let (&number, held) = self.received.first_key_value()?;
             let gap = u16::try_from(number - self.era.base - 1).ok()?;
             let run = ProvedRun { run: Run { gap, length: 1 }, nonces: held.nonce };
-            Some(Anchor { era: self.era, number, raw: held.raw, run })
+            Some(Anchor { era: self.era, number, raw: held.raw, runs: vec![run] })
         })
     }
 }

@@ -254,7 +254,13 @@ impl Client {
     #[must_use]
     pub fn congestion_window(&self) -> Option<u16> {
         let state = self.eras.back()?;
-        Some(state.ready.back().map_or(state.era.start, |ready| state.era.cwnd(ready.number)))
+        Some(state.ready.back().map_or_else(|| state.window(state.accounted()), |ready| state.window(ready.number)))
+    }
+
+    /// Times that the window of the current connection was cut: recoveries and timeouts.
+    #[must_use]
+    pub fn loss_events(&self) -> u64 {
+        self.eras.back().map_or(0, |state| state.era.counter.into())
     }
 
     /// Tells the server that the client is done, with the next [`Client::poll_transmit`]. Not needed: a server keeps
@@ -295,7 +301,7 @@ impl Client {
         let result = self.take_frames(&frames);
         self.sample(timestamp_us, &packet, now);
         self.take_packet(&packet, continuation, nonce, now);
-        if self.round_trip.shows_a_queue()
+        if self.round_trip.path_is_full()
             && let Some(newest) = self.eras.back_mut()
         {
             newest.end_slow_start();
@@ -309,7 +315,7 @@ impl Client {
         let elapsed_us = self.timestamp_us(now).wrapping_sub(timestamp_us);
         if elapsed_us < 120_000_000 {
             let sent = packet.era.sent(packet.number);
-            self.round_trip.sample(Duration::from_micros(elapsed_us.into()), packet.number, sent);
+            self.round_trip.sample(Duration::from_micros(elapsed_us.into()), packet.number, sent, now);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Round-trip time and retransmission timeout (RFC 6298), from timestamps that the server echoes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MAX_RTO: Duration = Duration::from_secs(60);
 const INITIAL_RTO: Duration = Duration::from_secs(1);
@@ -12,6 +12,10 @@ const QUEUE_SAMPLES: u32 = 8;
 /// Least and greatest delay that shows one (RFC 9406 §4.2).
 const QUEUE_DELAY: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(16));
 
+/// Packets that arrive closer together than this are one train, sent by the path as fast as it can: what
+/// Linux's HyStart has.
+const TRAIN_GAP: Duration = Duration::from_millis(2);
+
 /// Estimator of one client.
 #[derive(Clone, Debug)]
 pub(super) struct RoundTrip {
@@ -20,18 +24,22 @@ pub(super) struct RoundTrip {
     least: Duration,
     /// The last packet of the round trip under way, the shortest of its first samples, and how many there were.
     round: (u64, Duration, u32),
+    /// When the first and the last packet of the latest train arrived.
+    train: Option<(Instant, Instant)>,
 }
 
 impl RoundTrip {
     pub(super) fn new(min_rto: Duration) -> Self {
-        Self { min_rto, smoothed: None, least: Duration::MAX, round: (0, Duration::MAX, 0) }
+        Self { min_rto, smoothed: None, least: Duration::MAX, round: (0, Duration::MAX, 0), train: None }
     }
 
-    /// A sample by packet `number`, until which packets up to `sent` have been sent.
-    pub(super) fn sample(&mut self, sample: Duration, number: u64, sent: u64) {
+    /// A sample by packet `number`, which arrived at `now` and until which packets up to `sent` have been sent.
+    pub(super) fn sample(&mut self, sample: Duration, number: u64, sent: u64, now: Instant) {
         if number > self.round.0 {
             self.round = (sent, Duration::MAX, 0);
         }
+        let first = self.train.filter(|(_, last)| now <= *last + TRAIN_GAP).map_or(now, |(first, _)| first);
+        self.train = Some((first, now));
         if self.round.2 < QUEUE_SAMPLES {
             self.round = (self.round.0, self.round.1.min(sample), self.round.2 + 1);
         }
@@ -42,11 +50,22 @@ impl RoundTrip {
         });
     }
 
-    /// Whether packets have begun to wait in a queue on the way: the first samples of a round trip are all longer than the
-    /// shortest ever by an eighth of it (RFC 9406 §4.2).
-    pub(super) fn shows_a_queue(&self) -> bool {
+    /// Whether the window holds what the path does, so that slow start has done its work: by either sign of HyStart.
+    pub(super) fn path_is_full(&self) -> bool {
+        self.shows_a_queue() || self.train_is_long()
+    }
+
+    /// Packets wait in a queue on the way: the first samples of a round trip are all longer than the shortest ever by an
+    /// eighth of it (RFC 9406 §4.2).
+    fn shows_a_queue(&self) -> bool {
         let delay = (self.least / 8).clamp(QUEUE_DELAY.0, QUEUE_DELAY.1);
         self.round.2 == QUEUE_SAMPLES && self.round.1 >= self.least + delay
+    }
+
+    /// Packets come for half a round trip as fast as the path gives them: slow start, which sends two for each, has filled
+    /// it. This is seen a round trip before a queue is (Ha and Rhee, Taming the Elephants, §4.1).
+    fn train_is_long(&self) -> bool {
+        self.train.is_some_and(|(first, last)| last - first >= self.least / 2 && last - first >= TRAIN_GAP)
     }
 
     /// RFC 6298 (2.3), before backing off.
@@ -77,34 +96,49 @@ mod tests {
 
     #[test]
     fn the_timeout_follows_the_samples_and_backs_off() {
-        let mut round_trip = RoundTrip::new(Duration::from_millis(200));
+        let (mut round_trip, now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
         assert_eq!(round_trip.timeout(), INITIAL_RTO);
         for _ in 0..100 {
-            round_trip.sample(Duration::from_millis(400), 1, 1);
+            round_trip.sample(Duration::from_millis(400), 1, 1, now);
         }
         let rto = round_trip.timeout();
         assert!(rto > Duration::from_millis(399) && rto < Duration::from_millis(420), "{rto:?}");
         assert_eq!(round_trip.backed_off(1), rto * 2);
         assert_eq!(round_trip.backed_off(1000), MAX_RTO);
         for _ in 0..100 {
-            round_trip.sample(Duration::from_millis(1), 1, 1);
+            round_trip.sample(Duration::from_millis(1), 1, 1, now);
         }
         assert_eq!(round_trip.timeout(), Duration::from_millis(200), "the floor");
     }
 
     #[test]
     fn a_queue_shows_once_every_one_of_the_first_samples_of_a_round_is_longer() {
-        let mut round_trip = RoundTrip::new(Duration::from_millis(200));
+        let (mut round_trip, now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
         let ms = Duration::from_millis;
-        round_trip.sample(ms(40), 1, 20);
+        round_trip.sample(ms(40), 1, 20, now);
         for number in 2..=20 {
-            round_trip.sample(ms(46), number, 40);
+            round_trip.sample(ms(46), number, 40, now);
         }
         assert!(!round_trip.shows_a_queue(), "the round's first was as short as ever");
         for number in 21..=28 {
             assert!(!round_trip.shows_a_queue());
-            round_trip.sample(ms(46), number, 60);
+            round_trip.sample(ms(46), number, 60, now);
         }
         assert!(round_trip.shows_a_queue());
+    }
+
+    #[test]
+    fn a_train_of_half_a_round_trip_fills_the_path_unless_it_has_gaps() {
+        let full = |gap: Duration| {
+            let (mut round_trip, mut now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
+            (1..=20).any(|number| {
+                round_trip.sample(Duration::from_millis(40), number, 40, now);
+                now += gap;
+                round_trip.path_is_full()
+            })
+        };
+        assert!(full(Duration::from_micros(1100)), "20 ms");
+        assert!(!full(Duration::from_micros(900)), "shorter");
+        assert!(!full(Duration::from_millis(3)), "the path is idle in between");
     }
 }

@@ -143,7 +143,9 @@ impl Client {
 
     /// Whether a lone packet is acknowledged without waiting for a second one.
     fn urgent(&self, state: &EraState, number: u64) -> bool {
-        state.recovering()
+        // Another one that it cannot be acknowledged with waits behind it.
+        state.ready.len() > 1
+            || state.recovering()
             || number - state.era.base <= QUICK_PACKETS
             || state.expected.is_empty()
             || self.requests.values().any(super::RequestState::wants_to_send)

@@ -1,0 +1,423 @@
+//! Trickles flows on one simulated bottleneck, alone and beside TCP Reno: virtual time, so that the figures are exact and
+//! the same on every machine. `TRICKLES_TRACE=1` prints the windows over time.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod reno;
+#[path = "../support/mod.rs"]
+mod support;
+
+use reno::{Receiver, Sender};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::{Duration, Instant};
+use support::{Generated, Random, byte_at, objects};
+use tidegate_trickles::client::{Client, Config, Read};
+use tidegate_trickles::files::FileService;
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::server::{self, Server};
+
+const CLOCK_START_MS: u64 = 1_700_000_000_000;
+/// IPv4 and UDP.
+const UDP_HEADERS: u64 = 28;
+const TCP_PACKET: u64 = 1500;
+const TCP_CONTENT: u64 = 1448;
+/// What Linux has.
+const DELAYED_ACK: Duration = Duration::from_millis(40);
+
+enum Event {
+    ToServer { flow: usize, generation: u64, datagram: Vec<u8> },
+    ToClient { flow: usize, generation: u64, datagram: Vec<u8> },
+    Packet { flow: usize, generation: u64, number: u64 },
+    Acknowledgement { flow: usize, generation: u64, una: u64, sacked: Vec<u64> },
+    DelayedAck { flow: usize, generation: u64 },
+    Timer { flow: usize },
+}
+
+enum Kind {
+    Trickles { client: Box<Client>, request: u32, position: u64 },
+    Tcp { sender: Sender, receiver: Receiver },
+}
+
+struct Flow {
+    kind: Kind,
+    generation: u64,
+    began: Duration,
+    times: Vec<Duration>,
+    /// Bytes of content since the measurement began.
+    received: u64,
+    timeouts: u64,
+    timer: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+struct Setting {
+    rate: u64,
+    round_trip: Duration,
+    queue_bytes: u64,
+    object: u64,
+    trickles: usize,
+    tcp: usize,
+}
+
+struct World {
+    setting: Setting,
+    now: Duration,
+    start: Instant,
+    events: BinaryHeap<Reverse<(Duration, u64)>>,
+    what: BTreeMap<u64, Event>,
+    sequence: u64,
+    free: Duration,
+    /// Packets of Trickles and of TCP that the queue had no room for.
+    dropped: [u64; 2],
+    server: Server,
+    service: FileService<Generated>,
+    flows: Vec<Flow>,
+    random: Random,
+    trace: bool,
+}
+
+impl World {
+    fn new(setting: Setting) -> Self {
+        let config = server::Config { replay_entries: 1 << 16, ..server::Config::default() };
+        let mut world = Self {
+            setting,
+            now: Duration::ZERO,
+            start: Instant::now(),
+            events: BinaryHeap::new(),
+            what: BTreeMap::new(),
+            sequence: 0,
+            free: Duration::ZERO,
+            dropped: [0; 2],
+            server: Server::new(config, KeyRing::new(1, &[42; 16]), CLOCK_START_MS),
+            service: FileService::new(objects(&[setting.object])),
+            flows: Vec::new(),
+            random: Random(7),
+            trace: std::env::var_os("TRICKLES_TRACE").is_some(),
+        };
+        for flow in 0..setting.trickles + setting.tcp {
+            let kind = world.fresh(flow, 0);
+            world.flows.push(Flow {
+                kind,
+                generation: 0,
+                began: Duration::ZERO,
+                times: Vec::new(),
+                received: 0,
+                timeouts: 0,
+                timer: None,
+            });
+            // Flows do not start in step.
+            let at = Duration::from_micros(world.random.below(20_000));
+            world.at(at, Event::Timer { flow });
+            world.flows[flow].timer = Some(at);
+            world.flows[flow].began = at;
+        }
+        world
+    }
+
+    fn fresh(&mut self, flow: usize, generation: u64) -> Kind {
+        if flow < self.setting.trickles {
+            let mut seed = [0; 16];
+            seed[..8].copy_from_slice(&(flow as u64).to_be_bytes());
+            seed[8..].copy_from_slice(&generation.to_be_bytes());
+            let now = self.start + self.now;
+            let mut client = Box::new(Client::new(Config::default(), &seed, now));
+            let request = client.request(b"/object/0", now).unwrap();
+            Kind::Trickles { client, request, position: 0 }
+        } else {
+            let sender = Sender::new(self.setting.object.div_ceil(TCP_CONTENT));
+            Kind::Tcp { sender, receiver: Receiver::default() }
+        }
+    }
+
+    fn at(&mut self, at: Duration, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((at, self.sequence)));
+        self.what.insert(self.sequence, event);
+    }
+
+    /// Towards the clients, through the bottleneck and its queue.
+    fn down(&mut self, bytes: u64, event: Event) {
+        let Setting { rate, round_trip, queue_bytes, .. } = self.setting;
+        let begins = self.free.max(self.now);
+        let waiting = (begins - self.now).as_secs_f64() * rate as f64 / 8.0;
+        if waiting > queue_bytes as f64 {
+            self.dropped[usize::from(matches!(event, Event::Packet { .. }))] += 1;
+            return;
+        }
+        self.free = begins + Duration::from_secs_f64(bytes as f64 * 8.0 / rate as f64);
+        self.at(self.free + round_trip / 2, event);
+    }
+
+    fn up(&mut self, event: Event) {
+        // A little jitter: flows of equal packets would otherwise fall in step with the queue's drops.
+        let at = self.now + self.setting.round_trip / 2 + Duration::from_micros(self.random.below(100));
+        self.at(at, event);
+    }
+
+    /// Sends what the flow wants to send and sets its timer.
+    fn drive(&mut self, flow: usize) {
+        let generation = self.flows[flow].generation;
+        let now = self.start + self.now;
+        loop {
+            let (now_time, state) = (self.now, &mut self.flows[flow]);
+            match &mut state.kind {
+                Kind::Trickles { client, .. } => {
+                    let Some(datagram) = client.poll_transmit(now) else { break };
+                    self.up(Event::ToServer { flow, generation, datagram });
+                }
+                Kind::Tcp { sender, .. } => {
+                    // Connection and request take a round trip and a half.
+                    if now_time < state.began + self.setting.round_trip.mul_f64(1.5) {
+                        break;
+                    }
+                    let Some(number) = sender.poll(now_time) else { break };
+                    self.down(TCP_PACKET, Event::Packet { flow, generation, number });
+                }
+            }
+        }
+        let timer = match &self.flows[flow].kind {
+            Kind::Trickles { client, .. } => {
+                client.check_invariants();
+                client.poll_timeout().map(|at| at.saturating_duration_since(self.start))
+            }
+            Kind::Tcp { sender, .. } => {
+                let begins = self.flows[flow].began + self.setting.round_trip.mul_f64(1.5);
+                sender.timer().or((self.now < begins).then_some(begins))
+            }
+        };
+        if timer != self.flows[flow].timer {
+            self.flows[flow].timer = timer;
+            if let Some(at) = timer {
+                self.at(at.max(self.now), Event::Timer { flow });
+            }
+        }
+    }
+
+    /// Reads what has arrived; a transfer that has ended is followed by another one.
+    fn read(&mut self, flow: usize) {
+        let mut buffer = [0; 16_384];
+        let state = &mut self.flows[flow];
+        let ended = match &mut state.kind {
+            Kind::Trickles { client, request, position } => loop {
+                match client.read(*request, &mut buffer).unwrap() {
+                    Read::Data(count) => {
+                        let path = b"/object/0";
+                        assert!(
+                            (*position..).zip(&buffer[..count]).all(|(at, &byte)| byte == byte_at(path, at)),
+                            "content"
+                        );
+                        *position += count as u64;
+                        state.received += count as u64;
+                    }
+                    Read::Pending => break false,
+                    Read::End => {
+                        assert_eq!(*position, self.setting.object);
+                        state.timeouts += client.timeouts();
+                        break true;
+                    }
+                    Read::Reset(code) => panic!("reset {code}"),
+                }
+            },
+            Kind::Tcp { receiver, .. } => receiver.next * TCP_CONTENT >= self.setting.object,
+        };
+        if ended {
+            state.generation += 1;
+            state.times.push(self.now - state.began);
+            state.began = self.now;
+            state.timer = None;
+            let generation = state.generation;
+            self.flows[flow].kind = self.fresh(flow, generation);
+        }
+    }
+
+    fn step(&mut self) {
+        let Reverse((at, id)) = self.events.pop().expect("something is always on its way");
+        self.now = self.now.max(at);
+        let flow = match self.what.remove(&id).unwrap() {
+            Event::ToServer { flow, generation, datagram } => {
+                let peer = ([10, 0, (flow >> 8) as u8, flow as u8], (generation % 60_000) as u16 + 1).into();
+                let now_ms = CLOCK_START_MS + self.now.as_millis() as u64;
+                let mut answers: Vec<Vec<u8>> = Vec::new();
+                let mut push = |packet: &[u8]| answers.push(packet.to_vec());
+                let _ = self.server.handle(&datagram, peer, now_ms, &mut self.service, &mut push);
+                for datagram in answers {
+                    let bytes = datagram.len() as u64 + UDP_HEADERS;
+                    self.down(bytes, Event::ToClient { flow, generation, datagram });
+                }
+                return;
+            }
+            Event::ToClient { flow, generation, datagram } => {
+                if self.flows[flow].generation != generation {
+                    return;
+                }
+                let now = self.start + self.now;
+                if let Kind::Trickles { client, .. } = &mut self.flows[flow].kind {
+                    let _ = client.handle_datagram(&datagram, now);
+                }
+                flow
+            }
+            Event::Packet { flow, generation, number } => {
+                if self.flows[flow].generation != generation {
+                    return;
+                }
+                if let Kind::Tcp { receiver, .. } = &mut self.flows[flow].kind {
+                    let before = receiver.next;
+                    let due = self.now + DELAYED_ACK;
+                    let acknowledgement = receiver.take(number, due);
+                    self.flows[flow].received += (receiver.next - before) * TCP_CONTENT;
+                    match acknowledgement {
+                        Some((una, sacked)) => self.up(Event::Acknowledgement { flow, generation, una, sacked }),
+                        None => self.at(due, Event::DelayedAck { flow, generation }),
+                    }
+                }
+                flow
+            }
+            Event::Acknowledgement { flow, generation, una, sacked } => {
+                if self.flows[flow].generation != generation {
+                    return;
+                }
+                if let Kind::Tcp { sender, .. } = &mut self.flows[flow].kind {
+                    sender.acknowledge(una, &sacked, self.now);
+                }
+                flow
+            }
+            Event::DelayedAck { flow, generation } => {
+                let state = &mut self.flows[flow];
+                if let Kind::Tcp { receiver, .. } = &mut state.kind
+                    && state.generation == generation
+                    && let Some((una, sacked)) = receiver.expire(self.now)
+                {
+                    self.up(Event::Acknowledgement { flow, generation, una, sacked });
+                }
+                return;
+            }
+            Event::Timer { flow } => {
+                if self.flows[flow].timer.is_none_or(|timer| timer > self.now) {
+                    return;
+                }
+                self.flows[flow].timer = None;
+                let now = self.start + self.now;
+                let generation = self.flows[flow].generation;
+                match &mut self.flows[flow].kind {
+                    Kind::Trickles { client, .. } => client.handle_timeout(now),
+                    Kind::Tcp { sender, .. } if sender.timer().is_some_and(|at| at <= self.now) => {
+                        if let Some(number) = sender.expire(self.now) {
+                            self.down(TCP_PACKET, Event::Packet { flow, generation, number });
+                        } else {
+                            self.flows[flow].timeouts += 1;
+                        }
+                    }
+                    Kind::Tcp { .. } => {}
+                }
+                flow
+            }
+        };
+        self.read(flow);
+        self.drive(flow);
+    }
+
+    fn run(&mut self, warm_up: Duration, time: Duration) {
+        let mut sampled = Duration::ZERO;
+        while self.now < warm_up {
+            self.step();
+            self.sample(&mut sampled);
+        }
+        self.flows.iter_mut().for_each(|flow| flow.received = 0);
+        while self.now < warm_up + time {
+            self.step();
+            self.sample(&mut sampled);
+        }
+    }
+
+    fn sample(&self, sampled: &mut Duration) {
+        if !self.trace || self.now < *sampled {
+            return;
+        }
+        *sampled = self.now + Duration::from_millis(5);
+        let queue = self.free.saturating_sub(self.now).as_secs_f64() * self.setting.rate as f64 / 8.0 / 1500.0;
+        print!("{:8.1} ms queue {queue:5.0} dropped {:?}", self.now.as_secs_f64() * 1e3, self.dropped);
+        for flow in self.flows.iter().take(1).chain(self.flows.iter().skip(self.setting.trickles).take(1)) {
+            match &flow.kind {
+                Kind::Trickles { client, position, .. } => print!(
+                    " | {:4} window {:?} at {position} timeouts {}",
+                    flow.generation,
+                    client.congestion_window(),
+                    client.timeouts()
+                ),
+                Kind::Tcp { sender, receiver } => print!(
+                    " | {:4} window {:.1} at {} timeouts {}",
+                    flow.generation,
+                    sender.window(),
+                    receiver.next * TCP_CONTENT,
+                    flow.timeouts
+                ),
+            }
+        }
+        println!();
+    }
+
+    /// Mbit/s of content of all Trickles flows and of all TCP flows.
+    fn rates(&self, time: Duration) -> (f64, f64) {
+        let rate = |flows: &[Flow]| {
+            flows.iter().map(|flow| flow.received).sum::<u64>() as f64 * 8e-6 / time.as_secs_f64()
+        };
+        let (ours, tcp) = self.flows.split_at(self.setting.trickles);
+        (rate(ours), rate(tcp))
+    }
+}
+
+fn paper() -> Setting {
+    Setting {
+        rate: 100_000_000,
+        round_trip: Duration::from_millis(10),
+        queue_bytes: 125_000,
+        object: 500_000,
+        trickles: 0,
+        tcp: 0,
+    }
+}
+
+#[test]
+fn survey() {
+    let part = std::env::var("PART").unwrap_or_default();
+    let (warm_up, time) = (Duration::from_millis(1500), Duration::from_millis(5000));
+    for count in [1, 2, 10, 30, 100].into_iter().filter(|_| part.contains('a')) {
+        let mut ours = World::new(Setting { trickles: count, ..paper() });
+        ours.run(warm_up, time);
+        let mut tcp = World::new(Setting { tcp: count, ..paper() });
+        tcp.run(warm_up, time);
+        let (a, b) = (ours.rates(time).0, tcp.rates(time).1);
+        let timeouts = |world: &World| world.flows.iter().map(|flow| flow.timeouts).sum::<u64>();
+        println!(
+            "fig9  {count:4} {a:6.1} {b:6.1} {:.3}  dropped {:?} {:?} timeouts {} {}",
+            a / b, ours.dropped, tcp.dropped, timeouts(&ours), timeouts(&tcp)
+        );
+    }
+    for &object in [1000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 4_000_000][std::env::var("FROM").map_or(0, |n| n.parse().unwrap())..].iter().filter(|_| part.contains('b')) {
+        let mut ours = World::new(Setting { trickles: 1, object, ..paper() });
+        ours.run(Duration::ZERO, Duration::from_millis(3000));
+        let mut tcp = World::new(Setting { tcp: 1, object, ..paper() });
+        tcp.run(Duration::ZERO, Duration::from_millis(3000));
+        let median = |world: &World| {
+            let mut times = world.flows[0].times.clone();
+            times.sort();
+            times[times.len() / 2].as_secs_f64() * 1e3
+        };
+        println!("fig10 {object:8} {:7.2} {:7.2} {:.3}", median(&ours), median(&tcp), median(&tcp) / median(&ours));
+    }
+    for count in [1, 2, 10, 50].into_iter().filter(|_| part.contains('c')) {
+        let both = Setting {
+            trickles: count, tcp: count, object: 200_000_000, round_trip: Duration::from_millis(20),
+            queue_bytes: 250_000, ..paper()
+        };
+        let mut world = World::new(both);
+        let time = Duration::from_secs(10);
+        world.run(Duration::from_secs(2), time);
+        let (a, b) = world.rates(time);
+        let timeouts = |kind: &[Flow]| kind.iter().map(|flow| flow.timeouts).sum::<u64>();
+        let (x, y) = world.flows.split_at(count);
+        let recoveries: u64 = y.iter().map(|flow| match &flow.kind { Kind::Tcp { sender, .. } => sender.recoveries, _ => 0 }).sum();
+        let ours: u64 = x.iter().map(|flow| match &flow.kind { Kind::Trickles { client, .. } => client.timeouts(), _ => 0 }).sum();
+        println!("fig13 {count:4} {a:6.1} {b:6.1} {:.3} timeouts {} {} dropped {:?} server {:?} tcp recoveries {recoveries}", a / b, ours, timeouts(y), world.dropped, x.iter().map(|flow| match &flow.kind { Kind::Trickles { client, .. } => client.loss_events(), _ => 0 }).sum::<u64>());
+    }
+}
