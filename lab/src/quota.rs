@@ -43,6 +43,9 @@ impl Quota {
         }
         std::fs::create_dir(&group).map_err(failed)?;
         let quota = Self { group: group.clone() };
+        // What else runs on the core shall not make it less: as much weight as the kernel allows.
+        let weight = if v1 { ("cpu.shares", "262144") } else { ("cpu.weight", "10000") };
+        std::fs::write(group.join(weight.0), weight.1).map_err(failed)?;
         if v1 {
             std::fs::write(group.join("cpu.cfs_period_us"), period_us.to_string()).map_err(failed)?;
             std::fs::write(group.join("cpu.cfs_quota_us"), quota_us.to_string()).map_err(failed)?;
@@ -54,6 +57,24 @@ impl Quota {
 
     fn members(&self) -> PathBuf {
         self.group.join("cgroup.procs")
+    }
+
+    /// CPU time that the group's processes, which have not ended, have used.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn used(&self) -> Result<Duration, Error> {
+        let members =
+            std::fs::read_to_string(self.members()).map_err(Error::file("read", &self.members()))?;
+        let mut used = Duration::ZERO;
+        for member in members.lines() {
+            let tasks = std::fs::read_dir(format!("/proc/{member}/task")).into_iter().flatten().flatten();
+            // Nanoseconds on a core come first; a thread may end meanwhile.
+            let times = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+            let times = times.filter_map(|text| text.split(' ').next()?.parse().ok());
+            used += times.map(Duration::from_nanos).sum::<Duration>();
+        }
+        Ok(used)
     }
 
     /// The same command within the group.

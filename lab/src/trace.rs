@@ -18,6 +18,11 @@ const RATE_PER_S: f64 = 100e6 / (91.0 * 86_400.0);
 const PAGES: f64 = 4.0;
 /// The share of visits by a client that has been here before.
 const RETURNING: f64 = 0.3;
+/// The share of such a visit's responses that say that the client's copy is still good (304): browsers ask about what they
+/// keep once in each session. The other responses make up for it, so that the shares of sizes are the paper's in all.
+const STILL_GOOD: f64 = 0.5;
+/// Longest answer that says so.
+const STILL_GOOD_BYTES: f64 = 400.0;
 /// Seconds between pages after which it is another visit.
 const LONGEST_OFF_S: f64 = 600.0;
 /// Bytes of an IP and a TCP header, which DHTTP §VI-A adds to sizes, are in these sizes already.
@@ -54,7 +59,9 @@ struct Drawer {
 impl Drawer {
     fn new(sizes: Sizes) -> Self {
         let log_uniform = |from: f64, to: f64| (to - from) / (to / from).ln();
-        let below = sizes.short.1 * log_uniform(BOUNDS.0, sizes.short.0)
+        let still_good = RETURNING * STILL_GOOD;
+        let below = still_good * log_uniform(BOUNDS.0, STILL_GOOD_BYTES)
+            + (sizes.short.1 - still_good) * log_uniform(BOUNDS.0, sizes.short.0)
             + sizes.middling.1 * log_uniform(sizes.short.0, sizes.middling.0);
         let wanted = (sizes.mean - below) / (1.0 - sizes.short.1 - sizes.middling.1);
         // The mean of a bounded Pareto distribution falls with alpha.
@@ -66,9 +73,15 @@ impl Drawer {
         Self { sizes, alpha: low }
     }
 
-    fn draw(&self, random: &mut Random) -> u64 {
-        let share = unit(random);
+    /// The size of a response to a client that may keep copies.
+    fn draw(&self, random: &mut Random, returning: bool) -> u64 {
         let log_uniform = |random: &mut Random, from: f64, to: f64| from * (to / from).powf(unit(random));
+        if returning && unit(random) < STILL_GOOD {
+            return log_uniform(random, BOUNDS.0, STILL_GOOD_BYTES) as u64;
+        }
+        // Of all responses this share is drawn; the shares of short ones among them are fewer by those above.
+        let drawn = 1.0 - RETURNING * STILL_GOOD;
+        let share = 1.0 - drawn + unit(random) * drawn;
         let Sizes { short, middling, .. } = self.sizes;
         let bytes = if share < short.1 {
             log_uniform(random, BOUNDS.0, short.0)
@@ -98,7 +111,8 @@ pub fn synthetic(count: usize, seed: u64) -> Vec<Access> {
     let (mut accesses, mut clients, mut begins_s) = (Vec::with_capacity(count + 100), 0u32, 0.0);
     while accesses.len() < count {
         begins_s += exponential(&mut random, between_visits_s);
-        let client = if clients > 0 && unit(&mut random) < RETURNING {
+        let returning = clients > 0 && unit(&mut random) < RETURNING;
+        let client = if returning {
             (unit(&mut random) * f64::from(clients)) as u32
         } else {
             clients += 1;
@@ -107,7 +121,7 @@ pub fn synthetic(count: usize, seed: u64) -> Vec<Access> {
         let mut at_s = begins_s;
         loop {
             for _ in 0..=embedded(&mut random) {
-                accesses.push(Access { at_s, client, bytes: sizes.draw(&mut random) });
+                accesses.push(Access { at_s, client, bytes: sizes.draw(&mut random, returning) });
                 at_s += active_off_s(&mut random);
             }
             // Geometric: the mean number of pages is PAGES.

@@ -64,52 +64,70 @@ pub(super) struct Run {
     pub contender: Contender,
     pub users: usize,
     pub requests_per_s: f64,
+    /// Of the server, for each request.
+    pub cpu_us: f64,
+    /// Of its share.
+    pub cpu_used: f64,
     pub usage: Usage,
 }
+
+/// How many users, and for how many seconds: before anything is counted, when each shall have had a page, and then.
+pub(super) type Crowd = (usize, f64, f64);
 
 /// Measures each contender with each number of users.
 pub(super) fn measure(
     lab: &Lab,
     contenders: &[Contender],
-    users: &[usize],
-    seconds: (f64, f64),
+    crowds: &[Crowd],
 ) -> Result<(Vec<Run>, Vec<String>), Error> {
     check_cores()?;
     let catalog = Arc::new(Catalog::new(FILES, MOST_BYTES, 10));
     let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
     catalog.write(directory.path())?;
     readable(directory.path())?;
-    let (mut runs, of) = (Vec::new(), contenders.len() * users.len());
+    let (mut runs, of) = (Vec::new(), contenders.len() * crowds.len());
     for contender in contenders {
-        for users in users {
+        for &(users, warm_up_s, time_s) in crowds {
             let hosts = network()?;
             let running = Running::start(lab, contender.server, hosts.namespace("s")?, directory.path())?;
             let habits = Habits {
                 server: running.address,
                 protocol: contender.protocol,
-                users: *users,
+                users,
                 pace: PACE,
                 addresses: ADDRESSES,
-                warm_up: Duration::from_secs_f64(seconds.0),
-                time: Duration::from_secs_f64(seconds.1),
+                warm_up: Duration::from_secs_f64(warm_up_s),
+                time: Duration::from_secs_f64(time_s),
             };
+            let mut used = Vec::new();
             let usage = inside(hosts.namespace("c")?, || {
                 pin(LOAD_CORE)?;
-                use_site(&catalog, habits, || Ok(()))
+                use_site(&catalog, habits, || {
+                    used.push(running.quota.used()?);
+                    Ok(())
+                })
             })?;
             drop(running);
+            let used_s = match used.as_slice() {
+                [first, .., last] => last.saturating_sub(*first).as_secs_f64(),
+                _ => f64::NAN,
+            };
             let run = Run {
                 contender: *contender,
-                users: *users,
-                requests_per_s: usage.requests as f64 / seconds.1,
+                users,
+                requests_per_s: usage.requests as f64 / time_s,
+                cpu_us: used_s * 1e6 / usage.requests as f64,
+                cpu_used: used_s / (time_s * SHARE),
                 usage,
             };
             let what = format!(
-                "{users} users, {}: {:.0} requests/s, {:.0} ms, {} failed",
+                "{users} users, {}: {:.0} requests/s, {:.0} ms, {} failed, {:.0} us CPU a request, {:.0} % of its share",
                 contender.name,
                 run.requests_per_s,
                 run.usage.mean_latency_s() * 1e3,
-                run.usage.failed
+                run.usage.failed,
+                run.cpu_us,
+                run.cpu_used * 100.0
             );
             runs.push(run);
             lab.progress(runs.len(), of, &what);
@@ -160,7 +178,7 @@ struct Running {
     // In the order in which they end: the group last, which ends what a server has left.
     _site: Option<Site>,
     _process: Option<Process>,
-    _quota: Quota,
+    quota: Quota,
     _directory: tempfile::TempDir,
 }
 
@@ -196,7 +214,7 @@ impl Running {
                 (http, None, Some(start(&apache(own, root, http, keep_alive_s)?)?))
             }
         };
-        Ok(Self { address, _site: site, _process: process, _quota: quota, _directory: directory })
+        Ok(Self { address, _site: site, _process: process, quota, _directory: directory })
     }
 }
 
@@ -305,7 +323,15 @@ pub(super) fn plots(runs: &[Run], contenders: &[Contender]) -> Vec<(Option<&'sta
 }
 
 pub(super) fn table(runs: &[Run]) -> Table {
-    let mut table = Table::new(["users", "server", "requests/s", "mean latency, ms", "failed"]);
+    let mut table = Table::new([
+        "users",
+        "server",
+        "requests/s",
+        "mean latency, ms",
+        "failed",
+        "CPU, µs/request",
+        "of its share, %",
+    ]);
     for run in runs {
         table.row([
             run.users.to_string(),
@@ -313,6 +339,8 @@ pub(super) fn table(runs: &[Run]) -> Table {
             format!("{:.0}", run.requests_per_s),
             format!("{:.1}", run.usage.mean_latency_s() * 1e3),
             run.usage.failed.to_string(),
+            format!("{:.1}", run.cpu_us),
+            format!("{:.0}", run.cpu_used * 100.0),
         ]);
     }
     table

@@ -1,7 +1,7 @@
 //! A server that is full (DHTTP §VI-B1, Figures 10 to 12).
 
 use super::dhttp::PAPER;
-use super::dhttp_bound::{Contender, Goals, METHOD, Server, checks, measure, plots, table};
+use super::dhttp_bound::{Contender, Crowd, Goals, METHOD, Server, checks, measure, plots, table};
 use super::dhttp_users::Protocol;
 use crate::verdict::Verdict;
 use crate::{Error, Lab, Outcome, Scenario};
@@ -43,8 +43,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let (users, seconds): (&[usize], _) = lab.choose((&[200, 1000], (1.5, 1.3)), (&[50], (0.2, 0.4)));
-    let (runs, servers) = measure(lab, &CONTENDERS, users, seconds)?;
+    let crowds: &[Crowd] = lab.choose(&[(200, 0.7, 0.8), (1000, 2.3, 1.5)], &[(50, 0.2, 0.4)]);
+    let (runs, servers) = measure(lab, &CONTENDERS, crowds)?;
     Ok(Outcome {
         raw: table(&runs),
         summary: table(&runs),

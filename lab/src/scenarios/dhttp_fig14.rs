@@ -1,7 +1,7 @@
 //! Requests in the SYN (DHTTP §VI-B3, Figure 14): TCP Fast Open is what T/TCP has become.
 
 use super::dhttp::PAPER;
-use super::dhttp_bound::{Contender, Goals, METHOD, Server, checks, measure, plots, table};
+use super::dhttp_bound::{Contender, Crowd, Goals, METHOD, Server, checks, measure, plots, table};
 use super::dhttp_users::Protocol;
 use crate::verdict::Verdict;
 use crate::{Error, Lab, Outcome, Scenario};
@@ -33,8 +33,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let (users, seconds): (&[usize], _) = lab.choose((&[200, 600, 1000], (1.5, 2.0)), (&[50], (0.2, 0.4)));
-    let (runs, servers) = measure(lab, &CONTENDERS, users, seconds)?;
+    let crowds: &[Crowd] =
+        lab.choose(&[(200, 0.7, 1.0), (600, 1.5, 1.5), (1000, 2.3, 2.0)], &[(50, 0.2, 0.4)]);
+    let (runs, servers) = measure(lab, &CONTENDERS, crowds)?;
     Ok(Outcome {
         raw: table(&runs),
         summary: table(&runs),

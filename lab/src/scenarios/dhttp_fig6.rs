@@ -18,7 +18,8 @@ const TRACE: &str = "A simulation of the paper's rules: each access opens a conn
                      may, then the one that was not used for longest is used again; an idle one ends after the timeout; \
                      under DHTTP shorter responses than the threshold go by UDP. The trace is made: it has the rate (100 \
                      million accesses in three months), the mean response of 13 kB and the shares of responses below 1,460 \
-                     bytes (40 %) and 4 kB (58 %) of the paper's, with visits, pages and off times as in SURGE. `--trace \
+                     bytes (40 %) and 4 kB (58 %) of the paper's, with visits, pages and off times as in SURGE; three visits in ten are by a \
+                     client that has been there before and half of whose responses say that its copy is still good. `--trace \
                      FILE` takes the accesses of any log in the common format instead.";
 
 const CONNECTIONS_CLAIM: &str = "DHTTP needs no more connections than HTTP, at once and in all, at every timeout and \

@@ -21,6 +21,7 @@ use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::service::Body;
 use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_body};
+use super::udp::SegmentReceiver;
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
 use crate::wire::RequestId;
 
@@ -381,7 +382,7 @@ async fn run_timers(shared: Weak<Shared>, changed: Arc<Notify>) {
 }
 
 async fn receive(shared: Weak<Shared>, socket: Arc<UdpSocket>, generation: Generation) {
-    let mut buffer = vec![0; 65_536];
+    let mut receiver = SegmentReceiver::new();
     loop {
         let Ok(ready) = socket.ready(Interest::READABLE | Interest::ERROR).await else { return };
         let Some(shared) = shared.upgrade() else { return };
@@ -394,10 +395,12 @@ async fn receive(shared: Weak<Shared>, socket: Arc<UdpSocket>, generation: Gener
         }
         // Bounded, so that other tasks get their turn.
         for _ in 0..64 {
-            match socket.try_recv_from(&mut buffer) {
-                Ok((length, from)) => {
+            match receiver.receive(&socket) {
+                Ok((from, datagrams)) => {
                     let mut state = shared.state();
-                    state.core.handle_datagram(generation, from, &buffer[..length], Instant::now());
+                    for datagram in datagrams {
+                        state.core.handle_datagram(generation, from, datagram, Instant::now());
+                    }
                     shared.drain(&mut state);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{
-    IpTransparent, Ipv4OrigDstAddr, Ipv4PacketInfo, Ipv6OrigDstAddr, Ipv6RecvPacketInfo,
+    IpTransparent, Ipv4OrigDstAddr, Ipv4PacketInfo, Ipv6OrigDstAddr, Ipv6RecvPacketInfo, RcvBufForce, RxqOvfl,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -59,8 +59,7 @@ impl Listener {
             Ok(socket)
         };
         let udp = open(Type::DGRAM, Protocol::UDP)?;
-        // The kernel caps it at net.core.rmem_max: more is better, less is no error.
-        udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        enlarge(&udp)?;
         if address.ip().is_unspecified() {
             match address {
                 SocketAddr::V4(_) => setsockopt(&udp, Ipv4PacketInfo, &true),
@@ -106,7 +105,7 @@ impl Listener {
             Ok(socket)
         };
         let udp = open(address)?;
-        udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        enlarge(&udp)?;
         // ip(7)'s option is the same flag for both families.
         setsockopt(&udp, IpTransparent, &true).map_err(io::Error::from)?;
         match address {
@@ -119,4 +118,13 @@ impl Listener {
         answers.bind(&from.into())?;
         Ok(Self { udp: udp.into(), answers: Some(answers.into()), tcp: None, local: from })
     }
+}
+
+/// Gives a socket room for what comes while its core is busy, and has the kernel say how much it had to drop all the same.
+fn enlarge(udp: &Socket) -> io::Result<()> {
+    if setsockopt(udp, RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
+        // Without CAP_NET_ADMIN the kernel caps it at net.core.rmem_max: more is better, less is no error.
+        udp.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    }
+    Ok(setsockopt(udp, RxqOvfl, &1)?)
 }

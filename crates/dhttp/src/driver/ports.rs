@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::AbortHandle;
 
 use super::icmp;
+use super::udp::SegmentReceiver;
 use crate::client::{Client, Generation};
 
 /// How often another random port is tried when one is taken.
@@ -69,6 +70,7 @@ pub(super) fn bind_pair(
     for (socket, v4) in udp.into_iter().zip([true, false]) {
         let socket = UdpSocket::from_std(socket.into())?;
         icmp::enable(&socket, v4)?;
+        SegmentReceiver::enable(&socket);
         sockets.push(Arc::new(socket));
     }
     let mut listeners = Vec::new();

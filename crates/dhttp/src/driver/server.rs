@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use super::listener::Listener;
 use super::service::{Arrival, Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamLimits, write_message};
-use super::udp::{BATCH, Receiver, Sender};
+use super::udp::{BATCH, Outgoing, Receiver, Sender};
 use crate::server::{
     ConnectionId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit,
 };
@@ -33,6 +33,9 @@ use crate::wire::RequestId;
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
+
+/// Most datagrams that are taken from the core before they are sent: the pieces of some responses.
+const QUEUED: usize = 8 * BATCH;
 
 /// How long the end of a response of unknown length is waited for, once it has begun.
 const GATHER_PATIENCE: Duration = Duration::from_millis(50);
@@ -96,6 +99,7 @@ metric_set! {
     /// What the driver of one server core counts. The core is the only writer.
     pub struct DriverMetrics {
         Counter dhttp_datagrams_received_total: "Datagrams received.",
+        Counter dhttp_datagrams_overflowed_total: "Datagrams that the kernel dropped because those before them had not been read.",
         Counter dhttp_datagrams_sent_total: "Datagrams handed to the kernel.",
         Counter dhttp_datagrams_unsent_total: "Datagrams dropped because the socket stayed full.",
         Counter dhttp_accepted_total: "Connections that clients opened.",
@@ -306,6 +310,7 @@ impl<S: Service> Driver<S> {
                 Err(error) => return tracing::debug!(%error, "cannot receive"),
             }
             self.handle.driver.dhttp_datagrams_received_total.add(receiver.len() as u64);
+            self.count_overflow(receiver.overflowed());
             for index in 0..receiver.len() {
                 let (arrival, datagram) = receiver.datagram(index);
                 self.handle_datagram(arrival, datagram, now);
@@ -314,6 +319,12 @@ impl<S: Service> Driver<S> {
                 return;
             }
         }
+    }
+
+    /// The kernel counts in 32 bits from the socket's start.
+    fn count_overflow(&self, overflowed: u32) {
+        let counted = &self.handle.driver.dhttp_datagrams_overflowed_total;
+        counted.add(overflowed.wrapping_sub(counted.get() as u32).into());
     }
 
     fn handle_datagram(self: &Rc<Self>, arrival: Arrival, datagram: &[u8], now: Instant) {
@@ -500,7 +511,7 @@ impl<S: Service> Driver<S> {
             let mut batch: Vec<Transmit> = Vec::new();
             {
                 let mut core = self.core.borrow_mut();
-                while batch.len() < BATCH
+                while batch.len() < QUEUED
                     && let Some(transmit) = core.poll_transmit()
                 {
                     batch.push(transmit);
@@ -534,9 +545,10 @@ impl<S: Service> Driver<S> {
         let socket = self.answers.as_ref().unwrap_or(&self.udp);
         while let Some(first) = batch.first() {
             let together = batch.iter().take_while(|transmit| transmit.from == first.from);
-            let datagrams = together.map(|to| (self.on_socket(to.to), to.payload.as_slice()));
+            let datagrams: Vec<Outgoing<'_>> =
+                together.map(|to| (self.on_socket(to.to), to.payload.as_slice())).collect();
             let from = first.from.map(|from| self.on_socket(SocketAddr::new(from, 0)).ip());
-            match sender.send(socket, from, datagrams) {
+            match sender.send(socket, from, &datagrams) {
                 Ok(sent) => {
                     metrics.dhttp_datagrams_sent_total.add(sent as u64);
                     batch = &batch[sent..];

@@ -2,8 +2,10 @@
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use tidegate_http::normalize::Personality;
@@ -104,6 +106,12 @@ impl Body {
         }
         self.rest = None;
         (!complete).then_some(Err(Aborted))
+    }
+
+    /// The next piece if it is there already: nothing is waited for.
+    pub(super) fn ready_now(&mut self) -> Poll<Option<Result<Bytes, Aborted>>> {
+        // Whoever waits afterwards leaves a waker of its own.
+        pin!(self.next()).poll(&mut Context::from_waker(Waker::noop()))
     }
 
     /// All of it, if that is not more than `limit_bytes`.

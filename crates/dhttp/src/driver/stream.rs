@@ -1,7 +1,9 @@
 //! HTTP messages on a byte stream: the same for connections that a server opens and for those that a client opens.
 
+use std::collections::VecDeque;
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -358,23 +360,71 @@ pub(crate) async fn write_body<W: AsyncWrite + Unpin>(
     Ok(())
 }
 
-/// Writes an id and a body of HTTP as it arrives. The first bytes go together, so that a short response is one segment.
+/// Most pieces, and about as many bytes, that are written together.
+const GATHERED: (usize, usize) = (4, 128 * 1024);
+
+/// Writes an id and a body of HTTP as it arrives. What is there already goes together, so that a short response is one
+/// segment and the head of a long one does not leave alone.
 pub(crate) async fn write_message<W: AsyncWrite + Unpin>(
     to: &mut W,
     header: &[u8],
     mut http: Body,
     limits: &StreamLimits,
 ) -> io::Result<()> {
+    let broken = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
     let mut pace = Pace::new(limits);
-    let mut first = header.to_vec();
-    while let Some(piece) = http.next().await {
-        let piece = piece.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-        if first.is_empty() {
-            write_paced(to, &piece, &mut pace).await?;
-        } else {
-            first.extend_from_slice(&piece);
-            write_paced(to, &std::mem::take(&mut first), &mut pace).await?;
+    let mut pieces = VecDeque::from([Bytes::copy_from_slice(header)]);
+    loop {
+        let Some(first) = http.next().await else { break };
+        pieces.push_back(first.map_err(broken)?);
+        let mut ended = false;
+        while pieces.len() < GATHERED.0 && pieces.iter().map(Bytes::len).sum::<usize>() < GATHERED.1 {
+            match http.ready_now() {
+                Poll::Ready(Some(piece)) => pieces.push_back(piece.map_err(broken)?),
+                Poll::Ready(None) => {
+                    ended = true;
+                    break;
+                }
+                Poll::Pending => break,
+            }
+        }
+        write_gathered(to, &mut pieces, &mut pace).await?;
+        if ended {
+            break;
         }
     }
-    write_paced(to, &first, &mut pace).await
+    // Nothing but the header.
+    write_gathered(to, &mut pieces, &mut pace).await
+}
+
+/// Writes and removes all of `pieces`, as long as the peer takes them.
+async fn write_gathered<W: AsyncWrite + Unpin>(
+    to: &mut W,
+    pieces: &mut VecDeque<Bytes>,
+    pace: &mut Pace,
+) -> io::Result<()> {
+    while let Some(first) = pieces.front() {
+        if first.is_empty() {
+            pieces.pop_front();
+            continue;
+        }
+        let slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let mut written = match pace.within(to.write_vectored(&slices)).await {
+            None => return Err(io::ErrorKind::TimedOut.into()),
+            Some(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+            Some(written) => written?,
+        };
+        pace.moved_bytes += written as u64;
+        while written > 0
+            && let Some(first) = pieces.front_mut()
+        {
+            let taken = written.min(first.len());
+            bytes::Buf::advance(first, taken);
+            written -= taken;
+            if first.is_empty() {
+                pieces.pop_front();
+            }
+        }
+    }
+    Ok(())
 }

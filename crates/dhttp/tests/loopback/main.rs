@@ -1,6 +1,7 @@
 //! Server and client over the loopback interface: who asks, by which way the answer comes, what it is.
 #![allow(clippy::unwrap_used, reason = "a test may end with a panic")]
 
+mod hostile;
 mod site;
 
 use std::net::SocketAddr;

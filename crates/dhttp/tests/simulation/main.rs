@@ -1,9 +1,15 @@
 //! Clients, a lossy network with an attacker, and a server, all in virtual time. A failure prints its seed.
 #![allow(clippy::unwrap_used, reason = "a test may end with a panic")]
 
+mod faults;
 mod world;
 
+use std::time::Duration;
+
+use faults::Faults;
 use world::{Conditions, World};
+
+const STEADY: Faults = Faults { bursts: (0.0, Duration::ZERO), blackouts: None, given_up: 0.0 };
 
 const LOSSY: Conditions = Conditions {
     loss: 0.05,
@@ -12,6 +18,7 @@ const LOSSY: Conditions = Conditions {
     broken_connections: 0.02,
     slow: 0.02,
     attack: 0.2,
+    faults: STEADY,
 };
 
 fn run(seed: u64, conditions: Conditions, clients: usize, requests: u64) -> World {
@@ -43,6 +50,45 @@ fn every_request_is_answered_by_tcp_when_all_datagrams_are_lost() {
 }
 
 #[test]
+fn every_request_is_answered_once_when_losses_come_in_bursts() {
+    let faults = Faults { bursts: (0.02, Duration::from_millis(700)), ..STEADY };
+    for seed in 2000..2030 {
+        let world = run(seed, Conditions { faults, ..LOSSY }, 4, 300);
+        assert!(world.server.metrics().dhttp_requests_resent_total.get() > 0);
+    }
+}
+
+#[test]
+fn every_request_is_answered_once_through_blackouts_longer_than_the_timers() {
+    let faults = Faults { blackouts: Some((Duration::from_secs(13), Duration::from_secs(9))), ..STEADY };
+    for seed in 3000..3006 {
+        let world = run(seed, Conditions { faults, ..LOSSY }, 4, 6000);
+        assert!(world.server.metrics().dhttp_requests_resent_total.get() > 0);
+    }
+}
+
+#[test]
+fn users_who_give_up_early_do_no_harm_to_the_others() {
+    let faults = Faults { given_up: 0.5, ..STEADY };
+    for seed in 4000..4010 {
+        let world = run(seed, Conditions { faults, slow: 0.3, ..LOSSY }, 4, 500);
+        assert!(world.given_up > 50, "seed {seed}: {}", world.given_up);
+    }
+}
+
+#[test]
+fn a_storm_of_forged_and_malformed_datagrams_changes_no_answer() {
+    for seed in 5000..5010 {
+        let world = run(seed, Conditions { attack: 1.0, ..LOSSY }, 4, 500);
+        let metrics = world.server.metrics();
+        assert!(metrics.dhttp_requests_short_total.get() > 0);
+        assert!(metrics.dhttp_requests_bad_header_total.get() > 0);
+        assert!(metrics.dhttp_requests_bad_http_total.get() > 0);
+        assert!(metrics.dhttp_tokens_refused_total.get() > 0);
+    }
+}
+
+#[test]
 fn a_hundred_thousand_requests_with_loss_duplication_and_reordering_are_answered_once() {
     let world = run(7, LOSSY, 20, 100_000);
     let metrics = world.server.metrics();
@@ -63,6 +109,7 @@ fn without_loss_nothing_is_resent_and_short_responses_go_by_udp() {
         broken_connections: 0.0,
         slow: 0.0,
         attack: 0.0,
+        faults: STEADY,
     };
     let world = run(3, perfect, 5, 2000);
     let metrics = world.server.metrics();

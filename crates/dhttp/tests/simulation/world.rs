@@ -11,6 +11,8 @@ use tidegate_dhttp::server::{ConnectionId, ConnectionLimits, Received, Route, Se
 use tidegate_dhttp::wire::{Request, RequestId};
 use tidegate_http::Method;
 
+use crate::faults::{Faults, Network, malformed};
+
 /// Probabilities of what the network does, of responses slower than the client's timers, and of an attack with each
 /// request.
 #[derive(Clone, Copy)]
@@ -21,6 +23,7 @@ pub struct Conditions {
     pub broken_connections: f64,
     pub slow: f64,
     pub attack: f64,
+    pub faults: Faults,
 }
 
 /// What one request asks for, and what became of it.
@@ -32,6 +35,7 @@ struct Job {
     executed: u32,
     answers: u32,
     failures: u32,
+    given_up: bool,
 }
 
 struct SimClient {
@@ -54,6 +58,7 @@ struct Connection {
 
 enum Step {
     Begin(u64),
+    GiveUp { client: usize, id: RequestId },
     ToServer { from: SocketAddr, datagram: Vec<u8> },
     ToClient { client: usize, port: u16, from: SocketAddr, datagram: Vec<u8> },
     Executed { ticket: Ticket, job: u64 },
@@ -70,6 +75,7 @@ pub struct World {
     seed: u64,
     rng: StdRng,
     conditions: Conditions,
+    network: Network,
     start: Instant,
     now: Instant,
     pub server: Server,
@@ -90,6 +96,7 @@ pub struct World {
     pub short_asked: u64,
     pub short_by_udp: u64,
     pub in_pieces: u64,
+    pub given_up: u64,
 }
 
 const ONE_WAY: Duration = Duration::from_millis(20);
@@ -121,6 +128,7 @@ impl World {
             seed,
             rng,
             conditions,
+            network: Network::new(conditions.faults, now),
             start: now,
             now,
             server,
@@ -139,6 +147,7 @@ impl World {
             short_asked: 0,
             short_by_udp: 0,
             in_pieces: 0,
+            given_up: 0,
         }
     }
 
@@ -164,7 +173,10 @@ impl World {
     pub fn check_outcome(&self) {
         let seed = self.seed;
         for (n, job) in self.jobs.iter().enumerate() {
-            if job.idempotent {
+            if job.given_up {
+                assert_eq!((job.answers, job.failures), (0, 0), "seed {seed}, request {n}");
+                assert!(job.idempotent || job.executed <= 1, "seed {seed}, request {n} was executed twice");
+            } else if job.idempotent {
                 assert_eq!((job.answers, job.failures), (1, 0), "seed {seed}, request {n}");
             } else {
                 assert_eq!(job.answers + job.failures, 1, "seed {seed}, request {n}");
@@ -201,7 +213,7 @@ impl World {
     fn deliver(&mut self, make: impl Fn() -> Step) {
         let copies = if self.chance(self.conditions.duplication) { 2 } else { 1 };
         for _ in 0..copies {
-            if !self.chance(self.conditions.loss) {
+            if !self.network.loses(self.now, &mut self.rng) && !self.chance(self.conditions.loss) {
                 let late =
                     if self.chance(self.conditions.reordering) { self.rng.random_range(0..200) } else { 0 };
                 self.after(ONE_WAY + Duration::from_millis(late), make());
@@ -212,6 +224,7 @@ impl World {
     fn step(&mut self, step: Step) {
         match step {
             Step::Begin(n) => self.begin(n),
+            Step::GiveUp { client, id } => self.give_up(client, id),
             Step::ToServer { from, datagram } => self.server_receives(from, &datagram),
             Step::ToClient { client, port, from, datagram } => {
                 let now = self.now;
@@ -266,6 +279,7 @@ impl World {
             executed: 0,
             answers: 0,
             failures: 0,
+            given_up: false,
         });
         let client = self.rng.random_range(0..self.clients.len());
         if self.clients[client].core.wants_ports(self.now) {
@@ -279,9 +293,22 @@ impl World {
         let sim = &mut self.clients[client];
         let id = sim.core.start(request, self.now).expect("far below the limit");
         sim.jobs.insert(id, n);
+        if let Some(patience) = self.network.patience(&mut self.rng) {
+            self.after(patience, Step::GiveUp { client, id });
+        }
         self.drain_client(client);
         if self.chance(self.conditions.attack) {
             self.attack();
+        }
+    }
+
+    /// The user has left: a server's connection that still brings the response is closed.
+    fn give_up(&mut self, client: usize, id: RequestId) {
+        if let Some(job) = self.clients[client].jobs.remove(&id) {
+            self.jobs[job as usize].given_up = true;
+            self.given_up += 1;
+            self.clients[client].core.finish(id);
+            self.drain_client(client);
         }
     }
 
@@ -325,6 +352,9 @@ impl World {
                 let victim = SocketAddr::from(([198, 51, 100, self.rng.random_range(0..4)], from.port()));
                 self.victim_hosts.insert(victim.ip());
                 self.victims.entry(victim).or_default().0 += datagram.len();
+                let bad = malformed(&datagram, &mut self.rng);
+                self.victims.entry(victim).or_default().0 += bad.len();
+                self.after(ONE_WAY, Step::ToServer { from: victim, datagram: bad });
                 self.after(ONE_WAY, Step::ToServer { from: victim, datagram: datagram.clone() });
                 self.after(ONE_WAY, Step::ToServer { from, datagram });
             }
@@ -388,6 +418,8 @@ impl World {
                 let listening = client.is_some_and(|client| client.tcp_ports.contains_key(&to.port()));
                 match client.and_then(|client| client.firewall) {
                     Some(true) => {}
+                    // SYNs are lost until the server gives up.
+                    _ if self.network.dark_until(self.now).is_some() => {}
                     firewall => {
                         let refused = firewall.is_some() || !listening;
                         self.after(2 * ONE_WAY, Step::Accepted { connection, refused });
@@ -422,6 +454,9 @@ impl World {
     }
 
     fn carried(&mut self, connection: ConnectionId) {
+        if let Some(light) = self.network.dark_until(self.now) {
+            return self.at(light, Step::Carried { connection });
+        }
         let Some(entry) = self.connections.get_mut(&connection) else { return };
         entry.carrying = false;
         let (to, Some((id, job, _))) = (entry.to, entry.responses.pop_front()) else { return };
@@ -453,6 +488,9 @@ impl World {
     }
 
     fn tcp_request(&mut self, client: usize, id: RequestId) {
+        if let Some(light) = self.network.dark_until(self.now) {
+            return self.at(light, Step::TcpRequest { client, id });
+        }
         let Some(&job) = self.clients[client].jobs.get(&id) else { return };
         let idempotent = self.jobs[job as usize].idempotent;
         let (before, after) =
