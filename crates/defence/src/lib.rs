@@ -10,10 +10,13 @@ mod arbiter;
 pub mod challenge;
 mod classifiers;
 mod defence;
+mod elsewhere;
 mod novelty;
 mod settings;
+mod stress;
 mod view;
 
 pub use defence::{Defence, Notice, RuleCount};
 pub use settings::{Action, Exemption, Filter, Rule, Settings};
+pub use stress::{Cause, StressLimits};
 pub use view::{ClientRow, Level};

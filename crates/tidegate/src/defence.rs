@@ -66,7 +66,7 @@ impl Guard {
         let guard = Arc::clone(self);
         std::thread::Builder::new()
             .name("defence".into())
-            .spawn(move || Clerk { guard, gatekeeper, audit, logged: (Instant::now(), 0) }.work(&notices))?;
+            .spawn(move || Clerk { guard, gatekeeper, audit, logged: (Instant::now(), 0), stressed: false }.work(&notices))?;
         Ok(())
     }
 
@@ -126,6 +126,8 @@ struct Clerk {
     audit: Option<Audit>,
     /// The second in progress and its lines.
     logged: (Instant, u32),
+    /// Whether stress was the last thing said about it.
+    stressed: bool,
 }
 
 impl Clerk {
@@ -150,6 +152,20 @@ impl Clerk {
             }
             self.block(&bundle);
             self.write_down(&bundle);
+            self.note_stress();
+        }
+    }
+
+    fn note_stress(&mut self) {
+        self.guard.defence.set_host_stressed(self.gatekeeper.is_overloaded());
+        let stress = self.guard.defence.stress();
+        if stress.is_some() == self.stressed {
+            return;
+        }
+        self.stressed = stress.is_some();
+        match stress {
+            Some(cause) => tracing::warn!("defence: under stress: {}", cause.text()),
+            None => tracing::info!("defence: the stress is over"),
         }
     }
 

@@ -110,7 +110,9 @@ impl Reloader {
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
-            ("[defence], [[classifier]], [[exempt]] or [[filter]]", old.defence != new.defence),
+            ("defence.enabled", old.defence.enabled != new.defence.enabled),
+            ("defence.audit", old.defence.audit != new.defence.audit),
+            ("defence.memory", old.defence.settings.memory_bytes != new.defence.settings.memory_bytes),
             ("[adapt]", old.gate.wanted.goals != new.gate.wanted.goals),
             ("block.shut_windows", old.gate.shut_windows != new.gate.shut_windows),
             ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
@@ -129,6 +131,9 @@ impl Reloader {
             // All or nothing.
             self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
             return Err(error.to_string());
+        }
+        if let Some(guard) = &self.guard {
+            guard.defence().set_settings(loaded.defence.settings);
         }
         Ok(loaded.warnings)
     }

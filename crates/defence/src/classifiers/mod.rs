@@ -2,9 +2,11 @@
 
 pub(crate) mod filters;
 mod limits;
+mod newcomers;
 mod swarm;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, ResponseView, Scene, Source};
 use tidegate_core::{Event, Reason, Verdict, Visit};
@@ -12,16 +14,18 @@ use tidegate_core::{Event, Reason, Verdict, Visit};
 use crate::Settings;
 use crate::novelty::Novelty;
 use crate::settings::Action;
+use crate::stress::Upstreams;
 
 /// Of so few addresses at once none can be in another's way: a load test from one address is nobody's flood.
-const ALONE: u32 = 2;
+const ALONE: u32 = 1;
 /// A failed login weighs this many unknown pages.
 const FAILED_LOGIN_WEIGHT: u32 = 8;
 
 /// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
-pub(crate) fn all(settings: &Settings, seed: u64) -> Vec<Box<dyn Classifier>> {
+pub(crate) fn all(settings: &Settings, seed: u64, upstreams: &Arc<Upstreams>) -> Vec<Box<dyn Classifier>> {
+    let novelty = RefCell::new(Novelty::new(seed));
     let mut chain: Vec<Box<dyn Classifier>> =
-        vec![Box::new(Accounts { novelty: RefCell::new(Novelty::new(seed)) })];
+        vec![Box::new(Accounts { novelty, upstreams: Arc::clone(upstreams) })];
     for dry_run in [false, true] {
         if settings.filters.iter().any(|filter| filter.dry_run == dry_run) {
             chain.push(Box::new(filters::Filters::new(settings, dry_run)));
@@ -31,6 +35,7 @@ pub(crate) fn all(settings: &Settings, seed: u64) -> Vec<Box<dyn Classifier>> {
         let verdict = verdict(rule.action, settings);
         match rule.reason {
             Reason::Swarm => chain.push(Box::new(swarm::Swarm::new(*rule, verdict))),
+            Reason::Stress => chain.push(Box::new(newcomers::Newcomers::new(*rule, verdict))),
             _ => chain.extend(limits::classifier(*rule, verdict)),
         }
     }
@@ -57,6 +62,7 @@ fn is_crowded(scene: &Scene<'_>) -> bool {
 #[derive(Debug)]
 struct Accounts {
     novelty: RefCell<Novelty>,
+    upstreams: Arc<Upstreams>,
 }
 
 impl Classifier for Accounts {
@@ -80,6 +86,7 @@ impl Classifier for Accounts {
         }
         if response.source != Source::Here {
             add(Event::UpstreamMs, response.upstream_ms);
+            self.upstreams.answered(response.status, response.upstream_ms);
         }
         if response.source == Source::Missed
             && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use tidegate_core::{IpPrefix, Reason};
-use tidegate_defence::{Action, Exemption, Filter, Rule, Settings};
+use tidegate_defence::{Action, Exemption, Filter, Rule, Settings, StressLimits};
 
 use super::report::Report;
 use super::walk::Values;
@@ -44,11 +44,25 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
         filters: file.tables("filter").iter().filter_map(|section| filter(section, report)).collect(),
         challenge_bits: bits.unwrap_or(defaults.challenge_bits),
         pass_for: section.and_then(|section| section.duration("pass_for")).unwrap_or(defaults.pass_for),
+        stress: stress(file),
     };
     Defence {
         enabled: flag("enabled", true),
         settings,
         audit: section.and_then(|section| section.path("audit")),
+    }
+}
+
+fn stress(file: &Values) -> StressLimits {
+    let usual = StressLimits::default();
+    let Some(section) = file.table("stress") else { return usual };
+    let share = |name, usual| section.number(name).map_or(usual, |share| share as f32);
+    StressLimits {
+        busy: share("busy", usual.busy),
+        lag: section.duration("lag").unwrap_or(usual.lag),
+        connections: share("connections", usual.connections),
+        upstream_delay: section.duration("upstream_delay").unwrap_or(usual.upstream_delay),
+        upstream_errors: share("upstream_errors", usual.upstream_errors),
     }
 }
 
