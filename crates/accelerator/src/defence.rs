@@ -65,7 +65,6 @@ impl Defence {
         self.chain.tick(load, now_ms);
     }
 
-
     /// The client of a request on a connection: who is connected, or whom a trusted proxy names.
     #[inline]
     pub(crate) fn client(

@@ -28,6 +28,8 @@ pub(crate) struct Judge {
     watch: RefCell<Watch>,
     /// How many lifted blocks this core has taken note of.
     lifted: Cell<u64>,
+    /// How many blocks ordered from outside this core has taken note of.
+    ordered: Cell<u64>,
     /// The request for a view that was answered last.
     viewed: Cell<u64>,
     scratch: RefCell<Vec<NodeId>>,
@@ -59,6 +61,7 @@ impl Judge {
             upstreams,
             watch: RefCell::default(),
             lifted,
+            ordered: Cell::new(0),
             viewed: Cell::new(0),
             scratch: RefCell::default(),
         }
@@ -71,7 +74,8 @@ impl Judge {
 
     /// A client that is challenged again and again and goes on without an answer is no browser: it is blocked.
     fn insist(&self, scene: &mut Scene<'_>, decision: Decision) -> Decision {
-        if decision.verdict != Verdict::Challenge || scene.tree.strike(scene.client, scene.now_ms) <= UNSOLVED {
+        if decision.verdict != Verdict::Challenge || scene.tree.strike(scene.client, scene.now_ms) <= UNSOLVED
+        {
             return decision;
         }
         Decision::new(Verdict::Block(self.inner.borrow().settings.block_for), decision.reason)
@@ -174,6 +178,14 @@ impl Arbiter for Judge {
             self.viewed.set(number);
             self.shared.show(self.core, number, view::look(tree, &wanted, now_ms));
         }
+        let (count, ordered) = self.shared.ordered_since(self.ordered.get());
+        self.ordered.set(count);
+        for (address, time) in ordered {
+            // Who is not known here meets the block list when it comes.
+            let Some(id) = tree.find(address) else { continue };
+            let until_ms = now_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            tree.set_mark(id, Mark { since_ms: now_ms, until_ms, kind: Reason::External as u8 });
+        }
         self.shared.exchange(self.core, tree, now_ms);
         let limits = self.inner.borrow().settings.stress;
         let mut watch = self.watch.borrow_mut();
@@ -189,7 +201,7 @@ impl Arbiter for Judge {
         }
         let settings = self.shared.settings();
         let challenger = self.shared.challenger(&settings);
-        let chain = classifiers::all(&settings, self.shared.seed, &self.upstreams);
+        let chain = classifiers::all(&settings, self.shared.seed, &self.upstreams, &self.shared.feed);
         *self.inner.borrow_mut() = Inner { settings, challenger, version };
         Some(chain)
     }
@@ -216,7 +228,6 @@ impl Inner {
         fields.extend_from_slice(b"\r\n");
         Reply { status: 307, fields, page: Vec::new() }
     }
-
 }
 
 impl Judge {

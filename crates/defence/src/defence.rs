@@ -5,14 +5,16 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use tidegate_core::hooks::{Chain, ChainSource, Decision};
 use tidegate_core::metrics::{Kind, Sample};
-use tidegate_core::{IpPrefix, PrefixTree, Reason, TreeConfig};
+use tidegate_core::{IpPrefix, PrefixTree, Reason, TreeConfig, Verdict};
 
 use crate::arbiter::Judge;
 use crate::challenge::Challenger;
 use crate::elsewhere::Elsewhere;
+use crate::external::Feed;
 use crate::stress::{Cause, Upstreams};
 use crate::view::{ClientRow, Level, Wanted};
 use crate::{Settings, classifiers};
@@ -72,6 +74,9 @@ pub(crate) struct Shared {
     stress: Mutex<Vec<(bool, Option<Cause>)>>,
     stress_total: AtomicU64,
     elsewhere: Mutex<Elsewhere>,
+    pub(crate) feed: Arc<Feed>,
+    ordered_total: AtomicU64,
+    ordered: Mutex<VecDeque<(IpAddr, Duration)>>,
     counts: Vec<[AtomicU64; 2]>,
     notices: SyncSender<Notice>,
     lost: AtomicU64,
@@ -95,6 +100,9 @@ impl Defence {
             stress: Mutex::default(),
             stress_total: AtomicU64::new(0),
             elsewhere: Mutex::default(),
+            feed: Arc::default(),
+            ordered_total: AtomicU64::new(0),
+            ordered: Mutex::default(),
             counts: Reason::ALL.iter().map(|_| Default::default()).collect(),
             notices: sender,
             lost: AtomicU64::new(0),
@@ -122,6 +130,43 @@ impl Defence {
     /// The settings in force.
     pub fn settings(&self) -> Settings {
         self.shared.settings()
+    }
+
+    /// What classifiers outside of this process are told.
+    pub fn feed(&self) -> &Feed {
+        &self.shared.feed
+    }
+
+    /// Somebody outside wants an address blocked: every core that knows it does so at its next tick, and the notice goes
+    /// the way of all notices. Exemptions and dry runs hold here too; whether anything was done.
+    pub fn block(&self, address: IpAddr, time: Duration) -> bool {
+        let settings = self.settings();
+        let is_exempt = |exemption: &crate::Exemption| {
+            exemption.source.contains(address) && exemption.user_agent.is_empty()
+        };
+        if settings.exempt.iter().any(is_exempt) {
+            return false;
+        }
+        self.shared.count(Reason::External, settings.dry_run);
+        self.shared.tell(Notice {
+            subject: crate::arbiter::whole(address),
+            address,
+            forwarded: false,
+            decision: Decision::new(Verdict::Block(time), Reason::External),
+            dry_run: settings.dry_run,
+            requests: 0,
+            violations: 0,
+        });
+        if settings.dry_run {
+            return false;
+        }
+        let mut ordered = lock(&self.shared.ordered);
+        ordered.push_back((address, time));
+        if ordered.len() > MAX_LIFTED {
+            ordered.pop_front();
+        }
+        self.shared.ordered_total.fetch_add(1, Ordering::Release);
+        true
     }
 
     /// Says whether the host is under stress, by its memory or its accept queues.
@@ -165,6 +210,12 @@ impl Defence {
             help: "Decisions that could not be logged because too many came at once.",
             kind: Kind::Counter,
             value: self.shared.lost.load(Ordering::Relaxed),
+        });
+        samples.push(Sample {
+            name: "defence_external_lost_total",
+            help: "Events that no external classifier had room for.",
+            kind: Kind::Counter,
+            value: self.shared.feed.lost(),
         });
         samples.push(Sample {
             name: "defence_stressed",
@@ -232,7 +283,7 @@ impl ChainSource for Defence {
         });
         let challenger = self.shared.challenger(&settings);
         let upstreams = Arc::new(Upstreams::default());
-        let classifiers = classifiers::all(&settings, self.shared.seed, &upstreams);
+        let classifiers = classifiers::all(&settings, self.shared.seed, &upstreams, &self.shared.feed);
         let judge = Judge::new(settings, challenger, core, Arc::clone(&self.shared), upstreams);
         Chain::new(tree, classifiers, Box::new(judge), self.shared.seed)
     }
@@ -282,6 +333,17 @@ impl Shared {
 
     pub(crate) fn lifted_count(&self) -> u64 {
         self.lifted_total.load(Ordering::Acquire)
+    }
+
+    /// How many blocks were ordered from outside in all, and those after the first `known`, as far as they are kept.
+    pub(crate) fn ordered_since(&self, known: u64) -> (u64, Vec<(IpAddr, Duration)>) {
+        if self.ordered_total.load(Ordering::Acquire) == known {
+            return (known, Vec::new());
+        }
+        let ordered = lock(&self.ordered);
+        let total = self.ordered_total.load(Ordering::Acquire);
+        let new = usize::try_from(total - known).unwrap_or(usize::MAX).min(ordered.len());
+        (total, ordered.iter().skip(ordered.len() - new).copied().collect())
     }
 
     /// How many blocks were lifted in all, and the prefixes of those after the first `known`, as far as they are kept.

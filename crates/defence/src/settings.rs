@@ -25,6 +25,8 @@ pub struct Settings {
     pub challenge_bits: u8,
     /// How long a solved challenge is good for.
     pub pass_for: Duration,
+    /// Whether classifiers outside of this process are told what clients do.
+    pub external: bool,
     /// What counts as stress.
     pub stress: StressLimits,
 }
@@ -125,6 +127,7 @@ impl Default for Settings {
             filters: Vec::new(),
             challenge_bits: 16,
             pass_for: Duration::from_secs(3600),
+            external: false,
             stress: StressLimits::default(),
         }
     }

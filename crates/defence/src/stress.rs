@@ -197,7 +197,7 @@ mod tests {
         (0..4).for_each(|_| bench.upstreams.answered(200, 2_001));
         assert_eq!(bench.look(CALM).0, Some(Cause::UpstreamDelay));
         assert_eq!(bench.look(CALM).0, None, "what was looked at is gone");
-        [200, 502, 503, 504].map(|status| bench.upstreams.answered(status, 1));
+        [200, 502, 503, 504].iter().for_each(|status| bench.upstreams.answered(*status, 1));
         assert_eq!(bench.look(CALM).0, Some(Cause::UpstreamErrors));
         bench.host.store(true, Ordering::Relaxed);
         assert_eq!(bench.look(CALM).0, Some(Cause::Host));

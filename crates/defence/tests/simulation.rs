@@ -88,7 +88,14 @@ impl Site {
     fn new(settings: Settings, seed: u64) -> Self {
         let defence = Defence::new(settings, seed, [seed as u8; 32]);
         let chain = defence.chain(0, 1);
-        Self { defence, chain, now_ms: 0, random: Random(seed), cached: HashSet::new(), load: Load::default() }
+        Self {
+            defence,
+            chain,
+            now_ms: 0,
+            random: Random(seed),
+            cached: HashSet::new(),
+            load: Load::default(),
+        }
     }
 
     fn peer(address: IpAddr) -> Peer {

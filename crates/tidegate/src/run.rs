@@ -16,7 +16,7 @@ use crate::defence::Guard;
 use crate::gate::Gatekeeper;
 use crate::trickles::TricklesServices;
 use crate::units::{ListenAddress, ServerError};
-use crate::{admin, config, units};
+use crate::{admin, config, external, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
 const ADMIN_BACKLOG: i32 = 128;
@@ -47,6 +47,9 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
     if let Some(guard) = &guard {
         guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
+        if let Some((path, one_of)) = &loaded.defence.external {
+            external::start(path, *one_of, guard.defence()).map_err(no_guard)?;
+        }
     }
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
@@ -111,6 +114,7 @@ impl Reloader {
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
             ("defence.enabled", old.defence.enabled != new.defence.enabled),
+            ("defence.external", old.defence.external != new.defence.external),
             ("defence.audit", old.defence.audit != new.defence.audit),
             ("defence.memory", old.defence.settings.memory_bytes != new.defence.settings.memory_bytes),
             ("[adapt]", old.gate.wanted.goals != new.gate.wanted.goals),

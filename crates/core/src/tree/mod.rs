@@ -264,7 +264,8 @@ impl PrefixTree {
         leaf.top.vote(target);
         visit.requests = leaf.window.count(Event::Request, moment).saturating_add(leaf.elsewhere);
         visit.mark = leaf.mark.at(now_ms);
-        if leaf.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) && self.active.len() < MAX_ACTIVE
+        if leaf.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY)
+            && self.active.len() < MAX_ACTIVE
         {
             self.active.push(id);
         }
@@ -307,6 +308,17 @@ impl PrefixTree {
             1 => node.window.current(event),
             _ => 0,
         })
+    }
+
+    /// Addresses that did something in this window, or in the last whole one if those were more: unlike in the sliding
+    /// count, nobody counts twice.
+    pub fn addresses(&self, id: NodeId, now_ms: u64) -> u32 {
+        let moment = self.moment(now_ms);
+        let current = self
+            .node(id)
+            .filter(|node| node.window.index() == moment.index)
+            .map_or(0, |node| node.window.current(Event::Address));
+        current.max(self.last_window(id, Event::Address, now_ms))
     }
 
     /// What is asked for most.

@@ -12,6 +12,7 @@ use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, ResponseVie
 use tidegate_core::{Event, Reason, Verdict, Visit};
 
 use crate::Settings;
+use crate::external::{External, Feed};
 use crate::novelty::Novelty;
 use crate::settings::Action;
 use crate::stress::Upstreams;
@@ -22,10 +23,18 @@ const ALONE: u32 = 1;
 const FAILED_LOGIN_WEIGHT: u32 = 8;
 
 /// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
-pub(crate) fn all(settings: &Settings, seed: u64, upstreams: &Arc<Upstreams>) -> Vec<Box<dyn Classifier>> {
+pub(crate) fn all(
+    settings: &Settings,
+    seed: u64,
+    upstreams: &Arc<Upstreams>,
+    feed: &Arc<Feed>,
+) -> Vec<Box<dyn Classifier>> {
     let novelty = RefCell::new(Novelty::new(seed));
     let mut chain: Vec<Box<dyn Classifier>> =
         vec![Box::new(Accounts { novelty, upstreams: Arc::clone(upstreams) })];
+    if settings.external {
+        chain.push(Box::new(External(Arc::clone(feed))));
+    }
     for dry_run in [false, true] {
         if settings.filters.iter().any(|filter| filter.dry_run == dry_run) {
             chain.push(Box::new(filters::Filters::new(settings, dry_run)));
@@ -55,7 +64,7 @@ pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
 
 /// Whether the client shares the server with enough others to be in their way.
 fn is_crowded(scene: &Scene<'_>) -> bool {
-    scene.tree.count(scene.tree.root(), Event::Address, scene.now_ms) > ALONE
+    scene.tree.addresses(scene.tree.root(), scene.now_ms) > ALONE
 }
 
 /// Counts in the tree what only a look at requests and responses tells. Objects to nothing.

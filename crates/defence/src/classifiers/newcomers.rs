@@ -51,8 +51,14 @@ impl Newcomers {
 
     /// Takes the last window for usual, unless there was stress in it.
     fn learn(&self, tree: &PrefixTree, now_ms: u64) {
-        let last = |event| tree.last_window(tree.root(), event, now_ms);
-        let calm = self.stressed_ms.get().is_none_or(|last| now_ms.saturating_sub(last) > 2 * tree.window_ms());
+        let root = tree.root();
+        // What is known of the window in progress is better than nothing.
+        let last = |event| match self.usual.get() {
+            0.0 => tree.count(root, event, now_ms),
+            _ => tree.last_window(root, event, now_ms),
+        };
+        let calm =
+            self.stressed_ms.get().is_none_or(|last| now_ms.saturating_sub(last) > 2 * tree.window_ms());
         let (requests, addresses) = (last(Event::Request), last(Event::Address));
         if !calm || requests < TEACHING_REQUESTS {
             return;
@@ -86,7 +92,7 @@ impl Classifier for Newcomers {
 
     fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
         let window = now_ms / tree.window_ms();
-        if self.learned.replace(window) != window {
+        if self.learned.replace(window) != window || self.usual.get() == 0.0 {
             self.learn(tree, now_ms);
         }
     }

@@ -158,9 +158,15 @@ impl Swarm {
             let takes_part = self.shows(tree, client, shape, now_ms) && same_target();
             return if takes_part { self.verdict } else { Verdict::Continue };
         }
+        // The narrowest suspect prefix may be too narrow for a mass that the ones around it hold.
+        let same_kind = |id: &NodeId| tree.mark(*id, now_ms).is_some_and(|around| around.kind == mark.kind);
+        let mut around = std::iter::successors(Some(prefix), |id| tree.parent(*id));
         let is_mass = shape != Shape::Rapid
-            && tree.count(prefix, Event::Request, now_ms) > MASS_TIMES.saturating_mul(self.limit)
-            && tree.count(prefix, Event::Address, now_ms) > MASS_ADDRESSES;
+            && around.any(|id| {
+                same_kind(&id)
+                    && tree.count(id, Event::Request, now_ms) > MASS_TIMES.saturating_mul(self.limit)
+                    && tree.count(id, Event::Address, now_ms) > MASS_ADDRESSES
+            });
         if is_mass && same_target() { Verdict::Challenge } else { Verdict::Continue }
     }
 
@@ -194,7 +200,12 @@ impl Swarm {
     /// Takes the last window for usual, unless an attack was in it.
     fn learn(&self, tree: &PrefixTree, now_ms: u64) {
         let root = tree.root();
-        let last = |event| tree.last_window(root, event, now_ms);
+        let is_first = self.usual.get().top_share == 1.0;
+        // What is known of the window in progress is better than nothing.
+        let last = |event| match is_first {
+            true => tree.count(root, event, now_ms),
+            false => tree.last_window(root, event, now_ms),
+        };
         let requests = last(Event::Request);
         let calm = self.alarmed_ms.get().is_none_or(|alarmed| now_ms.saturating_sub(alarmed) > SUSPECT_MS);
         if !calm || requests < TEACHING_REQUESTS {
@@ -260,7 +271,7 @@ impl Classifier for Swarm {
 
     fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
         let window = now_ms / tree.window_ms();
-        if self.learned.replace(window) != window {
+        if self.learned.replace(window) != window || self.usual.get().top_share == 1.0 {
             self.learn(tree, now_ms);
         }
     }

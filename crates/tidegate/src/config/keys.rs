@@ -490,6 +490,19 @@ static DEFENCE: Section = Section {
             "A file to which each decision and its reason is appended, one JSON object a line; opened anew on SIGHUP.",
         ),
         key(
+            "external",
+            Kind::Path,
+            Absent("nobody is told"),
+            "A Unix socket at which classifiers of your own are told what clients do and say whom to block \
+             ([protocol](../protocol/classifier.md)). A change needs a restart.",
+        ),
+        key(
+            "sample",
+            Kind::Integer { min: 1, max: 1_000_000 },
+            Is("1"),
+            "One of how many events `external` is told. A change needs a restart.",
+        ),
+        key(
             "challenge_bits",
             Kind::Integer { min: 0, max: 24 },
             Is("16"),
@@ -660,7 +673,12 @@ static STRESS: Section = Section {
             Is("50ms"),
             "How long connections wait to be accepted.",
         ),
-        key("busy", Kind::Share, Is("0.9"), "Share of the time in which a data core runs, or waits for a processor."),
+        key(
+            "busy",
+            Kind::Share,
+            Is("0.9"),
+            "Share of the time in which a data core runs, or waits for a processor.",
+        ),
         key(
             "lag",
             Kind::Duration { min_ms: MS, max_ms: HOUR },
