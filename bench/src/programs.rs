@@ -154,6 +154,25 @@ impl Peer {
         nginx(site, address, &server)
     }
 
+    /// As [`Self::nginx_limited`], with a cache before an origin.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn nginx_limited_proxy(site: &Site, origin: SocketAddr) -> Result<Self, String> {
+        let address = free_address()?;
+        let root = site.directory.display();
+        let server = format!(
+            "client_header_timeout 10s; proxy_cache_path {root}/cache keys_zone=objects:16m;\n\
+             limit_req_zone $binary_remote_addr zone=requests:64m rate=100r/s; limit_req_status 429;\n\
+             limit_conn_zone $binary_remote_addr zone=connections:64m;\n\
+             upstream origin {{ server {origin}; keepalive 1024; }}\n\
+             server {{ listen {address} backlog=4096; limit_req zone=requests burst=200 nodelay;\n\
+             limit_conn connections 100; location / {{ proxy_pass http://origin; proxy_http_version 1.1;\n\
+             proxy_set_header Connection \"\"; proxy_set_header Host $host; proxy_cache objects; }} }}"
+        );
+        nginx(site, address, &server)
+    }
+
     /// haproxy with a stick table, its cache before an origin, and limits like those of [`Self::nginx_limited`].
     ///
     /// # Errors

@@ -18,6 +18,12 @@ use crate::server::pin_to_load_core;
 const FIRST_GOOD: Ipv4Addr = Ipv4Addr::new(127, 80, 0, 1);
 /// Attackers begin here.
 const FIRST_BAD: Ipv4Addr = Ipv4Addr::new(127, 112, 0, 1);
+/// The path of what takes an origin long.
+pub const COSTLY: &str = "/costly";
+/// Pages that good clients choose from.
+const PAGES: usize = 20;
+/// Connections of passers at once.
+const PASSERS: u32 = 500;
 /// A good client that has no answer after that gives up, and tries again with its next request.
 const PATIENCE: Duration = Duration::from_secs(1);
 const GOOD_THREADS: u32 = 4;
@@ -34,8 +40,69 @@ pub enum Attack {
         /// Connections of each attacker.
         connections: u32,
     },
+    /// Each holds connections on which a request's body comes byte by byte and never ends.
+    SlowBodies {
+        /// Connections of each attacker.
+        connections: u32,
+    },
+    /// Each holds connections on which it asks for much, again and again, and reads nothing.
+    SlowReaders {
+        /// Connections of each attacker.
+        connections: u32,
+    },
+    /// As `Flood`, for so many seconds of every ten.
+    Pulses {
+        /// Seconds of attack.
+        on_s: u64,
+    },
+    /// Each asks once and leaves, and comes again when all others have had their turn.
+    Passers,
+    /// As `Flood`, but each request is for a URL that nobody has asked for.
+    RandomUrls,
+    /// Each asks for what costs most, once in so many milliseconds.
+    Costly {
+        /// Between two requests of one attacker.
+        every_ms: u64,
+    },
+    /// Each asks for one page once in so many milliseconds; their addresses are those next to good clients'.
+    Neighbours {
+        /// Between two requests of one attacker.
+        every_ms: u64,
+    },
+    /// As `Flood`, and each says that it passes on the requests of good clients.
+    Forged,
     /// Nobody attacks: there are only more good clients.
     Nobody,
+}
+
+impl Attack {
+    /// How long an attacker waits after an answer.
+    fn pause(self) -> Duration {
+        match self {
+            Self::Costly { every_ms } | Self::Neighbours { every_ms } => Duration::from_millis(every_ms),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// What it asks for.
+    fn target(self, random: u64) -> String {
+        match self {
+            Self::RandomUrls => format!("/object?{random:x}"),
+            Self::Costly { .. } => format!("{COSTLY}?{}", random % 1000),
+            _ => "/object".to_owned(),
+        }
+    }
+
+    /// The address of an attacker.
+    fn source(self, index: u32) -> Ipv4Addr {
+        match self {
+            // Good clients are at most four in each network of 24 bits, at its start.
+            Self::Neighbours { .. } => {
+                Ipv4Addr::from((u32::from(FIRST_GOOD) & !0xff) + index / 60 * 256 + 10 + index % 60 * 4)
+            }
+            _ => Ipv4Addr::from(u32::from(FIRST_BAD) + index),
+        }
+    }
 }
 
 /// Who comes to a server, and for how long.
@@ -136,7 +203,10 @@ pub fn play(scene: Scene) -> Result<Seen, Error> {
             let (shared, stopped) = (Arc::clone(&shared), Arc::clone(&stopped));
             Some(spawn(move || {
                 let count = match attack {
-                    Attack::SlowHeads { connections } => be_slow(&shared, connections),
+                    Attack::SlowHeads { connections }
+                    | Attack::SlowBodies { connections }
+                    | Attack::SlowReaders { connections } => be_slow(&shared, connections),
+                    Attack::Passers => pass_by(&shared),
                     _ => flood(&shared),
                 };
                 stopped.store(count.into(), Ordering::Relaxed);
@@ -209,7 +279,6 @@ fn be_good(shared: &Shared, clients: &[Ipv4Addr], is_crowd: bool) -> Counts {
     let mut counts = Counts::default();
     let mut connections: Vec<Option<TcpStream>> = clients.iter().map(|_| None).collect();
     let pause = Duration::from_secs(1) / (scene.rate_per_s * clients.len() as u32).max(1);
-    let request = request(scene.server);
     let mut turn = 0usize;
     let start = if is_crowd { scene.before } else { Duration::ZERO };
     while !shared.is_over() {
@@ -224,6 +293,8 @@ fn be_good(shared: &Shared, clients: &[Ipv4Addr], is_crowd: bool) -> Counts {
         counts.asked += 1;
         let asked = Instant::now();
         let second = shared.began.elapsed().as_secs() as usize;
+        // A page of the site, another one each time.
+        let request = request(scene.server, &format!("/object?p={}", (turn * 7 + index) % PAGES), "");
         match ask(&mut connections[index], clients[index], scene.server, request.as_bytes()) {
             Ok(true) => {
                 count(&mut counts.answered, second);
@@ -240,8 +311,10 @@ fn be_good(shared: &Shared, clients: &[Ipv4Addr], is_crowd: bool) -> Counts {
     counts
 }
 
-fn request(server: SocketAddr) -> String {
-    format!("GET /object HTTP/1.1\r\nHost: {server}\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\n\r\n")
+fn request(server: SocketAddr, target: &str, fields: &str) -> String {
+    format!(
+        "GET {target} HTTP/1.1\r\nHost: {server}\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\n{fields}\r\n"
+    )
 }
 
 /// One request on the client's connection, which is made if there is none; whether the answer is 200.
@@ -303,18 +376,22 @@ struct Bot {
     waits: bool,
     again: Instant,
     answered_late: bool,
+    /// It has asked on this connection.
+    asked: bool,
 }
 
 /// Every attacker asks again as soon as it is answered; how many had no answer in the last third.
 fn flood(shared: &Shared) -> u32 {
-    let request = request(shared.scene.server);
+    let Scene { attack, server, good, .. } = shared.scene;
+    let mut random = 0x9e37_79b9_u64;
     let mut bots: Vec<Bot> = (0..shared.scene.attackers)
         .map(|index| Bot {
-            source: Ipv4Addr::from(u32::from(FIRST_BAD) + index),
+            source: attack.source(index),
             stream: None,
             waits: false,
             again: Instant::now(),
             answered_late: false,
+            asked: false,
         })
         .collect();
     wait_for_attack(shared);
@@ -322,8 +399,23 @@ fn flood(shared: &Shared) -> u32 {
     while !shared.is_over() {
         let late = shared.last_third();
         let mut did_something = false;
+        if let Attack::Pulses { on_s } = attack
+            && (shared.began.elapsed() - shared.scene.before).as_secs() % 10 >= on_s
+        {
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        }
         for bot in &mut bots {
-            did_something |= step(bot, shared.scene.server, request.as_bytes(), &mut buffer, late);
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let fields = match attack {
+                Attack::Forged => {
+                    let victim = spread(FIRST_GOOD, (random >> 40) as u32 % good.max(1));
+                    format!("X-Forwarded-For: {victim}\r\nForwarded: for={victim}\r\nX-Real-IP: {victim}\r\n")
+                }
+                _ => String::new(),
+            };
+            let ask = || request(server, &attack.target(random >> 16), &fields);
+            did_something |= step(bot, server, ask, (&mut buffer, attack.pause()), late);
         }
         if !did_something {
             std::thread::sleep(Duration::from_millis(1));
@@ -340,20 +432,30 @@ fn wait_for_attack(shared: &Shared) {
     }
 }
 
-fn step(bot: &mut Bot, server: SocketAddr, request: &[u8], buffer: &mut [u8], late: bool) -> bool {
+fn step(
+    bot: &mut Bot,
+    server: SocketAddr,
+    request: impl FnOnce() -> String,
+    (buffer, pause): (&mut [u8], Duration),
+    late: bool,
+) -> bool {
     if bot.stream.is_none() {
         if Instant::now() < bot.again {
             return false;
         }
         bot.stream = open(bot.source, server, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok();
-        bot.waits = false;
+        (bot.waits, bot.asked) = (false, false);
         bot.again = Instant::now() + RETRY;
         return true;
     }
     let Some(stream) = &mut bot.stream else { return false };
     if !bot.waits {
-        match stream.write(request) {
-            Ok(_) => bot.waits = true,
+        // After a connection was made it asks at once, and otherwise when its pause is over.
+        if bot.asked && Instant::now() < bot.again {
+            return false;
+        }
+        match stream.write(request().as_bytes()) {
+            Ok(_) => (bot.waits, bot.asked) = (true, true),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
                 return false;
             }
@@ -365,12 +467,61 @@ fn step(bot: &mut Bot, server: SocketAddr, request: &[u8], buffer: &mut [u8], la
         Ok(0) => bot.stream = None,
         Ok(length) => {
             bot.waits = false;
+            bot.again = Instant::now() + pause;
             bot.answered_late |= late && buffer[..length].starts_with(b"HTTP/1.1 200");
         }
         Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
         Err(_) => bot.stream = None,
     }
     true
+}
+
+/// Every attacker asks once on a connection of its own, one after the other; how many had no answer in the last third.
+fn pass_by(shared: &Shared) -> u32 {
+    let scene = shared.scene;
+    let text = request(scene.server, "/object", "Connection: close\r\n");
+    let mut places: Vec<(u32, Option<TcpStream>, bool, Instant)> =
+        (0..PASSERS.min(scene.attackers)).map(|_| (0, None, false, Instant::now())).collect();
+    let mut answered_late = vec![false; scene.attackers as usize];
+    let mut next = 0;
+    wait_for_attack(shared);
+    let mut buffer = [0; 4096];
+    while !shared.is_over() {
+        let late = shared.last_third();
+        for (index, stream, asked, since) in &mut places {
+            let Some(open_stream) = stream else {
+                *index = next;
+                next = (next + 1) % scene.attackers;
+                let source = scene.attack.source(*index);
+                *stream = open(source, scene.server, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok();
+                (*asked, *since) = (false, Instant::now());
+                continue;
+            };
+            let done = if *asked {
+                match open_stream.read(&mut buffer) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+                    Ok(length) if buffer[..length].starts_with(b"HTTP/1.1 200") => {
+                        answered_late[*index as usize] |= late;
+                        true
+                    }
+                    _ => true,
+                }
+            } else {
+                match open_stream.write(text.as_bytes()) {
+                    Ok(_) => {
+                        *asked = true;
+                        false
+                    }
+                    Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected),
+                }
+            };
+            if done || since.elapsed() > PATIENCE {
+                *stream = None;
+            }
+        }
+        std::thread::yield_now();
+    }
+    answered_late.iter().filter(|answered| !**answered).count() as u32
 }
 
 /// Every attacker holds connections open by a byte now and then; how many hold none at the end.
@@ -383,6 +534,7 @@ fn be_slow(shared: &Shared, each: u32) -> u32 {
             waits: false,
             again: Instant::now(),
             answered_late: false,
+            asked: false,
         })
         .collect();
     wait_for_attack(shared);
@@ -395,11 +547,20 @@ fn be_slow(shared: &Shared, each: u32) -> u32 {
                 bot.again = Instant::now() + RETRY;
             }
             let Some(stream) = &mut bot.stream else { continue };
-            let bytes: &[u8] = if bot.waits { b"a" } else { b"GET / HTTP/1.1\r\nX: " };
+            let bytes: &[u8] = match (scene.attack, bot.waits) {
+                // What comes is never read; asking goes on until nothing fits.
+                (Attack::SlowReaders { .. }, _) => b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n",
+                (_, true) => b"a",
+                (Attack::SlowBodies { .. }, false) => {
+                    b"POST /object HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"
+                }
+                _ => b"GET / HTTP/1.1\r\nX: ",
+            };
+            let reads = !matches!(scene.attack, Attack::SlowReaders { .. });
             let ended = match stream.write(bytes) {
                 Ok(_) => {
                     bot.waits = true;
-                    matches!(stream.read(&mut buffer), Ok(0))
+                    reads && matches!(stream.read(&mut buffer), Ok(0))
                 }
                 Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected),
             };

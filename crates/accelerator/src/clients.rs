@@ -101,6 +101,11 @@ impl Client {
         self.ready.get() & (READ | ENDED) != 0
     }
 
+    /// Whether the client leaves the socket full.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.watched.get() == Watched::Both && self.ready.get() & WRITE == 0
+    }
+
     /// Whether a task answers this client now.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_busy.get()

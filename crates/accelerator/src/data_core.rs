@@ -26,6 +26,7 @@ use crate::clock::Clock;
 use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
 use crate::inner::InnerRequest;
+use crate::load::Meter;
 use crate::metrics::CoreMetrics;
 use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
@@ -239,12 +240,15 @@ impl DataCore {
     async fn sweep(self: Rc<Self>) {
         let mut interval = tokio::time::interval(SWEEP_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut meter = Meter::new(SWEEP_INTERVAL);
         loop {
             interval.tick().await;
             self.clients.sweep(self.clock.elapsed_ms());
             self.pools().sweep();
+            let load = meter.read(self.open.load(Ordering::Relaxed), self.plan().limits.connections);
             if let Some(defence) = &self.defence {
-                defence.tick(self.clock.elapsed_ms());
+                defence.tick(&load, self.clock.elapsed_ms());
+                self.make_room(defence, &load);
             }
             if let Some(log) = &self.log {
                 log.flush(&self.metrics);

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, Decision, Field, Fields, Peer, Reply, RequestView, ResponseView, Slow, Source, Via,
+    Chain, Decision, Field, Fields, Load, Peer, Reply, RequestView, ResponseView, Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Verdict};
 use tidegate_http::normalize::Normalized;
@@ -16,9 +16,15 @@ use crate::clients;
 use crate::data_core::DataCore;
 use crate::service::fetch::Answer;
 use crate::service::seen::Seen;
+use crate::session::transmit;
 
 /// How long a request is held back.
 const DELAY: Duration = Duration::from_secs(1);
+/// Shares of the connections that there may be: beyond the first some are ended, down to the second.
+const CROWDED: f32 = 0.95;
+const ROOMY: f32 = 0.85;
+/// So many bytes that a client leaves unread weigh as much as a connection.
+const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
 /// Requests of one core that are held back at once; more are refused.
 const MAX_DELAYED: usize = 1_024;
 
@@ -55,8 +61,8 @@ impl Defence {
         Self { chain, delayed: Cell::new(0) }
     }
 
-    pub(crate) fn tick(&self, now_ms: u64) {
-        self.chain.tick(now_ms);
+    pub(crate) fn tick(&self, load: &Load, now_ms: u64) {
+        self.chain.tick(load, now_ms);
     }
 
     /// The client of a request on a connection: who is connected, or whom a trusted proxy names.
@@ -153,6 +159,27 @@ impl Drop for HeldBack<'_> {
 }
 
 impl DataCore {
+    /// Whether the server is under stress.
+    pub(crate) fn is_stressed(&self) -> bool {
+        self.defence.as_ref().is_some_and(|defence| defence.chain.stressed_ms().is_some())
+    }
+
+    /// Where nearly all connections that there may be are open, the heaviest of those that keep the server waiting are
+    /// ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
+    pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
+        if load.connections <= CROWDED {
+            return;
+        }
+        let surplus = 1.0 - ROOMY / load.connections;
+        let wanted = (self.clients.len() as f32 * surplus) as usize;
+        let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
+        let shed = self.clients.end_heaviest(wanted, |client| {
+            let of_address = u64::from(client.place.map_or(0, open));
+            of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
+        });
+        self.metrics.connections_shed_total.add(shed as u64);
+    }
+
     /// A connection was accepted: its place in the tree, unless it is refused.
     pub(crate) fn meet(&self, stream: &TcpStream, peer: SocketAddr) -> Result<Option<NodeId>, ()> {
         let Some(defence) = &self.defence else { return Ok(None) };

@@ -13,6 +13,7 @@ mod defence;
 mod dhttp;
 mod engine;
 mod inner;
+mod load;
 pub mod metrics;
 mod service;
 mod session;

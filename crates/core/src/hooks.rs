@@ -3,7 +3,7 @@
 //! A data core owns one [`Chain`]: the prefix tree, the classifiers that it asks, and an arbiter that has the last word.
 //! Nothing here blocks, does I/O or reads a clock; nothing is shared between cores.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -141,8 +141,21 @@ pub struct Scene<'s> {
     pub peer: Peer,
     /// The request that it is about, if it is about one whose head is at hand.
     pub request: Option<&'s RequestView<'s>>,
+    /// Since when the server is under stress; `None`: it is not.
+    pub stressed_ms: Option<u64>,
     /// Milliseconds of one monotonic clock.
     pub now_ms: u64,
+}
+
+/// What a data core has to bear: what stress is told by.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Share of the time since the last tick in which the core's thread was running.
+    pub busy: f32,
+    /// How much later than it was due the tick came, in milliseconds.
+    pub lag_ms: u32,
+    /// Connections open now, as a share of those that there may be.
+    pub connections: f32,
 }
 
 impl Scene<'_> {
@@ -202,8 +215,15 @@ pub trait Arbiter: fmt::Debug + Send {
     /// The response that carries a decision to the client; only asked for verdicts that are answered.
     fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply;
 
-    /// Several times a second, for what is due from time to time.
-    fn on_tick(&self, _tree: &mut PrefixTree, _now_ms: u64) {}
+    /// Several times a second, for what is due from time to time. Tells since when the server is under stress, if it is.
+    fn on_tick(&self, _tree: &mut PrefixTree, _load: &Load, _now_ms: u64) -> Option<u64> {
+        None
+    }
+
+    /// The classifiers that take the place of those before, where the settings have changed since it was last asked.
+    fn renewed(&self) -> Option<Vec<Box<dyn Classifier>>> {
+        None
+    }
 }
 
 /// A response of the defence's own.
@@ -227,9 +247,10 @@ pub trait ChainSource: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Chain {
     tree: RefCell<PrefixTree>,
-    classifiers: Vec<Box<dyn Classifier>>,
+    classifiers: RefCell<Vec<Box<dyn Classifier>>>,
     arbiter: Box<dyn Arbiter>,
     seed: u64,
+    stressed_ms: Cell<Option<u64>>,
 }
 
 impl Chain {
@@ -240,7 +261,13 @@ impl Chain {
         arbiter: Box<dyn Arbiter>,
         seed: u64,
     ) -> Self {
-        Self { tree: RefCell::new(tree), classifiers, arbiter, seed }
+        let (tree, classifiers) = (RefCell::new(tree), RefCell::new(classifiers));
+        Self { tree, classifiers, arbiter, seed, stressed_ms: Cell::new(None) }
+    }
+
+    /// Since when the server is under stress; `None`: it is not.
+    pub fn stressed_ms(&self) -> Option<u64> {
+        self.stressed_ms.get()
     }
 
     /// Finds the client of a request that a trusted proxy passes on.
@@ -258,7 +285,7 @@ impl Chain {
         }
         tree.add(client, Event::Connection, 1, now_ms);
         let marked = tree.mark(client, now_ms).is_some() && tree.is_address(client);
-        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
+        let mut scene = self.scene(&mut tree, client, peer, now_ms);
         let decision = match marked {
             true => self.arbiter.marked(&mut scene),
             false => self.ask(&mut scene, |classifier, scene| classifier.on_connect(scene, open)),
@@ -270,8 +297,8 @@ impl Chain {
     pub fn close(&self, client: NodeId, peer: Peer, now_ms: u64) {
         let mut tree = self.tree.borrow_mut();
         tree.close(client);
-        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
-        self.classifiers.iter().for_each(|classifier| classifier.on_close(&mut scene));
+        let mut scene = self.scene(&mut tree, client, peer, now_ms);
+        self.classifiers.borrow().iter().for_each(|classifier| classifier.on_close(&mut scene));
     }
 
     /// A request's head is complete.
@@ -280,7 +307,7 @@ impl Chain {
         let mut tree = self.tree.borrow_mut();
         let target = hash_target(self.seed, request.path, request.query);
         let visit = tree.request(client, (target >> 32) as u32, now_ms);
-        let mut scene = Scene { tree: &mut tree, client, peer, request: Some(request), now_ms };
+        let mut scene = Scene { request: Some(request), ..self.scene(&mut tree, client, peer, now_ms) };
         if visit.mark.is_some() && scene.tree.is_address(client) {
             return self.arbiter.marked(&mut scene);
         }
@@ -304,10 +331,13 @@ impl Chain {
     }
 
     /// Wants to be called several times a second.
-    pub fn tick(&self, now_ms: u64) {
+    pub fn tick(&self, load: &Load, now_ms: u64) {
         let mut tree = self.tree.borrow_mut();
-        self.arbiter.on_tick(&mut tree, now_ms);
-        self.classifiers.iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
+        self.stressed_ms.set(self.arbiter.on_tick(&mut tree, load, now_ms));
+        if let Some(renewed) = self.arbiter.renewed() {
+            *self.classifiers.borrow_mut() = renewed;
+        }
+        self.classifiers.borrow().iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
     }
 
     /// The response that carries a decision to the client.
@@ -320,6 +350,11 @@ impl Chain {
         look(&mut self.tree.borrow_mut())
     }
 
+    #[inline]
+    fn scene<'s>(&self, tree: &'s mut PrefixTree, client: NodeId, peer: Peer, now_ms: u64) -> Scene<'s> {
+        Scene { tree, client, peer, request: None, stressed_ms: self.stressed_ms.get(), now_ms }
+    }
+
     fn event(
         &self,
         client: NodeId,
@@ -328,7 +363,7 @@ impl Chain {
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
         let mut tree = self.tree.borrow_mut();
-        let mut scene = Scene { tree: &mut tree, client, peer, request: None, now_ms };
+        let mut scene = self.scene(&mut tree, client, peer, now_ms);
         self.ask(&mut scene, ask)
     }
 
@@ -338,7 +373,7 @@ impl Chain {
         scene: &mut Scene<'_>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
-        for classifier in &self.classifiers {
+        for classifier in self.classifiers.borrow().iter() {
             let decision = ask(&**classifier, scene);
             if decision.is_continue() {
                 continue;

@@ -4,34 +4,85 @@ use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_core::hooks::{Arbiter, Decision, Field, Peer, Reply, RequestView, Scene, Via};
+use tidegate_core::hooks::{
+    Arbiter, Classifier, Decision, Field, Load, Peer, Reply, RequestView, Scene, Via,
+};
 use tidegate_core::{Event, IpPrefix, Mark, NodeId, PrefixTree, Reason, Verdict};
 
 use crate::Settings;
 use crate::challenge::Challenger;
 use crate::classifiers::filters::{TRIED_OUT, contains};
 use crate::defence::{Notice, Shared};
-use crate::view;
+use crate::stress::{Upstreams, Watch};
+use crate::{classifiers, view};
+
+/// Challenges that a client may leave unsolved before it is taken for a program.
+const UNSOLVED: u32 = 2;
 
 #[derive(Debug)]
 pub(crate) struct Judge {
-    settings: Settings,
-    challenger: Challenger,
+    inner: RefCell<Inner>,
     core: usize,
     shared: Arc<Shared>,
+    upstreams: Arc<Upstreams>,
+    watch: RefCell<Watch>,
     /// How many lifted blocks this core has taken note of.
     lifted: Cell<u64>,
+    /// How many blocks ordered from outside this core has taken note of.
+    ordered: Cell<u64>,
     /// The request for a view that was answered last.
     viewed: Cell<u64>,
     scratch: RefCell<Vec<NodeId>>,
 }
 
+/// What changes with the settings.
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    challenger: Challenger,
+    /// Which settings these are.
+    version: u64,
+}
+
 impl Judge {
-    pub(crate) fn new(settings: Settings, challenger: Challenger, core: usize, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(
+        settings: Settings,
+        challenger: Challenger,
+        core: usize,
+        shared: Arc<Shared>,
+        upstreams: Arc<Upstreams>,
+    ) -> Self {
         let lifted = Cell::new(shared.lifted_count());
-        Self { settings, challenger, core, shared, lifted, viewed: Cell::new(0), scratch: RefCell::default() }
+        let version = shared.settings_version();
+        Self {
+            inner: RefCell::new(Inner { settings, challenger, version }),
+            core,
+            shared,
+            upstreams,
+            watch: RefCell::default(),
+            lifted,
+            ordered: Cell::new(0),
+            viewed: Cell::new(0),
+            scratch: RefCell::default(),
+        }
     }
 
+    /// What a block is about: the address, or of IPv6 the network that counts as one.
+    fn subject(scene: &Scene<'_>) -> IpPrefix {
+        scene.tree.prefix(scene.client).unwrap_or_else(|| whole(scene.peer.address))
+    }
+
+    /// A client that is challenged again and again and goes on without an answer is no browser: it is blocked.
+    fn insist(&self, scene: &mut Scene<'_>, decision: Decision) -> Decision {
+        if decision.verdict != Verdict::Challenge || scene.tree.strike(scene.client, scene.now_ms) <= UNSOLVED
+        {
+            return decision;
+        }
+        Decision::new(Verdict::Block(self.inner.borrow().settings.block_for), decision.reason)
+    }
+}
+
+impl Inner {
     fn is_exempt(&self, scene: &Scene<'_>) -> bool {
         let agent = || scene.request.and_then(|request| request.field(Field::UserAgent)).unwrap_or_default();
         self.settings.exempt.iter().any(|exemption| {
@@ -50,23 +101,23 @@ impl Judge {
         let cookie = scene.request.and_then(|request| request.field(Field::Cookie));
         cookie.is_some_and(|cookie| self.challenger.is_solved(cookie, scene.peer.address, scene.now_ms))
     }
-
-    /// What a block is about: the address, or of IPv6 the network that counts as one.
-    fn subject(scene: &Scene<'_>) -> IpPrefix {
-        scene.tree.prefix(scene.client).unwrap_or_else(|| whole(scene.peer.address))
-    }
 }
 
 impl Arbiter for Judge {
     fn decide(&self, scene: &mut Scene<'_>, classifier: &'static str, decision: Decision) -> Decision {
         // Without a node of its own, what was counted is not this client's.
-        if !scene.tree.is_address(scene.client) || self.is_exempt(scene) {
+        if !scene.tree.is_address(scene.client) {
             return Decision::CONTINUE;
         }
-        if decision.verdict == Verdict::Challenge && self.has_pass(scene) {
-            return Decision::CONTINUE;
-        }
-        let dry_run = self.is_tried_out(classifier, decision.reason);
+        let dry_run = {
+            let inner = self.inner.borrow();
+            let passes = decision.verdict == Verdict::Challenge && inner.has_pass(scene);
+            if passes || inner.is_exempt(scene) {
+                return Decision::CONTINUE;
+            }
+            inner.is_tried_out(classifier, decision.reason)
+        };
+        let decision = self.insist(scene, decision);
         scene.tree.add(scene.client, Event::Violation, 1, scene.now_ms);
         let violations = scene.count(Event::Violation);
         self.shared.count(decision.reason, dry_run);
@@ -95,7 +146,7 @@ impl Arbiter for Judge {
     }
 
     fn marked(&self, scene: &mut Scene<'_>) -> Decision {
-        if self.is_exempt(scene) {
+        if self.inner.borrow().is_exempt(scene) {
             return Decision::CONTINUE;
         }
         self.shared.count(Reason::Blocked, false);
@@ -104,7 +155,7 @@ impl Arbiter for Judge {
 
     fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply {
         if decision.verdict == Verdict::Challenge {
-            return self.challenge(peer.address, request, now_ms);
+            return self.inner.borrow().challenge(peer.address, request, now_ms);
         }
         let (status, fields) = match decision.reason {
             Reason::Stress => (503, "Retry-After: 5\r\n"),
@@ -115,7 +166,7 @@ impl Arbiter for Judge {
         Reply { status, fields: fields.into(), page: Vec::new() }
     }
 
-    fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
+    fn on_tick(&self, tree: &mut PrefixTree, load: &Load, now_ms: u64) -> Option<u64> {
         if self.shared.lifted_count() != self.lifted.get() {
             let (count, lifted) = self.shared.lifted_since(self.lifted.get());
             self.lifted.set(count);
@@ -127,10 +178,36 @@ impl Arbiter for Judge {
             self.viewed.set(number);
             self.shared.show(self.core, number, view::look(tree, &wanted, now_ms));
         }
+        let (count, ordered) = self.shared.ordered_since(self.ordered.get());
+        self.ordered.set(count);
+        for (address, time) in ordered {
+            // Who is not known here meets the block list when it comes.
+            let Some(id) = tree.find(address) else { continue };
+            let until_ms = now_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            tree.set_mark(id, Mark { since_ms: now_ms, until_ms, kind: Reason::External as u8 });
+        }
+        self.shared.exchange(self.core, tree, now_ms);
+        let limits = self.inner.borrow().settings.stress;
+        let mut watch = self.watch.borrow_mut();
+        let cause = watch.look(&limits, load, &self.upstreams, &self.shared.host_stressed, now_ms);
+        self.shared.note_stress(self.core, watch.since_ms().is_some(), cause);
+        watch.since_ms()
+    }
+
+    fn renewed(&self) -> Option<Vec<Box<dyn Classifier>>> {
+        let version = self.shared.settings_version();
+        if self.inner.borrow().version == version {
+            return None;
+        }
+        let settings = self.shared.settings();
+        let challenger = self.shared.challenger(&settings);
+        let chain = classifiers::all(&settings, self.shared.seed, &self.upstreams, &self.shared.feed);
+        *self.inner.borrow_mut() = Inner { settings, challenger, version };
+        Some(chain)
     }
 }
 
-impl Judge {
+impl Inner {
     fn challenge(&self, client: IpAddr, request: &RequestView<'_>, now_ms: u64) -> Reply {
         let task = self.challenger.task(client, now_ms);
         let never_kept = "Cache-Control: no-store\r\n";
@@ -151,7 +228,9 @@ impl Judge {
         fields.extend_from_slice(b"\r\n");
         Reply { status: 307, fields, page: Vec::new() }
     }
+}
 
+impl Judge {
     /// Forgets what addresses in a prefix were blocked for: they begin anew.
     fn lift(&self, tree: &mut PrefixTree, prefix: IpPrefix, now_ms: u64) {
         let mut found = self.scratch.borrow_mut();

@@ -2,16 +2,20 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use tidegate_core::hooks::{Chain, ChainSource, Decision};
 use tidegate_core::metrics::{Kind, Sample};
-use tidegate_core::{IpPrefix, PrefixTree, Reason, TreeConfig};
+use tidegate_core::{IpPrefix, PrefixTree, Reason, TreeConfig, Verdict};
 
 use crate::arbiter::Judge;
 use crate::challenge::Challenger;
+use crate::elsewhere::Elsewhere;
+use crate::external::Feed;
+use crate::stress::{Cause, Upstreams};
 use crate::view::{ClientRow, Level, Wanted};
 use crate::{Settings, classifiers};
 
@@ -53,16 +57,26 @@ pub struct RuleCount {
 /// Builds the cores' chains and gathers what they find.
 #[derive(Debug)]
 pub struct Defence {
-    settings: RwLock<Settings>,
     shared: Arc<Shared>,
-    seed: u64,
-    challenge_key: [u8; 32],
     notices: Mutex<Option<Receiver<Notice>>>,
 }
 
 /// What chains write to. Only notices and the seldom things take a lock, and never one that anybody holds for long.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    settings: RwLock<Settings>,
+    version: AtomicU64,
+    pub(crate) seed: u64,
+    challenge_key: [u8; 32],
+    /// The host is under stress, as others have found.
+    pub(crate) host_stressed: AtomicBool,
+    /// For each core whether it is under stress, and why it was last.
+    stress: Mutex<Vec<(bool, Option<Cause>)>>,
+    stress_total: AtomicU64,
+    elsewhere: Mutex<Elsewhere>,
+    pub(crate) feed: Arc<Feed>,
+    ordered_total: AtomicU64,
+    ordered: Mutex<VecDeque<(IpAddr, Duration)>>,
     counts: Vec<[AtomicU64; 2]>,
     notices: SyncSender<Notice>,
     lost: AtomicU64,
@@ -78,6 +92,17 @@ impl Defence {
     pub fn new(settings: Settings, seed: u64, challenge_key: [u8; 32]) -> Self {
         let (sender, receiver) = sync_channel(MAX_NOTICES);
         let shared = Shared {
+            settings: RwLock::new(settings),
+            version: AtomicU64::new(0),
+            seed,
+            challenge_key,
+            host_stressed: AtomicBool::new(false),
+            stress: Mutex::default(),
+            stress_total: AtomicU64::new(0),
+            elsewhere: Mutex::default(),
+            feed: Arc::default(),
+            ordered_total: AtomicU64::new(0),
+            ordered: Mutex::default(),
             counts: Reason::ALL.iter().map(|_| Default::default()).collect(),
             notices: sender,
             lost: AtomicU64::new(0),
@@ -87,13 +112,7 @@ impl Defence {
             wanted: Mutex::default(),
             shown: Mutex::default(),
         };
-        Self {
-            settings: RwLock::new(settings),
-            shared: Arc::new(shared),
-            seed,
-            challenge_key,
-            notices: Mutex::new(Some(receiver)),
-        }
+        Self { shared: Arc::new(shared), notices: Mutex::new(Some(receiver)) }
     }
 
     /// The end of the queue at which notices come out; there is one.
@@ -101,14 +120,63 @@ impl Defence {
         lock(&self.notices).take()
     }
 
-    /// Chains that are built from now on follow these.
+    /// Every chain follows these from its next tick on; only the memory stays as it is. Blocks stay; what was learned of
+    /// the site's usual traffic is learned anew.
     pub fn set_settings(&self, settings: Settings) {
-        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        self.shared.version.fetch_add(1, Ordering::Release);
     }
 
     /// The settings in force.
     pub fn settings(&self) -> Settings {
-        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.settings()
+    }
+
+    /// What classifiers outside of this process are told.
+    pub fn feed(&self) -> &Feed {
+        &self.shared.feed
+    }
+
+    /// Somebody outside wants an address blocked: every core that knows it does so at its next tick, and the notice goes
+    /// the way of all notices. Exemptions and dry runs hold here too; whether anything was done.
+    pub fn block(&self, address: IpAddr, time: Duration) -> bool {
+        let settings = self.settings();
+        let is_exempt = |exemption: &crate::Exemption| {
+            exemption.source.contains(address) && exemption.user_agent.is_empty()
+        };
+        if settings.exempt.iter().any(is_exempt) {
+            return false;
+        }
+        self.shared.count(Reason::External, settings.dry_run);
+        self.shared.tell(Notice {
+            subject: crate::arbiter::whole(address),
+            address,
+            forwarded: false,
+            decision: Decision::new(Verdict::Block(time), Reason::External),
+            dry_run: settings.dry_run,
+            requests: 0,
+            violations: 0,
+        });
+        if settings.dry_run {
+            return false;
+        }
+        let mut ordered = lock(&self.shared.ordered);
+        ordered.push_back((address, time));
+        if ordered.len() > MAX_LIFTED {
+            ordered.pop_front();
+        }
+        self.shared.ordered_total.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Says whether the host is under stress, by its memory or its accept queues.
+    pub fn set_host_stressed(&self, stressed: bool) {
+        self.shared.host_stressed.store(stressed, Ordering::Relaxed);
+    }
+
+    /// Why any core is under stress; `None`: none is.
+    pub fn stress(&self) -> Option<Cause> {
+        lock(&self.shared.stress).iter().find_map(|(stressed, cause)| cause.filter(|_| *stressed))
     }
 
     /// How often each reason was decided for.
@@ -142,6 +210,24 @@ impl Defence {
             help: "Decisions that could not be logged because too many came at once.",
             kind: Kind::Counter,
             value: self.shared.lost.load(Ordering::Relaxed),
+        });
+        samples.push(Sample {
+            name: "defence_external_lost_total",
+            help: "Events that no external classifier had room for.",
+            kind: Kind::Counter,
+            value: self.shared.feed.lost(),
+        });
+        samples.push(Sample {
+            name: "defence_stressed",
+            help: "1 while a data core is under stress.",
+            kind: Kind::Gauge,
+            value: self.stress().is_some().into(),
+        });
+        samples.push(Sample {
+            name: "defence_stress_total",
+            help: "How often a data core came under stress.",
+            kind: Kind::Counter,
+            value: self.shared.stress_total.load(Ordering::Relaxed),
         });
         samples
     }
@@ -193,17 +279,48 @@ impl ChainSource for Defence {
         let tree = PrefixTree::new(TreeConfig {
             memory_bytes: settings.memory_bytes / cores.max(1),
             window_ms: Settings::WINDOW.as_millis() as u64,
-            seed: self.seed.wrapping_add(core as u64),
+            seed: self.shared.seed.wrapping_add(core as u64),
         });
-        let pass_ms = u64::try_from(settings.pass_for.as_millis()).unwrap_or(u64::MAX / 2);
-        let challenger = Challenger::new(self.challenge_key, settings.challenge_bits, pass_ms);
-        let classifiers = classifiers::all(&settings, self.seed);
-        let judge = Judge::new(settings, challenger, core, Arc::clone(&self.shared));
-        Chain::new(tree, classifiers, Box::new(judge), self.seed)
+        let challenger = self.shared.challenger(&settings);
+        let upstreams = Arc::new(Upstreams::default());
+        let classifiers = classifiers::all(&settings, self.shared.seed, &upstreams, &self.shared.feed);
+        let judge = Judge::new(settings, challenger, core, Arc::clone(&self.shared), upstreams);
+        Chain::new(tree, classifiers, Box::new(judge), self.shared.seed)
     }
 }
 
 impl Shared {
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes with every change of the settings.
+    pub(crate) fn settings_version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn challenger(&self, settings: &Settings) -> Challenger {
+        let pass_ms = u64::try_from(settings.pass_for.as_millis()).unwrap_or(u64::MAX / 2);
+        Challenger::new(self.challenge_key, settings.challenge_bits, pass_ms)
+    }
+
+    /// Makes known whether a core is under stress, and what is beyond its limit just now.
+    pub(crate) fn note_stress(&self, core: usize, stressed: bool, cause: Option<Cause>) {
+        let mut stress = lock(&self.stress);
+        if stress.len() <= core {
+            stress.resize(core + 1, (false, None));
+        }
+        if stressed && !stress[core].0 {
+            self.stress_total.fetch_add(1, Ordering::Relaxed);
+        }
+        stress[core] = (stressed, cause.or(stress[core].1));
+    }
+
+    /// Tells other cores who does most here, and the tree what they do elsewhere.
+    pub(crate) fn exchange(&self, core: usize, tree: &mut PrefixTree, now_ms: u64) {
+        lock(&self.elsewhere).exchange(core, tree, now_ms);
+    }
+
     pub(crate) fn count(&self, reason: Reason, dry_run: bool) {
         self.counts[reason as usize][usize::from(dry_run)].fetch_add(1, Ordering::Relaxed);
     }
@@ -216,6 +333,17 @@ impl Shared {
 
     pub(crate) fn lifted_count(&self) -> u64 {
         self.lifted_total.load(Ordering::Acquire)
+    }
+
+    /// How many blocks were ordered from outside in all, and those after the first `known`, as far as they are kept.
+    pub(crate) fn ordered_since(&self, known: u64) -> (u64, Vec<(IpAddr, Duration)>) {
+        if self.ordered_total.load(Ordering::Acquire) == known {
+            return (known, Vec::new());
+        }
+        let ordered = lock(&self.ordered);
+        let total = self.ordered_total.load(Ordering::Acquire);
+        let new = usize::try_from(total - known).unwrap_or(usize::MAX).min(ordered.len());
+        (total, ordered.iter().skip(ordered.len() - new).copied().collect())
     }
 
     /// How many blocks were lifted in all, and the prefixes of those after the first `known`, as far as they are kept.

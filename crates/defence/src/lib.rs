@@ -10,10 +10,15 @@ mod arbiter;
 pub mod challenge;
 mod classifiers;
 mod defence;
+mod elsewhere;
+mod external;
 mod novelty;
 mod settings;
+mod stress;
 mod view;
 
 pub use defence::{Defence, Notice, RuleCount};
+pub use external::{Feed, Told, What};
 pub use settings::{Action, Exemption, Filter, Rule, Settings};
+pub use stress::{Cause, StressLimits};
 pub use view::{ClientRow, Level};

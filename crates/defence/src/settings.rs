@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tidegate_core::{IpPrefix, Reason};
 
+use crate::stress::StressLimits;
+
 /// What the chains are built from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -23,6 +25,10 @@ pub struct Settings {
     pub challenge_bits: u8,
     /// How long a solved challenge is good for.
     pub pass_for: Duration,
+    /// Whether classifiers outside of this process are told what clients do.
+    pub external: bool,
+    /// What counts as stress.
+    pub stress: StressLimits,
 }
 
 /// One classifier's limit, and what happens beyond it.
@@ -31,7 +37,8 @@ pub struct Rule {
     /// Which classifier.
     pub reason: Reason,
     /// How many events of one client a sliding window of 10 s may hold; for `connections`, how many at once; for
-    /// `swarm`, how many requests of one prefix make it worth a look.
+    /// `swarm`, how many requests of one prefix make it worth a look; for `stress`, how many events of a newcomer while
+    /// the server is under stress.
     pub limit: u32,
     /// What is done beyond that.
     pub action: Action,
@@ -101,6 +108,7 @@ impl Rule {
         Self::new(Reason::Ranges, 300, Action::Refuse),
         Self::new(Reason::Slow, 10, Action::Block),
         Self::new(Reason::Swarm, 300, Action::Block),
+        Self::new(Reason::Stress, 100, Action::Block),
     ];
 
     const fn new(reason: Reason, limit: u32, action: Action) -> Self {
@@ -119,6 +127,8 @@ impl Default for Settings {
             filters: Vec::new(),
             challenge_bits: 16,
             pass_for: Duration::from_secs(3600),
+            external: false,
+            stress: StressLimits::default(),
         }
     }
 }

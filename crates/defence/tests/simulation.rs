@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use tidegate_core::hooks::{
-    Chain, ChainSource, Decision, Field, Fields, Peer, RequestView, ResponseView, Slow, Source, Via,
+    Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestView, ResponseView, Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_defence::{Action, Defence, Exemption, Filter, Settings};
@@ -81,13 +81,21 @@ struct Site {
     now_ms: u64,
     random: Random,
     cached: HashSet<String>,
+    load: Load,
 }
 
 impl Site {
     fn new(settings: Settings, seed: u64) -> Self {
         let defence = Defence::new(settings, seed, [seed as u8; 32]);
         let chain = defence.chain(0, 1);
-        Self { defence, chain, now_ms: 0, random: Random(seed), cached: HashSet::new() }
+        Self {
+            defence,
+            chain,
+            now_ms: 0,
+            random: Random(seed),
+            cached: HashSet::new(),
+            load: Load::default(),
+        }
     }
 
     fn peer(address: IpAddr) -> Peer {
@@ -177,7 +185,7 @@ fn run(
         }
         attack(site);
         site.now_ms += STEP_MS;
-        site.chain.tick(site.now_ms);
+        site.chain.tick(&site.load, site.now_ms);
     }
     site.chain.with_tree(|tree| tree.check_invariants());
 }
@@ -364,7 +372,7 @@ fn load_test_from_one_address_is_nobodys_flood() {
     for _ in 0..200 {
         assert!((0..1_000).all(|_| site.ask(tester, "/page/0", 1, 200).is_continue()));
         site.now_ms += STEP_MS;
-        site.chain.tick(site.now_ms);
+        site.chain.tick(&site.load, site.now_ms);
     }
     // Others come, and it is one.
     for other in 0..5 {
@@ -432,12 +440,12 @@ fn lifted_block_is_forgotten_by_the_tree() {
     let address = v4([99, 6], 1);
     while site.ask(address, "/login", 1, 401).is_continue() {}
     let number = site.defence.ask_about(address);
-    site.chain.tick(0);
+    site.chain.tick(&Load::default(), 0);
     let (cores, rows) = site.defence.seen(number);
     assert_eq!((cores, rows.len()), (1, 7), "the address, five prefixes around it and everybody: {rows:?}");
     assert!(matches!(rows[0].blocked, Some((Reason::Errors, _))), "{rows:?}");
     site.defence.lift("99.6.0.0/24".parse().unwrap());
-    site.chain.tick(0);
+    site.chain.tick(&Load::default(), 0);
     assert!(site.ask(address, "/page/0", 1, 200).is_continue());
 }
 

@@ -1,5 +1,6 @@
 //! The defence of this process: built from the configuration, its notices written down, its blocks put on the block list.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
@@ -64,9 +65,9 @@ impl Guard {
         let Some(notices) = self.defence.take_notices() else { return Ok(()) };
         let audit = audit.map(Audit::open).transpose()?;
         let guard = Arc::clone(self);
-        std::thread::Builder::new()
-            .name("defence".into())
-            .spawn(move || Clerk { guard, gatekeeper, audit, logged: (Instant::now(), 0) }.work(&notices))?;
+        std::thread::Builder::new().name("defence".into()).spawn(move || {
+            Clerk { guard, gatekeeper, audit, logged: (Instant::now(), 0), stressed: false }.work(&notices)
+        })?;
         Ok(())
     }
 
@@ -126,6 +127,8 @@ struct Clerk {
     audit: Option<Audit>,
     /// The second in progress and its lines.
     logged: (Instant, u32),
+    /// Whether stress was the last thing said about it.
+    stressed: bool,
 }
 
 impl Clerk {
@@ -150,28 +153,42 @@ impl Clerk {
             }
             self.block(&bundle);
             self.write_down(&bundle);
+            self.note_stress();
+        }
+    }
+
+    fn note_stress(&mut self) {
+        self.guard.defence.set_host_stressed(self.gatekeeper.is_overloaded());
+        let stress = self.guard.defence.stress();
+        if stress.is_some() == self.stressed {
+            return;
+        }
+        self.stressed = stress.is_some();
+        match stress {
+            Some(cause) => tracing::warn!("defence: under stress: {}", cause.text()),
+            None => tracing::info!("defence: the stress is over"),
         }
     }
 
     /// Packets of blocked addresses are refused where packets are: below HTTP. Not those of a trusted proxy's clients,
     /// whose packets are the proxy's.
     fn block(&self, bundle: &[Notice]) {
-        let blocks: Vec<&Notice> =
-            bundle.iter().filter(|notice| is_block(notice) && !notice.forwarded).collect();
-        let Some(time) = blocks.iter().find_map(|notice| match notice.decision.verdict {
-            Verdict::Block(time) => Some(time),
-            _ => None,
-        }) else {
-            return;
-        };
+        let mut of_time: BTreeMap<Duration, Vec<&Notice>> = BTreeMap::new();
+        for notice in bundle.iter().filter(|notice| is_block(notice) && !notice.forwarded) {
+            if let Verdict::Block(time) = notice.decision.verdict {
+                of_time.entry(time).or_default().push(notice);
+            }
+        }
         let gate = self.gatekeeper.gate();
-        let prefixes: Vec<IpPrefix> = blocks.iter().map(|notice| notice.subject).collect();
-        let added = gate.blocks().add_many(&prefixes, Some(time));
-        let reasons = blocks
-            .iter()
-            .try_for_each(|notice| gate.blocks().set_reason(notice.subject, notice.decision.reason.name()));
-        if let Err(error) = added.and(reasons) {
-            tracing::warn!(%error, "the block list did not take all blocks; they act above it");
+        for (time, blocks) in of_time {
+            let prefixes: Vec<IpPrefix> = blocks.iter().map(|notice| notice.subject).collect();
+            let added = gate.blocks().add_many(&prefixes, Some(time));
+            let reasons = blocks.iter().try_for_each(|notice| {
+                gate.blocks().set_reason(notice.subject, notice.decision.reason.name())
+            });
+            if let Err(error) = added.and(reasons) {
+                tracing::warn!(%error, "the block list did not take all blocks; they act above it");
+            }
         }
     }
 

@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod config;
 mod defence;
+mod external;
 mod fetch;
 mod gate;
 mod gateway;

@@ -16,7 +16,7 @@ use crate::defence::Guard;
 use crate::gate::Gatekeeper;
 use crate::trickles::TricklesServices;
 use crate::units::{ListenAddress, ServerError};
-use crate::{admin, config, units};
+use crate::{admin, config, external, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
 const ADMIN_BACKLOG: i32 = 128;
@@ -47,6 +47,9 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
     if let Some(guard) = &guard {
         guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
+        if let Some((path, one_of)) = &loaded.defence.external {
+            external::start(path, *one_of, guard.defence()).map_err(no_guard)?;
+        }
     }
     if let Some(path) = settings.cache.path.as_ref().filter(|path| !path.exists()) {
         tracing::info!("cache: {} is not there yet and is made", path.display());
@@ -113,7 +116,10 @@ impl Reloader {
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
             ("gate.interfaces", old.gate.interfaces != new.gate.interfaces),
             ("gate.http_ports", old.gate.http_ports != new.gate.http_ports),
-            ("[defence], [[classifier]], [[exempt]] or [[filter]]", old.defence != new.defence),
+            ("defence.enabled", old.defence.enabled != new.defence.enabled),
+            ("defence.external", old.defence.external != new.defence.external),
+            ("defence.audit", old.defence.audit != new.defence.audit),
+            ("defence.memory", old.defence.settings.memory_bytes != new.defence.settings.memory_bytes),
             ("[adapt]", old.gate.wanted.goals != new.gate.wanted.goals),
             ("block.shut_windows", old.gate.shut_windows != new.gate.shut_windows),
             ("block.path", old.gate.blocks.directory != new.gate.blocks.directory),
@@ -132,6 +138,9 @@ impl Reloader {
             // All or nothing.
             self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
             return Err(error.to_string());
+        }
+        if let Some(guard) = &self.guard {
+            guard.defence().set_settings(loaded.defence.settings.clone());
         }
         let mut warnings = loaded.warnings.clone();
         let file = self.args.config.as_ref().map_or(String::new(), |path| path.display().to_string());

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tidegate_bench::peers::{Peer, Site, install};
 
+use super::defence_origin::Origin;
 use crate::crowd::{Attack, Scene, Seen, play};
 use crate::plot::{Plot, Point, Series};
 use crate::server::{check_cores, tidegate, version};
@@ -23,6 +24,8 @@ pub(super) static PAPER: Paper = Paper {
               comes by the loopback interface, where no kernel program is attached: every refusal costs its server.",
 };
 
+/// Bytes of what slow readers ask for.
+const LARGE_BYTES: usize = 8 << 20;
 /// Bytes of the object.
 const OBJECT_BYTES: usize = 1024;
 /// Each good client asks so often, in a second.
@@ -103,7 +106,7 @@ pub(super) fn rounds(lab: &Lab, course: Course, count: usize) -> Result<(Vec<Run
     let mut runs: Vec<Run> = Vec::new();
     for round in 0..count {
         for server in Server::ALL {
-            let started = Started::new(server, &binary)?;
+            let started = Started::new(server, course.attack, &binary)?;
             let scene = Scene {
                 server: started.peer.address(),
                 good: course.good,
@@ -132,28 +135,42 @@ pub(super) fn rounds(lab: &Lab, course: Course, count: usize) -> Result<(Vec<Run
 struct Started {
     peer: Peer,
     // Ended after the server, and deleted after both.
-    _origin: Option<Peer>,
+    _bare: Option<Peer>,
+    _origin: Option<Origin>,
     _directory: TempDir,
 }
 
 impl Started {
-    fn new(server: Server, binary: &std::path::Path) -> Result<Self, Error> {
-        let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
+    /// Attacks on what is behind a server meet one that has an origin; the others one that has files.
+    fn new(server: Server, attack: Attack, binary: &std::path::Path) -> Result<Self, Error> {
+        let failed = |path: &std::path::Path| Error::file("write", path);
+        let directory = tempfile::tempdir().map_err(failed(&std::env::temp_dir()))?;
         let site = Site::create(directory.path(), OBJECT_BYTES).map_err(Error::Server)?;
-        let mut origin = None;
-        let peer = match server {
-            Server::Tidegate => Peer::tidegate(binary, &site, ""),
-            Server::Nginx => Peer::nginx_limited(&site),
-            Server::Haproxy => {
-                let behind = Peer::origin(OBJECT_BYTES).map_err(Error::Server)?;
-                let address = behind.address();
-                origin = Some(behind);
-                Peer::haproxy_limited(&site, address)
+        let large = directory.path().join(format!("site-{OBJECT_BYTES}")).join("large");
+        std::fs::write(&large, vec![b'a'; LARGE_BYTES]).map_err(failed(&large))?;
+        let (mut bare, mut origin) = (None, None);
+        let peer = if matches!(attack, Attack::RandomUrls | Attack::Costly { .. }) {
+            let behind = origin.insert(Origin::start(OBJECT_BYTES)?).address();
+            match server {
+                Server::Tidegate => Peer::tidegate_proxy(binary, &site, behind),
+                Server::Nginx => Peer::nginx_limited_proxy(&site, behind),
+                Server::Haproxy => Peer::haproxy_limited(&site, behind),
+            }
+        } else {
+            match server {
+                Server::Tidegate => Peer::tidegate(binary, &site, ""),
+                Server::Nginx => Peer::nginx_limited(&site),
+                Server::Haproxy => {
+                    let behind = Peer::origin(OBJECT_BYTES).map_err(Error::Server)?;
+                    let address = behind.address();
+                    bare = Some(behind);
+                    Peer::haproxy_limited(&site, address)
+                }
             }
         };
         let peer = peer.map_err(Error::Server)?;
         peer.verify(OBJECT_BYTES).map_err(Error::Server)?;
-        Ok(Self { peer, _origin: origin, _directory: directory })
+        Ok(Self { peer, _bare: bare, _origin: origin, _directory: directory })
     }
 }
 

@@ -15,8 +15,10 @@ mod cc_load;
 mod cc_servers;
 mod cc_table1;
 mod defence;
+mod defence_attacks;
 mod defence_crowd;
 mod defence_flood;
+mod defence_origin;
 mod defence_slow;
 mod dhttp;
 mod dhttp_bound;
@@ -116,7 +118,15 @@ pub const ALL: &[&Scenario] = &[
     &cc_kill::SCENARIO,
     &tempesta_fig7::SCENARIO,
     &defence_flood::SCENARIO,
+    &defence_attacks::MANY,
     &defence_slow::SCENARIO,
+    &defence_attacks::BODIES,
+    &defence_attacks::READERS,
+    &defence_attacks::PULSES,
+    &defence_attacks::RANDOM,
+    &defence_attacks::COSTLY,
+    &defence_attacks::NEIGHBOURS,
+    &defence_attacks::FORGED,
     &defence_crowd::SCENARIO,
 ];
 

@@ -170,7 +170,7 @@ impl Fetch<'_> {
             let found = match self.incoming.is_absent && attempt == 0 {
                 // Whoever leads looks again.
                 true => Found::Nothing(Forwarded::UriMiss),
-                false => find(store, head, &mut key, self.core.clock.unix_s()),
+                false => find(self.core, store, head, &mut key),
             };
             let (stale, reason) = match found {
                 Found::Usable { hit, refresh } => {
@@ -196,7 +196,7 @@ impl Fetch<'_> {
                 Join::Lead(leader) => {
                     // Another request may have ended between the look and the join.
                     key.truncate(url_key.len());
-                    if let Found::Usable { hit, .. } = find(store, head, &mut key, self.core.clock.unix_s()) {
+                    if let Found::Usable { hit, .. } = find(self.core, store, head, &mut key) {
                         leader.finish(Outcome::Stored);
                         return self.stored(hit);
                     }

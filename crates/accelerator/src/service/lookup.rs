@@ -84,7 +84,7 @@ pub(crate) fn lookup(
         },
         None => return Lookup::Miss,
     }
-    match find(store, head, key, core.clock.unix_s()) {
+    match find(core, store, head, key) {
         Found::Usable { hit, refresh: false } => Lookup::Hit(hit),
         Found::Nothing(Forwarded::UriMiss) => Lookup::Absent,
         _ => Lookup::Miss,
@@ -98,8 +98,10 @@ pub(crate) fn count_hit(core: &DataCore, hit: &Hit) {
     counter.add(1);
 }
 
-/// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants.
-pub(crate) fn find(store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>, now_s: u64) -> Found {
+/// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants. Under stress
+/// a stale response that may answer in the place of an error (RFC 5861 §4) does so before there is one (Tempesta §4.7).
+pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>) -> Found {
+    let now_s = core.clock.unix_s();
     let Some(mut object) = store.get(key) else { return Found::Nothing(Forwarded::UriMiss) };
     if let Some(Entry::Variants { generation, names }) = Entry::decode(object.meta()) {
         append_variant(generation, names, head.fields, key);
@@ -121,7 +123,12 @@ pub(crate) fn find(store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>, now
     let (stale, refresh) = match entry.policy.reuse(&directives, now_s) {
         Reuse::Fresh { .. } => (false, false),
         Reuse::StaleAllowed { .. } => (true, false),
-        Reuse::StaleWhileRevalidate { .. } => (true, true),
+        Reuse::StaleWhileRevalidate { .. } => (true, !core.is_stressed()),
+        Reuse::Validate(Validation::Stale)
+            if core.is_stressed() && entry.policy.may_serve_stale_on_error(&directives, now_s) =>
+        {
+            (true, false)
+        }
         Reuse::Validate(Validation::Request) => {
             return Found::Unusable { object, reason: Forwarded::Request };
         }

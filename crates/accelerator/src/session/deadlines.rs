@@ -106,6 +106,35 @@ impl Clients {
         self.end_those(|slot| slot.awaits_head() && slot.deadline_ms.get() <= limit_ms)
     }
 
+    /// Ends at most `count` of the connections that keep the server waiting, those with the greatest weight first. Says how
+    /// many there were.
+    pub(crate) fn end_heaviest(&self, count: usize, weight: impl Fn(&Client) -> u64) -> usize {
+        let mut waiting = Vec::new();
+        self.for_each(|client| {
+            let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
+            if waits && client.slot.expired().is_none() {
+                waiting.push((weight(client), client.slot.deadline_ms.get()));
+            }
+        });
+        if waiting.is_empty() || count == 0 {
+            return 0;
+        }
+        // Of equal weight the one that has waited longest goes first.
+        let order = |(weight, deadline_ms): (u64, u64)| (std::cmp::Reverse(weight), deadline_ms);
+        let last = count.min(waiting.len()) - 1;
+        let limit = order(*waiting.select_nth_unstable_by_key(last, |entry| order(*entry)).1);
+        let mut ended = 0;
+        self.for_each(|client| {
+            let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
+            let entry = order((weight(client), client.slot.deadline_ms.get()));
+            if ended < count && waits && client.slot.expired().is_none() && entry <= limit {
+                expire(client);
+                ended += 1;
+            }
+        });
+        ended
+    }
+
     fn end_those(&self, chosen: impl Fn(&Slot) -> bool) -> usize {
         let mut count = 0;
         self.for_each(|client| {

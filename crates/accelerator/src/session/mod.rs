@@ -9,7 +9,7 @@ mod body;
 pub(crate) mod deadlines;
 mod exchange;
 pub(crate) mod respond;
-mod transmit;
+pub(crate) mod transmit;
 
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};

@@ -252,7 +252,7 @@ impl RateWatch {
 }
 
 /// Bytes in the socket's send queue that the client has not acknowledged (`SIOCOUTQ`, tcp(7)).
-fn unacknowledged(client: &Client) -> u64 {
+pub(crate) fn unacknowledged(client: &Client) -> u64 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request stores an int at the address given, which is that of one.
     let result = unsafe { libc::ioctl(client.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };

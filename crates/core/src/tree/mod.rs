@@ -26,6 +26,8 @@ const LENGTHS6: [u8; 6] = [64, 56, 48, 44, 40, 32];
 const ROOT_LEVEL: u8 = u8::MAX;
 /// Marks the levels of IPv6.
 const IPV6: u8 = 0x10;
+/// Active nodes that are remembered until somebody asks for them.
+const MAX_ACTIVE: usize = 4_096;
 /// Addresses that one eviction compares.
 const SAMPLE: usize = 8;
 /// What a node costs beyond itself: its place in the index at the least load.
@@ -81,6 +83,9 @@ struct Node {
     open: u32,
     top: TopTarget,
     mark: Mark,
+    strikes: Strikes,
+    /// Requests that other owners' trees have counted lately for the same address.
+    elsewhere: u32,
 }
 
 /// What was found out about a prefix or an address, and for how long that holds.
@@ -92,6 +97,14 @@ pub struct Mark {
     pub until_ms: u64,
     /// What it was, in the words of whoever set it.
     pub kind: u8,
+}
+
+/// How often an address was asked to prove something, and did not.
+#[derive(Clone, Copy, Debug, Default)]
+struct Strikes {
+    count: u16,
+    /// The window of the last one.
+    window: u32,
 }
 
 /// What counting a request brought up.
@@ -120,6 +133,10 @@ pub struct PrefixTree {
     /// State of the generator that says where the next one looks.
     dice: u64,
     evicted: u64,
+    /// Who was active since [`Self::take_active`]; at most [`MAX_ACTIVE`].
+    active: Vec<NodeId>,
+    /// What others have told, by node.
+    elsewhere: Vec<(NodeId, [u32; Event::ALL.len()])>,
 }
 
 impl PrefixTree {
@@ -127,6 +144,8 @@ impl PrefixTree {
     pub const LEVELS: usize = LENGTHS4.len();
     /// Requests of a prefix after which its shape is worth another look.
     pub const LOOK_EVERY: u32 = 64;
+    /// See [`Self::strike`].
+    pub const STRIKE_WINDOWS: u32 = 60;
 
     /// An empty tree, with room for at least a few addresses whatever its bound.
     pub fn new(config: TreeConfig) -> Self {
@@ -143,6 +162,8 @@ impl PrefixTree {
             hand: 0,
             dice: config.seed,
             evicted: 0,
+            active: Vec::new(),
+            elsewhere: Vec::new(),
         }
     }
 
@@ -189,6 +210,14 @@ impl PrefixTree {
         self.lookup(Key { bits: masked(bits, family), level: family }).map(|index| self.id(index))
     }
 
+    /// The node of a prefix of one of the lengths that are counted, if it has one.
+    pub fn find_prefix(&self, prefix: IpPrefix) -> Option<NodeId> {
+        let (bits, family) = bits_of(prefix.address());
+        let lengths = if family == 0 { &LENGTHS4 } else { &LENGTHS6 };
+        let level = lengths.iter().position(|length| *length == prefix.length_bits())? as u8 | family;
+        self.lookup(Key { bits: masked(bits, level), level }).map(|index| self.id(index))
+    }
+
     /// Counts an event at the address and at every prefix around it. Nothing happens where the node has been evicted.
     #[inline]
     pub fn add(&mut self, id: NodeId, event: Event, amount: u32, now_ms: u64) {
@@ -233,8 +262,13 @@ impl PrefixTree {
         }
         leaf.window.add(Event::Request, 1);
         leaf.top.vote(target);
-        visit.requests = leaf.window.count(Event::Request, moment);
+        visit.requests = leaf.window.count(Event::Request, moment).saturating_add(leaf.elsewhere);
         visit.mark = leaf.mark.at(now_ms);
+        if leaf.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY)
+            && self.active.len() < MAX_ACTIVE
+        {
+            self.active.push(id);
+        }
         let mut at = leaf.parent;
         while let Some(node) = self.nodes.get_mut(at as usize) {
             if node.window.roll(moment) {
@@ -251,6 +285,9 @@ impl PrefixTree {
             }
             if visit.due.is_none() && node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
                 visit.due = Some(id);
+                if self.active.len() < MAX_ACTIVE {
+                    self.active.push(id);
+                }
             }
             at = node.parent;
         }
@@ -271,6 +308,17 @@ impl PrefixTree {
             1 => node.window.current(event),
             _ => 0,
         })
+    }
+
+    /// Addresses that did something in this window, or in the last whole one if those were more: unlike in the sliding
+    /// count, nobody counts twice.
+    pub fn addresses(&self, id: NodeId, now_ms: u64) -> u32 {
+        let moment = self.moment(now_ms);
+        let current = self
+            .node(id)
+            .filter(|node| node.window.index() == moment.index)
+            .map_or(0, |node| node.window.current(Event::Address));
+        current.max(self.last_window(id, Event::Address, now_ms))
     }
 
     /// What is asked for most.
@@ -304,6 +352,8 @@ impl PrefixTree {
         if self.is_live(id) {
             let node = &mut self.nodes[id.index as usize];
             node.mark = Mark::default();
+            node.strikes = Strikes::default();
+            node.elsewhere = 0;
             node.top = TopTarget::default();
             node.window = Window::new(moment);
         }
@@ -312,6 +362,56 @@ impl PrefixTree {
     /// What was found out about a prefix or an address, as far as it holds now.
     pub fn mark(&self, id: NodeId, now_ms: u64) -> Option<Mark> {
         self.node(id)?.mark.at(now_ms)
+    }
+
+    /// The address was asked to prove something, and has not yet: how often that is so now. It is forgotten after
+    /// [`Self::STRIKE_WINDOWS`] windows without another.
+    pub fn strike(&mut self, id: NodeId, now_ms: u64) -> u32 {
+        let moment = self.moment(now_ms);
+        if !self.is_live(id) {
+            return 0;
+        }
+        let strikes = &mut self.nodes[id.index as usize].strikes;
+        if moment.index.saturating_sub(strikes.window) > Self::STRIKE_WINDOWS {
+            strikes.count = 0;
+        }
+        strikes.window = moment.index;
+        strikes.count = strikes.count.saturating_add(1);
+        strikes.count.into()
+    }
+
+    /// Others have counted so much of the same address or prefix within their sliding windows, in the order of
+    /// [`Event::ALL`]. Until [`Self::forget_elsewhere`] it is added to what [`Self::request`] tells of an address, and to
+    /// [`Self::count_everywhere`].
+    pub fn set_elsewhere(&mut self, id: NodeId, counts: [u32; Event::ALL.len()]) {
+        if self.is_live(id) {
+            self.nodes[id.index as usize].elsewhere = counts[Event::Request as usize];
+            self.elsewhere.push((id, counts));
+        }
+    }
+
+    /// Forgets what [`Self::set_elsewhere`] was told.
+    pub fn forget_elsewhere(&mut self) {
+        for (id, _) in std::mem::take(&mut self.elsewhere) {
+            if self.is_live(id) {
+                self.nodes[id.index as usize].elsewhere = 0;
+            }
+        }
+    }
+
+    /// As [`Self::count`], with what others have counted of the same.
+    pub fn count_everywhere(&self, id: NodeId, event: Event, now_ms: u64) -> u32 {
+        let own = self.count(id, event, now_ms);
+        if self.node(id).is_none_or(|node| node.elsewhere == 0) {
+            return own;
+        }
+        let told = self.elsewhere.iter().find(|(other, _)| *other == id);
+        own.saturating_add(told.map_or(0, |(_, counts)| counts[event as usize]))
+    }
+
+    /// Those that have counted another [`Self::LOOK_EVERY`] requests since this was last asked, some of them twice.
+    pub fn take_active(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.active)
     }
 
     /// A connection of this address was opened; how many it has now.
@@ -533,6 +633,8 @@ impl Node {
             open: 0,
             top: TopTarget::default(),
             mark: Mark::default(),
+            strikes: Strikes::default(),
+            elsewhere: 0,
         }
     }
 

@@ -2,26 +2,39 @@
 
 pub(crate) mod filters;
 mod limits;
+mod newcomers;
 mod swarm;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, ResponseView, Scene, Source};
 use tidegate_core::{Event, Reason, Verdict, Visit};
 
 use crate::Settings;
+use crate::external::{External, Feed};
 use crate::novelty::Novelty;
 use crate::settings::Action;
+use crate::stress::Upstreams;
 
 /// Of so few addresses at once none can be in another's way: a load test from one address is nobody's flood.
-const ALONE: u32 = 2;
+const ALONE: u32 = 1;
 /// A failed login weighs this many unknown pages.
 const FAILED_LOGIN_WEIGHT: u32 = 8;
 
 /// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
-pub(crate) fn all(settings: &Settings, seed: u64) -> Vec<Box<dyn Classifier>> {
+pub(crate) fn all(
+    settings: &Settings,
+    seed: u64,
+    upstreams: &Arc<Upstreams>,
+    feed: &Arc<Feed>,
+) -> Vec<Box<dyn Classifier>> {
+    let novelty = RefCell::new(Novelty::new(seed));
     let mut chain: Vec<Box<dyn Classifier>> =
-        vec![Box::new(Accounts { novelty: RefCell::new(Novelty::new(seed)) })];
+        vec![Box::new(Accounts { novelty, upstreams: Arc::clone(upstreams) })];
+    if settings.external {
+        chain.push(Box::new(External(Arc::clone(feed))));
+    }
     for dry_run in [false, true] {
         if settings.filters.iter().any(|filter| filter.dry_run == dry_run) {
             chain.push(Box::new(filters::Filters::new(settings, dry_run)));
@@ -31,6 +44,7 @@ pub(crate) fn all(settings: &Settings, seed: u64) -> Vec<Box<dyn Classifier>> {
         let verdict = verdict(rule.action, settings);
         match rule.reason {
             Reason::Swarm => chain.push(Box::new(swarm::Swarm::new(*rule, verdict))),
+            Reason::Stress => chain.push(Box::new(newcomers::Newcomers::new(*rule, verdict))),
             _ => chain.extend(limits::classifier(*rule, verdict)),
         }
     }
@@ -50,13 +64,14 @@ pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
 
 /// Whether the client shares the server with enough others to be in their way.
 fn is_crowded(scene: &Scene<'_>) -> bool {
-    scene.tree.count(scene.tree.root(), Event::Address, scene.now_ms) > ALONE
+    scene.tree.addresses(scene.tree.root(), scene.now_ms) > ALONE
 }
 
 /// Counts in the tree what only a look at requests and responses tells. Objects to nothing.
 #[derive(Debug)]
 struct Accounts {
     novelty: RefCell<Novelty>,
+    upstreams: Arc<Upstreams>,
 }
 
 impl Classifier for Accounts {
@@ -80,6 +95,7 @@ impl Classifier for Accounts {
         }
         if response.source != Source::Here {
             add(Event::UpstreamMs, response.upstream_ms);
+            self.upstreams.answered(response.status, response.upstream_ms);
         }
         if response.source == Source::Missed
             && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)

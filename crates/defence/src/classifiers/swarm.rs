@@ -2,11 +2,15 @@
 //!
 //! A prefix is suspect if its shape is none that the site's usual traffic has: nearly all of its requests miss the cache
 //! with URLs never seen, or fail, or cost the upstreams many times what requests cost, or are for one target although
-//! clients usually ask for several, or its addresses go on and on at several times the pace of all others. Size alone makes nobody suspect, so that a crowd of good clients is left alone. In a
-//! suspect prefix only those are refused that came with the attack and show the same shape themselves: neighbours that
-//! were there before, or that do what clients usually do, are not.
+//! clients usually ask for several, or its addresses go on and on at several times the pace of all others. Size alone
+//! makes nobody suspect, so that a crowd of good clients is left alone. In a suspect prefix only those are refused that
+//! came with the attack and show the same shape themselves: neighbours that were there before, or that do what clients
+//! usually do, are not.
+//!
+//! Where very many addresses do so little each that none of them shows a shape of its own, the prefix's shape has to do:
+//! newcomers in it are asked to prove that they are browsers, which costs a good client a redirect or a second.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use tidegate_core::hooks::{Classifier, Decision, RequestView, Scene};
 use tidegate_core::{Event, Mark, NodeId, PrefixTree, Reason, Verdict, Visit};
@@ -27,7 +31,18 @@ const LEARNING: f32 = 0.2;
 const RAPID: f32 = 100.0;
 /// How many times the pace of all others is rapid, and from how many others their pace can be told.
 const RAPID_TIMES: f32 = 3.0;
-const OTHERS: u32 = 8;
+const OTHERS: u32 = 3;
+/// For how long the pace has to be kept up, which who loads a page with many parts does not.
+const RAPID_MS: u64 = 2_000;
+/// Prefixes that may be on their way to be rapid at once.
+const MAX_PACERS: usize = 64;
+/// Without a look at it in this time a prefix has stopped.
+const PACER_GONE_MS: u64 = 3_000;
+/// How many times the limit of requests, from how many addresses, makes newcomers of a prefix prove themselves.
+const MASS_TIMES: u32 = 10;
+const MASS_ADDRESSES: u32 = 500;
+/// The share of all requests of a prefix that nobody known is in, which under stress is such a mass.
+const MASS_SHARE: f32 = 0.3;
 /// Windows with fewer requests teach nothing.
 const TEACHING_REQUESTS: u32 = 100;
 
@@ -50,6 +65,18 @@ enum Shape {
     Costly,
     Monotonous,
     Rapid,
+    /// Under stress: a great part of all requests, from where nearly nobody came before.
+    Mass,
+}
+
+/// A prefix whose addresses are rapid now.
+#[derive(Clone, Copy, Debug)]
+struct Pacer {
+    prefix: NodeId,
+    since_ms: u64,
+    last_ms: u64,
+    /// Looks since then, each after [`PrefixTree::LOOK_EVERY`] requests.
+    looks: u32,
 }
 
 /// Finds suspect prefixes, and those in them who take part.
@@ -62,6 +89,7 @@ pub(super) struct Swarm {
     learned: Cell<u64>,
     /// When a prefix was last found suspect.
     alarmed_ms: Cell<Option<u64>>,
+    pacers: RefCell<Vec<Pacer>>,
 }
 
 impl Swarm {
@@ -74,17 +102,19 @@ impl Swarm {
             usual: Cell::new(usual),
             learned: Cell::new(0),
             alarmed_ms: Cell::new(None),
+            pacers: RefCell::default(),
         }
     }
 
     /// Whether a prefix does what the site's usual clients never do.
-    fn look(&self, tree: &mut PrefixTree, prefix: NodeId, now_ms: u64) {
-        let count = |event| tree.count(prefix, event, now_ms);
+    fn look(&self, tree: &mut PrefixTree, prefix: NodeId, stressed: bool, now_ms: u64) {
+        let count = |event| tree.count_everywhere(prefix, event, now_ms);
         if count(Event::Request) < self.limit || count(Event::Address) < FEW_ADDRESSES {
             return;
         }
         let shown = Shape::ALL.into_iter().find(|shape| match shape {
-            Shape::Rapid => is_rapid(tree, prefix, now_ms),
+            Shape::Rapid => self.is_rapid(tree, prefix, now_ms),
+            Shape::Mass => stressed && is_mass(tree, prefix, now_ms),
             _ => self.shows(tree, prefix, *shape, now_ms),
         });
         let Some(shape) = shown else { return };
@@ -97,8 +127,9 @@ impl Swarm {
     /// Whether a prefix, or an address, shows this shape.
     fn shows(&self, tree: &PrefixTree, id: NodeId, shape: Shape, now_ms: u64) -> bool {
         let usual = self.usual.get();
-        let requests = tree.count(id, Event::Request, now_ms).max(1) as f32;
-        let per_request = |event| tree.count(id, event, now_ms) as f32 / requests;
+        let count = |event| tree.count_everywhere(id, event, now_ms) as f32;
+        let requests = count(Event::Request).max(1.0);
+        let per_request = |event| count(event) / requests;
         match shape {
             Shape::Novel => per_request(Event::Novel) > (3.0 * usual.novel_share).clamp(0.5, 0.9),
             Shape::Errors => per_request(Event::Error) > (3.0 * usual.error_share).clamp(0.5, 0.9),
@@ -108,27 +139,73 @@ impl Swarm {
             Shape::Monotonous => usual.top_share < 0.6 && tree.top_target(id).share() > 0.9,
             // Its prefix was compared with the others.
             Shape::Rapid => requests > RAPID,
+            Shape::Mass => true,
         }
     }
 
-    /// Whether a client in a suspect prefix takes part in what makes it so.
-    fn takes_part(&self, scene: &Scene<'_>, prefix: NodeId, mark: Mark, requests: u32) -> bool {
+    /// What becomes of a client in a suspect prefix: who takes part in what makes it so is stopped, and who may is asked
+    /// to prove that it does not.
+    fn judge(&self, scene: &Scene<'_>, prefix: NodeId, mark: Mark, requests: u32) -> Verdict {
         let (tree, client, now_ms) = (&*scene.tree, scene.client, scene.now_ms);
         let came_ms = now_ms.saturating_sub(tree.age_ms(client, now_ms));
-        if requests < FEW_REQUESTS || mark.since_ms.saturating_sub(came_ms) > NEWCOMER_MS {
-            return false;
+        if mark.since_ms.saturating_sub(came_ms) > NEWCOMER_MS {
+            return Verdict::Continue;
         }
-        let Some(shape) = Shape::of(mark.kind).filter(|shape| self.shows(tree, client, *shape, now_ms))
-        else {
+        let Some(shape) = Shape::of(mark.kind) else { return Verdict::Continue };
+        let same_target =
+            || shape != Shape::Monotonous || tree.top_target(client).target == tree.top_target(prefix).target;
+        if shape != Shape::Mass && requests >= FEW_REQUESTS {
+            let takes_part = self.shows(tree, client, shape, now_ms) && same_target();
+            return if takes_part { self.verdict } else { Verdict::Continue };
+        }
+        // The narrowest suspect prefix may be too narrow for a mass that the ones around it hold.
+        let same_kind = |id: &NodeId| tree.mark(*id, now_ms).is_some_and(|around| around.kind == mark.kind);
+        let mut around = std::iter::successors(Some(prefix), |id| tree.parent(*id));
+        let is_mass = shape != Shape::Rapid
+            && around.any(|id| {
+                same_kind(&id)
+                    && tree.count(id, Event::Request, now_ms) > MASS_TIMES.saturating_mul(self.limit)
+                    && tree.count(id, Event::Address, now_ms) > MASS_ADDRESSES
+            });
+        if is_mass && same_target() { Verdict::Challenge } else { Verdict::Continue }
+    }
+
+    /// Whether the addresses of a prefix ask at several times the pace of all others, and keep that up.
+    fn is_rapid(&self, tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
+        let count = |id, event| tree.count_everywhere(id, event, now_ms);
+        let (own, addresses) = (count(prefix, Event::Request), count(prefix, Event::Address).max(1));
+        let all = |event| count(tree.root(), event);
+        let others = all(Event::Address).saturating_sub(addresses);
+        let of_others = all(Event::Request).saturating_sub(own) as f32 / others.max(1) as f32;
+        let pace = own as f32 / addresses as f32;
+        let is_fast = others >= OTHERS && pace > RAPID.max(RAPID_TIMES * of_others);
+        let mut pacers = self.pacers.borrow_mut();
+        pacers.retain(|pacer| now_ms.saturating_sub(pacer.last_ms) <= PACER_GONE_MS);
+        let known = pacers.iter_mut().find(|pacer| pacer.prefix == prefix);
+        let Some(pacer) = known.filter(|_| is_fast) else {
+            pacers.retain(|pacer| pacer.prefix != prefix);
+            if is_fast && pacers.len() < MAX_PACERS {
+                pacers.push(Pacer { prefix, since_ms: now_ms, last_ms: now_ms, looks: 0 });
+            }
             return false;
         };
-        shape != Shape::Monotonous || tree.top_target(client).target == tree.top_target(prefix).target
+        (pacer.last_ms, pacer.looks) = (now_ms, pacer.looks + 1);
+        let elapsed_ms = now_ms - pacer.since_ms;
+        let since = (pacer.looks * PrefixTree::LOOK_EVERY) as f32;
+        // Looks are at the narrowest prefix that is due, so that wider ones miss some: half of the pace tells.
+        let goes_on = since / addresses as f32 > RAPID / 2.0 * elapsed_ms as f32 / tree.window_ms() as f32;
+        elapsed_ms >= RAPID_MS && goes_on
     }
 
     /// Takes the last window for usual, unless an attack was in it.
     fn learn(&self, tree: &PrefixTree, now_ms: u64) {
         let root = tree.root();
-        let last = |event| tree.last_window(root, event, now_ms);
+        let is_first = self.usual.get().top_share == 1.0;
+        // What is known of the window in progress is better than nothing.
+        let last = |event| match is_first {
+            true => tree.count(root, event, now_ms),
+            false => tree.last_window(root, event, now_ms),
+        };
         let requests = last(Event::Request);
         let calm = self.alarmed_ms.get().is_none_or(|alarmed| now_ms.saturating_sub(alarmed) > SUSPECT_MS);
         if !calm || requests < TEACHING_REQUESTS {
@@ -151,25 +228,26 @@ impl Swarm {
 }
 
 impl Shape {
-    const ALL: [Self; 5] = [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous, Self::Rapid];
+    const ALL: [Self; 6] =
+        [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous, Self::Rapid, Self::Mass];
 
     fn of(kind: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|shape| *shape as u8 == kind)
     }
 }
 
-/// Whether the addresses of a prefix ask at several times the pace of all others, in this window and in the one before:
-/// who loads a page with many parts is quiet afterwards.
-fn is_rapid(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
-    let pace = |count: &dyn Fn(NodeId, Event) -> u32| {
-        let (own, own_addresses) = (count(prefix, Event::Request), count(prefix, Event::Address));
-        let all = |event| count(tree.root(), event);
-        let others = all(Event::Address).saturating_sub(own_addresses);
-        let of_others = all(Event::Request).saturating_sub(own) as f32 / others.max(1) as f32;
-        let pace = own as f32 / own_addresses.max(1) as f32;
-        others >= OTHERS && pace > RAPID.max(RAPID_TIMES * of_others)
+/// Whether a great part of all requests comes from a prefix from which nearly none came before.
+fn is_mass(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
+    let share = |count: &dyn Fn(NodeId, Event) -> u32| {
+        count(prefix, Event::Request) as f32 / count(tree.root(), Event::Request).max(1) as f32
     };
-    pace(&|id, event| tree.count(id, event, now_ms)) && pace(&|id, event| tree.last_window(id, event, now_ms))
+    let (own, all) = (
+        tree.last_window(prefix, Event::Request, now_ms),
+        tree.last_window(tree.root(), Event::Request, now_ms),
+    );
+    let before = if all == 0 { 1.0 } else { own as f32 / all as f32 };
+    let is_new = tree.age_ms(prefix, now_ms) <= 2 * tree.window_ms() || before < MASS_SHARE / 10.0;
+    is_new && share(&|id, event| tree.count(id, event, now_ms)) > MASS_SHARE
 }
 
 impl Classifier for Swarm {
@@ -181,20 +259,19 @@ impl Classifier for Swarm {
         if let Some(prefix) = visit.due {
             // Everybody together is no prefix.
             if prefix != scene.tree.root() {
-                self.look(scene.tree, prefix, scene.now_ms);
+                self.look(scene.tree, prefix, scene.stressed_ms.is_some(), scene.now_ms);
             }
         }
-        match visit.suspect {
-            Some((prefix, mark)) if self.takes_part(scene, prefix, mark, visit.requests) => {
-                Decision::new(self.verdict, Reason::Swarm)
-            }
-            _ => Decision::CONTINUE,
+        let Some((prefix, mark)) = visit.suspect else { return Decision::CONTINUE };
+        match self.judge(scene, prefix, mark, visit.requests) {
+            Verdict::Continue => Decision::CONTINUE,
+            verdict => Decision::new(verdict, Reason::Swarm),
         }
     }
 
     fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
         let window = now_ms / tree.window_ms();
-        if self.learned.replace(window) != window {
+        if self.learned.replace(window) != window || self.usual.get().top_share == 1.0 {
             self.learn(tree, now_ms);
         }
     }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use tidegate_core::{IpPrefix, Reason};
-use tidegate_defence::{Action, Exemption, Filter, Rule, Settings};
+use tidegate_defence::{Action, Exemption, Filter, Rule, Settings, StressLimits};
 
 use super::report::Report;
 use super::walk::Values;
@@ -16,6 +16,8 @@ pub(crate) struct Defence {
     pub settings: Settings,
     /// Where each decision is written down, besides the log.
     pub audit: Option<PathBuf>,
+    /// Where classifiers outside of this process connect, and one of how many events they are told.
+    pub external: Option<(PathBuf, u32)>,
 }
 
 /// Builds the settings. They are fit for use only if the report holds no error afterwards.
@@ -32,6 +34,8 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
             user_agent: section.text("user_agent").unwrap_or_default(),
         })
     };
+    let one_of = integer("sample").and_then(|one_of| u32::try_from(one_of).ok()).unwrap_or(1);
+    let external = section.and_then(|section| section.path("external")).map(|path| (path, one_of));
     let settings = Settings {
         memory_bytes: memory_bytes.unwrap_or(defaults.memory_bytes),
         exempt: match file.tables("exempt") {
@@ -44,11 +48,27 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
         filters: file.tables("filter").iter().filter_map(|section| filter(section, report)).collect(),
         challenge_bits: bits.unwrap_or(defaults.challenge_bits),
         pass_for: section.and_then(|section| section.duration("pass_for")).unwrap_or(defaults.pass_for),
+        external: external.is_some(),
+        stress: stress(file),
     };
     Defence {
         enabled: flag("enabled", true),
         settings,
         audit: section.and_then(|section| section.path("audit")),
+        external,
+    }
+}
+
+fn stress(file: &Values) -> StressLimits {
+    let usual = StressLimits::default();
+    let Some(section) = file.table("stress") else { return usual };
+    let share = |name, usual| section.number(name).map_or(usual, |share| share as f32);
+    StressLimits {
+        busy: share("busy", usual.busy),
+        lag: section.duration("lag").unwrap_or(usual.lag),
+        connections: share("connections", usual.connections),
+        upstream_delay: section.duration("upstream_delay").unwrap_or(usual.upstream_delay),
+        upstream_errors: share("upstream_errors", usual.upstream_errors),
     }
 }
 

@@ -467,7 +467,7 @@ static BLOCK: Section = Section {
 static DEFENCE: Section = Section {
     name: "defence",
     doc: "Clients are watched, each address and each network prefix around it, and those that abuse the site are refused: \
-          see [the guide](defence.md). On by default. A change needs a restart.",
+          see [the guide](defence.md). On by default. A change of `enabled`, `memory` or `audit` needs a restart.",
     enforced: true,
     keys: &[
         key("enabled", Kind::Flag, Is("true"), "Whether clients are watched at all."),
@@ -490,6 +490,19 @@ static DEFENCE: Section = Section {
             "A file to which each decision and its reason is appended, one JSON object a line; opened anew on SIGHUP.",
         ),
         key(
+            "external",
+            Kind::Path,
+            Absent("nobody is told"),
+            "A Unix socket at which classifiers of your own are told what clients do and say whom to block \
+             ([protocol](../protocol/classifier.md)). A change needs a restart.",
+        ),
+        key(
+            "sample",
+            Kind::Integer { min: 1, max: 1_000_000 },
+            Is("1"),
+            "One of how many events `external` is told. A change needs a restart.",
+        ),
+        key(
             "challenge_bits",
             Kind::Integer { min: 0, max: 24 },
             Is("16"),
@@ -510,7 +523,7 @@ const DEFENCE_ACTION: Kind = Kind::Choice(&["delay", "refuse", "challenge", "res
 static CLASSIFIER: Section = Section {
     name: "classifier",
     doc: "What one classifier allows, and what is done beyond that. All are on with their defaults; a table changes one of \
-          them. A change needs a restart.",
+          them.",
     enforced: true,
     keys: &[
         key(
@@ -525,6 +538,7 @@ static CLASSIFIER: Section = Section {
                 "ranges",
                 "slow",
                 "swarm",
+                "stress",
             ]),
             Required,
             "Which classifier; [the guide](defence.md) says what each looks at.",
@@ -548,8 +562,7 @@ static CLASSIFIER: Section = Section {
 
 static EXEMPT: Section = Section {
     name: "exempt",
-    doc: "Clients that are counted but never acted on, such as monitoring and search engines' robots. A change needs a \
-          restart.",
+    doc: "Clients that are counted but never acted on, such as monitoring and search engines' robots.",
     enforced: true,
     keys: &[
         key("source", Kind::Prefix, Required, "Their addresses."),
@@ -560,7 +573,7 @@ static EXEMPT: Section = Section {
 static FILTER: Section = Section {
     name: "filter",
     doc: "Requests that are refused by what they look like; all that a table says must hold, and the first that matches \
-          decides. A change needs a restart.",
+          decides.",
     enforced: true,
     keys: &[
         key("source", Kind::Prefix, Absent("anywhere"), "Where they come from."),
@@ -644,7 +657,8 @@ static ADAPT: Section = Section {
 static STRESS: Section = Section {
     name: "stress",
     doc: "Beyond what the host counts as overloaded, with or without `[adapt]`. While it is, rules with `when = \"overload\"` \
-          act, the agent limits lower classes, and DHTTP opens no connections.",
+          act, the agent limits lower classes, DHTTP opens no connections, the classifier `stress` acts, and stale responses that \
+          may answer in the place of an error do so.",
     enforced: true,
     keys: &[
         key(
@@ -659,6 +673,31 @@ static STRESS: Section = Section {
             Is("50ms"),
             "How long connections wait to be accepted.",
         ),
+        key(
+            "busy",
+            Kind::Share,
+            Is("0.9"),
+            "Share of the time in which a data core runs, or waits for a processor.",
+        ),
+        key(
+            "lag",
+            Kind::Duration { min_ms: MS, max_ms: HOUR },
+            Is("100ms"),
+            "How late a data core's event loop does what is due.",
+        ),
+        key(
+            "connections",
+            Kind::Share,
+            Is("0.8"),
+            "Clients' connections, as a share of `limits.connections`. From 0.95 on the heaviest are ended, whatever this says.",
+        ),
+        key(
+            "upstream_delay",
+            Kind::Duration { min_ms: MS, max_ms: HOUR },
+            Is("2s"),
+            "How long the upstreams take to answer, in the mean of a quarter of a second.",
+        ),
+        key("upstream_errors", Kind::Share, Is("0.5"), "Share of the upstreams' answers that are failures."),
     ],
 };
 

@@ -101,6 +101,11 @@ impl Gatekeeper {
         lock(&self.pilot).as_ref().map(Pilot::explain).unwrap_or_default()
     }
 
+    /// Whether there is overload, by `[stress]` or by what the agent says.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        lock(&self.pilot).as_ref().is_some_and(Pilot::is_overloaded)
+    }
+
     fn watch(&self, engine: &Engine) {
         let mut pilot = lock(&self.pilot);
         let Some(pilot) = &mut *pilot else { return };

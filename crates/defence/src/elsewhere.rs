@@ -1,0 +1,110 @@
+//! What data cores tell each other of their trees, once a second and off the way of requests: who does most, and which
+//! prefixes are suspect. A client or a botnet whose connections the kernel has spread over all cores is judged by the sum.
+
+use std::collections::{BTreeMap, HashSet};
+
+use tidegate_core::{Event, IpPrefix, Mark, NodeId, PrefixTree};
+
+/// Nodes that each core tells of.
+const MAX_ROWS: usize = 1_024;
+/// Fewer requests within the sliding window are not worth telling.
+const FEW_REQUESTS: u32 = 64;
+const INTERVAL_MS: u64 = 1_000;
+
+/// Counts in the order of [`Event::ALL`].
+type Counts = [u32; Event::ALL.len()];
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    prefix: IpPrefix,
+    counts: Counts,
+    suspect: Option<Suspicion>,
+}
+
+/// A mark of a prefix, with times that mean the same on every core's clock.
+#[derive(Clone, Copy, Debug)]
+struct Suspicion {
+    age_ms: u64,
+    left_ms: u64,
+    kind: u8,
+}
+
+#[derive(Debug, Default)]
+struct OfCore {
+    known: HashSet<NodeId>,
+    rows: Vec<Row>,
+    exchanged_ms: Option<u64>,
+}
+
+/// What each core has told last.
+#[derive(Debug, Default)]
+pub(crate) struct Elsewhere {
+    cores: Vec<OfCore>,
+}
+
+impl Elsewhere {
+    /// Takes what this core's tree has to tell, and gives the tree what the others have told; at most once a second.
+    pub(crate) fn exchange(&mut self, core: usize, tree: &mut PrefixTree, now_ms: u64) {
+        if self.cores.len() <= core {
+            self.cores.resize_with(core + 1, OfCore::default);
+        }
+        let own = &mut self.cores[core];
+        if own.exchanged_ms.is_some_and(|last| now_ms.saturating_sub(last) < INTERVAL_MS) {
+            return;
+        }
+        own.exchanged_ms = Some(now_ms);
+        own.take(tree, now_ms);
+        self.give(core, tree, now_ms);
+    }
+
+    fn give(&self, core: usize, tree: &mut PrefixTree, now_ms: u64) {
+        let mut sums: BTreeMap<IpPrefix, (Counts, Option<Suspicion>)> = BTreeMap::new();
+        let others = self.cores.iter().enumerate().filter(|(index, _)| *index != core);
+        for row in others.flat_map(|(_, other)| &other.rows) {
+            let (counts, suspect) = sums.entry(row.prefix).or_default();
+            counts.iter_mut().zip(row.counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
+            *suspect = suspect.or(row.suspect);
+        }
+        tree.forget_elsewhere();
+        for (prefix, (counts, suspect)) in sums {
+            let Some(id) = tree.find_prefix(prefix) else { continue };
+            tree.set_elsewhere(id, counts);
+            if let Some(Suspicion { age_ms, left_ms, kind }) = suspect
+                && tree.mark(id, now_ms).is_none()
+            {
+                let since_ms = now_ms.saturating_sub(age_ms);
+                tree.set_mark(id, Mark { since_ms, until_ms: now_ms + left_ms, kind });
+            }
+        }
+    }
+}
+
+impl OfCore {
+    fn take(&mut self, tree: &mut PrefixTree, now_ms: u64) {
+        let mut ids: HashSet<NodeId> = std::mem::take(&mut self.known);
+        ids.extend(tree.take_active());
+        let mut found: Vec<(u32, NodeId)> = ids
+            .into_iter()
+            .map(|id| (tree.count(id, Event::Request, now_ms), id))
+            .filter(|(requests, _)| *requests >= FEW_REQUESTS)
+            .collect();
+        found.sort_unstable_by_key(|(requests, _)| std::cmp::Reverse(*requests));
+        found.truncate(MAX_ROWS);
+        self.rows = found.iter().filter_map(|(_, id)| row(tree, *id, now_ms)).collect();
+        self.known = found.into_iter().map(|(_, id)| id).collect();
+    }
+}
+
+fn row(tree: &PrefixTree, id: NodeId, now_ms: u64) -> Option<Row> {
+    let prefix = tree.prefix(id)?;
+    let mut counts = Counts::default();
+    Event::ALL.iter().for_each(|event| counts[*event as usize] = tree.count(id, *event, now_ms));
+    // A block of an address goes the way of all blocks.
+    let mark = tree.mark(id, now_ms).filter(|_| !tree.is_address(id));
+    let suspect = mark.map(|mark| Suspicion {
+        age_ms: now_ms.saturating_sub(mark.since_ms),
+        left_ms: mark.until_ms.saturating_sub(now_ms),
+        kind: mark.kind,
+    });
+    Some(Row { prefix, counts, suspect })
+}

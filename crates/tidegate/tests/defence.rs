@@ -1,0 +1,116 @@
+//! The defence of a running process: an external classifier, and settings that change on a reload.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+struct Site {
+    _process: Running,
+    address: SocketAddr,
+    admin: SocketAddr,
+    directory: tempfile::TempDir,
+}
+
+impl Site {
+    fn start(config: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("object"), "hello").unwrap();
+        let (address, admin) = (free_port(), free_port());
+        let site = Self::write(directory.path(), config);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["run", "--workers", "1", "--config"]).arg(site);
+        command.args(["--listen", &format!("127.0.0.1:{address}"), "--admin", &format!("127.0.0.1:{admin}")]);
+        command.arg("--root").arg(directory.path()).stderr(Stdio::null());
+        let process = Running(command.spawn().unwrap());
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let site = Self { _process: process, address: local(address), admin: local(admin), directory };
+        wait_for("the server listens", || TcpStream::connect(site.address).is_ok());
+        site
+    }
+
+    fn write(directory: &Path, config: &str) -> std::path::PathBuf {
+        let path = directory.join("site.toml");
+        fs::write(&path, config.replace("DIR", directory.to_str().unwrap())).unwrap();
+        path
+    }
+
+    /// The status of a request from this address of the loopback network; `None`: the connection ended without one.
+    fn ask(&self, from: [u8; 4]) -> Option<u16> {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
+        let from = SocketAddr::new(IpAddr::V4(Ipv4Addr::from(from)), 0);
+        socket.bind(&from.into()).ok()?;
+        socket.connect(&self.address.into()).ok()?;
+        let mut stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+        stream.write_all(b"GET /object HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").ok()?;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).get(9..12)?.parse().ok()
+    }
+
+    fn reload(&self) -> bool {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["reload", "--admin", &self.admin.to_string()]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+    }
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn classifier_in_python_learns_what_is_usual_and_blocks_who_floods() {
+    let site = Site::start("[defence]\nexternal = \"DIR/classifier.sock\"\n");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/classifier/learn.py");
+    let mut command = Command::new("python3");
+    command.arg(script).arg(site.directory.path().join("classifier.sock")).stdout(Stdio::piped());
+    let mut classifier = Running(command.spawn().expect("python3 is missing: apt-get install python3"));
+    // Sixty people ask now and then, until enough is known of them.
+    let mut people = (0u8..).map(|number| [127, 20, 0, number % 60 + 1]);
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        assert_eq!(site.ask(people.next().unwrap()), Some(200));
+        std::thread::sleep(Duration::from_millis(15));
+    }
+    let attacker = [127, 30, 0, 1];
+    wait_for("the attacker is blocked", || site.ask(attacker) != Some(200));
+    assert_eq!(site.ask(people.next().unwrap()), Some(200));
+    let mut said = String::new();
+    BufReader::new(classifier.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.starts_with("blocked 127.30.0.1: "), "{said}");
+}
+
+#[test]
+fn limit_that_is_changed_acts_after_a_reload_without_a_restart() {
+    let site = Site::start("[[classifier]]\nname = \"connection-rate\"\nlimit = 1000\n");
+    let (client, other) = ([127, 21, 0, 1], [127, 21, 0, 2]);
+    for _ in 0..20 {
+        assert_eq!((site.ask(client), site.ask(other)), (Some(200), Some(200)));
+    }
+    Site::write(site.directory.path(), "[[classifier]]\nname = \"connection-rate\"\nlimit = 5\n");
+    assert!(site.reload());
+    wait_for("the new limit acts", || site.ask(client) != Some(200));
+    Site::write(site.directory.path(), "[defence]\nmemory = \"16MiB\"\n");
+    assert!(!site.reload(), "memory needs a restart");
+}
