@@ -258,7 +258,7 @@ impl Once {
         }
     }
 
-    fn write(self, out: &mut Vec<u8>) {
+    pub(crate) fn write(self, out: &mut Vec<u8>) {
         match self {
             Self::No => {}
             Self::Unnumbered => out.push(0),
