@@ -62,7 +62,10 @@ fuzz_target!(|data: &[u8]| {
         }
         while client.poll_transmit().is_some() {}
         while let Some(event) = client.poll_event() {
-            let (Event::Response { id, .. } | Event::UseTcp { id, .. } | Event::UseHttp { id }) = event;
+            let (Event::Response { id, .. }
+            | Event::UseTcp { id, .. }
+            | Event::OutcomeUnknown { id }
+            | Event::UseHttp { id }) = event;
             let times = answered.entry(id).or_default();
             *times += 1;
             assert_eq!(*times, 1, "{id:?} was answered again");

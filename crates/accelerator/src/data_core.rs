@@ -55,6 +55,7 @@ pub(crate) struct Start {
     /// Where the core puts the handles of its DHTTP servers.
     pub dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     pub dhttp_token_secret: [u8; 16],
+    pub dhttp_window: tidegate_dhttp::driver::Window,
     pub workers: usize,
     pub plan: watch::Receiver<Arc<Plan>>,
     pub phase: watch::Receiver<Phase>,
@@ -141,6 +142,7 @@ impl DataCore {
             let dhttp = DhttpStart {
                 handles: start.dhttp,
                 token_secret: start.dhttp_token_secret,
+                window: start.dhttp_window,
                 workers: start.workers,
             };
             let inside = tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside));

@@ -158,6 +158,7 @@ impl Engine {
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
         let dhttp_token_secret = tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?;
+        let dhttp_window = tidegate_dhttp::driver::Window::new().map_err(StartError::Thread)?;
         for (index, (listeners, inside)) in sockets.into_iter().zip(receivers).enumerate() {
             let start = crate::data_core::Start {
                 index,
@@ -165,6 +166,7 @@ impl Engine {
                 epoll: Clients::epoll().map_err(StartError::Thread)?,
                 dhttp: Arc::clone(&shared.dhttp),
                 dhttp_token_secret,
+                dhttp_window: dhttp_window.clone(),
                 workers: shared.workers,
                 plan: shared.plan.subscribe(),
                 phase: shared.phase.subscribe(),

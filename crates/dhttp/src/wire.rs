@@ -2,11 +2,14 @@
 //!
 //! ```text
 //! request   id (8)  port of the other channel (2)  flags (1)  [token length (1)  token]
-//!           [count (1)  [tag (4)  count × (offset (4)  length (4))]]  HTTP request
+//!           [count (1)  [tag (4)  count × (offset (4)  length (4))]]
+//!           [ticket length (1)  [ticket (16)  number (4)]]  HTTP request
 //! response  id (8)  HTTP response
 //!           id (8)  0  tag (4)  total (4)  offset (4)  piece      a piece of an HTTP response
 //!           id (8)  1                                             resend this over TCP
+//!           id (8)  1  1                                          this may have been executed
 //!           id (8)  2  token length (1)  token                    resend this with the token
+//!           id (8)  2  token length (1)  token  ticket (16)  refused (8)  age (4)   with another ticket
 //!           id (8)  3  token length (1)  token  HTTP response
 //! ```
 //!
@@ -22,6 +25,10 @@ pub const REQUEST_HEADER_BYTES: usize = 11;
 pub const ID_BYTES: usize = 8;
 /// Greatest length of a token in bytes.
 pub const MAX_TOKEN_BYTES: usize = 32;
+/// Length in bytes of a ticket for requests that must not be repeated; see [`crate::once`].
+pub const TICKET_BYTES: usize = 16;
+/// As many bytes of a ticket's end tell it from others.
+pub const TICKET_TAIL_BYTES: usize = 8;
 /// Most ranges that one request asks for.
 pub const MAX_RANGES: usize = 16;
 
@@ -29,13 +36,16 @@ pub const MAX_RANGES: usize = 16;
 pub const PIECE_HEADER_BYTES: usize = ID_BYTES + 13;
 
 /// Most bytes a message adds in front of the HTTP message.
-pub const MAX_HEADER_BYTES: usize = REQUEST_HEADER_BYTES + 1 + MAX_TOKEN_BYTES + 1 + 4 + 8 * MAX_RANGES;
+pub const MAX_HEADER_BYTES: usize =
+    REQUEST_HEADER_BYTES + 1 + MAX_TOKEN_BYTES + 1 + 4 + 8 * MAX_RANGES + 1 + TICKET_BYTES + 4;
 
 const PIECE: u8 = 0;
 
 const USE_TCP: u8 = 1;
 const PROVE_ADDRESS: u8 = 2;
 const HTTP_WITH_TOKEN: u8 = 3;
+/// Behind [`USE_TCP`].
+const OUTCOME_UNKNOWN: u8 = 1;
 
 /// What a response is matched to its request by: eight random bytes, unique among a client's outstanding requests.
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -56,29 +66,34 @@ pub struct Flags {
     pub token: bool,
     /// A field on pieces follows: the client takes responses in several datagrams.
     pub pieces: bool,
+    /// A ticket field follows, perhaps an empty one: the request is to be executed once.
+    pub once: bool,
 }
 
 impl Flags {
     const RESEND: u8 = 1;
     const TOKEN: u8 = 2;
     const PIECES: u8 = 4;
+    const ONCE: u8 = 8;
 
     /// The flags as sent.
     pub const fn bits(self) -> u8 {
         (if self.resend { Self::RESEND } else { 0 })
             | (if self.token { Self::TOKEN } else { 0 })
             | (if self.pieces { Self::PIECES } else { 0 })
+            | (if self.once { Self::ONCE } else { 0 })
     }
 
     /// The flags of a received byte; `None` if one is unknown.
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & !(Self::RESEND | Self::TOKEN | Self::PIECES) != 0 {
+        if bits & !(Self::RESEND | Self::TOKEN | Self::PIECES | Self::ONCE) != 0 {
             return None;
         }
         Some(Self {
             resend: bits & Self::RESEND != 0,
             token: bits & Self::TOKEN != 0,
             pieces: bits & Self::PIECES != 0,
+            once: bits & Self::ONCE != 0,
         })
     }
 }
@@ -113,6 +128,12 @@ pub enum WireError {
         /// The id, so that an error can be sent.
         id: RequestId,
     },
+    /// The ticket is neither empty nor a ticket.
+    #[error("malformed ticket")]
+    BadTicket {
+        /// The id, so that an error can be sent.
+        id: RequestId,
+    },
     /// Neither HTTP nor one of the control answers, or one with something behind it.
     #[error("malformed response")]
     BadResponse,
@@ -122,7 +143,10 @@ impl WireError {
     /// The id of the request that an error response can be sent to.
     pub const fn id(self) -> Option<RequestId> {
         match self {
-            Self::UnknownFlags { id, .. } | Self::BadToken { id } | Self::BadPieces { id } => Some(id),
+            Self::UnknownFlags { id, .. }
+            | Self::BadToken { id }
+            | Self::BadPieces { id }
+            | Self::BadTicket { id } => Some(id),
             Self::Short | Self::ResponseAsRequest | Self::BadResponse => None,
         }
     }
@@ -195,6 +219,58 @@ impl Pieces<'_> {
     }
 }
 
+/// Which request of a client's this is, among those that must not be repeated.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Numbered {
+    /// What a server issued.
+    pub ticket: [u8; TICKET_BYTES],
+    /// The request's number, which the client uses once within the ticket.
+    pub number: u32,
+}
+
+/// Whether a request is to be executed once.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Once {
+    /// It may be repeated, or is not to go by UDP.
+    #[default]
+    No,
+    /// It is, but the client has no ticket yet.
+    Unnumbered,
+    /// It is.
+    Numbered(Numbered),
+}
+
+impl Once {
+    /// The end of its ticket; zeros if it has none.
+    pub fn ticket_tail(self) -> [u8; TICKET_TAIL_BYTES] {
+        let mut tail = [0; TICKET_TAIL_BYTES];
+        if let Self::Numbered(Numbered { ticket, .. }) = self {
+            tail.copy_from_slice(&ticket[TICKET_BYTES - TICKET_TAIL_BYTES..]);
+        }
+        tail
+    }
+
+    fn wire_bytes(self) -> usize {
+        match self {
+            Self::No => 0,
+            Self::Unnumbered => 1,
+            Self::Numbered(_) => 1 + TICKET_BYTES + 4,
+        }
+    }
+
+    pub(crate) fn write(self, out: &mut Vec<u8>) {
+        match self {
+            Self::No => {}
+            Self::Unnumbered => out.push(0),
+            Self::Numbered(Numbered { ticket, number }) => {
+                out.push(TICKET_BYTES as u8);
+                out.extend_from_slice(&ticket);
+                out.extend_from_slice(&number.to_be_bytes());
+            }
+        }
+    }
+}
+
 /// A request as received.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request<'a> {
@@ -208,6 +284,8 @@ pub struct Request<'a> {
     pub token: Option<&'a [u8]>,
     /// Whether the client takes the response in pieces.
     pub pieces: Pieces<'a>,
+    /// Whether it is to be executed once.
+    pub once: Once,
     /// The HTTP request.
     pub http: &'a [u8],
 }
@@ -257,20 +335,33 @@ impl<'a> Request<'a> {
         } else {
             (Pieces::Unknown, http)
         };
+        let (once, http) = if flags.once {
+            match split_once(http) {
+                Ok(Some((once, http))) => (once, http),
+                Ok(None) => return Ok(None),
+                Err(()) => return Err(WireError::BadTicket { id }),
+            }
+        } else {
+            (Once::No, http)
+        };
         let other_port = u16::from_be_bytes([high, low]);
-        Ok(Some(Self { id, other_port, resend: flags.resend, token, pieces, http }))
+        Ok(Some(Self { id, other_port, resend: flags.resend, token, pieces, once, http }))
     }
 
     /// Length of the header in bytes; the HTTP request starts there.
     pub fn header_bytes(&self) -> usize {
-        REQUEST_HEADER_BYTES + self.token.map_or(0, |token| 1 + token.len()) + self.pieces.wire_bytes()
+        REQUEST_HEADER_BYTES
+            + self.token.map_or(0, |token| 1 + token.len())
+            + self.pieces.wire_bytes()
+            + self.once.wire_bytes()
     }
 
     /// Appends the message. A token beyond [`MAX_TOKEN_BYTES`] is left out: no server issues one.
     pub fn write(&self, out: &mut Vec<u8>) {
         let token = self.token.map(|token| if token.len() > MAX_TOKEN_BYTES { &[][..] } else { token });
         let pieces = self.pieces != Pieces::Unknown;
-        let flags = Flags { resend: self.resend, token: token.is_some(), pieces };
+        let once = self.once != Once::No;
+        let flags = Flags { resend: self.resend, token: token.is_some(), pieces, once };
         out.extend_from_slice(&self.id.0);
         out.extend_from_slice(&self.other_port.to_be_bytes());
         out.push(flags.bits());
@@ -278,6 +369,7 @@ impl<'a> Request<'a> {
             write_token(token, out);
         }
         self.pieces.write(out);
+        self.once.write(out);
         out.extend_from_slice(self.http);
     }
 }
@@ -314,10 +406,24 @@ pub enum Answer<'a> {
     },
     /// Send this request again over a connection that the client opens (DHTTP §III-A and §VI-B3).
     UseTcp,
+    /// The request, which must not be repeated, may have been executed; nothing more is known.
+    OutcomeUnknown,
     /// Send this request again with this token: the answer is too much for an address that is not proved.
     ProveAddress {
         /// A token that proves the client's address to this server.
         token: &'a [u8],
+    },
+    /// The same, and number the request within this ticket: by the one that it had, it was not executed since the
+    /// server's window began, and will not be.
+    NewTicket {
+        /// A token that proves the client's address to this server.
+        token: &'a [u8],
+        /// The ticket.
+        ticket: [u8; TICKET_BYTES],
+        /// The end of the ticket that the request had; zeros if it had none.
+        refused: [u8; TICKET_TAIL_BYTES],
+        /// For how many seconds the server's window has seen everything.
+        age_s: u32,
     },
 }
 
@@ -333,8 +439,12 @@ impl<'a> Response<'a> {
             b'H' => Answer::Http { token: None, http: rest },
             PIECE => read_piece(behind).ok_or(WireError::BadResponse)?,
             USE_TCP if behind.is_empty() => Answer::UseTcp,
+            USE_TCP if behind == [OUTCOME_UNKNOWN] => Answer::OutcomeUnknown,
             PROVE_ADDRESS => match split_token(behind) {
                 Ok(Some((token, []))) if !token.is_empty() => Answer::ProveAddress { token },
+                Ok(Some((token, behind))) if !token.is_empty() => {
+                    read_ticket(token, behind).ok_or(WireError::BadResponse)?
+                }
                 _ => return Err(WireError::BadResponse),
             },
             HTTP_WITH_TOKEN => match split_token(behind) {
@@ -366,6 +476,14 @@ impl<'a> Response<'a> {
                 out.extend_from_slice(piece);
             }
             Answer::UseTcp => out.push(USE_TCP),
+            Answer::OutcomeUnknown => out.extend_from_slice(&[USE_TCP, OUTCOME_UNKNOWN]),
+            Answer::NewTicket { token, ticket, refused, age_s } => {
+                out.push(PROVE_ADDRESS);
+                write_token(token, out);
+                out.extend_from_slice(&ticket);
+                out.extend_from_slice(&refused);
+                out.extend_from_slice(&age_s.to_be_bytes());
+            }
             Answer::ProveAddress { token } => {
                 out.push(PROVE_ADDRESS);
                 write_token(token, out);
@@ -396,6 +514,28 @@ fn read_piece(bytes: &[u8]) -> Option<Answer<'_>> {
         offset,
         piece,
     })
+}
+
+fn read_ticket<'a>(token: &'a [u8], bytes: &'a [u8]) -> Option<Answer<'a>> {
+    let (ticket, rest) = bytes.split_first_chunk()?;
+    let (refused, age) = rest.split_first_chunk()?;
+    let age_s = u32::from_be_bytes(age.try_into().ok()?);
+    Some(Answer::NewTicket { token, ticket: *ticket, refused: *refused, age_s })
+}
+
+/// `Ok(None)`: more bytes are needed.
+fn split_once(bytes: &[u8]) -> Result<Option<(Once, &[u8])>, ()> {
+    let Some((&length, rest)) = bytes.split_first() else { return Ok(None) };
+    match usize::from(length) {
+        0 => Ok(Some((Once::Unnumbered, rest))),
+        TICKET_BYTES => {
+            let Some((ticket, rest)) = rest.split_first_chunk() else { return Ok(None) };
+            let Some((number, rest)) = rest.split_first_chunk() else { return Ok(None) };
+            let number = u32::from_be_bytes(*number);
+            Ok(Some((Once::Numbered(Numbered { ticket: *ticket, number }), rest)))
+        }
+        _ => Err(()),
+    }
 }
 
 /// A field on pieces, and what follows it.
@@ -450,6 +590,7 @@ mod tests {
             resend: true,
             token: None,
             pieces: Pieces::Unknown,
+            once: Once::No,
             http: b"GET",
         };
         let mut bytes = Vec::new();
@@ -478,8 +619,8 @@ mod tests {
 
     #[test]
     fn unknown_flags_and_bad_tokens_name_the_request() {
-        let error = Request::parse(b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x08GET").unwrap_err();
-        assert_eq!(error, WireError::UnknownFlags { id: ID, bits: 8 });
+        let error = Request::parse(b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40\x10GET").unwrap_err();
+        assert_eq!(error, WireError::UnknownFlags { id: ID, bits: 16 });
         assert_eq!(error.id(), Some(ID));
         for tail in [&b"\x02"[..], b"\x02\x03ab", b"\x02\x21"] {
             let bytes = [&b"\x01\x02\x03\x04\x05\x06\x07\x08\x9c\x40"[..], tail].concat();
@@ -519,6 +660,7 @@ mod tests {
             resend: false,
             token: Some(&[]),
             pieces: Pieces::Unknown,
+            once: Once::No,
             http,
         };
         let resent = Request { resend: true, token: None, ..request };
@@ -552,7 +694,8 @@ mod tests {
         fn requests_survive_writing_and_reading(
             id: [u8; 8], other_port in 1024u16.., resend: bool, http: Vec<u8>,
             token in prop::option::of(prop::collection::vec(any::<u8>(), 0..=MAX_TOKEN_BYTES)),
-            form in 0..3u8, tag: u32, ranges in prop::collection::vec(any::<[u8; 8]>(), 1..=MAX_RANGES),
+            form in 0..3u8, once in 0..3u8, ticket: [u8; TICKET_BYTES], number: u32,
+            tag: u32, ranges in prop::collection::vec(any::<[u8; 8]>(), 1..=MAX_RANGES),
         ) {
             let ranges = ranges.concat();
             let pieces = match form {
@@ -560,8 +703,14 @@ mod tests {
                 1 => Pieces::Accepted,
                 _ => Pieces::Repair { tag, ranges: &ranges },
             };
+            let once = match once {
+                0 => Once::No,
+                1 => Once::Unnumbered,
+                _ => Once::Numbered(Numbered { ticket, number }),
+            };
+            let token = token.as_deref();
             let request =
-                Request { id: RequestId(id), other_port, resend, token: token.as_deref(), pieces, http: &http };
+                Request { id: RequestId(id), other_port, resend, token, pieces, once, http: &http };
             let mut bytes = Vec::new();
             request.write(&mut bytes);
             prop_assert_eq!(Request::parse(&bytes), Ok(request));
@@ -574,8 +723,8 @@ mod tests {
 
         #[test]
         fn responses_survive_writing_and_reading_and_are_never_requests(
-            id: [u8; 8], body: Vec<u8>, token in token(), form in 0..5u8,
-            tag: u32, offset in 0..u32::MAX / 2,
+            id: [u8; 8], body: Vec<u8>, token in token(), form in 0..7u8,
+            ticket: [u8; TICKET_BYTES], tag: u32, offset in 0..u32::MAX / 2,
         ) {
             let http = [&b"HTTP/1.1 "[..], &body].concat();
             let answer = match form {
@@ -583,6 +732,8 @@ mod tests {
                 4 => Answer::Piece { tag, total: offset + http.len() as u32, offset, piece: &http },
                 1 => Answer::Http { token: Some(&token), http: &http },
                 2 => Answer::UseTcp,
+                5 => Answer::OutcomeUnknown,
+                6 => Answer::NewTicket { token: &token, ticket, refused: id, age_s: tag },
                 _ => Answer::ProveAddress { token: &token },
             };
             let response = Response { id: RequestId(id), answer };

@@ -60,8 +60,9 @@ pub(crate) fn run(args: &InterceptArgs, log: LogForm) -> Result<(), Failure> {
         let client = DhttpClient::new(ClientOptions::default()).map_err(failed)?;
         let cache = InterceptionCache::new(client, options);
         let metrics = cache.metrics();
-        let (handle, serving) =
-            serve_listener(listener, cache, ServerOptions::new().map_err(failed)?).map_err(failed)?;
+        // What must not be repeated passes by, on a connection.
+        let protocol = ServerOptions { window: None, ..ServerOptions::new().map_err(failed)? };
+        let (handle, serving) = serve_listener(listener, cache, protocol).map_err(failed)?;
         tracing::info!("intercepting at {}, answering from {}", args.listen, args.from);
         let mut serving = std::pin::pin!(serving);
         tokio::select! {

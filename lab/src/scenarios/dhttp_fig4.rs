@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient};
-use tidegate_dhttp::wire::{Pieces, Request, RequestId};
+use tidegate_dhttp::wire::{Once, Pieces, Request, RequestId};
 
 use super::dhttp::PAPER;
 use super::dhttp_site::{Content, DHTTP_PORT, Site, inside, runtime};

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use tidegate_core::Verdict;
 use tidegate_dhttp::driver::{
-    Arrival, Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service,
+    Arrival, Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service, Window,
     serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
@@ -33,6 +33,7 @@ use crate::session::respond::write_hit;
 pub(crate) struct DhttpStart {
     pub handles: Arc<Mutex<Vec<ServerHandle>>>,
     pub token_secret: [u8; 16],
+    pub window: Window,
     pub workers: usize,
 }
 
@@ -47,6 +48,7 @@ pub(crate) fn serve(core: &Rc<DataCore>, listener: Listener, start: &DhttpStart)
     let limits = core.plan().limits;
     let mut options = ServerOptions::new()?;
     options.token_secret = start.token_secret;
+    options.window = Some(start.window.clone());
     options.head_timeout = limits.header_timeout;
     options.idle_timeout = limits.keep_alive_timeout;
     options.progress_timeout = options.progress_timeout.max(limits.header_timeout);

@@ -24,6 +24,8 @@ pub struct ClientConfig {
     pub pieces_bytes: usize,
     /// How long a missing piece is waited for after the last one that came; doubled each time it is asked for.
     pub repair_timeout: Duration,
+    /// Whether requests that must not be repeated go by UDP too, where the server sees to it that each is executed once.
+    pub once: bool,
     /// How often a request is sent again before the client opens a connection for it.
     pub resends: u32,
     /// Most requests that wait for their response at one time.
@@ -56,6 +58,7 @@ impl Default for ClientConfig {
             jitter: 0.1,
             pieces_bytes: 65_536,
             repair_timeout: Duration::from_millis(200),
+            once: true,
             resends: 2,
             outstanding: 1024,
             caches: CachePolicy::default(),

@@ -7,6 +7,7 @@
 mod answer;
 mod config;
 mod metrics;
+mod once;
 mod policy;
 mod recent;
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use config::ClientConfig;
 pub use metrics::ClientMetrics;
 pub use policy::CachePolicy;
 
+use once::{Numbering, Sent};
 use recent::Recent;
 
 /// How often one request is sent again because a server asks for proof of the address. A cache and its server on one
@@ -106,6 +108,11 @@ pub enum Event {
         /// Why.
         reason: TcpReason,
     },
+    /// The request, which must not be repeated, may have been executed; nothing more will be known of it.
+    OutcomeUnknown {
+        /// The request.
+        id: RequestId,
+    },
     /// The server does not speak DHTTP: make the request by HTTP at once (DHTTP §IV-E).
     UseHttp {
         /// The request.
@@ -153,6 +160,8 @@ struct Outstanding {
     channel: Channel,
     /// The token that it was last sent with; empty if there was none.
     presented: Bytes,
+    /// A request that must not be repeated and was sent by UDP with a number: the server may have executed it.
+    once: Option<Sent>,
 }
 
 #[derive(Debug)]
@@ -177,6 +186,8 @@ pub struct Client {
     assemblies: HashMap<RequestId, Assembly>,
     tokens: Recent<(Generation, SocketAddr), Bytes>,
     unreachable: Recent<SocketAddr, Instant>,
+    /// By server: how requests that must not be repeated are numbered.
+    numberings: Recent<SocketAddr, Numbering>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     metrics: Arc<ClientMetrics>,
@@ -195,6 +206,7 @@ impl Client {
             assemblies: HashMap::new(),
             tokens: Recent::new(config.tokens),
             unreachable: Recent::new(config.unreachable),
+            numberings: Recent::new(config.tokens),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             metrics: Arc::default(),
@@ -255,13 +267,19 @@ impl Client {
             }
         };
         let by_udp = !request.by_tcp
-            && request.method.is_idempotent()
+            && (request.method.is_idempotent() || self.config.once)
             && request.http.len() <= self.config.request_bytes
             && self.token_field(&request, generation).is_some();
         let unreachable = by_udp && self.unreachable.get(&request.server).is_some_and(|until| *until > now);
         self.outstanding.insert(
             id,
-            Outstanding { request, generation, channel: Channel::Caller, presented: Bytes::new() },
+            Outstanding {
+                request,
+                generation,
+                channel: Channel::Caller,
+                presented: Bytes::new(),
+                once: None,
+            },
         );
         self.metrics.dhttp_client_requests_total.add(1);
         self.metrics.dhttp_client_outstanding.add(1);
@@ -292,7 +310,15 @@ impl Client {
             return;
         }
         match answer {
-            Answer::UseTcp => self.use_tcp(id, TcpReason::Asked),
+            Answer::UseTcp => {
+                self.forget_numbering(id);
+                self.use_tcp(id, TcpReason::Asked);
+            }
+            Answer::OutcomeUnknown => self.outcome_unknown(id),
+            Answer::NewTicket { token, ticket, refused, age_s } => {
+                self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
+                self.handle_ticket(id, ticket, refused, age_s, now);
+            }
             Answer::ProveAddress { token } => {
                 // A duplicate of the question; other requests may have been asked, and given, the same.
                 let known = self.outstanding.get(&id).is_some_and(|request| request.presented == token);
@@ -390,7 +416,10 @@ impl Client {
         }
         waiting.sort_unstable();
         self.unreachable.insert(server, now + self.config.unreachable_for);
-        waiting.into_iter().for_each(|id| self.use_http(id));
+        for id in waiting {
+            // Another copy of it may have reached the server while it was there.
+            if self.is_numbered(id) { self.outcome_unknown(id) } else { self.use_http(id) }
+        }
     }
 
     /// Lets time pass: requests without an answer are sent again, or given up for a connection.
@@ -416,7 +445,9 @@ impl Client {
     /// What precedes the HTTP request on a connection that the client opens. `udp_port` is the other channel's.
     pub fn tcp_header(&self, id: RequestId, udp_port: u16) -> Vec<u8> {
         let mut header = Vec::new();
-        Request { id, other_port: udp_port, resend: false, token: None, pieces: Pieces::Unknown, http: b"" }
+        let once = self.once_field(id);
+        let pieces = Pieces::Unknown;
+        Request { id, other_port: udp_port, resend: false, token: None, pieces, once, http: b"" }
             .write(&mut header);
         header
     }
@@ -451,7 +482,8 @@ impl Client {
         assert_eq!(self.metrics.dhttp_client_outstanding.get(), self.outstanding.len() as u64);
         let waiting = self.outstanding.iter().filter_map(|(id, request)| match request.channel {
             Channel::Udp { deadline, sent, .. } => {
-                assert!(sent <= self.config.resends + 1 && request.request.method.is_idempotent());
+                assert!(sent <= self.config.resends + 1);
+                assert!(request.request.method.is_idempotent() || self.config.once);
                 Some((deadline, *id))
             }
             _ => None,
@@ -501,7 +533,8 @@ impl Client {
 
     /// The token to send, perhaps an empty one; `None` if not even that leaves room for the request.
     fn token_field(&self, request: &NewRequest, generation: Generation) -> Option<Bytes> {
-        let header_bytes = crate::wire::REQUEST_HEADER_BYTES + 1;
+        let once_bytes = if request.method.is_idempotent() { 0 } else { once::FIELD_BYTES };
+        let header_bytes = crate::wire::REQUEST_HEADER_BYTES + 1 + once_bytes;
         let room = self.datagram_bytes(request.server).checked_sub(header_bytes + request.http.len())?;
         let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
         debug_assert!(token.len() <= MAX_TOKEN_BYTES);
@@ -517,6 +550,8 @@ impl Client {
             // No room for the proof that the server wants.
             _ => return self.use_tcp(id, TcpReason::Request),
         };
+        let Some(once) = self.number(id, now) else { return self.use_tcp(id, TcpReason::Request) };
+        let Some(Outstanding { request, .. }) = self.outstanding.get(&id) else { return };
         let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let mut payload = Vec::new();
         let mut message = Request {
@@ -525,6 +560,7 @@ impl Client {
             resend: sent > 1,
             token: Some(&token),
             pieces: Pieces::Unknown,
+            once,
             http: &request.http,
         };
         let bytes = message.header_bytes() + request.http.len();
@@ -553,8 +589,9 @@ impl Client {
         let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
         let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let pieces = Pieces::Repair { tag, ranges: &ranges };
+        let once = self.once_field(id);
         let mut payload = Vec::new();
-        Request { id, other_port, resend: false, token: Some(&token), pieces, http: &request.http }
+        Request { id, other_port, resend: false, token: Some(&token), pieces, once, http: &request.http }
             .write(&mut payload);
         let fits = payload.len() <= self.datagram_bytes(request.server);
         if repairs > MOST_REPAIRS || !fits {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::wire::PieceRange;
+use crate::wire::{Numbered, Once, PieceRange};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: example\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab";
@@ -126,7 +126,7 @@ fn waits_differ_by_the_jitter_and_no_more() {
 
 #[test]
 fn what_must_not_be_repeated_or_is_too_long_never_goes_by_udp() {
-    let mut bench = Bench::new(ClientConfig::default());
+    let mut bench = Bench::new(ClientConfig { once: false, ..ClientConfig::default() });
     let long = Bytes::from(vec![b'x'; 1461]);
     for request in [
         NewRequest { method: Method::Post, ..get() },
@@ -142,6 +142,123 @@ fn what_must_not_be_repeated_or_is_too_long_never_goes_by_udp() {
     }
     bench.start(NewRequest { http: long.slice(..1460), ..get() });
     assert_eq!(bench.sent().unwrap().len(), 1472);
+}
+
+fn post() -> NewRequest {
+    NewRequest {
+        method: Method::Post,
+        http: Bytes::from_static(b"POST /a HTTP/1.1\r\nHost: example\r\n\r\n"),
+        ..get()
+    }
+}
+
+fn new_ticket(ticket: u8, refused: Once, age_s: u32) -> Answer<'static> {
+    Answer::NewTicket { token: TOKEN, ticket: [ticket; 16], refused: refused.ticket_tail(), age_s }
+}
+
+fn once_of(datagram: Option<Vec<u8>>) -> Once {
+    Request::parse(&datagram.expect("it was sent")).unwrap().once
+}
+
+fn numbered(ticket: u8, number: u32) -> Once {
+    Once::Numbered(Numbered { ticket: [ticket; 16], number })
+}
+
+#[test]
+fn what_must_not_be_repeated_is_numbered_within_the_servers_ticket() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let first = bench.start(post());
+    assert_eq!(once_of(bench.sent()), Once::Unnumbered);
+    bench.receive(server(), first, new_ticket(7, Once::No, 0));
+    assert_eq!(once_of(bench.sent()), numbered(7, 0));
+    bench.start(post());
+    assert_eq!(once_of(bench.sent()), numbered(7, 1));
+    bench.time_out();
+    assert_eq!(once_of(bench.sent()), numbered(7, 0), "sent again it is the same request");
+    bench.start(get());
+    while let Some(datagram) = bench.sent() {
+        let once = Request::parse(&datagram).unwrap().once;
+        assert!(once == Once::No || once == numbered(7, 1));
+    }
+}
+
+#[test]
+fn two_tickets_for_two_copies_of_a_request_do_not_make_two_requests_of_it() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(post());
+    bench.sent();
+    bench.receive(server(), id, new_ticket(7, Once::No, 100));
+    assert_eq!(once_of(bench.sent()), numbered(7, 0));
+    bench.receive(server(), id, new_ticket(8, Once::No, 100));
+    bench.receive(server(), id, new_ticket(7, Once::No, 100));
+    assert_eq!(bench.sent(), None);
+}
+
+#[test]
+fn a_ticket_out_of_date_is_replaced_by_a_server_that_has_been_there_all_the_time() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(post());
+    bench.sent();
+    bench.receive(server(), id, new_ticket(7, Once::No, 100));
+    bench.sent();
+    bench.receive(server(), id, new_ticket(8, numbered(7, 0), 100));
+    assert_eq!(once_of(bench.sent()), numbered(8, 0));
+}
+
+#[test]
+fn what_a_server_may_have_executed_before_it_was_started_again_is_not_sent_again() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(post());
+    bench.sent();
+    bench.receive(server(), id, new_ticket(7, Once::No, 100));
+    bench.sent();
+    bench.time_out();
+    bench.sent();
+    bench.receive(server(), id, new_ticket(8, numbered(7, 0), 3));
+    assert_eq!((bench.sent(), bench.client.poll_event()), (None, Some(Event::OutcomeUnknown { id })));
+    bench.start(post());
+    assert_eq!(once_of(bench.sent()), Once::Unnumbered, "the old ticket is forgotten");
+}
+
+#[test]
+fn what_was_numbered_goes_nowhere_else_when_the_server_is_gone() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let unnumbered = bench.start(post());
+    bench.client.handle_unreachable(server(), bench.now);
+    assert_eq!(bench.client.poll_event(), Some(Event::UseHttp { id: unnumbered }));
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(post());
+    bench.receive(server(), id, new_ticket(7, Once::No, 100));
+    bench.client.handle_unreachable(server(), bench.now);
+    assert_eq!(bench.client.poll_event(), Some(Event::OutcomeUnknown { id }));
+}
+
+#[test]
+fn a_request_told_to_use_tcp_says_there_which_one_it_is() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(post());
+    bench.receive(server(), id, new_ticket(7, Once::No, 100));
+    bench.receive(server(), id, Answer::UseTcp);
+    let header = bench.client.tcp_header(id, 40_000);
+    assert_eq!(Request::parse_prefix(&header).unwrap().unwrap().once, numbered(7, 0));
+}
+
+#[test]
+fn numbers_under_way_lie_within_the_servers_window() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let first = bench.start(post());
+    bench.receive(server(), first, new_ticket(7, Once::No, 100));
+    for _ in 1..128 {
+        bench.start(post());
+        assert_eq!(bench.client.poll_event(), None);
+    }
+    let beyond = bench.start(post());
+    let expected = Event::UseTcp { id: beyond, reason: TcpReason::Request };
+    assert_eq!(bench.client.poll_event(), Some(expected));
+    assert!(!bench.client.is_numbered(beyond));
+    bench.client.finish(first);
+    bench.start(post());
+    assert_eq!(bench.client.poll_event(), None);
 }
 
 #[test]

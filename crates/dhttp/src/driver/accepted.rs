@@ -13,6 +13,14 @@ use super::service::{Arrival, Body, Request, Response, Service};
 use super::stream::{Reader, StreamError, write_message};
 use crate::wire::WireError;
 
+/// Whether a request was answered.
+#[derive(Eq, PartialEq)]
+enum Ended {
+    Answered,
+    /// It may have been executed, and its response is not known any more.
+    Unanswered,
+}
+
 impl<S: Service> Driver<S> {
     pub(super) fn accept(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
         let metrics = &self.handle.driver;
@@ -69,13 +77,16 @@ impl<S: Service> Driver<S> {
             let arrival = Arrival { client, local: Some(local), server: None };
             let call = Request { arrival, head: request.head, body };
             let respond = async {
-                let response = self.respond(call).await;
-                write_message(&mut write, &request.id.0, response.http, &self.limits).await
+                let Some(response) = self.respond_once(request.once, call).await else {
+                    return Ok(Ended::Unanswered);
+                };
+                write_message(&mut write, &request.id.0, response.http, &self.limits).await?;
+                Ok::<_, std::io::Error>(Ended::Answered)
             };
             // Together, because a service may answer while the body still comes.
             let (body, written) = tokio::join!(reader.body(request.framing, body_sender), respond);
-            written?;
-            if body.is_err() {
+            let ended = written?;
+            if ended == Ended::Unanswered || body.is_err() {
                 // Part of the body was not wanted or did not come: where the next request starts is not known. What the
                 // client still sends is read, because a reset could destroy the response (RFC 9112 §9.6).
                 let _ = write.shutdown().await;

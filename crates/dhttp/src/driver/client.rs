@@ -91,6 +91,7 @@ enum Notice {
     Stream { from: SocketAddr, head: ResponseHead, body: Body },
     UseTcp(TcpReason),
     UseHttp,
+    OutcomeUnknown,
 }
 
 impl Drop for Shared {
@@ -182,9 +183,14 @@ impl DhttpClient {
             }
             // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
             // (DHTTP §IV-E).
+            Notice::UseTcp(_) if self.0.state().core.is_numbered(id) => {
+                // Where it was sent by UDP it may have been executed: only that server can know it again.
+                self.by_stream(request, Some((id, udp_port))).await.map_err(FetchError::after_sending)
+            }
             Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer) if request.http.is_some() => {
                 self.by_stream(request, None).await
             }
+            Notice::OutcomeUnknown => Err(FetchError::outcome_unknown()),
             Notice::UseTcp(reason) => {
                 tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
                 self.by_stream(request, Some((id, udp_port))).await
@@ -223,7 +229,7 @@ impl DhttpClient {
             site: request.site.clone(),
             method: request.method,
             http,
-            by_tcp: request.by_tcp || streamed,
+            by_tcp: request.by_tcp || streamed || !request.is_delimited_by_length(),
         };
         let now = Instant::now();
         let mut state = self.0.state();
@@ -345,6 +351,7 @@ impl Shared {
                 Event::Response { id, from, http, .. } => (id, Notice::Datagram { from, http }),
                 Event::UseTcp { id, reason } => (id, Notice::UseTcp(reason)),
                 Event::UseHttp { id } => (id, Notice::UseHttp),
+                Event::OutcomeUnknown { id } => (id, Notice::OutcomeUnknown),
             };
             if let Some(waiting) = state.waiting.get(&id) {
                 // The first notice ends the wait: what cannot be queued behind it is not needed.

@@ -4,6 +4,7 @@ mod accepted;
 mod client;
 mod icmp;
 mod listener;
+mod once;
 mod ports;
 mod request;
 mod server;
@@ -13,6 +14,7 @@ mod udp;
 
 pub use client::{ClientOptions, DhttpClient};
 pub use listener::{BindError, Listener};
+pub use once::Window;
 pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
 pub use service::{

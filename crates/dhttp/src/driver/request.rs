@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use tidegate_http::{HeadError, HeadLimits, Method, Progress, RequestParser};
+use tidegate_http::{BodyFraming, HeadError, HeadLimits, Method, Progress, RequestParser};
 
 use super::service::{Aborted, Body};
 use crate::client::StartError;
@@ -171,6 +171,23 @@ impl DhttpUrl {
     }
 }
 
+impl FetchError {
+    /// The request, which must not be repeated, may have been executed.
+    pub(super) fn outcome_unknown() -> Self {
+        let reason =
+            std::io::Error::other("the request may have been executed; the server does not know any more");
+        Self::NoAnswer { reason, sent: true }
+    }
+
+    /// What went wrong after the request had been sent by UDP.
+    pub(super) fn after_sending(self) -> Self {
+        match self {
+            Self::NoAnswer { reason, .. } => Self::NoAnswer { reason, sent: true },
+            error => error,
+        }
+    }
+}
+
 impl FetchRequest {
     /// A GET of `url` from `server`, which is what its host name resolves to.
     pub fn get(url: &DhttpUrl, server: SocketAddr) -> Self {
@@ -184,6 +201,13 @@ impl FetchRequest {
             by_tcp: url.by_tcp,
             http: None,
         }
+    }
+
+    /// Whether a datagram may hold it: the chunked coding is for connections.
+    pub(super) fn is_delimited_by_length(&self) -> bool {
+        let mut parser = RequestParser::new(HeadLimits::default());
+        matches!(parser.parse(&self.head), Ok(Progress::Complete { .. }))
+            && parser.head(&self.head).framing != BodyFraming::Chunked
     }
 
     /// That the head is one whole head, and nothing else, and is what `method` says.

@@ -23,6 +23,7 @@ use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 
 use super::listener::Listener;
+use super::once::Window;
 use super::service::{Arrival, Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
@@ -47,6 +48,9 @@ pub struct ServerOptions {
     pub protocol: ServerConfig,
     /// The secret of address tokens: the same for all cores, and for all servers of one address.
     pub token_secret: [u8; 16],
+    /// Where requests that must not be repeated are known again: the same for all cores. `None`: they are not taken by
+    /// UDP, as where several processes, or hosts, are reached at one address.
+    pub window: Option<Window>,
     /// How long the service may take to begin a response; then it is 504.
     pub response_timeout: Duration,
     /// How long a request head may take on a connection that the client opened.
@@ -70,6 +74,7 @@ impl ServerOptions {
         Ok(Self {
             protocol: ServerConfig::default(),
             token_secret: random()?,
+            window: Some(Window::new()?),
             response_timeout: Duration::from_secs(30),
             head_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(30),
@@ -175,7 +180,11 @@ pub fn serve<S: Service>(
     options: ServerOptions,
 ) -> io::Result<(ServerHandle, impl Future<Output = ()>)> {
     let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
-    let core = Server::new(options.protocol.clone(), options.token_secret, random()?, Instant::now(), unix_s);
+    let mut core =
+        Server::new(options.protocol.clone(), options.token_secret, random()?, Instant::now(), unix_s);
+    if let Some(window) = &options.window {
+        core.share_window(window.shared());
+    }
     let handle = ServerHandle {
         protocol: core.metrics(),
         driver: Arc::default(),
@@ -220,7 +229,7 @@ pub(super) struct Driver<S> {
     /// Whence answers leave, if not from `udp`.
     answers: Option<UdpSocket>,
     local: SocketAddr,
-    core: RefCell<Server>,
+    pub(super) core: RefCell<Server>,
     pub(super) service: S,
     /// As many as the protocol core knows; their queues are bounded by it too.
     connections: RefCell<HashMap<ConnectionId, Connection>>,
@@ -331,9 +340,20 @@ impl<S: Service> Driver<S> {
         let mut core = self.core.borrow_mut();
         let path = Path { client: arrival.client, local: arrival.local };
         let received = core.handle_datagram(path, datagram, now);
-        let Received::Request { ticket, http, head_bytes } = received else { return };
-        let mut long = core.must_use_connection(&ticket);
-        if http.len() == head_bytes && !long {
+        let (ticket, http, head_bytes) = match received {
+            Received::Request { ticket, http, head_bytes } => (ticket, http, head_bytes),
+            Received::Executed { ticket, response } => {
+                drop(core);
+                return self.repeat(ticket, response, arrival.local, now);
+            }
+            Received::Done => return,
+        };
+        let once = core.numbered(&ticket).is_some();
+        // What came of a request that must not be repeated is kept before it is sent.
+        let mut long = core.must_use_connection(&ticket) && !once;
+        if once {
+            // Its address is proved.
+        } else if http.len() == head_bytes && !long {
             let mut response = self.scratch.borrow_mut();
             response.clear();
             let most_bytes = core.room_bytes(&ticket);
@@ -354,7 +374,7 @@ impl<S: Service> Driver<S> {
                 Immediate::Unknown => {}
             }
         }
-        if !core.is_proved(&ticket) && (long || core.is_stressed() || core.can_prove(&ticket)) {
+        if !once && !core.is_proved(&ticket) && (long || core.is_stressed() || core.can_prove(&ticket)) {
             // A forged address must not cost the site work; who is real has a token one round trip later, and keeps it.
             core.respond_long(ticket, now);
             return;
@@ -384,7 +404,7 @@ impl<S: Service> Driver<S> {
             return;
         }
         let Response { total_bytes, mut http } = self.respond(request).await;
-        let threshold = guard.ticket.as_ref().map_or(0, |ticket| self.core.borrow().room_bytes(ticket));
+        let threshold = guard.ticket.as_ref().map_or(0, |ticket| self.gathered_bytes(ticket));
         if total_bytes.is_some_and(|bytes| bytes > threshold as u64) {
             if let Some(job) = self.route_long(&mut guard, id) {
                 let _ = job.send(http);
@@ -400,6 +420,7 @@ impl<S: Service> Driver<S> {
             Gathered::Whole(whole) => {
                 let Some(ticket) = guard.ticket.take() else { return };
                 let route = self.core.borrow_mut().respond(ticket, &whole, Instant::now());
+                self.executed();
                 if let Some(job) = self.follow(route, id, guard.local) {
                     let _ = job.send(Body::full(whole));
                 }
@@ -431,11 +452,12 @@ impl<S: Service> Driver<S> {
     ) -> Option<oneshot::Sender<Body>> {
         let ticket = guard.ticket.take()?;
         let route = self.core.borrow_mut().respond_long(ticket, Instant::now());
+        self.executed();
         self.follow(route, id, guard.local)
     }
 
     /// Where to put the response, if a connection is to carry it.
-    fn follow(
+    pub(super) fn follow(
         self: &Rc<Self>,
         route: Route,
         id: RequestId,
@@ -591,13 +613,13 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, Socket
 }
 
 /// What was gathered of a response that may be short.
-enum Gathered {
+pub(super) enum Gathered {
     Whole(Bytes),
     TooLong(Bytes),
 }
 
 /// Waits a little for the end of a response that may be short. One that is made bit by bit counts as long.
-async fn gather(http: &mut Body, most_bytes: usize) -> Result<Gathered, super::service::Aborted> {
+pub(super) async fn gather(http: &mut Body, most_bytes: usize) -> Result<Gathered, super::service::Aborted> {
     let end = tokio::time::Instant::now() + GATHER_PATIENCE;
     let mut whole = Bytes::new();
     loop {

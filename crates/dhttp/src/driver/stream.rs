@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::service::{Aborted, Body, BodySender, Reading};
-use crate::wire::{ID_BYTES, MAX_HEADER_BYTES, Request, RequestId, WireError};
+use crate::wire::{ID_BYTES, MAX_HEADER_BYTES, Numbered, Once, Request, RequestId, WireError};
 
 /// Most bytes taken from a socket at once.
 const READ_BYTES: usize = 16 * 1024;
@@ -94,6 +94,8 @@ pub(crate) enum StreamError {
 pub(crate) struct RequestHead {
     pub id: RequestId,
     pub udp_port: u16,
+    /// It must not be repeated, and may have come by UDP before.
+    pub once: Option<Numbered>,
     pub head: Bytes,
     pub framing: BodyFraming,
 }
@@ -149,9 +151,13 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
         let patience = self.limits.head_timeout;
         let read = async {
-            let (id, udp_port, header_bytes) = loop {
+            let (id, udp_port, once, header_bytes) = loop {
                 if let Some(request) = Request::parse_prefix(&self.buffer)? {
-                    break (request.id, request.other_port, request.header_bytes());
+                    let once = match request.once {
+                        Once::Numbered(numbered) => Some(numbered),
+                        Once::No | Once::Unnumbered => None,
+                    };
+                    break (request.id, request.other_port, once, request.header_bytes());
                 }
                 debug_assert!(self.buffer.len() < MAX_HEADER_BYTES);
                 self.fill(patience).await?;
@@ -161,7 +167,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 StreamError::Head(error) => StreamError::RequestHead(id, error),
                 error => error,
             })?;
-            Ok(RequestHead { id, udp_port, head, framing })
+            Ok(RequestHead { id, udp_port, once, head, framing })
         };
         timeout(patience, read).await.map_err(|_| StreamError::Slow)?
     }

@@ -10,6 +10,7 @@ mod config;
 mod connections;
 mod loss;
 mod metrics;
+pub(crate) mod once;
 mod request;
 mod ring;
 #[cfg(test)]
@@ -27,12 +28,15 @@ use tidegate_http::{HeadLimits, RequestHead, status_reason};
 
 use crate::pieces::tag_of;
 use crate::token::{TOKEN_BYTES, TokenKeys, Wear};
-use crate::wire::{Answer, ID_BYTES, PIECE_HEADER_BYTES, PieceRange, Pieces, Request, RequestId, Response};
+use crate::wire::{
+    Answer, ID_BYTES, Numbered, PIECE_HEADER_BYTES, PieceRange, Pieces, Request, RequestId, Response,
+};
 
 pub use config::ServerConfig;
 pub use connections::{ConnectionId, ConnectionLimits};
 pub use loss::LossMonitor;
 pub use metrics::ServerMetrics;
+pub use once::SharedWindow;
 
 use connections::{Choice, Connections, Expiry, Owed};
 use loss::Conditions;
@@ -58,7 +62,7 @@ impl Ticket {
 /// What became of a datagram.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Received<'a> {
-    /// A sound and idempotent request: answer it.
+    /// A sound request that has not been executed if it must not be repeated: answer it.
     Request {
         /// To be given back with the response.
         ticket: Ticket,
@@ -66,6 +70,13 @@ pub enum Received<'a> {
         http: &'a [u8],
         /// Where its body starts.
         head_bytes: usize,
+    },
+    /// A request that must not be repeated, and has been executed: give this response back.
+    Executed {
+        /// To be given back with the response.
+        ticket: Ticket,
+        /// The HTTP response, as [`Server::respond`] had it.
+        response: bytes::Bytes,
     },
     /// It was refused or is dealt with; if there is an answer, [`Server::poll_transmit`] has it.
     Done,
@@ -124,6 +135,8 @@ struct InFlight {
     well_proved: bool,
     pieces: Wanted,
     received_bytes: usize,
+    /// It must not be repeated.
+    once: Option<Numbered>,
 }
 
 impl InFlight {
@@ -154,6 +167,7 @@ pub struct Server {
     in_flight: HashMap<GlobalId, InFlight>,
     connections: Connections,
     checker: Checker,
+    window: Option<SharedWindow>,
     stressed: bool,
     transmits: VecDeque<Transmit>,
     closes: VecDeque<ConnectionId>,
@@ -179,6 +193,7 @@ impl Server {
             in_flight: HashMap::new(),
             connections: Connections::new(config.connections.clone()),
             checker: Checker::new(config.personality, config.head_limits),
+            window: None,
             stressed: false,
             transmits: VecDeque::new(),
             closes: VecDeque::new(),
@@ -300,13 +315,9 @@ impl Server {
             self.metrics.dhttp_requests_duplicate_total.add(1);
             return Received::Done;
         }
-        let head_bytes = match self.checker.check(request.http) {
-            Check::Sound { head_bytes } => head_bytes,
-            Check::NotIdempotent => {
-                self.metrics.dhttp_requests_unsafe_total.add(1);
-                self.transmit(path, request.id, Answer::UseTcp);
-                return Received::Done;
-            }
+        let (head_bytes, repeatable) = match self.checker.check(request.http) {
+            Check::Sound { head_bytes } => (head_bytes, true),
+            Check::NotIdempotent { head_bytes } => (head_bytes, false),
             Check::Refused { status } => {
                 self.metrics.dhttp_requests_bad_http_total.add(1);
                 self.refuse(path, request.id, status, received_bytes);
@@ -327,7 +338,11 @@ impl Server {
                 Pieces::Repair { tag, ranges } => Wanted::Ranges(tag, PieceRange::read_all(ranges).collect()),
             },
             received_bytes,
+            once: None,
         };
+        if !repeatable {
+            return self.handle_once(request.id, request.once, request_state, request.http, head_bytes, now);
+        }
         if request.resend && !proved {
             // Its response may only go by a connection, which it will not get: nothing is worth executing.
             self.ask_for_proof(request.id, &request_state, now);
@@ -364,6 +379,7 @@ impl Server {
     pub fn respond(&mut self, ticket: Ticket, http: &[u8], now: Instant) -> Route {
         let Some(request) = self.take(ticket.0) else { return Route::Datagram };
         let id = ticket.0.1;
+        self.on_executed(&request, Some(http), now);
         let room = self.datagram_bytes(request.client).saturating_sub(ID_BYTES);
         let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
         let monitor =
@@ -439,14 +455,19 @@ impl Server {
     /// Chooses a channel for a response that is known to be too long for a datagram, though it may not exist yet.
     pub fn respond_long(&mut self, ticket: Ticket, now: Instant) -> Route {
         match self.take(ticket.0) {
-            Some(request) => self.by_connection(ticket.0.1, &request, now),
+            Some(request) => {
+                self.on_executed(&request, None, now);
+                self.by_connection(ticket.0.1, &request, now)
+            }
             None => Route::Datagram,
         }
     }
 
     /// There will be no response: the client's timers take over.
     pub fn abandon(&mut self, ticket: Ticket) {
-        self.take(ticket.0);
+        if let Some(request) = self.take(ticket.0) {
+            self.on_executed(&request, None, self.started.0);
+        }
     }
 
     /// Most bytes of an HTTP response that may answer this request by UDP.

@@ -8,8 +8,8 @@ use tidegate_http::{BodyFraming, HeadLimits, Progress, RequestHead, RequestParse
 pub(super) enum Check {
     /// It is complete, sound and may be repeated; its head has this many bytes.
     Sound { head_bytes: usize },
-    /// It must not be repeated: not by UDP (DHTTP §III-A).
-    NotIdempotent,
+    /// It is complete and sound, but must not be repeated (DHTTP §III-A).
+    NotIdempotent { head_bytes: usize },
     /// It is answered with this status.
     Refused { status: u16 },
 }
@@ -52,7 +52,7 @@ impl Checker {
             _ => return Check::Refused { status: 400 },
         }
         if !head.method.is_idempotent() {
-            return Check::NotIdempotent;
+            return Check::NotIdempotent { head_bytes: length };
         }
         Check::Sound { head_bytes: length }
     }

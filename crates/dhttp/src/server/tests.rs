@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::wire::Once;
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: example\r\n\r\n";
 const TCP_PORT: u16 = 41_000;
@@ -36,7 +37,8 @@ impl Bench {
         self.next += 1;
         let id = RequestId(self.next.to_be_bytes());
         let mut datagram = Vec::new();
-        Request { id, other_port: TCP_PORT, resend, token, pieces: self.pieces, http }.write(&mut datagram);
+        Request { id, other_port: TCP_PORT, resend, token, pieces: self.pieces, once: Once::No, http }
+            .write(&mut datagram);
         datagram
     }
 
@@ -45,7 +47,7 @@ impl Bench {
         self.server.check_invariants();
         match received {
             Received::Request { ticket, .. } => Some(ticket),
-            Received::Done => None,
+            Received::Executed { .. } | Received::Done => None,
         }
     }
 
@@ -229,6 +231,7 @@ fn a_refused_connection_tells_every_client_it_owed_to_use_tcp() {
         resend: true,
         token: Some(&token),
         pieces: Pieces::Unknown,
+        once: Once::No,
         http: GET,
     }
     .write(&mut datagram);
@@ -353,8 +356,16 @@ fn ports_of_servers_and_low_ports_get_nothing() {
     for port in [0, 22, 1023, 8080, 32_767] {
         let id = RequestId([9; 8]);
         let mut datagram = Vec::new();
-        Request { id, other_port: TCP_PORT, resend: false, token: None, pieces: Pieces::Unknown, http: GET }
-            .write(&mut datagram);
+        Request {
+            id,
+            other_port: TCP_PORT,
+            resend: false,
+            token: None,
+            pieces: Pieces::Unknown,
+            once: Once::No,
+            http: GET,
+        }
+        .write(&mut datagram);
         let from = SocketAddr::new(client().ip(), port);
         assert_eq!(bench.server.handle_datagram(from, &datagram, bench.now), Received::Done);
         datagram[8..10].copy_from_slice(&port.to_be_bytes());

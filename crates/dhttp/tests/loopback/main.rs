@@ -8,12 +8,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use site::{Site, get, pattern};
+use site::{Site, client_socket, get, pattern};
 use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{
-    Body, ClientOptions, DhttpClient, FetchBody, FetchError, FetchRequest, Via, method_of,
+    Body, ClientOptions, DhttpClient, FetchBody, FetchError, FetchRequest, ServerOptions, Via, method_of,
 };
-use tidegate_dhttp::wire::{Answer, Pieces, Request, RequestId, Response};
+use tidegate_dhttp::wire::{Answer, Numbered, Once, Pieces, Request, RequestId, Response};
 use tidegate_http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UdpSocket};
@@ -127,16 +127,102 @@ async fn many_requests_at_once_get_each_their_own_answer() {
     assert_eq!(client.metrics().dhttp_client_outstanding.get(), 0);
 }
 
+const POST: &str = "POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n";
+
 #[tokio::test]
-async fn what_must_not_be_repeated_goes_by_tcp_and_is_executed_once() {
-    let site = Site::start();
+async fn what_must_not_be_repeated_goes_by_datagram_and_is_executed_once() {
+    let site = Site::start_cores(2);
     let client = client();
-    let head = "POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n";
-    let response =
-        client.fetch(request(&site, head, FetchBody::Full(Bytes::from_static(b"hello")))).await.unwrap();
+    for n in 1..=3 {
+        let hello = FetchBody::Full(Bytes::from_static(b"hello"));
+        let response = client.fetch(request(&site, POST, hello)).await.unwrap();
+        assert_eq!((response.status, response.via), (200, Via::Datagram));
+        assert_eq!(response.body.collect(100).await.unwrap(), format!("{n} 5"));
+    }
+    assert_eq!(site.executed(), 3);
+    assert_eq!(client.metrics().dhttp_client_proofs_total.get(), 1, "one round trip more, once");
+}
+
+#[tokio::test]
+async fn what_must_not_be_repeated_goes_by_tcp_where_there_is_no_window() {
+    let site = Site::start_with(ServerOptions { window: None, ..ServerOptions::new().unwrap() });
+    let hello = FetchBody::Full(Bytes::from_static(b"hello"));
+    let response = client().fetch(request(&site, POST, hello)).await.unwrap();
     assert_eq!((response.status, response.via), (200, Via::ClientConnection));
     assert_eq!(response.body.collect(100).await.unwrap(), "1 5");
-    assert_eq!(site.handle.driver_metrics().dhttp_datagrams_received_total.get(), 0);
+    assert_eq!(site.executed(), 1);
+}
+
+/// The same request by UDP from several ports, which different cores have, and on connections.
+#[tokio::test]
+async fn copies_of_a_request_are_executed_once_whichever_core_and_channel_they_come_by() {
+    let site = Site::start_cores(2);
+    let http = [POST.as_bytes(), b"hello"].concat();
+    let id = RequestId(*b"same one");
+    let mut ticket = None;
+    let mut answers = Vec::new();
+    for _ in 0..12 {
+        let socket = client_socket().await;
+        let mut token = Vec::new();
+        for _ in 0..3 {
+            let once = match ticket {
+                None => Once::Unnumbered,
+                Some(ticket) => Once::Numbered(Numbered { ticket, number: 0 }),
+            };
+            let mut datagram = Vec::new();
+            let request = Request {
+                id,
+                other_port: 40_000,
+                resend: false,
+                token: Some(&token),
+                pieces: Pieces::Unknown,
+                once,
+                http: &http,
+            };
+            request.write(&mut datagram);
+            socket.send_to(&datagram, site.address).await.unwrap();
+            let mut buffer = [0; 2000];
+            let length = socket.recv(&mut buffer).await.unwrap();
+            match Response::parse(&buffer[..length]).unwrap().answer {
+                Answer::NewTicket { token: given, ticket: issued, .. } => {
+                    (token, ticket) = (given.to_vec(), Some(issued));
+                }
+                Answer::ProveAddress { token: given } => token = given.to_vec(),
+                Answer::Http { http, .. } => {
+                    answers.push(http.to_vec());
+                    break;
+                }
+                answer => panic!("{answer:?}"),
+            }
+        }
+    }
+    let mut stream = tokio::net::TcpStream::connect(site.address).await.unwrap();
+    let once = Once::Numbered(Numbered { ticket: ticket.unwrap(), number: 0 });
+    let mut message = Vec::new();
+    let (other_port, pieces) = (40_000, Pieces::Unknown);
+    Request { id, other_port, resend: false, token: None, pieces, once, http: &http }.write(&mut message);
+    stream.write_all(&message).await.unwrap();
+    let mut answer = vec![0; 8 + answers[0].len()];
+    stream.read_exact(&mut answer).await.unwrap();
+    answers.push(answer[8..].to_vec());
+    assert_eq!(answers.len(), 13);
+    assert!(answers.iter().all(|answer| answer.ends_with(b"1 5") && *answer == answers[0]));
+    assert_eq!(site.executed(), 1);
+}
+
+#[tokio::test]
+async fn a_request_of_before_a_restart_is_refused_on_a_connection_too() {
+    let site = Site::start();
+    let once = Once::Numbered(Numbered { ticket: [9; 16], number: 0 });
+    let mut message = Vec::new();
+    let (id, http) = (RequestId(*b"long ago"), [POST.as_bytes(), b"hello"].concat());
+    let (other_port, pieces) = (40_000, Pieces::Unknown);
+    Request { id, other_port, resend: false, token: None, pieces, once, http: &http }.write(&mut message);
+    let mut stream = tokio::net::TcpStream::connect(site.address).await.unwrap();
+    stream.write_all(&message).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    assert_eq!((answer.len(), site.executed()), (0, 0));
 }
 
 #[tokio::test]
@@ -242,7 +328,8 @@ async fn an_unproved_client_is_sent_three_times_its_bytes_at_most_and_no_syn() {
         let id = RequestId([5; 8]);
         let mut datagram = Vec::new();
         let http = b"GET /bytes/100000 HTTP/1.1\r\nHost: x\r\n\r\n";
-        Request { id, other_port, resend: false, token, pieces: Pieces::Unknown, http }.write(&mut datagram);
+        Request { id, other_port, resend: false, token, pieces: Pieces::Unknown, once: Once::No, http }
+            .write(&mut datagram);
         socket.send_to(&datagram, site.address).await.unwrap();
         let mut buffer = vec![0; 2000];
         let (length, _) = socket.recv_from(&mut buffer).await.unwrap();

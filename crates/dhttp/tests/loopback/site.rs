@@ -35,9 +35,16 @@ impl Site {
     }
 
     pub fn start_at(ip: IpAddr, cores: usize) -> Self {
+        Self::start_cores_with(ip, cores, ServerOptions::new().unwrap())
+    }
+
+    pub fn start_with(options: ServerOptions) -> Self {
+        Self::start_cores_with("127.0.0.1".parse().unwrap(), 1, options)
+    }
+
+    fn start_cores_with(ip: IpAddr, cores: usize, options: ServerOptions) -> Self {
         let gate = Arc::new(Notify::new());
         let executed = Arc::new(AtomicU64::new(0));
-        let options = ServerOptions::new().unwrap();
         let first = free_port(ip);
         let address = first.1;
         let mut listeners = vec![first.0];

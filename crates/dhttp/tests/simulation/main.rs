@@ -121,6 +121,29 @@ fn without_loss_nothing_is_resent_and_short_responses_go_by_udp() {
 }
 
 #[test]
+fn what_must_not_be_repeated_goes_by_datagram_and_is_executed_once() {
+    let world = run(9, LOSSY, 5, 5_000);
+    let metrics = world.server.metrics();
+    assert!(world.once_by_udp > 300, "{}", world.once_by_udp);
+    assert!(metrics.dhttp_once_repeated_total.get() > 0, "responses were lost, and sent again");
+    assert_eq!(world.outcomes_unknown, 0, "without a restart every outcome is known");
+}
+
+#[test]
+fn across_restarts_nothing_is_executed_twice() {
+    let mut unknown = 0;
+    for seed in 0..40 {
+        let mut world = World::new(seed, Conditions { loss: 0.2, duplication: 0.2, ..LOSSY }, 5);
+        world.restart_at((1..20).map(|n| std::time::Duration::from_millis(n * 400)));
+        world.run(1000);
+        world.check_outcome();
+        unknown += world.outcomes_unknown;
+        assert!(world.once_by_udp > 10);
+    }
+    assert!(unknown > 0, "some requests were lost with the server that had them");
+}
+
+#[test]
 fn a_seed_gives_the_same_run_twice() {
     let trace = || {
         let world = run(11, LOSSY, 3, 300);

@@ -1,14 +1,18 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tidegate_dhttp::client::{Client, ClientConfig, Event, Generation, NewRequest};
-use tidegate_dhttp::server::{ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, Ticket};
-use tidegate_dhttp::wire::{Request, RequestId};
+use tidegate_dhttp::once::{Admission, Channel, ReplayWindow, WindowConfig};
+use tidegate_dhttp::server::{
+    ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, SharedWindow, Ticket,
+};
+use tidegate_dhttp::wire::{Once, Request, RequestId};
 use tidegate_http::Method;
 
 use crate::faults::{Faults, Network, malformed};
@@ -69,6 +73,7 @@ enum Step {
     TcpResponse { client: usize, id: RequestId },
     ClientTimer(usize),
     ServerTimer,
+    Restart,
 }
 
 pub struct World {
@@ -79,6 +84,7 @@ pub struct World {
     start: Instant,
     now: Instant,
     pub server: Server,
+    window: SharedWindow,
     server_address: SocketAddr,
     clients: Vec<SimClient>,
     jobs: Vec<Job>,
@@ -97,6 +103,9 @@ pub struct World {
     pub short_by_udp: u64,
     pub in_pieces: u64,
     pub given_up: u64,
+    /// Requests that must not be repeated and were executed by UDP.
+    pub once_by_udp: u64,
+    pub outcomes_unknown: u64,
 }
 
 const ONE_WAY: Duration = Duration::from_millis(20);
@@ -105,11 +114,7 @@ impl World {
     pub fn new(seed: u64, conditions: Conditions, clients: usize) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let now = Instant::now();
-        let config = ServerConfig {
-            connections: ConnectionLimits { total: 8, per_client: 3, ..ConnectionLimits::default() },
-            ..ServerConfig::default()
-        };
-        let server = Server::new(config, rng.random(), rng.random(), now, 1_700_000_000);
+        let (server, window) = new_server(&mut rng, now);
         let clients = (0..clients)
             .map(|n| SimClient {
                 core: Client::new(
@@ -132,6 +137,7 @@ impl World {
             start: now,
             now,
             server,
+            window,
             server_address: "192.0.2.1:8080".parse().unwrap(),
             clients,
             jobs: Vec::new(),
@@ -148,7 +154,21 @@ impl World {
             short_by_udp: 0,
             in_pieces: 0,
             given_up: 0,
+            once_by_udp: 0,
+            outcomes_unknown: 0,
         }
+    }
+
+    /// Has the server start anew, and forget everything, at these times of the run.
+    pub fn restart_at(&mut self, times: impl Iterator<Item = Duration>) {
+        for time in times {
+            self.at(self.start + time, Step::Restart);
+        }
+    }
+
+    fn restart(&mut self) {
+        (self.server, self.window) = new_server(&mut self.rng, self.now);
+        self.connections.clear();
     }
 
     pub fn run(&mut self, requests: u64) {
@@ -163,6 +183,7 @@ impl World {
             self.step(step);
             if self.steps.is_multiple_of(256) {
                 self.server.check_invariants();
+                self.window.lock().unwrap().check_invariants();
                 self.clients.iter().for_each(|client| client.core.check_invariants());
             }
             assert!(self.now - self.start < Duration::from_secs(7200), "seed {}: no end", self.seed);
@@ -225,6 +246,7 @@ impl World {
         match step {
             Step::Begin(n) => self.begin(n),
             Step::GiveUp { client, id } => self.give_up(client, id),
+            Step::Restart => self.restart(),
             Step::ToServer { from, datagram } => self.server_receives(from, &datagram),
             Step::ToClient { client, port, from, datagram } => {
                 let now = self.now;
@@ -285,8 +307,8 @@ impl World {
         if self.clients[client].core.wants_ports(self.now) {
             self.bind(client);
         }
-        let method = if idempotent { Method::Get } else { Method::Post };
-        let http = Bytes::from(format!("GET /{n} HTTP/1.1\r\nHost: example\r\n\r\n"));
+        let (method, name) = if idempotent { (Method::Get, "GET") } else { (Method::Post, "POST") };
+        let http = Bytes::from(format!("{name} /{n} HTTP/1.1\r\nHost: example\r\n\r\n"));
         let request =
             NewRequest { server: self.server_address, site: "example".into(), method, http, by_tcp: false };
         self.short_asked += u64::from(idempotent && size <= 1460);
@@ -372,25 +394,34 @@ impl World {
 
     fn server_receives(&mut self, from: SocketAddr, datagram: &[u8]) {
         self.datagrams_to_server += 1;
-        if let Received::Request { ticket, http, .. } = self.server.handle_datagram(from, datagram, self.now)
-        {
-            let target = http[5..].split(|byte| *byte == b' ').next().unwrap();
-            let job: u64 = std::str::from_utf8(target).unwrap().parse().unwrap();
-            assert!(self.jobs[job as usize].idempotent, "seed {}: by UDP what must not be", self.seed);
-            self.jobs[job as usize].executed += 1;
-            let takes = self.jobs[job as usize].takes;
-            if self.server.must_use_connection(&ticket) {
-                self.route_long(ticket, job, takes);
-            } else {
-                self.after(takes, Step::Executed { ticket, job });
+        match self.server.handle_datagram(from, datagram, self.now) {
+            Received::Request { ticket, http, .. } => {
+                let target = http.split(|byte| *byte == b' ').nth(1).unwrap();
+                let job: u64 = std::str::from_utf8(&target[1..]).unwrap().parse().unwrap();
+                let once = self.server.numbered(&ticket).is_some();
+                assert_eq!(self.jobs[job as usize].idempotent, !once, "seed {}", self.seed);
+                self.once_by_udp += u64::from(once);
+                self.jobs[job as usize].executed += 1;
+                let takes = self.jobs[job as usize].takes;
+                if self.server.must_use_connection(&ticket) && !once {
+                    self.route_long(ticket, job, takes);
+                } else {
+                    self.after(takes, Step::Executed { ticket, job });
+                }
             }
+            Received::Executed { ticket, response } => {
+                let (id, job) = (ticket.id(), job_of(&response));
+                let route = self.server.respond(ticket, &response, self.now);
+                self.route(route, id, job, Duration::ZERO);
+            }
+            Received::Done => {}
         }
         self.drain_server();
     }
 
     fn executed(&mut self, ticket: Ticket, job: u64) {
-        let size = self.jobs[job as usize].size;
-        if size > 14_600 {
+        let Job { size, idempotent, .. } = self.jobs[job as usize];
+        if size > 14_600 && idempotent {
             self.route_long(ticket, job, Duration::ZERO);
         } else {
             let id = ticket.id();
@@ -495,11 +526,23 @@ impl World {
         let idempotent = self.jobs[job as usize].idempotent;
         let (before, after) =
             (self.conditions.broken_connections / 2.0, self.conditions.broken_connections / 2.0);
-        let lost_before = self.chance(before);
-        if !lost_before {
-            self.jobs[job as usize].executed += 1;
+        let mut failed = self.chance(before);
+        if !failed {
+            match self.admit_on_stream(client, id) {
+                Admission::Execute => {
+                    self.jobs[job as usize].executed += 1;
+                    self.executed_on_stream(client, id, job);
+                }
+                Admission::Executed(_) => {}
+                // The connection waits for the response.
+                Admission::Running => {
+                    return self.after(Duration::from_millis(100), Step::TcpRequest { client, id });
+                }
+                Admission::Unknown => failed = true,
+                admission => panic!("seed {}: {admission:?} on a connection", self.seed),
+            }
         }
-        if lost_before || self.chance(after) {
+        if failed || self.chance(after) {
             if idempotent {
                 self.after(2 * ONE_WAY, Step::TcpRequest { client, id });
             } else {
@@ -511,6 +554,29 @@ impl World {
         }
         let takes = self.jobs[job as usize].takes;
         self.after(takes + ONE_WAY, Step::TcpResponse { client, id });
+    }
+
+    /// What a client says of a request on a connection.
+    fn once_on_stream(&self, client: usize, id: RequestId) -> Once {
+        let header = self.clients[client].core.tcp_header(id, 40_000);
+        Request::parse_prefix(&header).unwrap().unwrap().once
+    }
+
+    fn admit_on_stream(&mut self, client: usize, id: RequestId) -> Admission {
+        match self.once_on_stream(client, id) {
+            Once::Numbered(numbered) => {
+                let ip = self.clients[client].ip;
+                self.window.lock().unwrap().admit(&numbered, ip, Channel::Stream, self.now)
+            }
+            Once::No | Once::Unnumbered => Admission::Execute,
+        }
+    }
+
+    fn executed_on_stream(&mut self, client: usize, id: RequestId, job: u64) {
+        if let Once::Numbered(numbered) = self.once_on_stream(client, id) {
+            let response = response(job, self.jobs[job as usize].size);
+            self.window.lock().unwrap().executed(&numbered, Some(&response), self.now);
+        }
     }
 
     fn tcp_response(&mut self, client: usize, id: RequestId) {
@@ -540,9 +606,16 @@ impl World {
                     let job = self.clients[client].jobs[&id];
                     let size = self.jobs[job as usize].size;
                     assert_eq!(http, response(job, size), "seed {}", self.seed);
-                    self.short_by_udp += u64::from(size <= 1460);
-                    self.in_pieces += u64::from(size > 1460);
+                    let counts = self.jobs[job as usize].idempotent;
+                    self.short_by_udp += u64::from(counts && size <= 1460);
+                    self.in_pieces += u64::from(counts && size > 1460);
                     self.answered(client, id, job);
+                }
+                Event::OutcomeUnknown { id } => {
+                    self.outcomes_unknown += 1;
+                    let job = self.clients[client].jobs.remove(&id).unwrap();
+                    self.jobs[job as usize].failures += 1;
+                    self.clients[client].core.finish(id);
                 }
                 Event::UseTcp { id, .. } | Event::UseHttp { id } => {
                     self.after(3 * ONE_WAY, Step::TcpRequest { client, id });
@@ -582,4 +655,20 @@ fn response(job: u64, size: usize) -> Vec<u8> {
     let mut http = head.into_bytes();
     http.resize(size.max(http.len()), b'x');
     http
+}
+
+fn job_of(response: &[u8]) -> u64 {
+    let text = std::str::from_utf8(response).unwrap();
+    text.split("X-Job: ").nth(1).unwrap().split("\r\n").next().unwrap().parse().unwrap()
+}
+
+fn new_server(rng: &mut StdRng, now: Instant) -> (Server, SharedWindow) {
+    let config = ServerConfig {
+        connections: ConnectionLimits { total: 8, per_client: 3, ..ConnectionLimits::default() },
+        ..ServerConfig::default()
+    };
+    let mut server = Server::new(config, rng.random(), rng.random(), now, 1_700_000_000);
+    let window = Arc::new(Mutex::new(ReplayWindow::new(WindowConfig::default(), rng.random(), now)));
+    server.share_window(Arc::clone(&window));
+    (server, window)
 }
