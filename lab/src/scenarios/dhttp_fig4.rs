@@ -200,6 +200,7 @@ fn send(form: &Form, file: &str, requests: usize) -> Result<(), Error> {
             resend: form.resend,
             token: form.token,
             pieces: form.pieces,
+            once: Once::No,
             http: http.as_bytes(),
         };
         request.write(&mut datagram);
