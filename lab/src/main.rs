@@ -57,6 +57,9 @@ enum Command {
     /// A load process; its orders come on standard input.
     #[command(hide = true)]
     Load,
+    /// Pass on messages with their descriptors, from standard input to standard output, both links.
+    #[command(hide = true)]
+    PassOn,
     /// An attacking process; it ends with its standard input.
     #[command(hide = true)]
     Attack {
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Command::Bare { address, size_bytes } => tidegate_bench::bare::serve(address, size_bytes)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| Error::Server(format!("bare: {error}"))),
+        Command::PassOn => scenarios::cc_hop::pass_on().map(|()| ExitCode::SUCCESS).map_err(Error::Load),
         Command::Attack { server, connections, source, text, reopen } => {
             scenarios::cc_attack::attack(server, connections, source, &text, reopen)
                 .map(|()| ExitCode::SUCCESS)

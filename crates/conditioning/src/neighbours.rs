@@ -308,7 +308,13 @@ pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
     let head =
         format!("HTTP/1.1 {status} {reason}\r\nContent-Length: 0\r\nConnection: close\r\n{extra_fields}\r\n");
     let _ = rustix::net::send(socket, head.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    // What the client sent is taken off, because unread bytes would turn the close into a reset that destroys the answer.
+    discard_unread(socket);
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+}
+
+/// Takes off what the client sent, up to 256 KiB: unread bytes would turn the close into a reset, which destroys what the
+/// client has not received yet.
+pub(crate) fn discard_unread(socket: BorrowedFd<'_>) {
     let mut sink = [0u8; 4096];
     for _ in 0..64 {
         match rustix::net::recv(socket, &mut sink[..], RecvFlags::DONTWAIT) {
@@ -316,7 +322,6 @@ pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
             _ => break,
         }
     }
-    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
 }
 
 #[cfg(test)]

@@ -90,6 +90,19 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
+fn a_response_that_ends_the_connection_arrives_whole_although_more_requests_were_sent() {
+    let site = Site::new();
+    let chain = start(&site, CHAIN);
+    for _ in 0..20 {
+        let mut client = chain.client();
+        let last = "GET /big HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+        client.send(format!("{last}{}", "GET /small HTTP/1.1\r\nHost: test\r\n\r\n".repeat(5)).as_bytes());
+        assert!(client.response(false).body == site.big);
+        assert!(client.is_ended());
+    }
+}
+
+#[test]
 fn a_request_that_drips_in_is_served_when_it_is_whole() {
     let site = Site::new();
     let chain = start(&site, CHAIN);

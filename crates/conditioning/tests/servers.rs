@@ -189,6 +189,38 @@ fn a_server_that_starts_a_program_for_each_connection_in_its_own_memory() {
     a_program_for_each_connection("vfork");
 }
 
+/// Closes by syscall(2), as libuv does, and reads files under the same number.
+const CLOSES_BY_ITSELF: &str = "
+import ctypes, os, platform, socket
+CLOSE = {'x86_64': 3, 'aarch64': 57}[platform.machine()]
+libc = ctypes.CDLL(None)
+listener = socket.create_server(('127.0.0.1', PORT))
+body = b'small\\n'
+while True:
+    fd = listener.accept()[0].detach()
+    os.read(fd, 65536)
+    os.write(fd, b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+    os.read(fd, 1)
+    libc.syscall(CLOSE, fd)
+    with open('DIR/html/small', 'rb', buffering=0) as file:
+        assert file.fileno() == fd
+        body = file.read()
+";
+
+#[test]
+fn a_server_that_closes_without_libcs_close() {
+    needs("python3", "python3");
+    let site = Site::new();
+    let port = free_port();
+    let server = site.configuration("server.py", port, CLOSES_BY_ITSELF);
+    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+    let mut client = chain.client();
+    for _ in 0..20 {
+        assert_eq!(client.get("/small").body, b"small\n");
+    }
+    chain.stop();
+}
+
 #[test]
 fn a_server_that_goes_to_the_background_is_followed_there() {
     let site = Site::new();

@@ -22,6 +22,9 @@ const PER_SOURCE: u32 = 250;
 const OPENED_PER_S: f64 = 8_000.0;
 const REOPENED_PER_S: f64 = 200.0;
 const TURN: Duration = Duration::from_millis(5);
+/// A connection whose first packet was dropped is tried again after one, three and seven seconds.
+const SETTLED: Duration = Duration::from_millis(2_500);
+const SETTLES_WITHIN: Duration = Duration::from_secs(15);
 
 /// Processes that attack until this is dropped.
 pub(super) struct Attack {
@@ -74,6 +77,23 @@ impl Attack {
             sum += line.trim().parse::<u64>().map_err(wrong)?;
         }
         Ok(sum)
+    }
+
+    /// Waits until as many are established as ever will be: what is measured is a server beside them, not their coming.
+    ///
+    /// # Errors
+    /// When a process has ended.
+    pub(super) fn settle(&mut self, connections: u32) -> Result<(), Error> {
+        let deadline = Instant::now() + SETTLES_WITHIN;
+        let (mut held, mut since) = (self.held()?, Instant::now());
+        while held < u64::from(connections) && since.elapsed() < SETTLED && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = self.held()?;
+            if now != held {
+                (held, since) = (now, Instant::now());
+            }
+        }
+        Ok(())
     }
 
     /// Connections that are established now.

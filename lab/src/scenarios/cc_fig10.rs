@@ -32,7 +32,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "Requests/s of a regular client over the number of incomplete connections: Apache's drops to 0.5/s at 150, \
                 Flash's at 32,000, Haboob's at 100; CC-Apache, CC-Flash and CCServer keep theirs.",
     method: "Load processes of 16,000 connections each, from 127.128.0.0/16, open connections, send a part of a request and \
-             nothing more. Then 16 connections of a regular client ask for a file of 1 kB. A process has 20,000 descriptors \
+             nothing more. Once those of them that can be are established, 16 connections of a regular client ask for a file of 1 kB. A process has 20,000 descriptors \
              here, so that beyond those `package` ends incomplete connections of the heaviest range to take in others. The \
              rates of conditioned servers are compared per CPU-second: holding incomplete connections costs nothing once \
              they are there, and the attackers share the client's core.",
@@ -52,6 +52,9 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
             // A bare server that has no process left need not be shown so again and again.
             let attack = Attack::start(server.address(), count, false, "GET /object HTTP/1.1\r\nHost:");
             let mut attack = attack?;
+            if chain.is_some() {
+                attack.settle(count)?;
+            }
             for round in 0..if chain.is_none() && count > 0 { 1 } else { rounds } {
                 let wrk = Wrk { connections: 16, time: Duration::from_secs(1), what: What::File("/object") };
                 samples.push(wrk.run(&server, label, f64::from(count), round)?);

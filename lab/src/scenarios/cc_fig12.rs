@@ -45,6 +45,9 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         for &count in &slow {
             let text = "GET /small HTTP/1.1\r\nHost: lab\r\n\r\n";
             let mut attack = Attack::start(server.address(), count, true, text)?;
+            if chain.is_some() {
+                attack.settle(count)?;
+            }
             for round in 0..if chain.is_none() && count > 0 { 1 } else { rounds } {
                 let time = Duration::from_secs(lab.choose(2, 1));
                 let wrk = Wrk { connections: 16, time, what: What::Mix(&mix) };

@@ -21,6 +21,8 @@ const CLASS_BYTES: [usize; 4] = [102, 1_024, 10_240, 102_400];
 const CLASS_SHARES: [f64; 4] = [35.0, 50.0, 14.0, 1.0];
 /// How often each file of a class is asked for, in percent (SPECweb99).
 const FILE_SHARES: [f64; 9] = [3.9, 5.9, 8.8, 17.7, 35.3, 11.8, 7.1, 5.0, 4.5];
+/// What wrk says when it gets no connection at all.
+const NO_CONNECTION: &str = "unable to connect";
 /// Requests after which the mix begins anew.
 const MIX_REQUESTS: usize = 20_000;
 
@@ -128,8 +130,13 @@ impl Wrk<'_> {
         let before = server.cpu_s();
         let output = pinned(LOAD_CORE, &wrk).output().map_err(Error::Load)?;
         let cpu_s = server.cpu_s() - before;
-        let figures = Figures::read(&String::from_utf8_lossy(&output.stdout))
-            .ok_or_else(|| Error::Server(format!("wrk: {}", String::from_utf8_lossy(&output.stderr))))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let figures = match Figures::read(&String::from_utf8_lossy(&output.stdout)) {
+            Some(figures) => figures,
+            // A server whose queue of connections is full.
+            None if said.starts_with(NO_CONNECTION) => Figures { rate: 0.0, requests: 0.0, wrong: 0 },
+            None => return Err(Error::Server(format!("wrk: {said}"))),
+        };
         if figures.wrong > 0 {
             return Err(Error::Server(format!("{label}: {} wrong answers", figures.wrong)));
         }

@@ -10,6 +10,7 @@ mod cc_fig4;
 mod cc_fig6;
 mod cc_fig8;
 mod cc_fig9;
+pub mod cc_hop;
 mod cc_kill;
 mod cc_load;
 mod cc_servers;

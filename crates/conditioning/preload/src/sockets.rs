@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use libc::{c_char, c_int, c_uint, c_void, epoll_event, sockaddr, socklen_t};
+use libc::{c_char, c_int, c_long, c_uint, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
 use tidegate_conditioning::server::{self, AcceptOptions, Closing, address, connection::Interest};
 
@@ -214,6 +214,27 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
     closing(fd);
     next!(close(fd: c_int) -> c_int)
+}
+
+/// syscall(2): some programs close this way, libuv among them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    if number == libc::SYS_close {
+        // SAFETY: the caller's own number, cut to its size as by the kernel.
+        return unsafe { close(a as c_int) }.into();
+    }
+    // Those that a call does not have are whatever the registers hold, as in libc's own wrapper.
+    next!(
+        syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long
+    )
 }
 
 fn closing(fd: c_int) {

@@ -142,6 +142,9 @@ impl Keeper {
         if self.place.keeps && self.place.ledger.state(slot).1 != State::Accepted {
             // Filters that have not learned of the last request's end hold the socket a moment longer.
             let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Write);
+            // Requests that nobody will answer: unread, they would turn the close into a reset, which destroys the end of
+            // the last response under way.
+            crate::neighbours::discard_unread(connection.socket.as_fd());
         }
         self.forget(index);
         if self.place.upstream.is_none() {

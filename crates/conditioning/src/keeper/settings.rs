@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidegate_core::metric_set;
 
 use crate::arguments::{Argument, Arguments};
-use crate::host::WINDOW;
+use crate::host;
 use crate::ledger::SLOTS;
 use crate::neighbours::FilterError;
 
@@ -28,6 +28,9 @@ const KEEP: Argument = Argument {
     default: "yes",
     help: "present further requests of a connection too, where no `persist` does; no: end it with its first response",
 };
+
+/// A keeper has no order of its own to lose: a greater window costs fewer switches between it and the next program.
+const WINDOW: Argument = Argument { default: "65536", ..host::WINDOW };
 
 /// The arguments of `package`.
 pub const PACKAGE_ARGUMENTS: &[Argument] = &[TIMEOUT, KEEP, IDLE, CONTENT, CONNECTIONS, WINDOW];

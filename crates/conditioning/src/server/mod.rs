@@ -381,9 +381,18 @@ pub fn is_ours(fd: RawFd) -> bool {
     matches!(table::get(fd), Some(Entry::Connection(_) | Entry::Ended(_)))
 }
 
-/// Whether `fd` was a connection of which the server's end is over.
+/// Whether `fd` was a connection of which the server's end is over. A number that was closed in a way that nobody saw, and
+/// is something else by now, is none: the server's files are not to look empty.
 pub fn is_ended(fd: RawFd) -> bool {
-    table::is_ended(fd)
+    if !table::is_ended(fd) {
+        return false;
+    }
+    let file = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
+    if at_end_of_file().is_none_or(|ended| file(ended) == file(borrow(fd))) {
+        return true;
+    }
+    table::take(fd);
+    false
 }
 
 /// Whether `fd` is a connection of which the request has been read to its end.
