@@ -65,6 +65,15 @@ impl Singles {
         if let Some(table) = Self::open(outer)? {
             return Ok(table);
         }
+        let (inner, table) = Self::create()?;
+        outer
+            .update(0u32.as_bytes(), inner.as_fd().as_raw_fd().as_bytes(), MapFlags::ANY)
+            .map_err(GateError::kernel("creating the block list"))?;
+        // Of two processes that have done so at once the later one has made the table.
+        Ok(Self::open(outer)?.unwrap_or(table))
+    }
+
+    fn create() -> Result<(MapHandle, Self), GateError> {
         let options = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
             map_flags: libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP,
@@ -77,11 +86,7 @@ impl Singles {
         let table = Self::of(&inner, id)?;
         // Whoever is blocked cannot choose addresses that fall into one bucket.
         table.head().address.store(RandomState::new().hash_one(id) as u32, Ordering::Relaxed);
-        outer
-            .update(0u32.as_bytes(), inner.as_fd().as_raw_fd().as_bytes(), MapFlags::ANY)
-            .map_err(GateError::kernel("creating the block list"))?;
-        // Of two processes that have done so at once the later one has made the table.
-        Ok(Self::open(outer)?.unwrap_or(table))
+        Ok((inner, table))
     }
 
     /// Whether this is the table that the kernel programs read.
@@ -276,4 +281,56 @@ impl Drop for Singles {
 /// As in a packet.
 fn raw(address: Ipv4Addr) -> u32 {
     u32::from_ne_bytes(address.octets())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_NS: u64 = 1 << 40;
+
+    fn entry(last_hit_ns: u64) -> abi::tg_block {
+        abi::tg_block { expires_ns: 0, last_hit_ns, hits: 0, length_bits: 32, reserved: 0 }
+    }
+
+    /// Addresses whose first bucket is one of the two of `address`, as many as these have slots.
+    fn crowd(table: &Singles, address: Ipv4Addr) -> Vec<Ipv4Addr> {
+        let buckets: Vec<*const Slot> =
+            table.slots(raw(address)).step_by(8).map(std::ptr::from_ref).collect();
+        let first = |other: &Ipv4Addr| table.slots(raw(*other)).next().map(std::ptr::from_ref);
+        let of = |bucket: *const Slot| {
+            let all = (1..u32::MAX).map(Ipv4Addr::from).filter(move |other| *other != address);
+            all.filter(move |other| first(other) == Some(bucket)).take(8)
+        };
+        buckets.into_iter().flat_map(of).collect()
+    }
+
+    #[test]
+    fn with_both_buckets_full_another_entry_moves_and_with_all_full_the_oldest_goes() {
+        let root = rustix::process::geteuid().is_root();
+        assert!(root, "kernel maps need root: run the tests with sudo");
+        let (_map, table) = Singles::create().unwrap_or_else(|error| panic!("{error}"));
+        let address = Ipv4Addr::new(192, 0, 2, 1);
+        let crowd = crowd(&table, address);
+        assert_eq!(crowd.len(), 16);
+        for (age, other) in (0..).zip(&crowd) {
+            assert!(table.insert(*other, &entry(NOW_NS - (age << 30)), NOW_NS));
+        }
+        assert!(table.insert(address, &entry(NOW_NS), NOW_NS));
+        let is_there = |other: &Ipv4Addr| table.get(*other, NOW_NS).is_some();
+        assert!(crowd.iter().chain([&address]).all(is_there));
+        assert_eq!((table.count(), table.iter(NOW_NS).count()), (17, 17));
+        // Everywhere that an entry of the two buckets could go, somebody else is.
+        for slot in table.all()[..BUCKETS].iter().flatten() {
+            let _ = slot.exchange(0, u32::MAX);
+        }
+        assert!(table.remove(address));
+        let taken = table.slots(raw(address)).find(|slot| slot.exchange(0, 1));
+        assert!(taken.is_some());
+        let before: Vec<bool> = crowd.iter().map(is_there).collect();
+        assert!(table.insert(address, &entry(NOW_NS), NOW_NS) && is_there(&address));
+        assert!(before.iter().all(|there| *there));
+        assert_eq!(crowd.iter().filter(|other| !is_there(other)).count(), 1);
+        assert!(!is_there(&crowd[15]), "the least recently hit");
+    }
 }

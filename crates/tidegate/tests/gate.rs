@@ -214,6 +214,49 @@ fn rules_of_a_server_act_in_the_kernel_and_in_user_space_when_that_is_taken_away
 }
 
 #[test]
+fn each_request_costs_one_token_whatever_connection_brings_it() {
+    needs_root();
+    const EACH: usize = 12;
+    let pair = Pair::new();
+    let folder = Folder::with("file", "x");
+    let burst = "path = \"/cgi-bin/*\"\nrate = 0.001\nburst = 2";
+    assert!(RULES.contains(burst));
+    let rules = RULES.replace("ROOT", &folder.name(""));
+    let rules = rules.replace(burst, &burst.replace("= 2", &format!("= {}", 3 * EACH)));
+    std::fs::write(folder.path("t.toml"), rules).unwrap();
+    let to: SocketAddr = format!("{SERVER4}:8080").parse().unwrap();
+    let _server = spawn(&["run", "--config", &folder.name("t.toml")]);
+    eventually("it serves", || gates().into_iter().next());
+    let request = get("/cgi-bin/a");
+    // Reads until so many answers have come.
+    let answered = |requests: &str, expected: usize| {
+        let mut stream = connect("10.77.0.2:0", to);
+        stream.write_all(requests.as_bytes()).unwrap();
+        let (mut text, mut bytes) = (Vec::new(), [0; 4096]);
+        let answers = |text: &[u8]| text.windows(8).filter(|window| window == b"HTTP/1.1").count();
+        while answers(&text) < expected {
+            let length = stream.read(&mut bytes).unwrap();
+            assert!(length > 0, "{} of {expected}", answers(&text));
+            text.extend_from_slice(&bytes[..length]);
+        }
+    };
+    pair.client.run(|| {
+        (0..EACH).for_each(|_| answered(&request, 1));
+        // All of them in one segment, of which the kernel sees the first.
+        answered(&request.repeat(EACH), EACH);
+    });
+    let one_by_one = pair.client.run(|| ask("10.77.0.2:0", to, &[request.as_str(); EACH]));
+    assert!(one_by_one.iter().all(|answer| answer == "HTTP/1.1 404 Not Found"), "{one_by_one:?}");
+    let rule = &gates()[0]["rules"][2];
+    assert_eq!(
+        (rule["passed"].as_u64(), rule["refused"].as_u64()),
+        (Some(3 * EACH as u64), Some(0)),
+        "{rule}"
+    );
+    assert_eq!(pair.client.run(|| ask("10.77.0.2:0", to, &[&request])), ["connection reset"]);
+}
+
+#[test]
 fn rules_act_without_privilege_on_loopback_and_change_with_a_reload() {
     let folder = Folder::with("file", "x");
     let (port, admin) = (tidegate_e2e::free_port(), tidegate_e2e::free_port());

@@ -74,7 +74,8 @@ pub(super) fn rates(asked: &[Asked]) -> Vec<f64> {
     asked.iter().map(Asked::rate).collect()
 }
 
-/// tidegate at the server's address before the workers on loopback, with these rules.
+/// tidegate at the server's address before the workers on loopback, with these rules and nothing else that refuses: to the
+/// defence, many greedy clients of one address are an attacker.
 pub(super) fn behind_tidegate(
     lab: &Lab,
     folder: &Path,
@@ -88,7 +89,8 @@ pub(super) fn behind_tidegate(
     let config = format!(
         "workers = 1\n[admin]\naddress = \"127.0.0.1:9001\"\n[[listen]]\naddress = \"{SERVER}:{PORT}\"\n\
          [[upstream]]\nname = \"app\"\nservers = [\"127.0.0.1:9000\"]\nmax_connections = {at_once}\n\
-         connect_timeout = \"30s\"\nmax_failures = 0\n[[route]]\nupstream = \"app\"\n[cache]\nmemory = \"0B\"\n{rules}{gate}"
+         connect_timeout = \"30s\"\nmax_failures = 0\n[[route]]\nupstream = \"app\"\n[cache]\nmemory = \"0B\"\n\
+         [defence]\nenabled = false\n{rules}{gate}"
     );
     let path = folder.join("tidegate.toml");
     std::fs::write(&path, config).map_err(Error::file("write", &path))?;

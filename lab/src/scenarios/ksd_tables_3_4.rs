@@ -52,6 +52,8 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         rows.push(by_connection(&bed, time, limit)?);
         lab.progress(rows.len(), HIGH.len() + DYNAMIC.len(), &line(&rows[rows.len() - 1]));
     }
+    // One request more or less is to be little of ten per second.
+    let time = Clients { measure: lab.choose(Duration::from_secs(6), time.measure), ..time };
     for limit in DYNAMIC {
         rows.push(by_request(lab, &bed, time, limit)?);
         lab.progress(rows.len(), HIGH.len() + DYNAMIC.len(), &line(&rows[rows.len() - 1]));
