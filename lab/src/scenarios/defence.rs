@@ -143,11 +143,10 @@ struct Started {
 impl Started {
     /// Attacks on what is behind a server meet one that has an origin; the others one that has files.
     fn new(server: Server, attack: Attack, binary: &std::path::Path) -> Result<Self, Error> {
-        let failed = |path: &std::path::Path| Error::file("write", path);
-        let directory = tempfile::tempdir().map_err(failed(&std::env::temp_dir()))?;
+        let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
         let site = Site::create(directory.path(), OBJECT_BYTES).map_err(Error::Server)?;
         let large = directory.path().join(format!("site-{OBJECT_BYTES}")).join("large");
-        std::fs::write(&large, vec![b'a'; LARGE_BYTES]).map_err(failed(&large))?;
+        std::fs::write(&large, vec![b'a'; LARGE_BYTES]).map_err(Error::file("write", &large))?;
         let (mut bare, mut origin) = (None, None);
         let peer = if matches!(attack, Attack::RandomUrls | Attack::Costly { .. }) {
             let behind = origin.insert(Origin::start(OBJECT_BYTES)?).address();
