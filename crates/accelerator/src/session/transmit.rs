@@ -130,17 +130,16 @@ pub(crate) async fn flush(client: &Client, core: &Rc<DataCore>, mut unsent: Unse
     let mut watch = RateWatch::new(core);
     loop {
         let before = unsent.left();
-        let advanced = advance(client, &mut unsent);
-        match advanced {
+        let is_full = match advance(client, &mut unsent) {
             Ok(true) => return Ok(()),
-            Ok(false) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(false) => false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
             Err(error) => return Err(error),
-        }
+        };
         watch.sent += before - unsent.left();
-        match advanced {
-            Ok(_) => tokio::task::yield_now().await,
-            Err(_) => watch.writable(client, core).await?,
+        match is_full {
+            true => watch.writable(client, core).await?,
+            false => tokio::task::yield_now().await,
         }
     }
 }
