@@ -208,3 +208,30 @@ fn change_of_the_settings_acts_from_the_next_tick_on_and_blocks_stay() {
     assert_eq!(ask(&chain, address, "/", 500).reason, Reason::Blocked);
     assert!((0..100).all(|_| ask(&chain, host([60, 1], 2), "/", 500).is_continue()));
 }
+
+#[test]
+fn million_attacking_addresses_stay_within_the_memory_and_who_is_blocked_stays_known() {
+    let settings = Settings::default();
+    let most = settings.memory_bytes;
+    let defence = Defence::new(settings, 3, [3; 32]);
+    let chain = defence.chain(0, 1);
+    let began_ms = calm(&chain);
+    let guesser = host([60, 1], 1);
+    chain.with_tree(|tree| {
+        let id = tree.locate(guesser, began_ms);
+        tree.add(id, tidegate_core::Event::Violation, 1, began_ms);
+    });
+    for bot in 0..1_000_000u32 {
+        ask(
+            &chain,
+            IpAddr::V4(Ipv4Addr::from(0x6400_0000 + bot * 7)),
+            "/0/0",
+            began_ms + u64::from(bot / 100),
+        );
+    }
+    chain.with_tree(|tree| {
+        assert!(tree.memory_bytes() <= most, "{} bytes of {most}", tree.memory_bytes());
+        assert!(tree.find(guesser).is_some());
+        tree.check_invariants();
+    });
+}
