@@ -507,8 +507,8 @@ fn pass_by(shared: &Shared) -> u32 {
                     _ => true,
                 }
             } else {
-                match open_stream.write(text.as_bytes()) {
-                    Ok(_) => {
+                match open_stream.write_all(text.as_bytes()) {
+                    Ok(()) => {
                         *asked = true;
                         false
                     }

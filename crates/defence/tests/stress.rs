@@ -1,5 +1,6 @@
 //! What is otherwise under stress, with several cores, and after a change of the settings; in virtual time.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use tidegate_core::hooks::{Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestView, Via};
@@ -207,4 +208,61 @@ fn change_of_the_settings_acts_from_the_next_tick_on_and_blocks_stay() {
     chain.tick(&Load::default(), 500);
     assert_eq!(ask(&chain, address, "/", 500).reason, Reason::Blocked);
     assert!((0..100).all(|_| ask(&chain, host([60, 1], 2), "/", 500).is_continue()));
+}
+
+#[test]
+fn million_attacking_addresses_stay_within_the_memory_and_who_is_blocked_stays_known() {
+    let settings = Settings::default();
+    let most = settings.memory_bytes;
+    let defence = Defence::new(settings, 3, [3; 32]);
+    let chain = defence.chain(0, 1);
+    let began_ms = calm(&chain);
+    let guesser = host([60, 1], 1);
+    chain.with_tree(|tree| {
+        let id = tree.locate(guesser, began_ms);
+        tree.add(id, tidegate_core::Event::Violation, 1, began_ms);
+    });
+    for bot in 0..1_000_000u32 {
+        ask(
+            &chain,
+            IpAddr::V4(Ipv4Addr::from(0x6400_0000 + bot * 7)),
+            "/0/0",
+            began_ms + u64::from(bot / 100),
+        );
+    }
+    chain.with_tree(|tree| {
+        assert!(tree.memory_bytes() <= most, "{} bytes of {most}", tree.memory_bytes());
+        assert!(tree.find(guesser).is_some());
+        tree.check_invariants();
+    });
+}
+
+#[test]
+fn good_clients_that_came_just_before_a_flood_from_addresses_like_theirs_are_served() {
+    for warm_ms in [1_000, 3_000, 7_000, 12_000, 19_000, 33_000] {
+        let defence = defence();
+        let chain = defence.chain(0, 1);
+        let (mut good_refused, mut served) = (0, HashSet::new());
+        let end_ms = warm_ms + 20_000;
+        for now_ms in (0..end_ms).step_by(STEP_MS as usize) {
+            let is_attack = now_ms >= warm_ms;
+            for good in 0..20u32 {
+                // Five in a second each, all for one page, from the attackers' network of eight bits.
+                for _ in 0..if (now_ms / STEP_MS + u64::from(good)).is_multiple_of(4) { 5 } else { 0 } {
+                    let decision = ask(&chain, host([127, 80], good / 4 * 256 + good % 4), "/object", now_ms);
+                    good_refused += u32::from(!decision.is_continue());
+                }
+            }
+            for bot in 0..if is_attack { 1_000 } else { 0 } {
+                for _ in 0..10 {
+                    let decision = ask(&chain, host([127, 112], bot), "/object", now_ms);
+                    if decision.is_continue() && now_ms > warm_ms + 5_000 {
+                        served.insert(bot);
+                    }
+                }
+            }
+            chain.tick(if is_attack { &BUSY } else { &Load { lag_ms: 0, ..Load::default() } }, now_ms);
+        }
+        assert_eq!((good_refused, served.len()), (0, 0), "after {warm_ms} ms");
+    }
 }

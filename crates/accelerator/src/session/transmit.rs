@@ -45,6 +45,9 @@ impl Unsent {
 /// Up to here it takes less to put a response together than to tell the kernel of its pieces.
 const ONE_PIECE_BYTES: u64 = 4 * 1024;
 
+/// What one client gets before others have their turn: a client whose buffers take much would keep them waiting.
+const TURN_BYTES: u64 = 512 * 1024;
+
 /// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
 pub(crate) fn send_hit(
     client: &Client,
@@ -66,7 +69,8 @@ pub(crate) fn send_hit(
         client.try_write(whole)
     } else {
         let mut slices = [IoSlice::new(stored_head), IoSlice::new(out), IoSlice::new(b""), IoSlice::new(b"")];
-        for (slice, extent) in slices[2..].iter_mut().zip(extents(object, start, end)) {
+        let turn_end = end.min(start + TURN_BYTES);
+        for (slice, extent) in slices[2..].iter_mut().zip(extents(object, start, turn_end)) {
             *slice = IoSlice::new(extent);
         }
         client.try_write_vectored(&slices)
@@ -95,16 +99,18 @@ fn extents(object: &Object, mut start: u64, end: u64) -> impl Iterator<Item = &[
     })
 }
 
-/// Sends until nothing is left, or until the socket is full (`WouldBlock`).
-fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<()> {
-    while unsent.left() > 0 {
+/// Sends until nothing is left, the socket is full (`WouldBlock`) or others have to have their turn; whether all is sent.
+fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<bool> {
+    let turn_end = unsent.left().saturating_sub(TURN_BYTES);
+    while unsent.left() > turn_end {
         let bytes = unsent.bytes.get(unsent.sent..).unwrap_or(&[]);
         let mut slices = [IoSlice::new(bytes), IoSlice::new(b"")];
         if let Some((object, start, end)) = &unsent.body
             && start < end
         {
             let extent = object.body_at(*start);
-            slices[1] = IoSlice::new(&extent[..extent.len().min((end - start) as usize)]);
+            let most = (end - start).min(TURN_BYTES) as usize;
+            slices[1] = IoSlice::new(&extent[..extent.len().min(most)]);
         }
         let head_left = bytes.len();
         let written = client.try_write_vectored(&slices)?;
@@ -116,7 +122,7 @@ fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<()> {
             *start += written.saturating_sub(head_left) as u64;
         }
     }
-    Ok(())
+    Ok(unsent.left() == 0)
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.
@@ -124,13 +130,17 @@ pub(crate) async fn flush(client: &Client, core: &Rc<DataCore>, mut unsent: Unse
     let mut watch = RateWatch::new(core);
     loop {
         let before = unsent.left();
-        match advance(client, &mut unsent) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        let is_full = match advance(client, &mut unsent) {
+            Ok(true) => return Ok(()),
+            Ok(false) => false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
             Err(error) => return Err(error),
-        }
+        };
         watch.sent += before - unsent.left();
-        watch.writable(client, core).await?;
+        match is_full {
+            true => watch.writable(client, core).await?,
+            false => tokio::task::yield_now().await,
+        }
     }
 }
 

@@ -43,6 +43,8 @@ const MASS_TIMES: u32 = 10;
 const MASS_ADDRESSES: u32 = 500;
 /// The share of all requests of a prefix that nobody known is in, which under stress is such a mass.
 const MASS_SHARE: f32 = 0.3;
+/// Windows for which a site has to be known before a prefix can be new to it.
+const MASS_WINDOWS: u64 = 3;
 /// Windows with fewer requests teach nothing.
 const TEACHING_REQUESTS: u32 = 100;
 
@@ -236,18 +238,17 @@ impl Shape {
     }
 }
 
-/// Whether a great part of all requests comes from a prefix from which nearly none came before.
+/// Whether a great part of all requests comes from a prefix from which nearly none came before, on a site that is known
+/// for long enough to say so.
 fn is_mass(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
-    let share = |count: &dyn Fn(NodeId, Event) -> u32| {
-        count(prefix, Event::Request) as f32 / count(tree.root(), Event::Request).max(1) as f32
-    };
-    let (own, all) = (
-        tree.last_window(prefix, Event::Request, now_ms),
-        tree.last_window(tree.root(), Event::Request, now_ms),
-    );
-    let before = if all == 0 { 1.0 } else { own as f32 / all as f32 };
-    let is_new = tree.age_ms(prefix, now_ms) <= 2 * tree.window_ms() || before < MASS_SHARE / 10.0;
-    is_new && share(&|id, event| tree.count(id, event, now_ms)) > MASS_SHARE
+    let (root, window_ms) = (tree.root(), tree.window_ms());
+    let share = |count: &dyn Fn(NodeId) -> u32| count(prefix) as f32 / count(root).max(1) as f32;
+    let last = |id| tree.last_window(id, Event::Request, now_ms);
+    let is_known = now_ms >= MASS_WINDOWS * window_ms && last(root) >= TEACHING_REQUESTS;
+    let is_new = tree.age_ms(prefix, now_ms) <= window_ms
+        && tree.age_ms(root, now_ms) >= MASS_WINDOWS * window_ms
+        || share(&last) < MASS_SHARE / 10.0;
+    is_known && is_new && share(&|id| tree.count(id, Event::Request, now_ms)) > MASS_SHARE
 }
 
 impl Classifier for Swarm {
