@@ -4,10 +4,10 @@
 //! A connection is cut into *eras* at its loss events. In an era nothing is lost before packet a, the *first loss*, and
 //! the number of every packet follows from the closed form: once k is acknowledged, packets up to k + TCPCwnd(k) have
 //! been sent. At the loss W = TCPCwnd(a − 1) packets a…E are in flight. Their acknowledgements, which all report the
-//! loss, set free H = W/2 packets E+1…E+H of the next era, spread evenly over the first three quarters of the flight as
-//! RFC 6937 does it; the first of them is the fast retransmission. The other trickles terminate. What lost packets of the
-//! flight would have set free, the acknowledgements after them set free beside their own, few at a time (burst limit), so
-//! that the window is halved once whatever the flight loses, as long as its last quarter is not lost as a whole.
+//! loss, set free H = W/2 packets E+1…E+H of the next era, spread evenly over the flight as RFC 6937 does it; the first
+//! of them is the fast retransmission. The other trickles terminate. What lost packets of the flight would have set free,
+//! the acknowledgements after them set free beside their own, few at a time (burst limit), so that the window is halved
+//! once whatever the flight loses; only what is held up by the loss of its very end is not made good.
 
 use crate::cwnd::{MAX_WINDOW, tcp_cwnd};
 use crate::nonce::EraCause;
@@ -22,8 +22,6 @@ pub const MAX_GROUP: u8 = 4;
 /// Most packets that one acknowledged packet releases in a recovery beside its own, of those that losses hold up (Trickles
 /// §2.5, burstLimit).
 pub const BURST_LIMIT: u64 = 4;
-/// The part of a flight with a loss whose acknowledgements release nothing more: that they are lost does no harm.
-const SLACK_DIVISOR: u64 = 4;
 
 /// The state of congestion control, constant between two loss events.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -143,20 +141,18 @@ struct Recovery {
     first_loss: u64,
     /// Packets of the next era that go on.
     half: u64,
-    /// Offset from the first loss up to which they are released.
-    span: u64,
+    /// Offset of the last packet of the flight from the first loss, at least 1.
+    last: u64,
 }
 
 impl Recovery {
     fn new(first_loss: u64, next: &Era) -> Self {
-        let flight = next.base - (first_loss - 1);
-        let span = flight - 1 - (flight / SLACK_DIVISOR).min(flight - 1);
-        Self { first_loss, half: next.start.into(), span: span.max(1) }
+        Self { first_loss, half: next.start.into(), last: (next.base - first_loss).max(1) }
     }
 
     /// Packets that are due once the packet `number` of the flight is accounted for; the retransmission is due at once.
     fn due(&self, number: u64) -> u64 {
-        1 + (number - self.first_loss).min(self.span) * (self.half - 1) / self.span
+        1 + (number - self.first_loss) * (self.half - 1) / self.last
     }
 
     /// Packets released once `acknowledged` packets of a run up to `number` are acknowledged, where `before` had been
@@ -324,9 +320,8 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(after(102), [106], "the first acknowledgement after the loss retransmits");
-        assert!(after(103).is_empty());
-        assert_eq!(after(104), [107], "half of the window goes on");
-        assert!(after(105).is_empty(), "the last one is not needed");
+        assert!(after(103).is_empty() && after(104).is_empty());
+        assert_eq!(after(105), [107], "half of the window goes on");
     }
 
     #[test]
@@ -367,7 +362,11 @@ mod tests {
         let run = |gap, length| Run { gap, length };
         assert_eq!(acknowledge(&era, &[], 100, 1), Err(AccountError::BadRuns));
         assert_eq!(acknowledge(&era, &[run(0, 0)], 100, 1), Err(AccountError::BadRuns));
-        assert_eq!(acknowledge(&era, &[run(0, 1), run(0, 1)], 102, 1), Err(AccountError::BadRuns), "a threshold");
+        assert_eq!(
+            acknowledge(&era, &[run(0, 1), run(0, 1)], 102, 1),
+            Err(AccountError::BadRuns),
+            "a threshold"
+        );
         assert_eq!(acknowledge(&era, &[run(0, 1)], 102, 1), Err(AccountError::WrongEnd));
         assert_eq!(acknowledge(&era, &[run(0, 2)], 102, 3), Err(AccountError::BadGroup));
         assert_eq!(acknowledge(&era, &[run(0, 2)], 102, 0), Err(AccountError::BadGroup));
@@ -391,18 +390,21 @@ mod tests {
         let release = |runs: &[Run], number| {
             acknowledge(&era, runs, number, 1).unwrap().numbers().map(|n| n - 140).collect::<Vec<_>>()
         };
-        // Of packets 101 to 140 all up to 130 are lost: 19 of 20 are due at an offset of 29 and later.
+        // Of packets 101 to 140 all up to 130 are lost, at whose offset of 29 as many as 15 of 20 are due.
         assert_eq!(release(&[run(30, 1)], 131), [1, 2, 3, 4, 5]);
         assert_eq!(release(&[run(30, 2)], 132), [6, 7, 8, 9, 10]);
-        assert_eq!(release(&[run(30, 2), run(1, 1)], 134), [11, 12, 13, 14, 15], "the debt goes on after a gap");
-        assert_eq!(release(&[run(30, 2), run(1, 2)], 135), [16, 17, 18, 19, 20]);
-        assert!(release(&[run(30, 2), run(1, 3)], 136).is_empty());
+        assert_eq!(
+            release(&[run(30, 2), run(1, 1)], 134),
+            [11, 12, 13, 14, 15],
+            "the debt goes on after a gap"
+        );
+        assert_eq!(release(&[run(30, 2), run(1, 2)], 135), [16, 17], "from here each releases its own");
+        assert_eq!(release(&[run(30, 2), run(1, 7)], 140), [20]);
     }
 
     proptest! {
         /// Whatever is lost, nothing is released twice, never more than half the window goes on, and all of it does
-        /// where something arrives of the last quarter of the flight and acknowledgements are no fewer than the burst limit
-        /// needs.
+        /// where the end of the flight arrives and acknowledgements are no fewer than the burst limit needs.
         #[test]
         fn recovery_halves_the_window(
             window in 2..200_u16,
@@ -432,10 +434,8 @@ mod tests {
             }
             prop_assert!(released.windows(2).all(|pair| pair[0] < pair[1]), "{released:?}");
             prop_assert!(released.iter().all(|n| (end + 1..=end + half).contains(n)), "{released:?}");
-            let flight = end + 1 - first_loss;
             let few = (received.len() as u64 - lead) * (1 + BURST_LIMIT) < half;
-            let tail_lost = received.last().is_none_or(|&last| last < end - flight / SLACK_DIVISOR);
-            if !few && !tail_lost {
+            if received.last() == Some(&end) && !few {
                 prop_assert_eq!(released.len() as u64, half);
             }
         }

@@ -57,9 +57,47 @@ struct Flight {
     packet: Vec<u8>,
 }
 
+/// How a link loses, beside what its seed says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Pattern {
+    /// Each packet by itself, both ways alike.
+    Uniform,
+    /// A good and a bad state, of some 100 and 8 packets (Gilbert and Elliott): 2 % and 60 % of the packets are lost.
+    Bursts,
+    /// Only what the client sends: acknowledgements and requests.
+    OnlyUp,
+    /// Only what the server sends.
+    OnlyDown,
+    /// Nothing, but every tenth packet comes up to a round trip late, after several later ones.
+    Reordering,
+    /// A third of the packets arrive twice.
+    Duplicates,
+    /// Nothing arrives for 3 s, five times, some hundred ms apart.
+    Blackouts,
+}
+
+impl Pattern {
+    /// All but the first, which [`transfer`] has, with a name for figures.
+    pub(super) const OTHERS: [(Self, &str); 6] = [
+        (Self::Bursts, "bursts of losses"),
+        (Self::OnlyUp, "20 % lost on the way up"),
+        (Self::OnlyDown, "20 % lost on the way down"),
+        (Self::Reordering, "reordering by up to a round trip"),
+        (Self::Duplicates, "a third duplicated"),
+        (Self::Blackouts, "blackouts of 3 s"),
+    ];
+}
+
+/// Of 1,000,000 packets so many begin a burst of losses, and end one.
+const BURST_PPM: (u32, u32) = (10_000, 125_000);
+const BLACKOUT: Duration = Duration::from_secs(3);
+
 /// A link, and what is on its way there.
 struct Link {
     random: Random,
+    pattern: Pattern,
+    /// Whether each direction is in its bad state.
+    bad: [bool; 2],
     trip: Duration,
     loss_ppm: u32,
     reorder_ppm: u32,
@@ -69,12 +107,41 @@ struct Link {
 }
 
 impl Link {
+    fn loses(&mut self, now: Duration, to_server: bool) -> bool {
+        let loss_ppm = match self.pattern {
+            Pattern::Uniform => self.loss_ppm,
+            Pattern::OnlyUp => u32::from(to_server) * 200_000,
+            Pattern::OnlyDown => u32::from(!to_server) * 200_000,
+            Pattern::Reordering | Pattern::Duplicates => 0,
+            Pattern::Bursts => {
+                let bad = &mut self.bad[usize::from(to_server)];
+                *bad ^= self.random.chance(if *bad { BURST_PPM.1 } else { BURST_PPM.0 });
+                if *bad { 600_000 } else { 20_000 }
+            }
+            Pattern::Blackouts => {
+                let period = BLACKOUT + self.trip * 3;
+                let (count, within) =
+                    (now.as_micros() / period.as_micros(), now.as_micros() % period.as_micros());
+                let dark = count < 5 && within > (self.trip * 3).as_micros();
+                return dark || self.random.chance(self.loss_ppm / 10);
+            }
+        };
+        self.random.chance(loss_ppm)
+    }
+
     fn send(&mut self, now: Duration, to_server: bool, packet: &[u8]) {
-        if self.random.chance(self.loss_ppm) {
+        if self.loses(now, to_server) {
             return;
         }
         for _ in 0..1 + usize::from(self.random.chance(self.duplicate_ppm)) {
-            let late = if self.random.chance(self.reorder_ppm) { self.trip / 8 } else { Duration::ZERO };
+            // A packet that is late by part of a round trip is overtaken by what a window sends meanwhile.
+            let late = match self.random.chance(self.reorder_ppm) {
+                true if self.pattern == Pattern::Reordering => {
+                    self.trip.mul_f64(self.random.draw() as f64 / u64::MAX as f64)
+                }
+                true => self.trip / 8,
+                false => Duration::ZERO,
+            };
             self.sequence += 1;
             let at = now + self.trip / 2 + late;
             self.flights.push(Reverse(Flight {
@@ -96,12 +163,31 @@ pub(super) fn transfer(seed: u64) -> Result<(), String> {
     transfer_from(&mut small_server(NOW_MS), seed, bytes, &mut |_, _| ())
 }
 
+/// As [`transfer`], over a link of another kind.
+///
+/// # Errors
+/// As [`transfer`].
+pub(super) fn transfer_in(pattern: Pattern, seed: u64) -> Result<(), String> {
+    let bytes = Random::new(seed ^ 0x5eed).draw() % 200_000;
+    fetch(&mut small_server(NOW_MS), pattern, seed, bytes, &mut |_, _| ())
+}
+
 /// Fetches a file of `bytes` over a link that follows from the seed; `observe` sees what reaches the server, and when.
 ///
 /// # Errors
 /// As [`transfer`].
 pub(super) fn transfer_from(
     server: &mut Server,
+    seed: u64,
+    bytes: u64,
+    observe: &mut dyn FnMut(&[u8], u64),
+) -> Result<(), String> {
+    fetch(server, Pattern::Uniform, seed, bytes, observe)
+}
+
+fn fetch(
+    server: &mut Server,
+    pattern: Pattern,
     seed: u64,
     bytes: u64,
     observe: &mut dyn FnMut(&[u8], u64),
@@ -113,9 +199,16 @@ pub(super) fn transfer_from(
         reorder_ppm: (random.draw() % 20_000) as u32,
         duplicate_ppm: (random.draw() % 20_000) as u32,
         random,
+        pattern,
+        bad: [false; 2],
         flights: BinaryHeap::new(),
         sequence: 0,
     };
+    match pattern {
+        Pattern::Reordering => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 0),
+        Pattern::Duplicates => link.duplicate_ppm = 333_333,
+        _ => {}
+    }
     let start = Instant::now();
     let mut service = FileService::new(Files);
     let mut key = [7; 16];
@@ -184,6 +277,15 @@ mod tests {
     fn transfers_of_any_seed_end_with_every_byte_right() {
         for seed in 0..20 {
             assert_eq!(transfer(seed), Ok(()), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn transfers_over_links_of_any_kind_end_with_every_byte_right() {
+        for (pattern, name) in Pattern::OTHERS {
+            for seed in 0..20 {
+                assert_eq!(transfer_in(pattern, seed), Ok(()), "{name}, seed {seed}");
+            }
         }
     }
 }

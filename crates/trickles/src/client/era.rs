@@ -199,7 +199,8 @@ impl EraState {
 
     fn resolve(&mut self, held: Held) {
         let gap = std::mem::take(&mut self.gap);
-        let slow_start_ends = std::mem::take(&mut self.ends_slow_start) && self.runs.len() == 1 && !self.recovering();
+        let slow_start_ends =
+            std::mem::take(&mut self.ends_slow_start) && self.runs.len() == 1 && !self.recovering();
         if slow_start_ends {
             self.slow_start_end = Some(self.next - 1);
         }

@@ -254,7 +254,12 @@ impl Client {
     #[must_use]
     pub fn congestion_window(&self) -> Option<u16> {
         let state = self.eras.back()?;
-        Some(state.ready.back().map_or_else(|| state.window(state.accounted()), |ready| state.window(ready.number)))
+        Some(
+            state
+                .ready
+                .back()
+                .map_or_else(|| state.window(state.accounted()), |ready| state.window(ready.number)),
+        )
     }
 
     /// Times that the window of the current connection was cut: recoveries and timeouts.

@@ -30,7 +30,14 @@ pub struct Sender {
     flight: BTreeMap<u64, Segment>,
     orders: u64,
     newest_acked_order: u64,
+    /// When fewer later transmissions than [`REORDERING`] are taken for a loss all the same (RFC 8985 §6.2).
+    overtaken_until: Option<Duration>,
     recover: Option<u64>,
+    /// Of the recovery (RFC 6937): the window before, packets delivered and sent, and how many may be sent now.
+    before: f64,
+    delivered: f64,
+    out: f64,
+    may_send: f64,
     srtt: Option<Duration>,
     rttvar: Duration,
     backoff: u32,
@@ -50,7 +57,12 @@ impl Sender {
             flight: BTreeMap::new(),
             orders: 0,
             newest_acked_order: 0,
+            overtaken_until: None,
             recover: None,
+            before: 0.0,
+            delivered: 0.0,
+            out: 0.0,
+            may_send: 0.0,
             srtt: None,
             rttvar: Duration::ZERO,
             backoff: 0,
@@ -74,7 +86,13 @@ impl Sender {
 
     /// The next packet to send, if the window has room.
     pub fn poll(&mut self, now: Duration) -> Option<u64> {
-        if self.pipe() as f64 + 1.0 > self.cwnd {
+        if self.recover.is_some() {
+            if self.may_send < 1.0 {
+                return None;
+            }
+            self.may_send -= 1.0;
+            self.out += 1.0;
+        } else if self.pipe() as f64 + 1.0 > self.cwnd {
             return None;
         }
         if let Some((&number, _)) = self.flight.iter().find(|(_, segment)| segment.lost) {
@@ -113,15 +131,25 @@ impl Sender {
         }
         if self.recover.is_some_and(|recover| una >= recover) {
             self.recover = None;
-        }
-        for segment in self.flight.values_mut() {
-            if !segment.sacked && segment.order + REORDERING <= self.newest_acked_order {
-                segment.lost = true;
-            }
-        }
-        if self.recover.is_none() && self.flight.values().any(|segment| segment.lost) {
-            self.ssthresh = (self.cwnd / 2.0).floor().max(2.0);
             self.cwnd = self.ssthresh;
+        }
+        let overtaken = |segment: &&mut Segment| {
+            !segment.sacked && !segment.lost && segment.order < self.newest_acked_order
+        };
+        let waited = self.overtaken_until.is_some_and(|until| until <= now) || self.recover.is_some();
+        let mut left = false;
+        for segment in self.flight.values_mut().filter(overtaken) {
+            segment.lost = waited || segment.order + REORDERING <= self.newest_acked_order;
+            left |= !segment.lost;
+        }
+        self.overtaken_until = match (left, self.srtt) {
+            (true, Some(srtt)) => self.overtaken_until.or(Some(now + srtt / 4)),
+            _ => None,
+        };
+        if self.recover.is_none() && self.flight.values().any(|segment| segment.lost) {
+            self.before = self.cwnd;
+            (self.delivered, self.out) = (0.0, 0.0);
+            self.ssthresh = (self.cwnd / 2.0).floor().max(2.0);
             self.recover = Some(self.next);
             self.recoveries += 1;
         } else if self.recover.is_none() {
@@ -129,6 +157,23 @@ impl Sender {
                 self.cwnd += if self.cwnd < self.ssthresh { 1.0 } else { 1.0 / self.cwnd };
             }
         }
+        if self.recover.is_some() {
+            self.reduce(acked as f64);
+        }
+    }
+
+    /// RFC 6937: proportional rate reduction.
+    fn reduce(&mut self, acked: f64) {
+        self.delivered += acked;
+        let pipe = self.pipe() as f64;
+        let count = if pipe > self.ssthresh {
+            (self.delivered * self.ssthresh / self.before).ceil() - self.out
+        } else {
+            (self.ssthresh - pipe).min((self.delivered - self.out).max(acked) + 1.0)
+        };
+        // The retransmission is never held back.
+        self.may_send = count.max(if self.out == 0.0 { 1.0 } else { 0.0 });
+        self.cwnd = pipe + self.may_send;
     }
 
     pub fn timer(&self) -> Option<Duration> {
@@ -136,11 +181,16 @@ impl Sender {
         let rto = self.srtt.map_or(Duration::from_secs(1), |srtt| srtt + self.rttvar * 4).max(MIN_RTO);
         let rto = since + rto * (1 << self.backoff.min(8));
         let probe = self.srtt.filter(|_| !self.probed && self.recover.is_none()).map(|srtt| since + srtt * 2);
-        Some(probe.map_or(rto, |probe| probe.min(rto)))
+        [Some(rto), probe, self.overtaken_until].into_iter().flatten().min()
     }
 
     /// A packet to send at once, or `None` where the window was cut and [`Sender::poll`] goes on.
     pub fn expire(&mut self, now: Duration) -> Option<u64> {
+        if self.overtaken_until.is_some_and(|until| until <= now) {
+            let una = self.flight.first_key_value().map_or(self.next, |(&number, _)| number);
+            self.acknowledge(una, &[], now);
+            return None;
+        }
         if !self.probed && self.recover.is_none() && self.srtt.is_some() {
             self.probed = true;
             let last = *self.flight.iter().rfind(|(_, segment)| !segment.sacked)?.0;
