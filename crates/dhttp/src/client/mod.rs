@@ -599,7 +599,8 @@ impl Client {
         }
         self.metrics.dhttp_client_repairs_total.add(1);
         self.transmits.push_back(Transmit { generation, to: request.server, payload });
-        let wait = self.config.repair_timeout.saturating_mul(1 << repairs.min(8));
+        // Clients that have lost at the same time shall not all ask at the same time.
+        let wait = self.jittered(self.config.repair_timeout.saturating_mul(1 << repairs.min(8)));
         self.set_channel(id, Channel::Udp { sent, proofs, deadline: now + wait });
     }
 

@@ -28,10 +28,11 @@ impl LossMonitor {
         Self { threshold: threshold.clamp(0.0, 1.0), half_life, fresh: 0.0, resent: 0.0, at: now }
     }
 
-    /// A response was sent by UDP to a request without the resend flag.
-    pub fn on_fresh(&mut self, now: Instant) {
+    /// A response was sent by UDP to a request without the resend flag, in so many datagrams: each of them might be lost,
+    /// and it takes the loss of one alone for the client to ask again.
+    pub fn on_fresh(&mut self, datagrams: usize, now: Instant) {
         self.age(now);
-        self.fresh += 1.0;
+        self.fresh += datagrams as f64;
     }
 
     /// A request with the resend flag was received.
@@ -95,9 +96,9 @@ impl Conditions {
         Self { overall, networks: HashMap::new(), order: VecDeque::new(), capacity: capacity.max(1) }
     }
 
-    pub fn on_fresh(&mut self, client: IpAddr, now: Instant) {
-        self.overall.on_fresh(now);
-        self.network(client, now).on_fresh(now);
+    pub fn on_fresh(&mut self, client: IpAddr, datagrams: usize, now: Instant) {
+        self.overall.on_fresh(datagrams, now);
+        self.network(client, now).on_fresh(datagrams, now);
     }
 
     pub fn on_resent(&mut self, client: IpAddr, now: Instant) {
@@ -154,7 +155,18 @@ mod tests {
     fn one_resend_in_a_hundred_is_not_high_and_more_is() {
         let now = Instant::now();
         let mut loss = LossMonitor::new(0.01, HALF_LIFE, now);
-        (0..1000).for_each(|_| loss.on_fresh(now));
+        (0..1000).for_each(|_| loss.on_fresh(1, now));
+        (0..10).for_each(|_| loss.on_resent(now));
+        assert!(!loss.is_high());
+        loss.on_resent(now);
+        assert!(loss.is_high());
+    }
+
+    #[test]
+    fn one_repair_for_a_hundred_datagrams_of_long_responses_is_not_high() {
+        let now = Instant::now();
+        let mut loss = LossMonitor::new(0.01, HALF_LIFE, now);
+        (0..100).for_each(|_| loss.on_fresh(10, now));
         (0..10).for_each(|_| loss.on_resent(now));
         assert!(!loss.is_high());
         loss.on_resent(now);
@@ -178,7 +190,7 @@ mod tests {
         (0..50).for_each(|_| loss.on_resent(start));
         assert!(loss.is_high());
         let later = start + HALF_LIFE * 6;
-        loss.on_fresh(later);
+        loss.on_fresh(1, later);
         assert!(!loss.is_high());
     }
 
@@ -188,12 +200,12 @@ mod tests {
         let mut conditions = Conditions::new(0.01, HALF_LIFE, 10, now);
         let [good, bad, unknown]: [IpAddr; 3] =
             ["192.0.2.1", "198.51.100.1", "203.0.113.1"].map(|address| address.parse().unwrap());
-        (0..200).for_each(|_| conditions.on_fresh(good, now));
+        (0..200).for_each(|_| conditions.on_fresh(good, 1, now));
         (0..20).for_each(|_| conditions.on_resent(bad, now));
         assert!(conditions.is_high_for(bad) && !conditions.is_high_for(good));
         assert!(conditions.is_high_for("198.51.100.77".parse().unwrap()), "the same network");
         assert!(conditions.is_high_for(unknown), "as it is in all");
-        (0..2000).for_each(|_| conditions.on_fresh(good, now));
+        (0..2000).for_each(|_| conditions.on_fresh(good, 1, now));
         assert!(conditions.is_high_for(bad) && !conditions.is_high_for(unknown));
     }
 
@@ -202,7 +214,7 @@ mod tests {
         let now = Instant::now();
         let mut conditions = Conditions::new(0.01, HALF_LIFE, 2, now);
         for client in ["192.0.2.1", "2001:db8::1", "2001:db8:0:ff::1", "198.51.100.1"] {
-            conditions.on_fresh(client.parse().unwrap(), now);
+            conditions.on_fresh(client.parse().unwrap(), 1, now);
             conditions.check_invariants();
         }
         assert_eq!(conditions.networks.len(), 2);

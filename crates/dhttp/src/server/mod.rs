@@ -409,7 +409,7 @@ impl Server {
             Answer::Http { token: token.as_ref().map(<[u8; _]>::as_slice), http },
         );
         self.metrics.dhttp_responses_udp_total.add(1);
-        self.loss.on_fresh(request.client.ip(), now);
+        self.loss.on_fresh(request.client.ip(), 1, now);
         self.report_loss();
         Route::Datagram
     }
@@ -422,6 +422,7 @@ impl Server {
     fn transmit_pieces(&mut self, id: RequestId, request: &InFlight, http: &[u8], now: Instant) {
         let tag = tag_of(http);
         let total = http.len();
+        let most = self.datagram_bytes(request.client).saturating_sub(PIECE_HEADER_BYTES).max(1);
         let ranges = match &request.pieces {
             Wanted::Ranges(wanted, ranges) if *wanted == tag => ranges.as_slice(),
             // The response has been made anew and is another: all of it.
@@ -432,10 +433,9 @@ impl Server {
             self.loss.on_resent(request.client.ip(), now);
         } else {
             self.metrics.dhttp_responses_pieces_total.add(1);
-            self.loss.on_fresh(request.client.ip(), now);
+            self.loss.on_fresh(request.client.ip(), total.div_ceil(most), now);
         }
         self.report_loss();
-        let most = self.datagram_bytes(request.client).saturating_sub(PIECE_HEADER_BYTES).max(1);
         let mut left = total;
         for range in ranges {
             let start = (range.offset as usize).min(total);
