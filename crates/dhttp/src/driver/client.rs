@@ -190,27 +190,29 @@ impl DhttpClient {
     ) -> Result<FetchResponse, FetchError> {
         request.check()?;
         let tls = self.0.secured().tls(server);
-        let key = match self.0.secured().key(request.server, server, Instant::now()) {
+        // In a statement of its own: the lock must not outlast it.
+        let known = self.0.secured().key(request.server, server, Instant::now());
+        let key = match known {
             Some(key) => key,
-            None => self.ask_for_key(&request, server, &tls).await?,
+            None => self.ask_for_key(security::ask_for_key(&request), server, &tls).await?,
         };
         self.fetch_by(request, Some((key, tls))).await
     }
 
     async fn ask_for_key(
         &self,
-        request: &FetchRequest,
+        ask: FetchRequest,
         server: Fingerprint,
         tls: &TlsConnector,
     ) -> Result<KeyConfig, FetchError> {
         let mut id: [u8; 8] = super::server::random().map_err(FetchError::Ports)?;
         // Not the beginning of TLS.
         id[0] |= 0x80;
-        let ask = security::ask_for_key(request);
+        let address = ask.server;
         let udp_port = *self.0.options.protocol.ports.range().start();
         let asked = self.by_stream(ask, Some((RequestId(id), udp_port)), Some(tls)).await?;
         let (key, good_for) = security::published(asked).await.ok_or(FetchError::BadAnswer)?;
-        self.0.secured().learn(request.server, server, key, Instant::now() + good_for);
+        self.0.secured().learn(address, server, key, Instant::now() + good_for);
         Ok(key)
     }
 
@@ -588,4 +590,7 @@ async fn serve_connection(
 const _: fn() = || {
     fn moves<F: Future + Send>(_: fn(DhttpClient, FetchRequest) -> F) {}
     moves(|client, request| async move { client.fetch(request).await.is_ok() });
+    moves(|client, request| async move {
+        client.fetch_secured(request, Fingerprint::default()).await.is_ok()
+    });
 };

@@ -38,7 +38,7 @@ const KEY_LIST_BYTES: usize = 4096;
 const SERVERS: usize = 256;
 
 /// The SHA-256 of a server's certificate, as 64 hexadecimal digits.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Fingerprint([u8; 32]);
 
 impl fmt::Display for Fingerprint {
