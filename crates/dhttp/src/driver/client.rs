@@ -17,13 +17,13 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::{icmp, security};
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{Fingerprint, Secured};
 use super::service::Body;
 use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_body};
 use super::udp::SegmentReceiver;
+use super::{icmp, security};
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
 use crate::sealed::KeyConfig;
 use crate::wire::RequestId;
@@ -155,12 +155,28 @@ impl DhttpClient {
     /// # Errors
     /// See [`FetchError`].
     pub async fn get(&self, url: &str) -> Result<FetchResponse, FetchError> {
+        self.get_by(url, None).await
+    }
+
+    /// The same, encrypted; see [`DhttpClient::fetch_secured`].
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn get_secured(&self, url: &str, server: Fingerprint) -> Result<FetchResponse, FetchError> {
+        self.get_by(url, Some(server)).await
+    }
+
+    async fn get_by(&self, url: &str, fingerprint: Option<Fingerprint>) -> Result<FetchResponse, FetchError> {
         let url = DhttpUrl::parse(url)?;
         let unresolved = || FetchError::Resolve(url.host.clone());
         let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await.map_err(|_| unresolved())?;
         let mut outcome = Err(unresolved());
         for server in found {
-            outcome = self.fetch(FetchRequest::get(&url, server)).await;
+            let request = FetchRequest::get(&url, server);
+            outcome = match fingerprint {
+                Some(fingerprint) => self.fetch_secured(request, fingerprint).await,
+                None => self.fetch(request).await,
+            };
             // Nobody is there: perhaps at another address of the name.
             if !matches!(outcome, Err(FetchError::NoAnswer { sent: false, .. })) {
                 break;
@@ -222,7 +238,8 @@ impl DhttpClient {
         secured: Option<(KeyConfig, TlsConnector)>,
     ) -> Result<FetchResponse, FetchError> {
         request.check()?;
-        let (outstanding, udp_port, mut notices) = self.start(&request, secured.as_ref().map(|(key, _)| *key))?;
+        let (outstanding, udp_port, mut notices) =
+            self.start(&request, secured.as_ref().map(|(key, _)| *key))?;
         let id = outstanding.id;
         let tls = secured.as_ref().map(|(_, tls)| tls);
         match notices.recv().await.ok_or(FetchError::Ended)? {
@@ -590,7 +607,7 @@ async fn serve_connection(
 const _: fn() = || {
     fn moves<F: Future + Send>(_: fn(DhttpClient, FetchRequest) -> F) {}
     moves(|client, request| async move { client.fetch(request).await.is_ok() });
-    moves(|client, request| async move {
-        client.fetch_secured(request, Fingerprint::default()).await.is_ok()
-    });
+    moves(
+        |client, request| async move { client.fetch_secured(request, Fingerprint::default()).await.is_ok() },
+    );
 };

@@ -94,7 +94,8 @@ impl Security {
     /// # Errors
     /// There are no random numbers.
     pub fn new() -> io::Result<Self> {
-        let made = rcgen::generate_simple_self_signed(["dhttp.invalid".to_owned()]).map_err(io::Error::other)?;
+        let made =
+            rcgen::generate_simple_self_signed(["dhttp.invalid".to_owned()]).map_err(io::Error::other)?;
         let certificate = made.cert.der().clone();
         let fingerprint = Fingerprint::of(&certificate);
         let private = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(io::Error::other)?;
@@ -135,7 +136,9 @@ impl Security {
 
 /// Whether a request on a connection with TLS asks for the server's key.
 pub(super) fn is_for_keys(head: &[u8]) -> bool {
-    head.strip_prefix(b"GET ").and_then(|rest| rest.strip_prefix(KEYS_PATH.as_bytes())).is_some_and(|rest| rest.first() == Some(&b' '))
+    head.strip_prefix(b"GET ")
+        .and_then(|rest| rest.strip_prefix(KEYS_PATH.as_bytes()))
+        .is_some_and(|rest| rest.first() == Some(&b' '))
 }
 
 /// The request for the key of the server of `request`.
@@ -166,7 +169,8 @@ pub(super) async fn published(response: FetchResponse) -> Option<(KeyConfig, Dur
 
 /// Names say nothing here: the certificate is known by its fingerprint.
 pub(super) fn server_name() -> ServerName<'static> {
-    ServerName::try_from("dhttp.invalid").unwrap_or(ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into()))
+    ServerName::try_from("dhttp.invalid")
+        .unwrap_or(ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into()))
 }
 
 /// What a client knows of servers; the oldest makes room for the newest.
@@ -217,8 +221,7 @@ fn connector(server: Fingerprint) -> TlsConnector {
     let builder = ClientConfig::builder_with_provider(provider);
     // The provider has suites of TLS 1.3: there is nothing that could fail.
     let builder = builder.with_protocol_versions(&[&TLS13]).unwrap_or_else(|_| ClientConfig::builder());
-    let mut config =
-        builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    let mut config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
     config.alpn_protocols = vec![ALPN.to_vec()];
     Arc::new(config).into()
 }

@@ -31,7 +31,7 @@ impl Server {
         self.unsealed = None;
         let Path { client, local } = path.into();
         let flags = datagram.get(FLAGS_AT).copied().unwrap_or_default();
-        if flags & SEALED_FLAG == 0 || self.keys.is_none() || !self.config.client_ports.contains(client.port()) {
+        if flags & SEALED_FLAG == 0 || !self.config.client_ports.contains(client.port()) {
             return Unsealed::Plain;
         }
         let mut plain = datagram.to_vec();
@@ -40,8 +40,17 @@ impl Server {
         }
         // What cannot be read is refused where every datagram is.
         let Ok(request) = Request::parse(&plain) else { return Unsealed::Plain };
+        if !self.config.client_ports.contains(request.other_port) {
+            return Unsealed::Plain;
+        }
         let (id, once) = (request.id, request.once);
         let path = Path { client: (client.ip().to_canonical(), client.port()).into(), local };
+        if self.keys.is_none() {
+            // Such as a cache on the way: connections pass it by.
+            self.metrics.dhttp_sealed_refused_total.add(1);
+            self.transmit(path, id, Answer::UseTcp);
+            return Unsealed::Done;
+        }
         if self.stressed && self.proves(request.token, path.client, now).is_none() {
             // A key exchange is work that a forged address must not cost now.
             let token = self.tokens.issue(path.client, self.unix_s(now));
@@ -50,7 +59,7 @@ impl Server {
             return Unsealed::Done;
         }
         let now_s = self.unix_s(now);
-        let Some(keys) = self.keys.as_mut() else { return Unsealed::Plain };
+        let Some(keys) = self.keys.as_mut() else { return Unsealed::Done };
         match keys.open_request(request.http, id, once, now_s) {
             Ok((http, sealer)) => {
                 let header_bytes = request.header_bytes();

@@ -521,4 +521,9 @@ fn what_was_sealed_for_a_key_of_long_ago_is_told_to_use_tcp() {
     assert_eq!(bench.server.unseal(client(), &datagram, bench.now), Unsealed::Done);
     let answer = bench.server.poll_transmit().unwrap().payload;
     assert_eq!(Response::parse(&answer).unwrap().answer, Answer::UseTcp);
+    // Nor does who has no keys let the client wait.
+    let mut cache = Bench::new(ServerConfig::default());
+    assert_eq!(cache.server.unseal(client(), &datagram, cache.now), Unsealed::Done);
+    let answer = cache.server.poll_transmit().unwrap().payload;
+    assert_eq!(Response::parse(&answer).unwrap().answer, Answer::UseTcp);
 }

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use tidegate_dhttp::driver::{FetchBody, FetchError, FetchRequest, Fingerprint, Security, ServerOptions, Via};
+use tidegate_dhttp::driver::{
+    FetchBody, FetchError, FetchRequest, Fingerprint, Security, ServerOptions, Via,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -22,7 +24,9 @@ fn secured_site() -> (Site, Fingerprint) {
 async fn short_answers_come_in_datagrams_and_long_ones_over_tls() {
     let (site, fingerprint) = secured_site();
     let client = client();
-    for (bytes, via) in [(100, Via::Datagram), (1300, Via::Datagram), (9000, Via::Datagram), (100_000, Via::ClientConnection)] {
+    for (bytes, via) in
+        [(100, Via::Datagram), (1300, Via::Datagram), (9000, Via::Datagram), (100_000, Via::ClientConnection)]
+    {
         let wanted = get(&site, &format!("/bytes/{bytes}"));
         let response = client.fetch_secured(wanted, fingerprint).await.unwrap();
         assert_eq!((response.status, response.via), (200, via), "{bytes} bytes");
