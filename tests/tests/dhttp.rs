@@ -35,10 +35,9 @@ fn object_in_the_cache_one_copy_answers_http_and_dhttp() {
     });
     let (tidegate, dhttp) = start(&origin, "");
     let first = tidegate.get("/short");
-    assert_eq!(
-        (first.text(), first.field("Alt-Svc")),
-        ("short".into(), format!("dhttp=\":{}\"", dhttp.port()))
-    );
+    assert_eq!(first.text(), "short");
+    let offer = first.field("Alt-Svc");
+    assert!(offer.starts_with(&format!("dhttp=\":{}\"; tls=\"", dhttp.port())), "{offer}");
     let (body, said) = fetch(&format!("dhttp://{dhttp}/short"));
     // Another authority is another URL, and another object.
     assert_eq!((body.as_slice(), origin.count()), (&b"short"[..], 2), "{said}");
@@ -61,6 +60,31 @@ fn object_in_the_cache_one_copy_answers_http_and_dhttp() {
         let short = log().matches("\"GET /short HTTP/1.1\" 200 5").count();
         (short == 3 && log().contains("\"GET /long HTTP/1.1\" 200 300000")).then_some(())
     });
+}
+
+#[test]
+fn fetch_with_the_announced_fingerprint_is_encrypted() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/short" => Reply::cacheable("short"),
+        _ => Reply::cacheable(content(1, 300_000)),
+    });
+    let (tidegate, dhttp) = start(&origin, "");
+    let offer = tidegate.get("/short").field("Alt-Svc");
+    let fingerprint = offer.split("tls=\"").nth(1).unwrap().trim_end_matches('"').to_owned();
+    let secured = |path: &str, fingerprint: &str| {
+        let url = format!("dhttp://{dhttp}{path}");
+        let args = ["fetch", "-v", "--tls", fingerprint, &url];
+        std::process::Command::new(Tidegate::binary()).args(args).output().unwrap()
+    };
+    let short = secured("/short", &fingerprint);
+    let said = String::from_utf8(short.stderr).unwrap();
+    assert!(short.stdout == b"short" && said.contains("in a datagram"), "{said}");
+    let long = secured("/long", &fingerprint);
+    let said = String::from_utf8(long.stderr).unwrap();
+    assert!(long.stdout == content(1, 300_000) && said.contains("on a connection of our own"), "{said}");
+    assert!(tidegate.metric("tidegate_dhttp_sealed_opened_total") >= 2.0);
+    assert_eq!(secured("/short", &"0".repeat(64)).status.code(), Some(1));
+    assert_eq!(secured("/short", "abc").status.code(), Some(2));
 }
 
 #[test]

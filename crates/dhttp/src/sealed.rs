@@ -158,7 +158,10 @@ impl fmt::Debug for ResponseSealer {
 }
 
 /// RFC 9458 §4.4: a key for each response, from the request's secret and a nonce.
-fn response_cipher(export: impl Fn(&[u8], &mut [u8]) -> bool, nonce: &[u8]) -> Option<chacha20poly1305::ChaCha20Poly1305> {
+fn response_cipher(
+    export: impl Fn(&[u8], &mut [u8]) -> bool,
+    nonce: &[u8],
+) -> Option<chacha20poly1305::ChaCha20Poly1305> {
     let mut key = [0; 32];
     let context = [&b"message/dhttp response"[..], nonce].concat();
     export(&context, &mut key).then(|| chacha20poly1305::ChaCha20Poly1305::new(&key.into()))
@@ -173,9 +176,8 @@ impl ResponseSealer {
         let context = [&b"message/dhttp nonce"[..], http].concat();
         let derived = export(&context, &mut nonce);
         let cipher = response_cipher(export, &nonce).filter(|_| derived);
-        let sealed = cipher.and_then(|cipher| {
-            cipher.encrypt(&Default::default(), Payload { msg: http, aad: &[] }).ok()
-        });
+        let sealed = cipher
+            .and_then(|cipher| cipher.encrypt(&Default::default(), Payload { msg: http, aad: &[] }).ok());
         let mut out = Vec::with_capacity(RESPONSE_OVERHEAD_BYTES + http.len());
         out.push(RESPONSE_MARK);
         out.extend_from_slice(&nonce);
@@ -260,7 +262,8 @@ impl ServerKeys {
         }
         let current = now_s / self.epoch_s;
         let epochs = [current, current.wrapping_sub(1), current + 1];
-        let epoch = epochs.into_iter().find(|epoch| *epoch as u8 == header[0]).ok_or(SealError::UnknownKey)?;
+        let epoch =
+            epochs.into_iter().find(|epoch| *epoch as u8 == header[0]).ok_or(SealError::UnknownKey)?;
         let (private, _) = self.key(epoch);
         let encapsulated =
             <Suite as Kem>::EncappedKey::from_bytes(encapsulated).map_err(|_| SealError::Malformed)?;
@@ -316,7 +319,8 @@ mod tests {
         assert_eq!(good_s, 2 * DAY_S - 10);
         let (request, _) = sealed(&mut keys, now_s);
         for (later_s, opens) in [(0, true), (DAY_S, true), (good_s - 1, true), (good_s, false)] {
-            let opened = ServerKeys::new([1; 32], DAY_S).open_request(&request, ID, Once::No, now_s + later_s);
+            let opened =
+                ServerKeys::new([1; 32], DAY_S).open_request(&request, ID, Once::No, now_s + later_s);
             assert_eq!(opened.is_ok(), opens, "after {later_s} s");
         }
         let other = ServerKeys::new([2; 32], DAY_S).open_request(&request, ID, Once::No, now_s);

@@ -10,7 +10,7 @@
 //!           id (8)  1  1                                          this may have been executed
 //!           id (8)  2  token length (1)  token                    resend this with the token
 //!           id (8)  2  token length (1)  token  ticket (16)  refused (8)  age (4)   with another ticket
-//!           id (8)  3  token length (1)  token  HTTP response
+//!           id (8)  3  token length (1)  token  HTTP response, or a sealed one
 //! ```
 //!
 //! Integers are big-endian. An HTTP response starts with `H`, so that the byte behind the id tells the forms apart. No
@@ -388,9 +388,9 @@ pub struct Response<'a> {
 pub enum Answer<'a> {
     /// An HTTP response, and perhaps a token for requests to come.
     Http {
-        /// A token that proves the client's address to this server.
+        /// A token that proves the client's address to this server; it may be empty if the response is sealed.
         token: Option<&'a [u8]>,
-        /// The HTTP response.
+        /// The HTTP response, or a sealed one; see [`crate::sealed`].
         http: &'a [u8],
     },
     /// A piece of an HTTP response; others come in other datagrams.
@@ -449,6 +449,10 @@ impl<'a> Response<'a> {
             },
             HTTP_WITH_TOKEN => match split_token(behind) {
                 Ok(Some((token, http))) if !token.is_empty() && http.first() == Some(&b'H') => {
+                    Answer::Http { token: Some(token), http }
+                }
+                // Sealed, with or without a token.
+                Ok(Some((token, http))) if http.first() == Some(&b'S') => {
                     Answer::Http { token: Some(token), http }
                 }
                 _ => return Err(WireError::BadResponse),

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use site::{Site, pattern};
-use tidegate_dhttp::driver::{ClientOptions, DhttpClient};
+use tidegate_dhttp::driver::{ClientOptions, DhttpClient, Security, ServerOptions};
 use tidegate_dhttp::gateway::{GatewayMetrics, GatewayOptions, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -71,6 +71,27 @@ async fn a_server_that_offers_nothing_is_asked_by_http() {
         "{answer}"
     );
     assert_eq!(*seen.lock().unwrap(), [format!("GET /x?y HTTP/1.1\r\nHost: {server}\r\n\r\n")]);
+}
+
+#[tokio::test]
+async fn an_offer_with_a_certificate_is_taken_up_encrypted_as_long_as_it_holds() {
+    let gateway = gateway(GatewayOptions::default()).await;
+    let security = Security::new().unwrap();
+    let (right, wrong) = (security.fingerprint(), Security::new().unwrap().fingerprint());
+    let options = ServerOptions { security: Some(security), ..ServerOptions::new().unwrap() };
+    let site = Site::start_with(options);
+    for (fingerprint, via) in [(right, "Via: DHTTP tidegate-gateway (datagram)"), (wrong, "Via: 1.1 ")] {
+        let offer = format!(
+            "HTTP/1.1 200 OK\r\nAlt-Svc: dhttp=\":{}\"; tls=\"{fingerprint}\"\r\nContent-Length: 2\r\n\r\nhi",
+            site.address.port()
+        );
+        let (server, _) = http_server(offer).await;
+        let first = ask(&gateway, &get(server, "/bytes/10")).await;
+        assert!(first.contains("Via: 1.1 "), "{first}");
+        let second = ask(&gateway, &get(server, "/bytes/10")).await;
+        assert!(second.starts_with("HTTP/1.1 200 ") && second.contains(via), "{second}");
+    }
+    assert_eq!(site.handle.metrics().dhttp_sealed_opened_total.get(), 2, "one with a token, after the first");
 }
 
 #[tokio::test]

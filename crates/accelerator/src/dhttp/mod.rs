@@ -7,13 +7,13 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use tidegate_core::Verdict;
 use tidegate_dhttp::driver::{
-    Arrival, Immediate, Listener, Reading, Request, Response, ServerHandle, ServerOptions, Service, Window,
-    serve as serve_listener,
+    Arrival, Immediate, Listener, Reading, Request, Response, Security, ServerHandle, ServerOptions, Service,
+    Window, serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
@@ -37,6 +37,18 @@ pub(crate) struct DhttpStart {
     pub workers: usize,
 }
 
+/// Certificate and keys of this process: HTTP responses announce the certificate, also after the settings have changed.
+pub(crate) fn security() -> Option<&'static Security> {
+    static SECURITY: OnceLock<Option<Security>> = OnceLock::new();
+    SECURITY
+        .get_or_init(|| {
+            Security::new()
+                .inspect_err(|error| tracing::warn!(%error, "DHTTP is served without encryption"))
+                .ok()
+        })
+        .as_ref()
+}
+
 /// A DHTTP server of a core.
 pub(crate) struct Server {
     pub handle: ServerHandle,
@@ -49,6 +61,7 @@ pub(crate) fn serve(core: &Rc<DataCore>, listener: Listener, start: &DhttpStart)
     let mut options = ServerOptions::new()?;
     options.token_secret = start.token_secret;
     options.window = Some(start.window.clone());
+    options.security = security().cloned();
     options.head_timeout = limits.header_timeout;
     options.idle_timeout = limits.keep_alive_timeout;
     options.progress_timeout = options.progress_timeout.max(limits.header_timeout);

@@ -170,8 +170,13 @@ fn alternatives(listeners: &[Listener]) -> Vec<u8> {
         .collect();
     ports.sort_unstable();
     ports.dedup();
-    let offers: Vec<String> = ports.iter().map(|port| format!("dhttp=\":{port}\"")).collect();
-    if offers.is_empty() { Vec::new() } else { format!("Alt-Svc: {}\r\n", offers.join(", ")).into_bytes() }
+    if ports.is_empty() {
+        return Vec::new();
+    }
+    let tls = crate::dhttp::security().map(|security| format!("; tls=\"{}\"", security.fingerprint()));
+    let tls = tls.unwrap_or_default();
+    let offers: Vec<String> = ports.iter().map(|port| format!("dhttp=\":{port}\"{tls}")).collect();
+    format!("Alt-Svc: {}\r\n", offers.join(", ")).into_bytes()
 }
 
 fn unknown_upstream(route: &Route, name: &str) -> PlanError {

@@ -9,6 +9,7 @@ metric_set! {
         Counter dhttp_client_responses_udp_total: "Responses accepted by UDP.",
         Counter dhttp_client_responses_connection_total: "Responses accepted on connections that a server opened.",
         Counter dhttp_client_outcome_unknown_total: "Requests that must not be repeated and may have been executed.",
+        Counter dhttp_client_seal_refused_total: "Answers ignored because they were not sealed for a sealed request.",
         Counter dhttp_client_use_tcp_total: "Requests that went over a connection that the client opens.",
         Counter dhttp_client_use_http_total: "Requests left to HTTP because the server does not speak DHTTP.",
         Counter dhttp_client_proofs_total: "Requests sent again with a token at once.",

@@ -10,6 +10,7 @@ mod metrics;
 mod once;
 mod policy;
 mod recent;
+mod seal;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ use rand::{RngExt, SeedableRng};
 use tidegate_http::Method;
 
 use crate::pieces::Assembly;
+use crate::sealed::{KeyConfig, SEALED_FLAG};
 use crate::wire::{Answer, MAX_TOKEN_BYTES, Pieces, Request, RequestId, Response};
 
 pub use config::ClientConfig;
@@ -32,12 +34,16 @@ pub use policy::CachePolicy;
 
 use once::{Numbering, Sent};
 use recent::Recent;
+use seal::Sealing;
 
 /// How often one request is sent again because a server asks for proof of the address. A cache and its server on one
 /// path take each other's tokens for forged, and each may ask.
 const MOST_PROOFS: u32 = 3;
 /// How often the missing pieces of one response are asked for before a connection is opened for it.
 const MOST_REPAIRS: u32 = 4;
+
+/// The first bytes of a TLS handshake (RFC 8446 §5.1).
+pub(crate) const TLS_RECORD: &[u8] = &[22, 3];
 
 /// A pair of ports, UDP and TCP, in the order in which they were taken into use.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -162,6 +168,8 @@ struct Outstanding {
     presented: Bytes,
     /// A request that must not be repeated and was sent by UDP with a number: the server may have executed it.
     once: Option<Sent>,
+    /// It is sealed, and so must be its response.
+    seal: Option<Sealing>,
 }
 
 #[derive(Debug)]
@@ -253,6 +261,20 @@ impl Client {
     /// # Errors
     /// Too many requests are outstanding, or there are no ports.
     pub fn start(&mut self, request: NewRequest, now: Instant) -> Result<RequestId, StartError> {
+        self.start_sealed(request, None, now)
+    }
+
+    /// The same, sealed if the server's key is given: no answer but a sealed one is taken, and [`Event::UseTcp`] means a
+    /// connection with TLS.
+    ///
+    /// # Errors
+    /// As [`Client::start`].
+    pub fn start_sealed(
+        &mut self,
+        request: NewRequest,
+        key: Option<KeyConfig>,
+        now: Instant,
+    ) -> Result<RequestId, StartError> {
         if self.outstanding.len() >= self.config.outstanding {
             self.metrics.dhttp_client_refused_total.add(1);
             return Err(StartError::TooMany { limit: self.config.outstanding });
@@ -262,24 +284,21 @@ impl Client {
         let generation = ports.generation;
         let id = loop {
             let id = RequestId(self.rng.random());
-            if !self.outstanding.contains_key(&id) {
+            // TLS begins like this: a connection's first bytes tell them apart.
+            if !id.0.starts_with(TLS_RECORD) && !self.outstanding.contains_key(&id) {
                 break id;
             }
         };
         let by_udp = !request.by_tcp
             && (request.method.is_idempotent() || self.config.once)
             && request.http.len() <= self.config.request_bytes
-            && self.token_field(&request, generation).is_some();
+            && self.token_field(&request, key.is_some(), generation).is_some();
         let unreachable = by_udp && self.unreachable.get(&request.server).is_some_and(|until| *until > now);
+        let seal = key.map(Sealing::new);
+        let presented = Bytes::new();
         self.outstanding.insert(
             id,
-            Outstanding {
-                request,
-                generation,
-                channel: Channel::Caller,
-                presented: Bytes::new(),
-                once: None,
-            },
+            Outstanding { request, generation, channel: Channel::Caller, presented, once: None, seal },
         );
         self.metrics.dhttp_client_requests_total.add(1);
         self.metrics.dhttp_client_outstanding.add(1);
@@ -332,7 +351,7 @@ impl Client {
                 }
             }
             Answer::Http { token, http } => {
-                if let Some(token) = token {
+                if let Some(token) = token.filter(|token| !token.is_empty()) {
                     self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
                 }
                 self.respond(id, method, from, Bytes::copy_from_slice(http));
@@ -361,6 +380,12 @@ impl Client {
 
     /// All of a response has come by UDP.
     fn respond(&mut self, id: RequestId, method: Method, from: SocketAddr, http: Bytes) {
+        let Some(http) = self.unseal(id, http) else {
+            // Not from whom has the key: the answer may still come.
+            self.assemblies.remove(&id);
+            self.metrics.dhttp_client_seal_refused_total.add(1);
+            return;
+        };
         match answer::complete_response(&http, method) {
             Some(head_bytes) => {
                 self.set_channel(id, Channel::Caller);
@@ -386,6 +411,9 @@ impl Client {
         id: RequestId,
     ) -> Result<Method, ClaimError> {
         let (_, method, ..) = self.awaiting(id, generation).ok_or(ClaimError::Unmatched)?;
+        if self.is_sealed(id) {
+            return Err(ClaimError::Unmatched);
+        }
         if !self.cache_is_allowed(id, from) {
             return Err(ClaimError::CacheRefused);
         }
@@ -532,9 +560,10 @@ impl Client {
     }
 
     /// The token to send, perhaps an empty one; `None` if not even that leaves room for the request.
-    fn token_field(&self, request: &NewRequest, generation: Generation) -> Option<Bytes> {
+    fn token_field(&self, request: &NewRequest, sealed: bool, generation: Generation) -> Option<Bytes> {
         let once_bytes = if request.method.is_idempotent() { 0 } else { once::FIELD_BYTES };
-        let header_bytes = crate::wire::REQUEST_HEADER_BYTES + 1 + once_bytes;
+        let seal_bytes = if sealed { crate::sealed::REQUEST_OVERHEAD_BYTES } else { 0 };
+        let header_bytes = crate::wire::REQUEST_HEADER_BYTES + 1 + once_bytes + seal_bytes;
         let room = self.datagram_bytes(request.server).checked_sub(header_bytes + request.http.len())?;
         let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
         debug_assert!(token.len() <= MAX_TOKEN_BYTES);
@@ -543,15 +572,17 @@ impl Client {
 
     fn send(&mut self, id: RequestId, sent: u32, proofs: u32, now: Instant) {
         let deadline = now + self.wait(sent);
-        let Some(Outstanding { request, generation, .. }) = self.outstanding.get(&id) else { return };
+        let Some(Outstanding { request, generation, seal, .. }) = self.outstanding.get(&id) else { return };
         let generation = *generation;
-        let token = match self.token_field(request, generation) {
+        let token = match self.token_field(request, seal.is_some(), generation) {
             Some(token) if proofs == 0 || !token.is_empty() => token,
             // No room for the proof that the server wants.
             _ => return self.use_tcp(id, TcpReason::Request),
         };
         let Some(once) = self.number(id, now) else { return self.use_tcp(id, TcpReason::Request) };
-        let Some(Outstanding { request, .. }) = self.outstanding.get(&id) else { return };
+        let Some(http) = self.seal(id, once) else { return self.use_tcp(id, TcpReason::Request) };
+        let Some(Outstanding { request, seal, .. }) = self.outstanding.get(&id) else { return };
+        let sealed = seal.is_some();
         let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let mut payload = Vec::new();
         let mut message = Request {
@@ -561,13 +592,14 @@ impl Client {
             token: Some(&token),
             pieces: Pieces::Unknown,
             once,
-            http: &request.http,
+            http: &http,
         };
-        let bytes = message.header_bytes() + request.http.len();
+        let bytes = message.header_bytes() + http.len();
         if self.config.pieces_bytes > 0 && bytes < self.datagram_bytes(request.server) {
             message.pieces = Pieces::Accepted;
         }
         message.write(&mut payload);
+        mark_sealed(&mut payload, sealed);
         self.transmits.push_back(Transmit { generation, to: request.server, payload });
         if let Some(outstanding) = self.outstanding.get_mut(&id) {
             outstanding.presented = token;
@@ -577,6 +609,8 @@ impl Client {
 
     /// Asks for the pieces that did not come.
     fn repair(&mut self, id: RequestId, sent: u32, proofs: u32, now: Instant) {
+        let once = self.once_field(id);
+        let Some(http) = self.seal(id, once) else { return };
         let (Some(assembly), Some(outstanding)) = (self.assemblies.get_mut(&id), self.outstanding.get(&id))
         else {
             return;
@@ -589,10 +623,10 @@ impl Client {
         let token = self.tokens.get(&(generation, request.server)).cloned().unwrap_or_default();
         let other_port = self.tcp_ports.get(&generation).copied().unwrap_or_default();
         let pieces = Pieces::Repair { tag, ranges: &ranges };
-        let once = self.once_field(id);
         let mut payload = Vec::new();
-        Request { id, other_port, resend: false, token: Some(&token), pieces, once, http: &request.http }
+        Request { id, other_port, resend: false, token: Some(&token), pieces, once, http: &http }
             .write(&mut payload);
+        mark_sealed(&mut payload, outstanding.seal.is_some());
         let fits = payload.len() <= self.datagram_bytes(request.server);
         if repairs > MOST_REPAIRS || !fits {
             return self.use_tcp(id, TcpReason::NoAnswer);
@@ -611,6 +645,10 @@ impl Client {
     }
 
     fn use_http(&mut self, id: RequestId) {
+        if self.is_sealed(id) {
+            // It may be UDP alone that does not reach the server, and HTTP would be in the clear.
+            return self.use_tcp(id, TcpReason::NoAnswer);
+        }
         self.set_channel(id, Channel::Caller);
         self.metrics.dhttp_client_use_http_total.add(1);
         self.events.push_back(Event::UseHttp { id });
@@ -652,5 +690,11 @@ impl Client {
             self.tcp_ports.retain(|generation, _| used.contains(generation));
             self.tokens.retain(|(generation, _)| used.contains(generation));
         }
+    }
+}
+
+fn mark_sealed(payload: &mut [u8], sealed: bool) {
+    if let Some(flags) = payload.get_mut(10).filter(|_| sealed) {
+        *flags |= SEALED_FLAG;
     }
 }

@@ -490,3 +490,34 @@ fn pieces_that_never_come_end_in_a_connection_and_too_long_responses_are_ignored
     assert_eq!(bench.client.metrics.dhttp_client_repairs_total.get(), u64::from(MOST_REPAIRS));
     assert_eq!(bench.client.poll_timeout(), None);
 }
+
+#[test]
+fn a_sealed_request_is_answered_by_whom_has_the_key_only() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let mut keys = crate::sealed::ServerKeys::new([4; 32], 1000);
+    let key = keys.current(0).0;
+    let id = bench.client.start_sealed(get(), Some(key), bench.now).unwrap();
+    let mut datagram = bench.sent().unwrap();
+    assert!(!datagram.windows(4).any(|part| part == b"HTTP"));
+    datagram[10] &= !SEALED_FLAG;
+    let request = Request::parse(&datagram).unwrap();
+    let (http, sealer) = keys.open_request(request.http, id, Once::No, 0).unwrap();
+    assert_eq!(http, GET);
+    bench.http(server(), id, OK);
+    let forged = [b"S", &OK[..]].concat();
+    bench.receive(server(), id, Answer::Http { token: Some(b""), http: &forged });
+    assert_eq!(bench.client.claim(bench.generation, server().ip(), id), Err(ClaimError::Unmatched));
+    bench.client.handle_unreachable("192.0.2.9:1".parse().unwrap(), bench.now);
+    assert_eq!(bench.client.poll_event(), None);
+    bench.receive(server(), id, Answer::Http { token: Some(b""), http: &sealer.seal(OK) });
+    assert!(matches!(bench.client.poll_event(), Some(Event::Response { http, .. }) if http == OK));
+}
+
+#[test]
+fn a_sealed_request_never_goes_by_http() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let key = crate::sealed::ServerKeys::new([4; 32], 1000).current(0).0;
+    let id = bench.client.start_sealed(get(), Some(key), bench.now).unwrap();
+    bench.client.handle_unreachable(server(), bench.now);
+    assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
+}

@@ -1,16 +1,19 @@
 //! Connections that clients open: requests that must not be repeated, that are too long for a datagram, or that were
 //! told to use TCP.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::spawn_local;
+use tokio::time::timeout;
 
+use super::security::{Security, is_for_keys};
 use super::server::{Driver, Ending};
 use super::service::{Arrival, Body, Request, Response, Service};
 use super::stream::{Reader, StreamError, write_message};
+use crate::client::TLS_RECORD;
 use crate::wire::WireError;
 
 /// Whether a request was answered.
@@ -45,7 +48,46 @@ impl<S: Service> Driver<S> {
     async fn serve_stream(&self, mut stream: TcpStream, peer: SocketAddr) -> Result<(), StreamError> {
         stream.set_nodelay(true)?;
         let local = stream.local_addr()?.ip().to_canonical();
-        let (read, mut write) = stream.split();
+        let Some(security) = &self.options.security else {
+            let (read, write) = stream.split();
+            return self.serve_requests(read, write, local, peer, None).await;
+        };
+        let mut first = [0; TLS_RECORD.len()];
+        let mut known = 0;
+        // A byte that waits to be read makes the socket readable again at once; the second follows in the same segment.
+        while known < first.len() {
+            let before = known;
+            known = timeout(self.options.idle_timeout, stream.peek(&mut first))
+                .await
+                .map_err(|_| StreamError::Slow)??;
+            if known == 0 || first[..known] != TLS_RECORD[..known] || known == before {
+                break;
+            }
+        }
+        if first != TLS_RECORD {
+            let (read, write) = stream.split();
+            return self.serve_requests(read, write, local, peer, None).await;
+        }
+        self.handle.driver.dhttp_tls_total.add(1);
+        let stream = timeout(self.options.head_timeout, security.accept(stream))
+            .await
+            .map_err(|_| StreamError::Slow)??;
+        let (read, write) = tokio::io::split(stream);
+        self.serve_requests(read, write, local, peer, Some(security)).await
+    }
+
+    async fn serve_requests<R, W>(
+        &self,
+        read: R,
+        mut write: W,
+        local: IpAddr,
+        peer: SocketAddr,
+        secured: Option<&Security>,
+    ) -> Result<(), StreamError>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
         let mut reader = Reader::new(read, self.limits.clone());
         let mut ending = self.handle.ending.subscribe();
         loop {
@@ -77,6 +119,11 @@ impl<S: Service> Driver<S> {
             let arrival = Arrival { client, local: Some(local), server: None };
             let call = Request { arrival, head: request.head, body };
             let respond = async {
+                if let Some(keys) = secured.filter(|_| is_for_keys(&call.head)) {
+                    return write_message(&mut write, &request.id.0, keys.publish().http, &self.limits)
+                        .await
+                        .map(|()| Ended::Answered);
+                }
                 let Some(response) = self.respond_once(request.once, call).await else {
                     return Ok(Ended::Unanswered);
                 };

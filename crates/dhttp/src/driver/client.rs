@@ -10,19 +10,22 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tidegate_http::Method;
-use tokio::io::{AsyncWrite, Interest};
+use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
-use super::icmp;
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+use super::security::{Fingerprint, Secured};
 use super::service::Body;
 use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_body};
 use super::udp::SegmentReceiver;
+use super::{icmp, security};
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
+use crate::sealed::KeyConfig;
 use crate::wire::RequestId;
 
 /// Settings of a client's driver.
@@ -69,6 +72,8 @@ struct Shared {
     changed: Arc<Notify>,
     timer: Mutex<Option<AbortHandle>>,
     accepted: AtomicUsize,
+    /// Servers that are spoken to in secret.
+    pub(super) secured: Mutex<Secured>,
     options: ClientOptions,
     metrics: Arc<ClientMetrics>,
 }
@@ -131,6 +136,7 @@ impl DhttpClient {
             changed: Arc::default(),
             timer: Mutex::default(),
             accepted: AtomicUsize::new(0),
+            secured: Mutex::default(),
             options,
         }));
         let timer = run_timers(Arc::downgrade(&client.0), Arc::clone(&client.0.changed));
@@ -149,12 +155,28 @@ impl DhttpClient {
     /// # Errors
     /// See [`FetchError`].
     pub async fn get(&self, url: &str) -> Result<FetchResponse, FetchError> {
+        self.get_by(url, None).await
+    }
+
+    /// The same, encrypted; see [`DhttpClient::fetch_secured`].
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn get_secured(&self, url: &str, server: Fingerprint) -> Result<FetchResponse, FetchError> {
+        self.get_by(url, Some(server)).await
+    }
+
+    async fn get_by(&self, url: &str, fingerprint: Option<Fingerprint>) -> Result<FetchResponse, FetchError> {
         let url = DhttpUrl::parse(url)?;
         let unresolved = || FetchError::Resolve(url.host.clone());
         let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await.map_err(|_| unresolved())?;
         let mut outcome = Err(unresolved());
         for server in found {
-            outcome = self.fetch(FetchRequest::get(&url, server)).await;
+            let request = FetchRequest::get(&url, server);
+            outcome = match fingerprint {
+                Some(fingerprint) => self.fetch_secured(request, fingerprint).await,
+                None => self.fetch(request).await,
+            };
             // Nobody is there: perhaps at another address of the name.
             if !matches!(outcome, Err(FetchError::NoAnswer { sent: false, .. })) {
                 break;
@@ -169,9 +191,57 @@ impl DhttpClient {
     /// # Errors
     /// See [`FetchError`].
     pub async fn fetch(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
+        self.fetch_by(request, None).await
+    }
+
+    /// The same, encrypted, from the server whose certificate has this fingerprint: datagrams sealed, connections with TLS,
+    /// nothing in the clear. The first request to a server opens a connection to ask for its key.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn fetch_secured(
+        &self,
+        request: FetchRequest,
+        server: Fingerprint,
+    ) -> Result<FetchResponse, FetchError> {
         request.check()?;
-        let (outstanding, udp_port, mut notices) = self.start(&request)?;
+        let tls = self.0.secured().tls(server);
+        // In a statement of its own: the lock must not outlast it.
+        let known = self.0.secured().key(request.server, server, Instant::now());
+        let key = match known {
+            Some(key) => key,
+            None => self.ask_for_key(security::ask_for_key(&request), server, &tls).await?,
+        };
+        self.fetch_by(request, Some((key, tls))).await
+    }
+
+    async fn ask_for_key(
+        &self,
+        ask: FetchRequest,
+        server: Fingerprint,
+        tls: &TlsConnector,
+    ) -> Result<KeyConfig, FetchError> {
+        let mut id: [u8; 8] = super::server::random().map_err(FetchError::Ports)?;
+        // Not the beginning of TLS.
+        id[0] |= 0x80;
+        let address = ask.server;
+        let udp_port = *self.0.options.protocol.ports.range().start();
+        let asked = self.by_stream(ask, Some((RequestId(id), udp_port)), Some(tls)).await?;
+        let (key, good_for) = security::published(asked).await.ok_or(FetchError::BadAnswer)?;
+        self.0.secured().learn(address, server, key, Instant::now() + good_for);
+        Ok(key)
+    }
+
+    async fn fetch_by(
+        &self,
+        request: FetchRequest,
+        secured: Option<(KeyConfig, TlsConnector)>,
+    ) -> Result<FetchResponse, FetchError> {
+        request.check()?;
+        let (outstanding, udp_port, mut notices) =
+            self.start(&request, secured.as_ref().map(|(key, _)| *key))?;
         let id = outstanding.id;
+        let tls = secured.as_ref().map(|(_, tls)| tls);
         match notices.recv().await.ok_or(FetchError::Ended)? {
             Notice::Datagram { from, http } => {
                 let (status, head, body) =
@@ -185,20 +255,22 @@ impl DhttpClient {
             // (DHTTP §IV-E).
             Notice::UseTcp(_) if self.0.state().core.is_numbered(id) => {
                 // Where it was sent by UDP it may have been executed: only that server can know it again.
-                self.by_stream(request, Some((id, udp_port))).await.map_err(FetchError::after_sending)
+                self.by_stream(request, Some((id, udp_port)), tls).await.map_err(FetchError::after_sending)
             }
-            Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer) if request.http.is_some() => {
-                self.by_stream(request, None).await
+            Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer)
+                if request.http.is_some() && tls.is_none() =>
+            {
+                self.by_stream(request, None, None).await
             }
             Notice::OutcomeUnknown => Err(FetchError::outcome_unknown()),
             Notice::UseTcp(reason) => {
                 tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
-                self.by_stream(request, Some((id, udp_port))).await
+                self.by_stream(request, Some((id, udp_port)), tls).await
             }
             Notice::UseHttp => match request.http {
-                Some(_) => self.by_stream(request, None).await,
+                Some(_) if tls.is_none() => self.by_stream(request, None, None).await,
                 // It may be UDP alone that does not reach it.
-                None => self.by_stream(request, Some((id, udp_port))).await,
+                _ => self.by_stream(request, Some((id, udp_port)), tls).await,
             },
         }
     }
@@ -209,12 +281,13 @@ impl DhttpClient {
     /// See [`FetchError`].
     pub async fn fetch_http(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
         request.check()?;
-        self.by_stream(request, None).await
+        self.by_stream(request, None, None).await
     }
 
     fn start(
         &self,
         request: &FetchRequest,
+        key: Option<KeyConfig>,
     ) -> Result<(Outstanding<'_>, u16, mpsc::Receiver<Notice>), FetchError> {
         let (http, streamed) = match &request.body {
             FetchBody::Full(body) if body.is_empty() => (request.head.clone(), false),
@@ -239,7 +312,7 @@ impl DhttpClient {
         }
         let udp_port = state.pairs.last().map_or(0, |pair| pair.udp_port);
         let (sender, notices) = mpsc::channel(NOTICES);
-        let id = state.core.start(new, now)?;
+        let id = state.core.start_sealed(new, key, now)?;
         state.waiting.insert(id, sender);
         self.0.drain(&mut state);
         Ok((Outstanding { client: self, id }, udp_port, notices))
@@ -275,6 +348,7 @@ impl DhttpClient {
         &self,
         request: FetchRequest,
         dhttp: Option<(RequestId, u16)>,
+        tls: Option<&TlsConnector>,
     ) -> Result<FetchResponse, FetchError> {
         let options = &self.0.options;
         let limits = self.0.limits();
@@ -285,7 +359,21 @@ impl DhttpClient {
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(not_sent)?;
         stream.set_nodelay(true).map_err(not_sent)?;
-        let (read, write) = stream.into_split();
+        let (read, write): (ReadSide, WriteSide) = match tls {
+            None => {
+                let (read, write) = stream.into_split();
+                (Box::new(read), Box::new(write))
+            }
+            Some(tls) => {
+                let connect = tls.connect(security::server_name(), stream);
+                let stream = timeout(options.connect_timeout, connect)
+                    .await
+                    .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+                    .map_err(not_sent)?;
+                let (read, write) = tokio::io::split(stream);
+                (Box::new(read), Box::new(write))
+            }
+        };
         let header = dhttp.map_or_else(Vec::new, |(id, port)| self.0.state().core.tcp_header(id, port));
         let first = [&header[..], &request.head].concat();
         // A task of its own: a server may answer while the body is still sent.
@@ -314,6 +402,9 @@ impl DhttpClient {
     }
 }
 
+type ReadSide = Box<dyn AsyncRead + Send + Unpin>;
+type WriteSide = Box<dyn AsyncWrite + Send + Unpin>;
+
 /// Sends a request; what goes wrong shows in the response that does not come.
 async fn upload<W: AsyncWrite + Unpin>(mut to: W, first: Vec<u8>, body: FetchBody, limits: StreamLimits) {
     let body = match body {
@@ -328,6 +419,10 @@ async fn upload<W: AsyncWrite + Unpin>(mut to: W, first: Vec<u8>, body: FetchBod
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn secured(&self) -> MutexGuard<'_, Secured> {
+        self.secured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn limits(&self) -> StreamLimits {
@@ -512,4 +607,7 @@ async fn serve_connection(
 const _: fn() = || {
     fn moves<F: Future + Send>(_: fn(DhttpClient, FetchRequest) -> F) {}
     moves(|client, request| async move { client.fetch(request).await.is_ok() });
+    moves(
+        |client, request| async move { client.fetch_secured(request, Fingerprint::default()).await.is_ok() },
+    );
 };

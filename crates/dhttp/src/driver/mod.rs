@@ -7,6 +7,7 @@ mod listener;
 mod once;
 mod ports;
 mod request;
+mod security;
 mod server;
 mod service;
 pub(crate) mod stream;
@@ -16,6 +17,7 @@ pub use client::{ClientOptions, DhttpClient};
 pub use listener::{BindError, Listener};
 pub use once::Window;
 pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+pub use security::{Fingerprint, Security};
 pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
 pub use service::{
     Aborted, Arrival, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Service,

@@ -24,11 +24,12 @@ use tokio::time::timeout;
 
 use super::listener::Listener;
 use super::once::Window;
+use super::security::Security;
 use super::service::{Arrival, Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
 use crate::server::{
-    ConnectionId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit,
+    ConnectionId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit, Unsealed,
 };
 use crate::wire::RequestId;
 
@@ -51,6 +52,9 @@ pub struct ServerOptions {
     /// Where requests that must not be repeated are known again: the same for all cores. `None`: they are not taken by
     /// UDP, as where several processes, or hosts, are reached at one address.
     pub window: Option<Window>,
+    /// What sealed datagrams and connections with TLS need, which are taken beside those in the clear: the same for all
+    /// cores. `None`: they are not taken.
+    pub security: Option<Security>,
     /// How long the service may take to begin a response; then it is 504.
     pub response_timeout: Duration,
     /// How long a request head may take on a connection that the client opened.
@@ -75,6 +79,7 @@ impl ServerOptions {
             protocol: ServerConfig::default(),
             token_secret: random()?,
             window: Some(Window::new()?),
+            security: None,
             response_timeout: Duration::from_secs(30),
             head_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(30),
@@ -112,6 +117,7 @@ metric_set! {
         Counter dhttp_accepted_refused_total: "Connections of clients closed at once because the limit was reached.",
         Counter dhttp_accept_errors_total: "Failed accepts, such as for want of file descriptors.",
         Counter dhttp_stream_requests_total: "Requests on connections that clients opened.",
+        Counter dhttp_tls_total: "Connections of clients with TLS.",
         Counter dhttp_stream_errors_total: "Connections of clients ended by a malformed, slow or broken message.",
         Counter dhttp_response_timeouts_total: "Requests answered 504 because the service took too long.",
         Counter dhttp_responses_aborted_total: "Responses that broke off while they were made.",
@@ -184,6 +190,9 @@ pub fn serve<S: Service>(
         Server::new(options.protocol.clone(), options.token_secret, random()?, Instant::now(), unix_s);
     if let Some(window) = &options.window {
         core.share_window(window.shared());
+    }
+    if let Some(security) = &options.security {
+        core.share_keys(security.keys());
     }
     let handle = ServerHandle {
         protocol: core.metrics(),
@@ -339,6 +348,15 @@ impl<S: Service> Driver<S> {
     fn handle_datagram(self: &Rc<Self>, arrival: Arrival, datagram: &[u8], now: Instant) {
         let mut core = self.core.borrow_mut();
         let path = Path { client: arrival.client, local: arrival.local };
+        let opened;
+        let datagram = match core.unseal(path, datagram, now) {
+            Unsealed::Plain => datagram,
+            Unsealed::Opened(datagram) => {
+                opened = datagram;
+                opened.as_slice()
+            }
+            Unsealed::Done => return,
+        };
         let received = core.handle_datagram(path, datagram, now);
         let (ticket, http, head_bytes) = match received {
             Received::Request { ticket, http, head_bytes } => (ticket, http, head_bytes),

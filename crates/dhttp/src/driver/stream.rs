@@ -363,7 +363,8 @@ pub(crate) async fn write_body<W: AsyncWrite + Unpin>(
     while let Some(piece) = body.next().await {
         write_paced(to, &piece.map_err(io::Error::other)?, &mut pace).await?;
     }
-    Ok(())
+    // TLS may hold records back.
+    pace.within(to.flush()).await.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Most pieces, and about as many bytes, that are written together.
@@ -400,7 +401,9 @@ pub(crate) async fn write_message<W: AsyncWrite + Unpin>(
         }
     }
     // Nothing but the header.
-    write_gathered(to, &mut pieces, &mut pace).await
+    write_gathered(to, &mut pieces, &mut pace).await?;
+    // TLS may hold records back.
+    pace.within(to.flush()).await.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Writes and removes all of `pieces`, as long as the peer takes them.

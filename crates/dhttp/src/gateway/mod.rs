@@ -21,10 +21,12 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::driver::stream::{Reader, StreamError, StreamLimits, write_message};
-use crate::driver::{Body, DhttpClient, FetchBody, FetchError, FetchRequest, FetchResponse, Reading, Via};
+use crate::driver::{
+    Body, DhttpClient, FetchBody, FetchError, FetchRequest, FetchResponse, Fingerprint, Reading, Via,
+};
 
 use head::{Framing, Target, request_head, response_head};
-use offers::Offers;
+use offers::{Offered, Offers};
 
 /// The name of this proxy in `Via`.
 const PSEUDONYM: &str = "tidegate-gateway";
@@ -232,7 +234,7 @@ impl Gateway {
                 },
             };
             let request = FetchRequest {
-                server: SocketAddr::new(address.ip(), offer.unwrap_or(target.port)),
+                server: SocketAddr::new(address.ip(), offer.map_or(target.port, |offer| offer.port)),
                 site: target.host.clone(),
                 method: target.method,
                 head: head.clone(),
@@ -241,6 +243,7 @@ impl Gateway {
                 http: Some(address),
             };
             let fetched = match offer {
+                Some(Offered { tls: Some(tls), .. }) => self.fetch_secured(target, request, tls).await,
                 Some(_) => self.client.fetch(request).await,
                 None => self.client.fetch_http(request).await,
             };
@@ -252,11 +255,39 @@ impl Gateway {
         Err(unresolved())
     }
 
-    /// The port on which the target's server is thought to speak DHTTP.
-    fn offer(&self, target: &Target) -> Option<u16> {
+    /// Encrypted, as long as the server has the certificate that it announced. What it announced by HTTP protects from who
+    /// listens, not from who can answer in its place: where it does not hold any more, HTTP is no worse.
+    async fn fetch_secured(
+        &self,
+        target: &Target,
+        request: FetchRequest,
+        tls: Fingerprint,
+    ) -> Result<FetchResponse, FetchError> {
+        let FetchBody::Full(body) = &request.body else { return self.client.fetch(request).await };
+        let again = FetchRequest {
+            server: request.server,
+            site: request.site.clone(),
+            method: request.method,
+            head: request.head.clone(),
+            body: FetchBody::Full(body.clone()),
+            by_tcp: request.by_tcp,
+            http: request.http,
+        };
+        match self.client.fetch_secured(request, tls).await {
+            Err(FetchError::NoAnswer { sent: false, .. }) => {
+                self.offers.lock().unwrap_or_else(PoisonError::into_inner).forget(&target.host, target.port);
+                self.client.fetch_http(again).await
+            }
+            fetched => fetched,
+        }
+    }
+
+    /// Where the target's server is thought to speak DHTTP.
+    fn offer(&self, target: &Target) -> Option<Offered> {
         let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = offers.port(&target.host, target.port, Instant::now());
-        known.or_else(|| target.path.starts_with(b"/_dhttp_/").then_some(target.port))
+        let known = offers.of(&target.host, target.port, Instant::now());
+        let by_path = Offered { port: target.port, tls: None };
+        known.or_else(|| target.path.starts_with(b"/_dhttp_/").then_some(by_path))
     }
 
     async fn respond(

@@ -3,16 +3,26 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::driver::Fingerprint;
+
 /// How long an offer holds that names no time (RFC 7838 §3.1).
 const DEFAULT_AGE: Duration = Duration::from_secs(86_400);
 /// Longer promises are not believed.
 const MOST_AGE: Duration = Duration::from_secs(7 * 86_400);
 
+/// Where a server speaks DHTTP.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Offered {
+    pub port: u16,
+    /// Of its certificate, if it takes encrypted requests.
+    pub tls: Option<Fingerprint>,
+}
+
 /// The offers known. The oldest makes room for the newest.
 #[derive(Debug)]
 pub(super) struct Offers {
     capacity: usize,
-    known: HashMap<(String, u16), (u16, Instant)>,
+    known: HashMap<(String, u16), (Offered, Instant)>,
     order: VecDeque<(String, u16)>,
 }
 
@@ -21,10 +31,17 @@ impl Offers {
         Self { capacity: capacity.max(1), known: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// The port of `host`, whose port for HTTP is `port`.
-    pub fn port(&mut self, host: &str, port: u16, now: Instant) -> Option<u16> {
+    /// What `host` offers, whose port for HTTP is `port`.
+    pub fn of(&mut self, host: &str, port: u16, now: Instant) -> Option<Offered> {
         let (offered, until) = self.known.get(&(host.to_ascii_lowercase(), port))?;
         (*until > now).then_some(*offered)
+    }
+
+    /// An offer that did not hold.
+    pub fn forget(&mut self, host: &str, port: u16) {
+        let origin = (host.to_ascii_lowercase(), port);
+        self.known.remove(&origin);
+        self.order.retain(|known| *known != origin);
     }
 
     /// Takes over what a response's `Alt-Svc` says. It speaks for its own host only: for another one, nothing proves
@@ -37,7 +54,7 @@ impl Offers {
             Offer::Clear => {
                 self.known.remove(&origin);
             }
-            Offer::Port(offered, age) => {
+            Offer::At(offered, age) => {
                 if self.order.len() >= self.capacity
                     && let Some(oldest) = self.order.pop_front()
                 {
@@ -54,7 +71,7 @@ impl Offers {
 enum Offer {
     /// `clear`: nothing is offered any more.
     Clear,
-    Port(u16, Duration),
+    At(Offered, Duration),
 }
 
 /// The first alternative that is DHTTP on the same host; `None` if there is none.
@@ -72,10 +89,15 @@ fn parse(field: &[u8], host: &str) -> Option<Offer> {
             return None;
         }
         let port = port.parse().ok().filter(|port| *port != 0)?;
-        let age = parts
-            .find_map(|parameter| parameter.strip_prefix("ma="))
-            .map_or(Some(DEFAULT_AGE), |seconds| seconds.parse().ok().map(Duration::from_secs))?;
-        Some(Offer::Port(port, age.min(MOST_AGE)))
+        let (mut age, mut tls) = (DEFAULT_AGE, None);
+        for parameter in parts {
+            if let Some(seconds) = parameter.strip_prefix("ma=") {
+                age = seconds.parse().ok().map(Duration::from_secs)?;
+            } else if let Some(fingerprint) = parameter.strip_prefix("tls=") {
+                tls = fingerprint.trim_matches('"').parse().ok();
+            }
+        }
+        Some(Offer::At(Offered { port, tls }, age.min(MOST_AGE)))
     })
 }
 
@@ -86,14 +108,21 @@ mod tests {
     #[test]
     fn an_offer_names_a_port_of_its_own_host() {
         let day = DEFAULT_AGE;
+        let at = |port, age| Some(Offer::At(Offered { port, tls: None }, age));
+        let fingerprint = "ab".repeat(32);
+        let secured = format!("dhttp=\":81\"; tls=\"{fingerprint}\"; ma=60");
+        let tls = Some(fingerprint.parse().unwrap());
+        let expected = Some(Offer::At(Offered { port: 81, tls }, Duration::from_secs(60)));
+        assert_eq!(parse(secured.as_bytes(), "a.example"), expected);
         for (field, offer) in [
-            ("dhttp=\":8080\"", Some(Offer::Port(8080, day))),
-            ("h2=\":443\", dhttp=\":81\"; ma=60", Some(Offer::Port(81, Duration::from_secs(60)))),
-            ("dhttp=\"a.example:81\";persist=1", Some(Offer::Port(81, day))),
-            ("dhttp=\":81\"; ma=99999999", Some(Offer::Port(81, MOST_AGE))),
+            ("dhttp=\":8080\"", at(8080, day)),
+            ("h2=\":443\", dhttp=\":81\"; ma=60", at(81, Duration::from_secs(60))),
+            ("dhttp=\"a.example:81\";persist=1", at(81, day)),
+            ("dhttp=\":81\"; ma=99999999", at(81, MOST_AGE)),
             ("clear", Some(Offer::Clear)),
             ("dhttp=\"other.example:81\"", None),
             ("dhttp=\":0\"", None),
+            ("dhttp=\":81\"; tls=\"abc\"", at(81, day)),
             ("dhttp=\":81\"; ma=x", None),
             ("dhttp=:81", None),
             ("h3=\":443\"", None),
@@ -108,15 +137,15 @@ mod tests {
         let now = Instant::now();
         let mut offers = Offers::new(2);
         offers.learn("A.example", 80, b"dhttp=\":81\"; ma=60", now);
-        assert_eq!(offers.port("a.EXAMPLE", 80, now), Some(81));
-        assert_eq!(offers.port("a.example", 8080, now), None);
-        assert_eq!(offers.port("a.example", 80, now + Duration::from_secs(60)), None);
+        assert_eq!(offers.of("a.EXAMPLE", 80, now).map(|offer| offer.port), Some(81));
+        assert_eq!(offers.of("a.example", 8080, now).map(|offer| offer.port), None);
+        assert_eq!(offers.of("a.example", 80, now + Duration::from_secs(60)).map(|offer| offer.port), None);
         offers.learn("a.example", 80, b"clear", now);
-        assert_eq!(offers.port("a.example", 80, now), None);
+        assert_eq!(offers.of("a.example", 80, now).map(|offer| offer.port), None);
         for host in ["a", "b", "c"] {
             offers.learn(host, 80, b"dhttp=\":81\"", now);
         }
-        assert_eq!(offers.port("a", 80, now), None);
+        assert_eq!(offers.of("a", 80, now).map(|offer| offer.port), None);
         assert_eq!((offers.known.len(), offers.order.len()), (2, 2));
     }
 }

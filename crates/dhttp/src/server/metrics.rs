@@ -17,6 +17,8 @@ metric_set! {
         Counter dhttp_once_repeated_total: "Such requests answered again with the response that was kept.",
         Counter dhttp_once_tickets_total: "Tickets given to clients to number such requests.",
         Counter dhttp_once_unknown_total: "Such requests of which it is no longer known what came of them.",
+        Counter dhttp_sealed_opened_total: "Sealed requests by UDP that were opened.",
+        Counter dhttp_sealed_refused_total: "Sealed requests by UDP of an unknown key, or changed on their way.",
         Counter dhttp_requests_shed_total: "Requests answered with use TCP because too many were being answered.",
         Counter dhttp_tokens_refused_total: "Tokens that were malformed, out of date or of another address.",
         Counter dhttp_tokens_asked_total: "Answers that asked the client to prove its address.",

@@ -13,6 +13,7 @@ mod metrics;
 pub(crate) mod once;
 mod request;
 mod ring;
+mod seal;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, RequestHead, status_reason};
 
 use crate::pieces::tag_of;
+use crate::sealed::{RESPONSE_OVERHEAD_BYTES, ResponseSealer, ServerKeys};
 use crate::token::{TOKEN_BYTES, TokenKeys, Wear};
 use crate::wire::{
     Answer, ID_BYTES, Numbered, PIECE_HEADER_BYTES, PieceRange, Pieces, Request, RequestId, Response,
@@ -37,6 +39,7 @@ pub use connections::{ConnectionId, ConnectionLimits};
 pub use loss::LossMonitor;
 pub use metrics::ServerMetrics;
 pub use once::SharedWindow;
+pub use seal::Unsealed;
 
 use connections::{Choice, Connections, Expiry, Owed};
 use loss::Conditions;
@@ -137,6 +140,8 @@ struct InFlight {
     received_bytes: usize,
     /// It must not be repeated.
     once: Option<Numbered>,
+    /// It was sealed, and so is its response.
+    seal: Option<ResponseSealer>,
 }
 
 impl InFlight {
@@ -168,6 +173,9 @@ pub struct Server {
     connections: Connections,
     checker: Checker,
     window: Option<SharedWindow>,
+    keys: Option<ServerKeys>,
+    /// Of the datagram that was opened last.
+    unsealed: Option<ResponseSealer>,
     stressed: bool,
     transmits: VecDeque<Transmit>,
     closes: VecDeque<ConnectionId>,
@@ -194,6 +202,8 @@ impl Server {
             connections: Connections::new(config.connections.clone()),
             checker: Checker::new(config.personality, config.head_limits),
             window: None,
+            keys: None,
+            unsealed: None,
             stressed: false,
             transmits: VecDeque::new(),
             closes: VecDeque::new(),
@@ -339,6 +349,7 @@ impl Server {
             },
             received_bytes,
             once: None,
+            seal: self.unsealed.take(),
         };
         if !repeatable {
             return self.handle_once(request.id, request.once, request_state, request.http, head_bytes, now);
@@ -380,7 +391,10 @@ impl Server {
         let Some(request) = self.take(ticket.0) else { return Route::Datagram };
         let id = ticket.0.1;
         self.on_executed(&request, Some(http), now);
+        let sealed = request.seal.as_ref().map(|seal| seal.seal(http));
+        let http = sealed.as_deref().unwrap_or(http);
         let room = self.datagram_bytes(request.client).saturating_sub(ID_BYTES);
+        let room = if sealed.is_some() { room.saturating_sub(2) } else { room };
         let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
         let monitor =
             self.loss.is_high_for(request.client.ip()) && !self.rng.random_bool(self.loss.threshold());
@@ -403,11 +417,9 @@ impl Server {
             && with_token <= room + ID_BYTES
             && (request.proved || with_token <= allowance);
         let token = attach.then(|| self.tokens.issue(request.client, self.unix_s(now)));
-        self.transmit(
-            request.path(),
-            id,
-            Answer::Http { token: token.as_ref().map(<[u8; _]>::as_slice), http },
-        );
+        // A sealed response has the form with a token, perhaps an empty one.
+        let token = token.as_ref().map(<[u8; _]>::as_slice).or(sealed.as_ref().map(|_| &[][..]));
+        self.transmit(request.path(), id, Answer::Http { token, http });
         self.metrics.dhttp_responses_udp_total.add(1);
         self.loss.on_fresh(request.client.ip(), 1, now);
         self.report_loss();
@@ -477,7 +489,9 @@ impl Server {
         let datagram =
             self.datagram_bytes(request.client).min(if request.proved { usize::MAX } else { allowance });
         let one = datagram.saturating_sub(ID_BYTES).min(self.config.size_threshold_bytes);
-        if self.takes_pieces(request) { one.max(self.config.pieces_bytes) } else { one }
+        let room = if self.takes_pieces(request) { one.max(self.config.pieces_bytes) } else { one };
+        let overhead_bytes = if request.seal.is_some() { 2 + RESPONSE_OVERHEAD_BYTES } else { 0 };
+        room.saturating_sub(overhead_bytes)
     }
 
     fn take(&mut self, id: GlobalId) -> Option<InFlight> {
@@ -491,7 +505,8 @@ impl Server {
             self.ask_for_proof(id, request, now);
             return Route::Datagram;
         }
-        let choice = if self.stressed {
+        // A connection of the server's would be in the clear: the client opens one with TLS.
+        let choice = if self.stressed || request.seal.is_some() {
             Choice::None
         } else {
             let peer = SocketAddr::new(request.client.ip(), request.tcp_port);
@@ -510,7 +525,7 @@ impl Server {
                 Route::NewConnection(connection, SocketAddr::new(request.client.ip(), request.tcp_port))
             }
             Choice::None => {
-                if !self.stressed {
+                if !self.stressed && request.seal.is_none() {
                     self.metrics.dhttp_connections_refused_total.add(1);
                 }
                 self.metrics.dhttp_responses_use_tcp_total.add(1);

@@ -479,3 +479,51 @@ proptest::proptest! {
         assert!(sent <= 3 * received);
     }
 }
+
+#[test]
+fn a_sealed_request_of_an_unproved_address_brings_three_times_its_bytes_at_most() {
+    for (bytes, stressed) in [(100, false), (1000, false), (9000, false), (100, true)] {
+        let mut bench = Bench::new(ServerConfig::default());
+        let mut keys = crate::sealed::ServerKeys::new([4; 32], 86_400);
+        let key = keys.current(1_700_000_000).0;
+        bench.server.share_keys(keys);
+        bench.server.set_stressed(stressed);
+        let id = RequestId(*b"idididid");
+        let mut random = StdRng::from_seed([5; 32]);
+        let (sealed, _) = crate::sealed::seal_request(key, id, Once::No, GET, &mut random).unwrap();
+        let mut datagram = Vec::new();
+        let (other_port, pieces) = (TCP_PORT, Pieces::Accepted);
+        Request { id, other_port, resend: false, token: Some(&[]), pieces, once: Once::No, http: &sealed }
+            .write(&mut datagram);
+        datagram[10] |= crate::sealed::SEALED_FLAG;
+        if let Unsealed::Opened(plain) = bench.server.unseal(client(), &datagram, bench.now) {
+            assert!(!stressed, "no key exchange for an address that is not proved");
+            let ticket = bench.receive(&plain).expect("a request");
+            let http = response(bytes);
+            let _ = bench.server.respond(ticket, &http, bench.now);
+        }
+        let sent: usize = std::iter::from_fn(|| bench.server.poll_transmit()).map(|t| t.payload.len()).sum();
+        assert!(sent > 0 && sent <= 3 * datagram.len(), "{sent} for {}", datagram.len());
+    }
+}
+
+#[test]
+fn what_was_sealed_for_a_key_of_long_ago_is_told_to_use_tcp() {
+    let mut bench = Bench::new(ServerConfig::default());
+    let mut keys = crate::sealed::ServerKeys::new([4; 32], 86_400);
+    let key = keys.current(1_600_000_000).0;
+    bench.server.share_keys(keys);
+    let id = RequestId(*b"idididid");
+    let mut random = StdRng::from_seed([5; 32]);
+    let (sealed, _) = crate::sealed::seal_request(key, id, Once::No, GET, &mut random).unwrap();
+    let mut datagram = bench.datagram(Some(&[]), false, &sealed);
+    datagram[10] |= crate::sealed::SEALED_FLAG;
+    assert_eq!(bench.server.unseal(client(), &datagram, bench.now), Unsealed::Done);
+    let answer = bench.server.poll_transmit().unwrap().payload;
+    assert_eq!(Response::parse(&answer).unwrap().answer, Answer::UseTcp);
+    // Nor does who has no keys let the client wait.
+    let mut cache = Bench::new(ServerConfig::default());
+    assert_eq!(cache.server.unseal(client(), &datagram, cache.now), Unsealed::Done);
+    let answer = cache.server.poll_transmit().unwrap().payload;
+    assert_eq!(Response::parse(&answer).unwrap().answer, Answer::UseTcp);
+}

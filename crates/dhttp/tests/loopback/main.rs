@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end with a panic")]
 
 mod hostile;
+mod secured;
 mod site;
 
 use std::net::SocketAddr;

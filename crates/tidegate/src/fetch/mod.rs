@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tidegate_dhttp::client::{CachePolicy, ClientConfig};
-use tidegate_dhttp::driver::{ClientOptions, DhttpClient, FetchError, Via};
+use tidegate_dhttp::driver::{ClientOptions, DhttpClient, FetchError, Fingerprint, Via};
 
 use crate::cli::Failure;
 
@@ -31,6 +31,10 @@ pub(crate) struct FetchArgs {
     /// DHTTP: take answers from the server only, not from caches on the way.
     #[arg(long)]
     no_caches: bool,
+    /// DHTTP: encrypt, for the server with this fingerprint, which its HTTP responses announce: curl -sI
+    /// http://HOST/ | grep -i alt-svc
+    #[arg(long, value_name = "FINGERPRINT")]
+    tls: Option<Fingerprint>,
     /// Trickles: send TCP segments with a mark instead of UDP datagrams; needs root and nft.
     #[arg(long)]
     tcp_format: bool,
@@ -130,7 +134,11 @@ fn dhttp(args: &FetchArgs) -> Result<u16, Failure> {
             ..ClientOptions::default()
         };
         let client = DhttpClient::new(options).map_err(|error| args.failed(error))?;
-        let mut response = client.get(&args.url).await.map_err(|error| match error {
+        let fetched = match args.tls {
+            Some(server) => client.get_secured(&args.url, server).await,
+            None => client.get(&args.url).await,
+        };
+        let mut response = fetched.map_err(|error| match error {
             FetchError::Url(_) => Failure::usage(format!("error: {}: {error}", args.url)),
             error => args.failed(error),
         })?;
