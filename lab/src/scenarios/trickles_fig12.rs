@@ -29,8 +29,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     claim: "A gigabit over Trickles takes at most 2 times the server's processor time of kernel TCP without segmentation offload",
     published: "Processor load against throughput: Trickles takes more than TCP, mostly for the MAC; the soft-state cache of \
                 minisockets (§5.1) wins some of it back.",
-    method: "Server and clients on a core each, joined by the loopback interface with packets of 1500 bytes; the server's \
-             user and system time, in which the loopback delivers what it sends. Offload is turned off by \
+    method: "Server and clients on a core each, joined by the loopback interface with packets of 1500 bytes; the user \
+             and system time of the server's threads for the carrier, in which the loopback delivers what it sends. Offload is turned off by \
              gso_max_segs of the interface. There is no soft-state cache: decision 0002 says why.",
     run,
 };
@@ -126,7 +126,11 @@ fn shape(hosts: &Hosts, segments: &str) -> Result<(), Error> {
 /// Gbit/s and CPU-seconds per Gbit.
 fn measure(hosts: &Hosts, server: &Replica, carrier: Carrier, time: Duration) -> Result<(f64, f64), Error> {
     let flows = Flows { carrier, server: server.address(), bytes: OBJECT_BYTES, from: vec![LOOPBACK; FLOWS] };
-    let before = server.cpu_s()?;
+    let threads = match carrier {
+        Carrier::Trickles => "trickles-",
+        Carrier::Tcp => "core-",
+    };
+    let before = server.cpu_s(threads)?;
     let received = hosts.run(Side::Server, || {
         let mut core = rustix::thread::CpuSet::new();
         core.set(LOAD_CORE);
@@ -134,7 +138,7 @@ fn measure(hosts: &Hosts, server: &Replica, carrier: Carrier, time: Duration) ->
             .map_err(|error| Error::Core { core: LOAD_CORE, source: error.into() })?;
         load(&[flows], Duration::ZERO, time)
     })?;
-    let used = server.cpu_s()? - before;
+    let used = server.cpu_s(threads)? - before;
     let bytes: u64 = received.iter().flat_map(|of| &of.bytes).sum();
     let gbit = bytes as f64 * 8.0 / 1e9;
     if gbit == 0.0 {

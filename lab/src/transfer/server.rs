@@ -145,16 +145,26 @@ impl Replica {
         std::fs::read_to_string(&path).map_err(Error::file("read", &path))
     }
 
-    /// Seconds of user and system time that it has used.
+    /// Seconds of user and system time that those of its threads have used whose names begin with `threads`.
     ///
     /// # Errors
-    /// It has ended.
-    pub fn cpu_s(&self) -> Result<f64, Error> {
-        let stat = self.proc("stat")?;
-        // proc_pid_stat(5): fields 14 and 15; the name before them may have spaces.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        let ticks: f64 =
-            fields.get(11..13).into_iter().flatten().filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    /// It has ended, or has no such thread.
+    pub fn cpu_s(&self, threads: &str) -> Result<f64, Error> {
+        let path = PathBuf::from(format!("/proc/{}/task", self.process.id()));
+        let tasks = std::fs::read_dir(&path).map_err(Error::file("read", &path))?;
+        let mut ticks = None;
+        for task in tasks.flatten() {
+            // A thread may end meanwhile.
+            let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
+            // proc_pid_stat(5): the name in parentheses, which may have spaces; fields 14 and 15 are times.
+            let Some((name, fields)) = stat.rsplit_once(')') else { continue };
+            if !name.split_once('(').is_some_and(|(_, name)| name.starts_with(threads)) {
+                continue;
+            }
+            let of = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
+            *ticks.get_or_insert(0.0) += of.sum::<f64>();
+        }
+        let ticks = ticks.ok_or(Error::Nothing("the kernel's count of a server's time"))?;
         Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
     }
 
