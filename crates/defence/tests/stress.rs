@@ -261,7 +261,8 @@ fn good_clients_that_came_just_before_a_flood_from_addresses_like_theirs_are_ser
                     }
                 }
             }
-            chain.tick(if is_attack { &BUSY } else { &Load { lag_ms: 0, ..Load::default() } }, now_ms);
+            let load = if is_attack { BUSY } else { Load::default() };
+            chain.tick(&load, now_ms);
         }
         assert_eq!((good_refused, served.len()), (0, 0), "after {warm_ms} ms");
     }
