@@ -504,7 +504,7 @@ fn a_sealed_request_is_answered_by_whom_has_the_key_only() {
     let (http, sealer) = keys.open_request(request.http, id, Once::No, 0).unwrap();
     assert_eq!(http, GET);
     bench.http(server(), id, OK);
-    let forged = [b"S", &OK[..]].concat();
+    let forged = [&b"S"[..], OK].concat();
     bench.receive(server(), id, Answer::Http { token: Some(b""), http: &forged });
     assert_eq!(bench.client.claim(bench.generation, server().ip(), id), Err(ClaimError::Unmatched));
     bench.client.handle_unreachable("192.0.2.9:1".parse().unwrap(), bench.now);
