@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tidegate_dhttp::driver::{DhttpClient, FetchBody, Via};
-use tidegate_dhttp::wire::{Answer, Pieces, Request, RequestId, Response};
+use tidegate_dhttp::wire::{Answer, Once, Pieces, Request, RequestId, Response};
 use tokio::io::AsyncReadExt;
 use tokio::net::UdpSocket;
 
@@ -17,8 +17,16 @@ fn datagram(id: u64, other_port: u16, token: Option<&[u8]>, path: &str) -> Vec<u
     let mut datagram = Vec::new();
     let http = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let id = RequestId(id.to_be_bytes());
-    Request { id, other_port, resend: false, token, pieces: Pieces::Unknown, http: http.as_bytes() }
-        .write(&mut datagram);
+    Request {
+        id,
+        other_port,
+        resend: false,
+        token,
+        pieces: Pieces::Unknown,
+        once: Once::No,
+        http: http.as_bytes(),
+    }
+    .write(&mut datagram);
     datagram
 }
 
