@@ -17,6 +17,7 @@ pub mod keys;
 pub mod mac;
 pub mod nonce;
 pub mod replay;
+pub mod sealed;
 pub mod server;
 pub mod tcp;
 pub mod udp;

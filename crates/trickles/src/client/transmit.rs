@@ -5,8 +5,7 @@ use super::{Client, MAX_ERAS};
 use crate::congestion::{self, Era, Release};
 use crate::user::region_start;
 use crate::wire::{
-    self, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Input, MAX_WANTS, PADDED_BYTES, RESPONSE_HEAD_BYTES,
-    Request,
+    self, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Input, MAX_WANTS, RESPONSE_HEAD_BYTES, Request,
 };
 use std::ops::Range;
 use std::time::Instant;
@@ -61,10 +60,10 @@ impl Client {
         }
         // Where nothing came back, the path may lose long datagrams in silence (RFC 8899).
         let most = usize::from(self.config.datagram_bytes);
-        let size = if self.attempts == 0 { most } else { most.min(PADDED_BYTES) };
+        let size = if self.attempts == 0 { most } else { most.min(self.config.padded_bytes) };
         let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
         self.server_datagram_bytes = datagram_bytes;
-        let padded = size.max(PADDED_BYTES);
+        let padded = size.max(self.config.padded_bytes);
         let mut out = Vec::with_capacity(padded);
         let ask = Ask::Open { datagram_bytes };
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);

@@ -35,6 +35,8 @@ pub struct Config {
     pub clock_skew_ms: u32,
     /// Answers that are remembered in each half of the horizon, at 32 bytes each.
     pub replay_entries: usize,
+    /// Whether datagrams in the clear are refused, see [`crate::sealed`].
+    pub require_encryption: bool,
 }
 
 impl Default for Config {
@@ -45,6 +47,7 @@ impl Default for Config {
             horizon_ms: 60_000,
             clock_skew_ms: 5_000,
             replay_entries: 1 << 17,
+            require_encryption: false,
         }
     }
 }
@@ -72,6 +75,11 @@ tidegate_core::metric_set! {
         Counter trickles_replayed_total: "Requests refused because they were answered already.",
         Counter trickles_waited_total: "Requests whose answer waited for the application.",
         Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
+        Counter trickles_sealed_total: "Encrypted requests that were opened.",
+        Counter trickles_seal_forged_total: "Encrypted requests refused because they were forged, or for another server.",
+        Counter trickles_plaintext_refused_total: "Requests refused because they were not encrypted.",
+        Counter trickles_keys_told_total: "Clients told the server's key for encryption.",
+        Counter trickles_sessions_expired_total: "Clients told that the key epoch of their encryption is gone.",
         Counter trickles_socket_errors_total: "Sends and receives that the system refused.",
     }
 }
@@ -260,6 +268,15 @@ impl<A: Application + ?Sized> Application for Box<A> {
     }
 }
 
+/// What a datagram travelled in; an unproved address is answered by the measure of what it really sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outer {
+    /// Bytes received.
+    pub received_bytes: usize,
+    /// Bytes that an envelope adds to each packet of the answer.
+    pub answer_bytes: usize,
+}
+
 /// A Trickles server without sockets and clock. Its only state is keys, counters and the replay table.
 #[derive(Debug)]
 pub struct Server {
@@ -281,6 +298,12 @@ impl Server {
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    /// The limits in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// The key ring in force.
@@ -355,7 +378,19 @@ impl Server {
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
-        let result = self.verify(datagram, peer, now_ms);
+        let outer = Outer { received_bytes: datagram.len(), answer_bytes: 0 };
+        self.receive_within(datagram, outer, peer, now_ms)
+    }
+
+    /// Verifies one datagram that travelled within another.
+    pub fn receive_within<'d>(
+        &mut self,
+        datagram: &'d [u8],
+        outer: Outer,
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
+        let result = self.verify(datagram, outer, peer, now_ms);
         if let Err(refusal) = &result {
             refusal.count(&self.counters);
         }
@@ -365,14 +400,13 @@ impl Server {
     fn verify<'d>(
         &mut self,
         datagram: &'d [u8],
+        outer: Outer,
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
         let request = Request::decode(datagram)?;
         let socket = match &request.ask {
-            Ask::Open { datagram_bytes } => {
-                self.open(&request, *datagram_bytes, datagram.len(), peer, now_ms)?
-            }
+            Ask::Open { datagram_bytes } => self.open(&request, *datagram_bytes, outer, peer, now_ms)?,
             Ask::Continue { account, group } => {
                 self.proceed(&request, account, *group, false, peer, now_ms)?
             }
@@ -404,17 +438,17 @@ impl Server {
         &self,
         request: &Request<'_>,
         client_bytes: u16,
-        received_bytes: usize,
+        Outer { received_bytes, answer_bytes }: Outer,
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<Minisocket>, Refusal> {
         let size = client_bytes.min(self.config.datagram_bytes);
         let budget = if received_bytes >= wire::PADDED_BYTES { 3 * received_bytes } else { received_bytes };
         let window = self.config.initial_window.clamp(1, 64);
-        let affordable = budget / usize::from(size);
+        let affordable = budget / (usize::from(size) + answer_bytes);
         let (flight, packet_bytes) = match affordable {
-            0 if budget < RESPONSE_HEAD_BYTES => return Err(Refusal::TooSmall),
-            0 => (1, budget),
+            0 if budget < RESPONSE_HEAD_BYTES + answer_bytes => return Err(Refusal::TooSmall),
+            0 => (1, budget - answer_bytes),
             n => (n.min(window.into()) as u8, size.into()),
         };
         let keys = self.keys.current();

@@ -1,6 +1,7 @@
 //! A "socket" of the TCP format: AF_PACKET in, raw IP out, and a firewall rule between us and the kernel's TCP.
 
 use super::segment::{ACK, PSH, RST, SYN, Segment};
+use crate::sealed::{KIND_FIRST, KIND_HELLO};
 use crate::wire::VERSION;
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use std::collections::HashMap;
@@ -126,7 +127,7 @@ impl TcpSocket {
                 }
                 buffer[..segment.payload.len()].copy_from_slice(segment.payload);
                 let end = segment.sequence.wrapping_add(segment.payload.len() as u32).wrapping_add(1);
-                let opens = segment.payload.get(1) == Some(&KIND_OPEN);
+                let opens = segment.flags & SYN != 0;
                 numbers.insert(segment.from, (end, segment.acknowledgement, opens));
                 lock(&self.own).1 = end;
                 break (segment.payload.len(), Received { from: segment.from, to: segment.to.ip() });
@@ -157,7 +158,11 @@ impl TcpSocket {
             let mut own = lock(&self.own);
             let (sequence, acknowledgement) = *own;
             own.0 = next(sequence);
-            let opens = payload.starts_with(&[VERSION, KIND_OPEN]);
+            let opens = match payload {
+                [VERSION, KIND_OPEN, ..] => true,
+                [VERSION, KIND_HELLO | KIND_FIRST, ..] => acknowledgement == 0,
+                _ => false,
+            };
             return (sequence, if opens { 0 } else { acknowledgement }, if opens { SYN } else { PSH | ACK });
         }
         let mut numbers = lock(&self.numbers);
