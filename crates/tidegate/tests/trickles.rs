@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 struct Replica {
+    key: Option<String>,
     process: Child,
     address: String,
 }
@@ -41,9 +42,12 @@ fn start_with(directory: &Path, name: &str, program: Command, more: &str) -> Rep
 fn run(mut program: Command, config: &Path) -> Replica {
     let mut process = program.arg("run").arg("--config").arg(config).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-    let mut said = Vec::new();
+    let (mut said, mut key) = (Vec::new(), None);
     let address = loop {
         let line = lines.next().unwrap_or_else(|| panic!("ended after {said:?}")).unwrap();
+        if let Some((_, told)) = line.split_once(" for encryption is ") {
+            key = Some(told.to_owned());
+        }
         if let Some((_, address)) = line.split_once("listening on trickles://") {
             break address.to_owned();
         }
@@ -51,7 +55,7 @@ fn run(mut program: Command, config: &Path) -> Replica {
     };
     // Nobody reads on; the process must not be stopped by that.
     std::thread::spawn(move || lines.for_each(drop));
-    Replica { process, address }
+    Replica { process, address, key }
 }
 
 fn site(directory: &Path, bytes: &[u8]) {
@@ -122,6 +126,30 @@ fn a_file_when_fetched_in_the_format_of_tcp_then_it_has_every_byte() {
     let by_udp = namespace.tidegate().args(["fetch", &url]).output().unwrap();
     assert_eq!(by_udp.status.code(), Some(1), "UDP is refused there");
     assert!(String::from_utf8_lossy(&by_udp.stderr).contains("connection refused"));
+}
+
+#[test]
+fn a_service_that_requires_encryption_when_fetched_from_then_only_its_key_and_only_sealed_packets_do() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"sealed");
+    // The public key of this identity is that of the first vector of RFC 7748 §6.1.
+    let identity = "77076d0a7318a57d3c16c17251b26645df4cda518a8e35b1f5f4e8d0a0b5a3b9";
+    let keys = format!("7 000102030405060708090a0b0c0d0e0f\nidentity {identity}\n");
+    std::fs::write(directory.path().join("keys"), keys).unwrap();
+    let replica = start_with(directory.path(), "sealed", tidegate(), "encryption = \"required\"\n");
+    let key = replica.key.clone().expect("the start says the key");
+    let url = format!("trickles://{}/large.bin", replica.address);
+    let fetch = |more: &[&str]| tidegate().arg("fetch").args(more).arg(&url).output().unwrap();
+    for arguments in [&[][..], &["--server-key", &key]] {
+        let found = fetch(arguments);
+        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        assert_eq!(found.stdout, b"sealed");
+    }
+    let wrong = fetch(&["--server-key", &"11".repeat(32)]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not the pinned one"));
+    assert_eq!(fetch(&["--server-key", "11"]).status.code(), Some(2));
+    assert_eq!(fetch(&["--server-key", &key, "--no-encryption"]).status.code(), Some(2));
 }
 
 #[test]
@@ -329,7 +357,7 @@ fn an_http_client_when_led_by_a_gateway_then_it_has_the_service_on_one_connectio
     let mut line = String::new();
     BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim_end().rsplit("http://").next().unwrap().to_owned();
-    let gateway = Replica { process, address };
+    let gateway = Replica { process, address, key: None };
     let mut client = std::net::TcpStream::connect(&gateway.address).unwrap();
     let request = "GET /large.bin HTTP/1.1\r\nHost: h\r\n";
     write!(client, "{request}\r\n{request}Range: bytes=3-5\r\nConnection: close\r\n\r\n").unwrap();

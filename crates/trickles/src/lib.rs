@@ -9,6 +9,7 @@
 pub mod client;
 pub mod congestion;
 pub mod continuation;
+pub mod cubic;
 pub mod cwnd;
 pub mod fetch;
 pub mod files;

@@ -143,7 +143,14 @@ static LISTEN: Section = Section {
             Kind::Path,
             Absent("a key of its own"),
             "For trickles, the file of the keys that replicas share: a line for each, an epoch from 0 to 255 and 32 \
-             hexadecimal digits. The first signs, the others are accepted; `tidegate reload` reads it again.",
+             hexadecimal digits. The first signs, the others are accepted; `tidegate reload` reads it again. A line of \
+             `identity` and 64 digits is the secret key for encryption, which clients may pin.",
+        ),
+        key(
+            "encryption",
+            Kind::Choice(&["offered", "required"]),
+            Is("offered"),
+            "For trickles, whether clients may, or have to, encrypt.",
         ),
     ],
 };

@@ -156,10 +156,11 @@ fn listeners(
                 Some("tcp") => Format::Tcp,
                 _ => Format::Udp,
             };
-            trickles.push(TricklesListener { listen, keys, format });
+            let require_encryption = section.text("encryption").as_deref() == Some("required");
+            trickles.push(TricklesListener { listen, keys, format, require_encryption });
             continue;
         }
-        for key in ["format", "keys"] {
+        for key in ["format", "keys", "encryption"] {
             if let Some(offset) = section.offset_of(key) {
                 report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
             }

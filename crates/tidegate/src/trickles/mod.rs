@@ -31,6 +31,8 @@ pub(crate) struct TricklesListener {
     pub keys: Option<PathBuf>,
     /// What packets look like on the way.
     pub format: Format,
+    /// Whether clients have to encrypt.
+    pub require_encryption: bool,
 }
 
 /// The running listeners.
@@ -64,7 +66,9 @@ impl TricklesServices {
                 }
             };
             // Finds out what is wrong before the threads start.
-            let (address, config) = (listener.listen.address, Config::default());
+            let address = listener.listen.address;
+            let config = Config { require_encryption: listener.require_encryption, ..Config::default() };
+            let public = keys.identity().public();
             let inner = InnerSite::new(inside.clone(), address);
             let sites = RoutedSites::open(&settings.routes, &inner).map_err(failed)?;
             let service = match listener.format {
@@ -77,6 +81,8 @@ impl TricklesServices {
                 }
             };
             let service = service.map_err(|error| failed(error.to_string()))?;
+            let key: String = public.iter().map(|byte| format!("{byte:02x}")).collect();
+            tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
             tracing::info!("listening on trickles://{}", service.local_addr());
             services.push((service, listener.keys.clone()));
         }

@@ -32,6 +32,8 @@ pub struct Config {
     /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted. An open that was not
     /// answered is repeated with 1200.
     pub datagram_bytes: u16,
+    /// Whether CUBIC governs the window where the server has it, see [`crate::cubic`]; Reno does otherwise.
+    pub cubic: bool,
     /// To how many bytes an open is padded, with those of an envelope around it not counted: 1200 buy an answer that is three
     /// times as long.
     pub padded_bytes: usize,
@@ -55,6 +57,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             datagram_bytes: LARGEST_DATAGRAM_BYTES,
+            cubic: false,
             padded_bytes: PADDED_BYTES,
             window_bytes: 4 << 20,
             max_requests: 64,

@@ -99,7 +99,8 @@ impl ServerSeal {
                 let reply = Reply { cipher: pair.to_client, session: Some(session(keys, &id)) };
                 Ok(Unsealed::Request(inner, reply))
             }
-            [VERSION, KIND_SEALED, epoch, rest @ ..] => {
+            [VERSION, KIND_SEALED, rest @ ..] => {
+                let (epoch, rest) = rest.split_first().ok_or(SealError::Malformed)?;
                 let (id, _) = rest.split_first_chunk::<16>().ok_or(SealError::Malformed)?;
                 let Some(of_epoch) = keys.get(*epoch) else {
                     let mut answer = vec![VERSION, KIND_EXPIRED];

@@ -10,6 +10,7 @@ pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 use crate::client::LARGEST_DATAGRAM_BYTES;
 use crate::congestion::{self, AccountError, Era, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
+use crate::cubic::{self, Cubic};
 use crate::cwnd::MAX_WINDOW;
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
@@ -35,6 +36,8 @@ pub struct Config {
     pub clock_skew_ms: u32,
     /// Answers that are remembered in each half of the horizon, at 32 bytes each.
     pub replay_entries: usize,
+    /// Whether clients that ask for CUBIC have it.
+    pub cubic: bool,
     /// Whether datagrams in the clear are refused, see [`crate::sealed`].
     pub require_encryption: bool,
 }
@@ -47,6 +50,7 @@ impl Default for Config {
             horizon_ms: 60_000,
             clock_skew_ms: 5_000,
             replay_entries: 1 << 17,
+            cubic: true,
             require_encryption: false,
         }
     }
@@ -55,6 +59,9 @@ impl Default for Config {
 /// At most one timeout of a connection is answered in each slot of 2⁸ ms: a timeout starts two trickles that no
 /// received packet paid for, so that it must not be had for nothing.
 const TIMEOUT_SLOT_BITS: u32 = 8;
+
+/// The round-trip time may halve within a recovery, whose requests must agree on it.
+const RTT_SLACK: u8 = 2;
 
 tidegate_core::metric_set! {
     /// What a server did.
@@ -442,7 +449,8 @@ impl Server {
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<Minisocket>, Refusal> {
-        let size = client_bytes.min(self.config.datagram_bytes);
+        let cubic = (client_bytes & wire::CUBIC_WANTED != 0 && self.config.cubic).then(Cubic::default);
+        let size = (client_bytes & !wire::CUBIC_WANTED).min(self.config.datagram_bytes);
         let budget = if received_bytes >= wire::PADDED_BYTES { 3 * received_bytes } else { received_bytes };
         let window = self.config.initial_window.clamp(1, 64);
         let affordable = budget / (usize::from(size) + answer_bytes);
@@ -465,6 +473,7 @@ impl Server {
             start: window,
             ssthresh: MAX_WINDOW,
             flight: if u16::from(flight) < window { flight } else { 0 },
+            cubic,
         };
         let continuation = Continuation {
             epoch: keys.epoch,
@@ -527,11 +536,16 @@ impl Server {
         } else {
             congestion::acknowledge(&era, &runs, number, argument)?
         };
+        let (part, rtt) = era.split_argument(argument);
+        // A client that claims a longer round trip would have its window grow sooner.
+        if rtt > cubic::rtt_code(continuation.srtt_us) + RTT_SLACK {
+            return Err(Refusal::Account(AccountError::BadGroup));
+        }
         if !proves(&secret, &era, &account.runs) {
             return Err(Refusal::Unproved);
         }
         let mut fingerprints = [0; congestion::MAX_GROUP as usize];
-        let used = if timeout { 1 } else { usize::from(argument) };
+        let used = if timeout { 1 } else { usize::from(part) };
         for (fingerprint, back) in fingerprints.iter_mut().zip(0..used as u64) {
             *fingerprint = match timeout {
                 true => secret.replay_of_timeout(now_ms >> TIMEOUT_SLOT_BITS),
