@@ -139,6 +139,13 @@ static LISTEN: Section = Section {
              root and nft and leaves other TCP at the port alone.",
         ),
         key(
+            "interface",
+            Kind::Name,
+            Absent("none"),
+            "For trickles with format = \"tcp\", the network interface whose segments AF_XDP takes before the kernel's TCP \
+             sees them. Where that cannot be had, AF_PACKET takes them as it does without.",
+        ),
+        key(
             "keys",
             Kind::Path,
             Absent("a key of its own"),

@@ -157,10 +157,14 @@ fn listeners(
                 _ => Format::Udp,
             };
             let require_encryption = section.text("encryption").as_deref() == Some("required");
-            trickles.push(TricklesListener { listen, keys, format, require_encryption });
+            let interface = section.text("interface");
+            if let (Some(offset), Format::Udp) = (section.offset_of("interface"), format) {
+                report.error(offset, "listen.interface: only format = \"tcp\" has it".to_owned(), None);
+            }
+            trickles.push(TricklesListener { listen, keys, format, interface, require_encryption });
             continue;
         }
-        for key in ["format", "keys", "encryption"] {
+        for key in ["format", "interface", "keys", "encryption"] {
             if let Some(offset) = section.offset_of(key) {
                 report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
             }

@@ -5,7 +5,7 @@ use super::{random_block, wall_clock_ms};
 use crate::keys::KeyRing;
 use crate::sealed::{Reply, ServerSeal, Unsealed};
 use crate::server::{Application, Counters, Minisocket, Outer, Server};
-use crate::tcp::TcpSocket;
+use crate::tcp::{PacketSource, TcpSocket};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -70,6 +70,21 @@ impl<A: Application> UdpServer<A> {
     /// Privileges or `nft` are missing.
     pub fn with_tcp_format(address: SocketAddr, server: Server, application: A) -> io::Result<Self> {
         Self::over(BatchSocket::Tcp(TcpSocket::bind(address, false)?), server, application)
+    }
+
+    /// The same, with segments that `source` takes off an interface before AF_PACKET does.
+    ///
+    /// # Errors
+    /// Privileges or `nft` are missing.
+    pub fn with_source(
+        address: SocketAddr,
+        source: Box<dyn PacketSource>,
+        server: Server,
+        application: A,
+    ) -> io::Result<Self> {
+        let mut socket = TcpSocket::bind(address, false)?;
+        socket.add_source(source)?;
+        Self::over(BatchSocket::Tcp(socket), server, application)
     }
 
     fn over(socket: BatchSocket, server: Server, application: A) -> io::Result<Self> {

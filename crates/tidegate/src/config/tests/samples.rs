@@ -57,6 +57,9 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "listen" if matches!(key.name, "keys" | "format" | "encryption") => {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\n")
         }
+        "listen" if key.name == "interface" => {
+            ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\nformat = \"tcp\"\n")
+        }
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
