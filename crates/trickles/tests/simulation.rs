@@ -122,7 +122,12 @@ impl World {
     }
 
     fn fresh_server(&self) -> (Server, Box<dyn Application>) {
-        let config = server::Config { replay_entries: 1 << 10, ..server::Config::default() };
+        let config = server::Config {
+            replay_entries: 1 << 10,
+            // Off, far too small, and large enough.
+            cache_entries: [0, 3, 1 << 10][self.weather.servers % 3],
+            ..server::Config::default()
+        };
         (Server::new(config, self.keys.clone(), self.wall_ms()), (self.service)(self.objects.clone()))
     }
 

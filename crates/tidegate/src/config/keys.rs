@@ -139,6 +139,13 @@ static LISTEN: Section = Section {
              root and nft and leaves other TCP at the port alone.",
         ),
         key(
+            "cache_entries",
+            Kind::Integer { min: 0, max: 1 << 20 },
+            Is("0"),
+            "For trickles, connections and continuations that each worker remembers to save work. They may be lost at any \
+             time, and a connection needs none.",
+        ),
+        key(
             "interface",
             Kind::Name,
             Absent("none"),

@@ -161,10 +161,18 @@ fn listeners(
             if let (Some(offset), Format::Udp) = (section.offset_of("interface"), format) {
                 report.error(offset, "listen.interface: only format = \"tcp\" has it".to_owned(), None);
             }
-            trickles.push(TricklesListener { listen, keys, format, interface, require_encryption });
+            let cache_entries = section.integer("cache_entries").map_or(0, |entries| entries as usize);
+            trickles.push(TricklesListener {
+                listen,
+                keys,
+                format,
+                interface,
+                cache_entries,
+                require_encryption,
+            });
             continue;
         }
-        for key in ["format", "interface", "keys", "encryption"] {
+        for key in ["format", "interface", "cache_entries", "keys", "encryption"] {
             if let Some(offset) = section.offset_of(key) {
                 report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
             }

@@ -36,6 +36,8 @@ pub(crate) struct TricklesListener {
     pub format: Format,
     /// Where AF_XDP takes segments, of the format of TCP.
     pub interface: Option<String>,
+    /// Entries of the soft-state cache.
+    pub cache_entries: usize,
     /// Whether clients have to encrypt.
     pub require_encryption: bool,
 }
@@ -72,7 +74,11 @@ impl TricklesServices {
             };
             // Finds out what is wrong before the threads start.
             let address = listener.listen.address;
-            let config = Config { require_encryption: listener.require_encryption, ..Config::default() };
+            let config = Config {
+                require_encryption: listener.require_encryption,
+                cache_entries: listener.cache_entries,
+                ..Config::default()
+            };
             let public = keys.identity().public();
             let inner = InnerSite::new(inside.clone(), address);
             let sites = RoutedSites::open(&settings.routes, &inner).map_err(failed)?;

@@ -3,6 +3,7 @@
 
 mod extract;
 mod minisocket;
+mod soft_state;
 
 pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
@@ -15,8 +16,9 @@ use crate::cwnd::MAX_WINDOW;
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
-use crate::user::{Kind, UserContinuation, UserError, split_sequence};
+use crate::user::{Kind, UserError, split_sequence};
 use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use soft_state::SoftState;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -36,6 +38,9 @@ pub struct Config {
     pub clock_skew_ms: u32,
     /// Answers that are remembered in each half of the horizon, at 32 bytes each.
     pub replay_entries: usize,
+    /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none. Nothing
+    /// but time is lost with them.
+    pub cache_entries: usize,
     /// Whether clients that ask for CUBIC have it.
     pub cubic: bool,
     /// Whether datagrams in the clear are refused, see [`crate::sealed`].
@@ -50,6 +55,7 @@ impl Default for Config {
             horizon_ms: 60_000,
             clock_skew_ms: 5_000,
             replay_entries: 1 << 17,
+            cache_entries: 0,
             cubic: true,
             require_encryption: false,
         }
@@ -82,6 +88,8 @@ tidegate_core::metric_set! {
         Counter trickles_replayed_total: "Requests refused because they were answered already.",
         Counter trickles_waited_total: "Requests whose answer waited for the application.",
         Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
+        Counter trickles_cache_hits_total: "Secrets and user continuations found in the soft-state cache.",
+        Counter trickles_cache_misses_total: "Secrets and user continuations that had to be computed although the cache is on.",
         Counter trickles_sealed_total: "Encrypted requests that were opened.",
         Counter trickles_seal_forged_total: "Encrypted requests refused because they were forged, or for another server.",
         Counter trickles_plaintext_refused_total: "Requests refused because they were not encrypted.",
@@ -290,6 +298,7 @@ pub struct Server {
     config: Config,
     keys: Arc<KeyRing>,
     replay: ReplayTable,
+    soft: SoftState,
     counters: Arc<Counters>,
 }
 
@@ -298,7 +307,8 @@ impl Server {
     #[must_use]
     pub fn new(config: Config, keys: KeyRing, now_ms: u64) -> Self {
         let replay = ReplayTable::new(config.replay_entries, config.horizon_ms.into(), now_ms);
-        Self { config, keys: Arc::new(keys), replay, counters: Arc::default() }
+        let soft = SoftState::new(config.cache_entries);
+        Self { config, keys: Arc::new(keys), replay, soft, counters: Arc::default() }
     }
 
     /// What was done and refused.
@@ -322,6 +332,12 @@ impl Server {
     /// Takes another key ring: after a rotation.
     pub fn set_keys(&mut self, keys: KeyRing) {
         self.keys = Arc::new(keys);
+        self.drop_soft_state();
+    }
+
+    /// Forgets all that is remembered only to save work; may be done at any time.
+    pub fn drop_soft_state(&mut self) {
+        self.soft.clear();
     }
 
     /// Handles one datagram with `application` and passes each packet of the answer to `transmit`; all of them go to
@@ -398,6 +414,8 @@ impl Server {
         now_ms: u64,
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
         let result = self.verify(datagram, outer, peer, now_ms);
+        self.counters.trickles_cache_hits_total.add(std::mem::take(&mut self.soft.hits));
+        self.counters.trickles_cache_misses_total.add(std::mem::take(&mut self.soft.misses));
         if let Err(refusal) = &result {
             refusal.count(&self.counters);
         }
@@ -494,7 +512,7 @@ impl Server {
 
     /// Epoch, MAC and age of a request's continuation; also the plain secret and its expanded form.
     fn authenticate(
-        &self,
+        &mut self,
         connection: u64,
         account: &Account,
         peer: SocketAddr,
@@ -513,8 +531,9 @@ impl Server {
         if too_old && ahead_ms > self.config.clock_skew_ms {
             return Err(Refusal::Stale { connection });
         }
-        let plain = keys.seal.encrypt(continuation.sealed);
-        Ok((plain, continuation, Secret::new(&plain)))
+        let sealed = continuation.sealed;
+        let (plain, secret) = self.soft.secret(epoch, sealed, || keys.seal.encrypt(sealed));
+        Ok((plain, continuation, secret))
     }
 
     /// A request or timeout of an open connection.
@@ -582,7 +601,7 @@ impl Server {
     }
 
     fn event<'d>(
-        &self,
+        &mut self,
         kind: EventKind,
         request: &Request<'d>,
         peer: SocketAddr,
@@ -592,7 +611,7 @@ impl Server {
         for input in &request.inputs {
             let (mut consumed, mut opaque) = (0, &[][..]);
             if !input.continuation.is_empty() {
-                let (continuation, _) = match UserContinuation::open(input.continuation, &self.keys) {
+                let (continuation, _) = match self.soft.open(input.continuation, &self.keys) {
                     Err(UserError::UnknownEpoch { .. }) => {
                         socket.expire(input.request);
                         continue;
@@ -621,11 +640,11 @@ impl Server {
         Ok((event, socket))
     }
 
-    fn want<'d>(&self, want: &wire::Want<'d>, socket: &mut Minisocket) -> Result<EventWant<'d>, Refusal> {
+    fn want<'d>(&mut self, want: &wire::Want<'d>, socket: &mut Minisocket) -> Result<EventWant<'d>, Refusal> {
         let (request, offset) = split_sequence(want.sequence);
         let empty =
             EventWant { request, offset, length: 0, valid_start: 0, valid_end: 0, opaque: &[], aged: false };
-        let (continuation, current) = match UserContinuation::open(want.continuation, &self.keys) {
+        let (continuation, current) = match self.soft.open(want.continuation, &self.keys) {
             Err(UserError::UnknownEpoch { .. }) => {
                 socket.expire(request);
                 return Ok(empty);

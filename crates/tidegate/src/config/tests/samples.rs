@@ -54,7 +54,7 @@ fn keys() -> impl Iterator<Item = (&'static Section, &'static Key)> {
 fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, String) {
     // What the key's table needs to be accepted without it.
     let (before, needed) = match section.name {
-        "listen" if matches!(key.name, "keys" | "format" | "encryption") => {
+        "listen" if matches!(key.name, "keys" | "format" | "encryption" | "cache_entries") => {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\n")
         }
         "listen" if key.name == "interface" => {
