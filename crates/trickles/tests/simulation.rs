@@ -514,7 +514,10 @@ fn a_bottleneck_is_filled_and_shared_without_timeouts() {
         let counters = world.servers[0].0.counters();
         assert!(counters.trickles_recoveries_total.get() > 0, "losses are repaired by recovery");
         assert_eq!(counters.trickles_bad_account_total.get(), 0, "client and server agree on every window");
-        assert!(took < ideal.mul_f64([1.2, 1.35][seed as usize]), "seed {seed}: {took:?} where the link needs {ideal:?}");
+        assert!(
+            took < ideal.mul_f64([1.2, 1.35][seed as usize]),
+            "seed {seed}: {took:?} where the link needs {ideal:?}"
+        );
     }
 }
 

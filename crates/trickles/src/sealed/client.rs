@@ -145,7 +145,7 @@ impl ClientSeal {
         let asked = self.token.as_ref() == Some(token);
         let refused =
             self.handshake.as_ref().is_some_and(|handshake| handshake.share[..TOKEN_BYTES] == token[..]);
-        if !asked && !(refused && self.session.is_none()) {
+        if !(asked || refused && self.session.is_none()) {
             return Err(SealError::Forged);
         }
         if self.pinned {
