@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::cli::{Failure, LogForm};
+use crate::fetch::TricklesArgs;
 use crate::{run, units};
 
 /// Connections that are led over Trickles at once; more wait.
@@ -44,6 +45,8 @@ pub(crate) struct GatewayArgs {
     /// Refuse answers of caches for this site and those below it. May be given more than once.
     #[arg(long, value_name = "HOST")]
     refuse_caches_for: Vec<String>,
+    #[command(flatten)]
+    trickles: TricklesArgs,
 }
 
 /// Serves until a signal ends it.
@@ -64,8 +67,13 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
             if let Ok(address) = listener.local_addr() {
                 tracing::info!("listening on http://{address}");
             }
+            let options = Options {
+                encryption: args.trickles.encryption(),
+                config: args.trickles.config(),
+                ..Options::to(servers)
+            };
             tokio::select! {
-                () = lead(listener, Options::to(servers), args.allow.clone()) => {}
+                () = lead(listener, options, args.allow.clone()) => {}
                 () = ended => {}
             }
             tracing::info!("stopped");

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 struct Replica {
+    said: Vec<String>,
     process: Child,
     address: String,
 }
@@ -51,7 +52,7 @@ fn run(mut program: Command, config: &Path) -> Replica {
     };
     // Nobody reads on; the process must not be stopped by that.
     std::thread::spawn(move || lines.for_each(drop));
-    Replica { process, address }
+    Replica { process, address, said }
 }
 
 fn site(directory: &Path, bytes: &[u8]) {
@@ -114,7 +115,14 @@ fn a_file_when_fetched_in_the_format_of_tcp_then_it_has_every_byte() {
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     site(directory.path(), &bytes);
     let namespace = Namespace::new();
-    let replica = start_with(directory.path(), "tcp", namespace.tidegate(), "format = \"tcp\"\n");
+    let replica = start_with(
+        directory.path(),
+        "tcp",
+        namespace.tidegate(),
+        "format = \"tcp\"\ninterface = \"none0\"\n",
+    );
+    let fallen = replica.said.iter().any(|line| line.contains("AF_PACKET takes Trickles segments instead"));
+    assert!(fallen, "{:?}", replica.said);
     let url = format!("trickles://{}/large.bin", replica.address);
     let fetched = namespace.tidegate().args(["fetch", "--tcp-format", &url]).output().unwrap();
     assert!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
@@ -122,6 +130,31 @@ fn a_file_when_fetched_in_the_format_of_tcp_then_it_has_every_byte() {
     let by_udp = namespace.tidegate().args(["fetch", &url]).output().unwrap();
     assert_eq!(by_udp.status.code(), Some(1), "UDP is refused there");
     assert!(String::from_utf8_lossy(&by_udp.stderr).contains("connection refused"));
+}
+
+#[test]
+fn a_service_that_requires_encryption_when_fetched_from_then_only_its_key_and_only_sealed_packets_do() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"sealed");
+    // The public key of this identity is that of the first vector of RFC 7748 §6.1.
+    let identity = "77076d0a7318a57d3c16c17251b26645df4cda518a8e35b1f5f4e8d0a0b5a3b9";
+    let keys = format!("7 000102030405060708090a0b0c0d0e0f\nidentity {identity}\n");
+    std::fs::write(directory.path().join("keys"), keys).unwrap();
+    let replica = start_with(directory.path(), "sealed", tidegate(), "encryption = \"required\"\n");
+    let key = replica.said.iter().find_map(|line| line.split_once(" for encryption is "));
+    let key = key.expect("the start says the key").1.to_owned();
+    let url = format!("trickles://{}/large.bin", replica.address);
+    let fetch = |more: &[&str]| tidegate().arg("fetch").args(more).arg(&url).output().unwrap();
+    for arguments in [&[][..], &["--server-key", &key]] {
+        let found = fetch(arguments);
+        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        assert_eq!(found.stdout, b"sealed");
+    }
+    let wrong = fetch(&["--server-key", &"11".repeat(32)]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not the pinned one"));
+    assert_eq!(fetch(&["--server-key", "11"]).status.code(), Some(2));
+    assert_eq!(fetch(&["--server-key", &key, "--no-encryption"]).status.code(), Some(2));
 }
 
 #[test]
@@ -329,7 +362,7 @@ fn an_http_client_when_led_by_a_gateway_then_it_has_the_service_on_one_connectio
     let mut line = String::new();
     BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim_end().rsplit("http://").next().unwrap().to_owned();
-    let gateway = Replica { process, address };
+    let gateway = Replica { process, address, said: Vec::new() };
     let mut client = std::net::TcpStream::connect(&gateway.address).unwrap();
     let request = "GET /large.bin HTTP/1.1\r\nHost: h\r\n";
     write!(client, "{request}\r\n{request}Range: bytes=3-5\r\nConnection: close\r\n\r\n").unwrap();

@@ -9,6 +9,7 @@
 //! the acknowledgements after them set free beside their own, few at a time (burst limit), so that the window is halved
 //! once whatever the flight loses; only what is held up by the loss of its very end is not made good.
 
+use crate::cubic::{self, Cubic, RTT_CODES};
 use crate::cwnd::{MAX_WINDOW, tcp_cwnd};
 use crate::nonce::EraCause;
 use std::ops::Range;
@@ -39,13 +40,22 @@ pub struct Era {
     /// Packets sent at the era's start, `base + 1` on; 0 stands for `start` packets. Fewer than `start` were sent if the
     /// client's address was not proved yet; the rest follows with the answer to the first acknowledgement.
     pub flight: u8,
+    /// Set where CUBIC governs the window instead of Reno.
+    pub cubic: Option<Cubic>,
 }
+
+/// A CUBIC client adds its round-trip time's code to the argument of a request, eight times.
+const ARGUMENT_CODES: u8 = 8;
 
 impl Era {
     /// TCPCwnd(k) in packets, for `k ≥ base`.
     #[must_use]
     pub fn cwnd(&self, k: u64) -> u16 {
-        tcp_cwnd(self.start, self.ssthresh, k.saturating_sub(self.base))
+        let acknowledged = k.saturating_sub(self.base);
+        match &self.cubic {
+            None => tcp_cwnd(self.start, self.ssthresh, acknowledged),
+            Some(cubic) => cubic.cwnd(self.start, self.ssthresh, acknowledged),
+        }
     }
 
     /// The highest packet number sent once all packets up to `k ≥ base` are acknowledged.
@@ -58,16 +68,36 @@ impl Era {
     }
 
     /// The era whose slow start the client has ended once it had packets up to `k`: what the window is then is the
-    /// threshold. All that was sent before is the same.
+    /// threshold. All that was sent before is the same. CUBIC goes on with the round-trip time of code `rtt`.
     #[must_use]
-    pub fn slow_start_ended(&self, k: u64) -> Self {
-        Self { ssthresh: self.ssthresh.min(self.cwnd(k)), ..*self }
+    pub fn slow_start_ended(&self, k: u64, rtt: u8) -> Self {
+        let cubic = self.cubic.map(|cubic| Cubic { rtt, ..cubic });
+        Self { ssthresh: self.ssthresh.min(self.cwnd(k)), cubic, ..*self }
     }
 
-    fn after_loss(&self, first_loss: u64, cause: EraCause) -> Self {
+    /// What a request's argument says: packets acknowledged or the attempt, and the code of a round-trip time.
+    #[must_use]
+    pub fn split_argument(&self, argument: u8) -> (u8, u8) {
+        match self.cubic {
+            None => (argument, 0),
+            Some(_) => (argument % ARGUMENT_CODES, argument / ARGUMENT_CODES),
+        }
+    }
+
+    /// The argument of a request that reports a loss; `None` where the first part has no room.
+    #[must_use]
+    pub fn join_argument(&self, part: u8, rtt: u8) -> Option<u8> {
+        match self.cubic {
+            None => Some(part),
+            Some(_) => (part < ARGUMENT_CODES).then(|| part + rtt.min(RTT_CODES - 1) * ARGUMENT_CODES),
+        }
+    }
+
+    fn after_loss(&self, first_loss: u64, cause: EraCause, rtt: u8) -> Self {
         let end = self.sent(first_loss - 1);
         let in_flight = end.saturating_sub(first_loss - 1);
-        let half = (in_flight / 2).clamp(MIN_SSTHRESH, MAX_WINDOW.into()) as u16;
+        let left = if self.cubic.is_some() { cubic::threshold(in_flight) } else { in_flight / 2 };
+        let half = left.clamp(MIN_SSTHRESH, MAX_WINDOW.into()) as u16;
         let (start, step) = match cause {
             EraCause::Timeout { attempt, .. } => (LOSS_WINDOW, 1 + u32::from(attempt)),
             _ => (half, 1),
@@ -79,6 +109,7 @@ impl Era {
             start,
             ssthresh: half,
             flight: 0,
+            cubic: self.cubic.map(|cubic| cubic.after_loss(self.start.max(self.ssthresh), in_flight, rtt)),
         }
     }
 }
@@ -173,7 +204,7 @@ struct Account {
     last: Run,
 }
 
-fn account(era: &Era, runs: &[Run], number: u64) -> Result<Account, AccountError> {
+fn account(era: &Era, runs: &[Run], number: u64, rtt: u8) -> Result<Account, AccountError> {
     let mut position = era.base;
     let mut first_loss = None;
     let mut era = *era;
@@ -185,7 +216,7 @@ fn account(era: &Era, runs: &[Run], number: u64) -> Result<Account, AccountError
             return Err(AccountError::BadRuns);
         }
         if index > 0 && run.gap == 0 {
-            era = era.slow_start_ended(position);
+            era = era.slow_start_ended(position, rtt);
         }
         if run.gap > 0 && first_loss.is_none() {
             first_loss = Some(position + 1);
@@ -203,10 +234,11 @@ fn account(era: &Era, runs: &[Run], number: u64) -> Result<Account, AccountError
     Ok(Account { era, first_loss, last })
 }
 
-/// What a request releases that acknowledges the `group` packets up to `number`, `runs` being the account of the era
+/// What a request releases that acknowledges as many packets up to `number` as `argument` says, `runs` being the account of the era
 /// from its base to `number` (the prefix property of Trickles §2.4).
-pub fn acknowledge(era: &Era, runs: &[Run], number: u64, group: u8) -> Result<Release, AccountError> {
-    let account = account(era, runs, number)?;
+pub fn acknowledge(era: &Era, runs: &[Run], number: u64, argument: u8) -> Result<Release, AccountError> {
+    let (group, rtt) = era.split_argument(argument);
+    let account = account(era, runs, number, rtt)?;
     if group == 0 || group > MAX_GROUP || u32::from(group) > account.last.length {
         return Err(AccountError::BadGroup);
     }
@@ -216,7 +248,7 @@ pub fn acknowledge(era: &Era, runs: &[Run], number: u64, group: u8) -> Result<Re
         return Ok(Release { era: *era, cause: None, packets });
     };
     let cause = EraCause::Recovery { first_loss };
-    let next = account.era.after_loss(first_loss, cause);
+    let next = account.era.after_loss(first_loss, cause, rtt);
     let recovery = Recovery::new(first_loss, &next);
     let (mut position, mut before) = (era.base, 0);
     for run in &runs[..runs.len() - 1] {
@@ -231,15 +263,16 @@ pub fn acknowledge(era: &Era, runs: &[Run], number: u64, group: u8) -> Result<Re
     Ok(Release { era: next, cause: Some(cause), packets: next.base + 1 + from..next.base + 1 + to })
 }
 
-/// What attempt `attempt` (from 1) of a timeout request releases: a new era that slow starts (Trickles §2.5).
-pub fn time_out(era: &Era, runs: &[Run], number: u64, attempt: u8) -> Result<Release, AccountError> {
+/// What the attempt (from 1) of a timeout request that `argument` names releases: a new era that slow starts (Trickles §2.5).
+pub fn time_out(era: &Era, runs: &[Run], number: u64, argument: u8) -> Result<Release, AccountError> {
+    let (attempt, rtt) = era.split_argument(argument);
     if attempt == 0 {
         return Err(AccountError::BadGroup);
     }
-    let account = account(era, runs, number)?;
+    let account = account(era, runs, number, rtt)?;
     let first_loss = account.first_loss.unwrap_or(number + 1);
     let cause = EraCause::Timeout { first_loss, attempt };
-    let next = account.era.after_loss(first_loss, cause);
+    let next = account.era.after_loss(first_loss, cause, rtt);
     let packets = next.base + 1..next.base + 1 + u64::from(next.start);
     Ok(Release { era: next, cause: Some(cause), packets })
 }
@@ -250,7 +283,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn era(start: u16, ssthresh: u16) -> Era {
-        Era { counter: 0, tag: 0, base: 100, start, ssthresh, flight: 0 }
+        Era { counter: 0, tag: 0, base: 100, start, ssthresh, flight: 0, cubic: None }
     }
 
     fn runs_of(base: u64, received: &[u64]) -> Vec<Run> {

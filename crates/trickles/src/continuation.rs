@@ -4,6 +4,7 @@
 //! and the account of received packets in m runs of 12 bytes: 75 + 12·m bytes together. All numbers are big-endian.
 
 use crate::congestion::{Era, Run};
+use crate::cubic::Cubic;
 use crate::keys::EpochKeys;
 use crate::mac::Block;
 use crate::nonce::{self, NONCE_BYTES, Secret};
@@ -21,6 +22,9 @@ pub const MAX_RUNS: usize = 64;
 const AUTHENTICATED_BYTES: usize = CONTINUATION_BYTES - 16;
 const PEER_BYTES: usize = 18;
 const FORMAT: u8 = 1;
+/// The same with CUBIC: the variation of the round-trip time has three bytes, before them one says what the era needs.
+const FORMAT_CUBIC: u8 = 2;
+const FAST: u8 = 0x80;
 
 /// A continuation as it travels.
 pub type RawContinuation = [u8; CONTINUATION_BYTES];
@@ -115,7 +119,7 @@ impl Continuation {
             raw[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         };
-        put(&[FORMAT, self.epoch]);
+        put(&[if self.era.cubic.is_some() { FORMAT_CUBIC } else { FORMAT }, self.epoch]);
         put(&self.number.to_be_bytes());
         put(&((self.number - self.era.base) as u32).to_be_bytes());
         put(&self.era.start.to_be_bytes());
@@ -125,7 +129,14 @@ impl Continuation {
         put(&self.era.tag.to_be_bytes());
         put(&self.timestamp_ms.to_be_bytes());
         put(&self.srtt_us.to_be_bytes());
-        put(&self.rttvar_us.to_be_bytes());
+        match self.era.cubic {
+            None => put(&self.rttvar_us.to_be_bytes()),
+            Some(cubic) => {
+                let [_, variation @ ..] = self.rttvar_us.min(0xff_ffff).to_be_bytes();
+                put(&[cubic.rtt | if cubic.fast { FAST } else { 0 }]);
+                put(&variation);
+            }
+        }
         put(&self.datagram_bytes.to_be_bytes());
         put(&self.sealed);
         let tag = keys.transport.tag(&authenticated(&raw, peer));
@@ -149,7 +160,7 @@ impl Continuation {
 
     /// Reads the fields; says nothing about who wrote them.
     pub fn decode(raw: &RawContinuation) -> Result<Self, UnknownFormat> {
-        if raw[0] != FORMAT {
+        if raw[0] != FORMAT && raw[0] != FORMAT_CUBIC {
             return Err(UnknownFormat { format: raw[0] });
         }
         let mut rest = &raw[1..];
@@ -169,13 +180,20 @@ impl Continuation {
         let [flight] = take(&mut rest);
         let counter = u32::from_be_bytes(take(&mut rest));
         let tag = u32::from_be_bytes(take(&mut rest));
+        let timestamp_ms = u32::from_be_bytes(take(&mut rest));
+        let srtt_us = u32::from_be_bytes(take(&mut rest));
+        let mut variation: [u8; 4] = take(&mut rest);
+        let cubic = (raw[0] == FORMAT_CUBIC).then(|| {
+            let code = std::mem::take(&mut variation[0]);
+            Cubic { rtt: code & !FAST, fast: code & FAST != 0 }
+        });
         Ok(Self {
             epoch,
             number,
-            era: Era { counter, tag, base, start, ssthresh, flight },
-            timestamp_ms: u32::from_be_bytes(take(&mut rest)),
-            srtt_us: u32::from_be_bytes(take(&mut rest)),
-            rttvar_us: u32::from_be_bytes(take(&mut rest)),
+            era: Era { counter, tag, base, start, ssthresh, flight, cubic },
+            timestamp_ms,
+            srtt_us,
+            rttvar_us: u32::from_be_bytes(variation),
             datagram_bytes: u16::from_be_bytes(take(&mut rest)),
             sealed: take(&mut rest),
         })
@@ -266,7 +284,7 @@ pub(crate) mod tests {
                 Continuation {
                     epoch,
                     number: base + u64::from(offset),
-                    era: Era { counter, tag, base, start, ssthresh, flight },
+                    era: Era { counter, tag, base, start, ssthresh, flight, cubic: None },
                     timestamp_ms: times[0],
                     srtt_us: times[1],
                     rttvar_us: times[2],
@@ -334,7 +352,7 @@ pub(crate) mod tests {
         #[test]
         fn an_account_that_hides_a_loss_proves_nothing(lost in 0..50_u64, key: Block, guess in 0..1_u64 << 48) {
             let secret = Secret::new(&key);
-            let era = Era { counter: 0, tag: 9, base: 1000, start: 60, ssthresh: 60, flight: 0 };
+            let era = Era { counter: 0, tag: 9, base: 1000, start: 60, ssthresh: 60, flight: 0, cubic: None };
             let xor = |numbers: std::ops::Range<u64>| numbers.fold(0, |sum, n| sum ^ secret.packet(9, n));
             let lost = 1001 + lost;
             let honest = [

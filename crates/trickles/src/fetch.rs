@@ -2,6 +2,7 @@
 //! is one too.
 
 use crate::client::Config;
+use crate::sealed::Encryption;
 use crate::udp::{Connection, Format, Options};
 use std::io;
 use std::net::SocketAddr;
@@ -126,12 +127,13 @@ pub async fn fetch(
     url: &Url,
     config: Config,
     format: Format,
+    encryption: Encryption,
     sink: &mut impl Sink,
 ) -> Result<u16, FetchError> {
     let servers = url.resolve().await?;
     let transport = FetchError::Transport;
-    let connection =
-        Connection::new(&Options { config, format, ..Options::to(servers) }).map_err(transport)?;
+    let options = Options { config, format, encryption, ..Options::to(servers) };
+    let connection = Connection::new(&options).map_err(transport)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", url.target, url.host);
     let mut stream = connection.request(request.as_bytes()).map_err(|error| transport(error.into()))?;
     let mut parser = ResponseParser::new(HeadLimits::default());

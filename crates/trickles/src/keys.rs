@@ -4,6 +4,7 @@
 //! epoch everywhere ([`KeyRing::accept`]), then make it current everywhere ([`KeyRing::rotate`]); no packet is lost.
 
 use crate::mac::{self, Aes128, Block, Cmac};
+use crate::sealed::Identity;
 
 /// Epochs that are accepted at once, the current one included.
 pub const MAX_EPOCHS: usize = 4;
@@ -21,11 +22,15 @@ pub struct EpochKeys {
     pub seal: Aes128,
     /// Makes the sealed value of a new connection.
     pub open: Cmac,
+    /// Makes the keys of encrypted sessions.
+    pub ticket: Cmac,
+    /// The key pair for encryption where the ring names none.
+    identity: Identity,
     seal_key: Block,
 }
 
 impl EpochKeys {
-    /// Derives the four keys: key n is CMAC(secret, "tidegate trickles" ‖ n).
+    /// Derives the keys: key n is CMAC(secret, "tidegate trickles" ‖ n).
     #[must_use]
     pub fn derive(epoch: u8, secret: &Block) -> Self {
         let root = Cmac::new(secret);
@@ -35,12 +40,17 @@ impl EpochKeys {
             root.tag(&label)
         };
         let seal_key = key(3);
+        let mut identity = [0; 32];
+        identity[..16].copy_from_slice(&key(6));
+        identity[16..].copy_from_slice(&key(7));
         Self {
             epoch,
             transport: Cmac::new(&key(1)),
             user: Cmac::new(&key(2)),
             seal: Aes128::new(&seal_key),
             open: Cmac::new(&key(4)),
+            ticket: Cmac::new(&key(5)),
+            identity: Identity::new(identity),
             seal_key,
         }
     }
@@ -56,7 +66,9 @@ impl EpochKeys {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum KeyFileError {
     /// A line is not a key.
-    #[error("line {line}: expected an epoch from 0 to 255, a space and 32 hexadecimal digits")]
+    #[error(
+        "line {line}: expected an epoch from 0 to 255, a space and 32 hexadecimal digits, or `identity` and 64 of them"
+    )]
     Malformed {
         /// Its number, from 1.
         line: usize,
@@ -68,6 +80,12 @@ pub enum KeyFileError {
         line: usize,
         /// The epoch.
         epoch: u8,
+    },
+    /// A second identity.
+    #[error("line {line}: a second identity")]
+    SecondIdentity {
+        /// Its line, from 1.
+        line: usize,
     },
     /// More epochs than are accepted at once.
     #[error("more than {MAX_EPOCHS} keys")]
@@ -81,22 +99,26 @@ pub enum KeyFileError {
 #[derive(Clone, Debug)]
 pub struct KeyRing {
     epochs: Vec<EpochKeys>,
+    /// The key pair that clients pin: it outlives the epochs.
+    identity: Option<Identity>,
 }
 
 impl KeyRing {
     /// A ring of one epoch.
     #[must_use]
     pub fn new(epoch: u8, secret: &Block) -> Self {
-        Self { epochs: vec![EpochKeys::derive(epoch, secret)] }
+        Self { epochs: vec![EpochKeys::derive(epoch, secret)], identity: None }
     }
 
     /// Reads a key file: a line for each epoch, its number and 32 hexadecimal digits. The first key signs, the others are
-    /// accepted. Empty lines and lines that begin with `#` are skipped.
+    /// accepted. A line of `identity` and 64 digits is the secret key for encryption; without it each epoch has one of its
+    /// own, which rotates away with it. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
     /// The first line that is wrong; never a digit of a key.
     pub fn from_text(text: &str) -> Result<Self, KeyFileError> {
         let mut epochs: Vec<EpochKeys> = Vec::new();
+        let mut identity = None;
         for (index, content) in text.lines().enumerate() {
             let (content, line) = (content.trim(), index + 1);
             if content.is_empty() || content.starts_with('#') {
@@ -104,6 +126,14 @@ impl KeyRing {
             }
             let malformed = KeyFileError::Malformed { line };
             let (epoch, digits) = content.split_once(char::is_whitespace).ok_or(malformed)?;
+            if epoch == "identity" {
+                if identity.is_some() {
+                    return Err(KeyFileError::SecondIdentity { line });
+                }
+                let secret = crate::sealed::public_from_hex(digits.trim()).ok_or(malformed)?;
+                identity = Some(Identity::new(secret));
+                continue;
+            }
             let epoch = epoch.parse().map_err(|_| malformed)?;
             let digits = digits.trim();
             if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -117,7 +147,7 @@ impl KeyRing {
         }
         match epochs.len() {
             0 => Err(KeyFileError::Empty),
-            1..=MAX_EPOCHS => Ok(Self { epochs }),
+            1..=MAX_EPOCHS => Ok(Self { epochs, identity }),
             _ => Err(KeyFileError::TooMany),
         }
     }
@@ -126,6 +156,18 @@ impl KeyRing {
     #[must_use]
     pub fn current(&self) -> &EpochKeys {
         &self.epochs[0]
+    }
+
+    /// The key pair for encryption.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        self.identity.as_ref().unwrap_or(&self.current().identity)
+    }
+
+    /// The key pair that a client names, of any accepted epoch.
+    pub(crate) fn identity_by_hint(&self, hint: &[u8]) -> Option<&Identity> {
+        let of_epochs = self.epochs.iter().map(|keys| &keys.identity);
+        self.identity.iter().chain(of_epochs).find(|identity| identity.hint() == *hint)
     }
 
     /// The keys of `epoch` if it is accepted.

@@ -9,6 +9,7 @@
 pub mod client;
 pub mod congestion;
 pub mod continuation;
+pub mod cubic;
 pub mod cwnd;
 pub mod fetch;
 pub mod files;
@@ -17,6 +18,7 @@ pub mod keys;
 pub mod mac;
 pub mod nonce;
 pub mod replay;
+pub mod sealed;
 pub mod server;
 pub mod tcp;
 pub mod udp;

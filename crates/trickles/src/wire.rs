@@ -27,6 +27,8 @@ pub const DATA_FRAME_BYTES: usize = FRAME_HEAD_BYTES + 8;
 pub const PADDED_BYTES: usize = 1200;
 /// Smallest limit on responses that a client may announce.
 pub const MIN_DATAGRAM_BYTES: u16 = 576;
+/// Added to that limit where the client takes CUBIC, see [`crate::cubic`].
+pub const CUBIC_WANTED: u16 = 0x8000;
 /// Most ranges that one request may ask for.
 pub const MAX_WANTS: usize = 64;
 /// Most bytes of a user continuation on the wire.
@@ -74,7 +76,7 @@ pub enum WireError {
 pub enum Ask {
     /// The paper's SYN: a connection, and data with it.
     Open {
-        /// Largest datagram, in bytes, that the client takes.
+        /// Largest datagram, in bytes, that the client takes, with [`CUBIC_WANTED`] or not.
         datagram_bytes: u16,
     },
     /// Acknowledges the last `group` packets of the account and asks for what they release.
@@ -276,7 +278,7 @@ impl<'a> Request<'a> {
         let timestamp_us = reader.u32()?;
         let ask = if kind == KIND_OPEN {
             let datagram_bytes = reader.u16()?;
-            if datagram_bytes < MIN_DATAGRAM_BYTES {
+            if datagram_bytes & !CUBIC_WANTED < MIN_DATAGRAM_BYTES {
                 return Err(WireError::Bounds { what: "datagram size", value: datagram_bytes.into() });
             }
             Ask::Open { datagram_bytes }

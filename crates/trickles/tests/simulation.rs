@@ -102,7 +102,7 @@ impl World {
             turn: 0,
             peer: "192.0.2.1:4000".parse().unwrap(),
             client: Client::new(
-                client::Config { max_attempts: 16, ..client::Config::default() },
+                client::Config { max_attempts: 16, cubic: seed % 2 == 1, ..client::Config::default() },
                 &[seed as u8; 16],
                 start,
             ),
@@ -122,7 +122,12 @@ impl World {
     }
 
     fn fresh_server(&self) -> (Server, Box<dyn Application>) {
-        let config = server::Config { replay_entries: 1 << 10, ..server::Config::default() };
+        let config = server::Config {
+            replay_entries: 1 << 10,
+            // Off, far too small, and large enough.
+            cache_entries: [0, 3, 1 << 10][self.weather.servers % 3],
+            ..server::Config::default()
+        };
         (Server::new(config, self.keys.clone(), self.wall_ms()), (self.service)(self.objects.clone()))
     }
 
@@ -501,10 +506,45 @@ fn packets_sprayed_over_eight_servers_make_one_transfer() {
 fn a_bottleneck_is_filled_and_shared_without_timeouts() {
     // A packet each ms, a queue of one bandwidth-delay product.
     let weather = Weather { bottleneck: Some((Duration::from_millis(1), 50)), ..calm() };
-    let mut world = World::new(1, weather, objects(&[5_000_000]));
-    let took = world.fetch_all();
-    let ideal = Duration::from_millis(5_000_000 / 1368);
-    let counters = world.servers[0].0.counters();
-    assert!(counters.trickles_recoveries_total.get() > 0, "losses are repaired by recovery");
-    assert!(took < ideal.mul_f64(1.2), "{took:?} where the link needs {ideal:?}");
+    // Even seeds are clients of Reno, odd ones of CUBIC.
+    for seed in [0, 1] {
+        let mut world = World::new(seed, weather.clone(), objects(&[5_000_000]));
+        let took = world.fetch_all();
+        let ideal = Duration::from_millis(5_000_000 / 1368);
+        let counters = world.servers[0].0.counters();
+        assert!(counters.trickles_recoveries_total.get() > 0, "losses are repaired by recovery");
+        assert_eq!(counters.trickles_bad_account_total.get(), 0, "client and server agree on every window");
+        assert!(
+            took < ideal.mul_f64([1.2, 1.35][seed as usize]),
+            "seed {seed}: {took:?} where the link needs {ideal:?}"
+        );
+    }
+}
+
+/// A pipe that Reno cannot fill again after a loss within the transfer.
+#[test]
+fn a_long_fat_pipe_is_filled_by_cubic_before_reno_does() {
+    let pipe = |seed| {
+        // 0.05 ms a packet at 2 · 100 ms: 4,000 packets on their way, and a queue of a tenth of that.
+        let weather = Weather {
+            delay: Duration::from_millis(100),
+            bottleneck: Some((Duration::from_micros(50), 400)),
+            ..calm()
+        };
+        let mut world = World::new(seed, weather, objects(&[60_000_000]));
+        let took = world.fetch_all();
+        assert!(world.servers[0].0.counters().trickles_recoveries_total.get() > 0);
+        took
+    };
+    let (reno, cubic) = (pipe(0), pipe(1));
+    assert!(cubic < reno.mul_f64(0.8), "{cubic:?} by CUBIC, {reno:?} by Reno");
+}
+
+#[test]
+fn a_server_without_cubic_when_asked_for_it_then_answers_with_reno() {
+    let mut world = World::new(1, calm(), objects(&[300_000]));
+    let config = server::Config { cubic: false, ..server::Config::default() };
+    world.servers[0].0 = Server::new(config, world.keys.clone(), world.wall_ms());
+    world.fetch_all();
+    assert_eq!(world.servers[0].0.counters().trickles_malformed_total.get(), 0);
 }

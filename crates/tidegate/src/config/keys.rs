@@ -139,11 +139,32 @@ static LISTEN: Section = Section {
              root and nft and leaves other TCP at the port alone.",
         ),
         key(
+            "cache_entries",
+            Kind::Integer { min: 0, max: 1 << 20 },
+            Is("0"),
+            "For trickles, connections and continuations that each worker remembers to save work. They may be lost at any \
+             time, and a connection needs none.",
+        ),
+        key(
+            "interface",
+            Kind::Name,
+            Absent("none"),
+            "For trickles with format = \"tcp\", the network interface whose segments AF_XDP takes before the kernel's TCP \
+             sees them. Where that cannot be had, AF_PACKET takes them as it does without.",
+        ),
+        key(
             "keys",
             Kind::Path,
             Absent("a key of its own"),
             "For trickles, the file of the keys that replicas share: a line for each, an epoch from 0 to 255 and 32 \
-             hexadecimal digits. The first signs, the others are accepted; `tidegate reload` reads it again.",
+             hexadecimal digits. The first signs, the others are accepted; `tidegate reload` reads it again. A line of \
+             `identity` and 64 digits is the secret key for encryption, which clients may pin.",
+        ),
+        key(
+            "encryption",
+            Kind::Choice(&["offered", "required"]),
+            Is("offered"),
+            "For trickles, whether clients may, or have to, encrypt.",
         ),
     ],
 };

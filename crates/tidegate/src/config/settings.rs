@@ -156,10 +156,23 @@ fn listeners(
                 Some("tcp") => Format::Tcp,
                 _ => Format::Udp,
             };
-            trickles.push(TricklesListener { listen, keys, format });
+            let require_encryption = section.text("encryption").as_deref() == Some("required");
+            let interface = section.text("interface");
+            if let (Some(offset), Format::Udp) = (section.offset_of("interface"), format) {
+                report.error(offset, "listen.interface: only format = \"tcp\" has it".to_owned(), None);
+            }
+            let cache_entries = section.integer("cache_entries").map_or(0, |entries| entries as usize);
+            trickles.push(TricklesListener {
+                listen,
+                keys,
+                format,
+                interface,
+                cache_entries,
+                require_encryption,
+            });
             continue;
         }
-        for key in ["format", "keys"] {
+        for key in ["format", "interface", "cache_entries", "keys", "encryption"] {
             if let Some(offset) = section.offset_of(key) {
                 report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
             }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient, FetchError, Fingerprint, Via};
+use tidegate_trickles::sealed::{Encryption, PublicBytes, public_from_hex};
 
 use crate::cli::Failure;
 
@@ -38,6 +39,43 @@ pub(crate) struct FetchArgs {
     /// Trickles: send TCP segments with a mark instead of UDP datagrams; needs root and nft.
     #[arg(long)]
     tcp_format: bool,
+    #[command(flatten)]
+    trickles: TricklesArgs,
+}
+
+/// What `fetch` and `gateway` take for Trickles.
+#[derive(Args)]
+pub(crate) struct TricklesArgs {
+    /// Trickles: the server's key, 64 hexadecimal digits as it logs them at its start. Only its owner can answer then; without
+    /// it the server is asked for its key, which somebody in the middle of the path may forge.
+    #[arg(long, value_name = "KEY", value_parser = server_key)]
+    server_key: Option<PublicBytes>,
+    /// Trickles: send and receive in the clear.
+    #[arg(long, conflicts_with = "server_key")]
+    no_encryption: bool,
+    /// Trickles: CUBIC as congestion control, where the server has it, in place of Reno; for long fat pipes.
+    #[arg(long)]
+    cubic: bool,
+}
+
+fn server_key(text: &str) -> Result<PublicBytes, &'static str> {
+    public_from_hex(text).ok_or("expected 64 hexadecimal digits")
+}
+
+impl TricklesArgs {
+    /// What the options ask for; without any, encryption for whoever answers.
+    pub(crate) fn encryption(&self) -> Encryption {
+        match self.server_key {
+            Some(key) => Encryption::Pinned(key),
+            None if self.no_encryption => Encryption::Off,
+            None => Encryption::On,
+        }
+    }
+
+    /// The transport's limits.
+    pub(crate) fn config(&self) -> tidegate_trickles::client::Config {
+        tidegate_trickles::client::Config { cubic: self.cubic, ..Default::default() }
+    }
 }
 
 /// Fetches the URL; an error status is a failure, but its content is written all the same.

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use tidegate_trickles::client::Config;
 use tidegate_trickles::fetch::{FetchError, Sink, Url};
 use tidegate_trickles::udp::Format;
 
@@ -40,8 +39,9 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
     let format = if args.tcp_format { Format::Tcp } else { Format::Udp };
     runtime.block_on(async {
         let mut output = Output { args, content: None };
-        let status = match tidegate_trickles::fetch::fetch(&url, Config::default(), format, &mut output).await
-        {
+        let (config, encryption) = (args.trickles.config(), args.trickles.encryption());
+        let fetched = tidegate_trickles::fetch::fetch(&url, config, format, encryption, &mut output).await;
+        let status = match fetched {
             // A reader that went away has seen enough.
             Err(FetchError::Sink(error)) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(200),
             result => result.map_err(|error| args.failed(error))?,

@@ -14,7 +14,10 @@ use tidegate_core::metrics::Sample;
 use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{Config, Wait};
+use tidegate_trickles::tcp::PacketSource;
 use tidegate_trickles::udp::{Format, UdpService, random_block};
+
+use tidegate_trickles_xdp::XdpSource;
 
 use self::inner::InnerSite;
 use crate::cli::Failure;
@@ -31,6 +34,12 @@ pub(crate) struct TricklesListener {
     pub keys: Option<PathBuf>,
     /// What packets look like on the way.
     pub format: Format,
+    /// Where AF_XDP takes segments, of the format of TCP.
+    pub interface: Option<String>,
+    /// Entries of the soft-state cache.
+    pub cache_entries: usize,
+    /// Whether clients have to encrypt.
+    pub require_encryption: bool,
 }
 
 /// The running listeners.
@@ -64,7 +73,13 @@ impl TricklesServices {
                 }
             };
             // Finds out what is wrong before the threads start.
-            let (address, config) = (listener.listen.address, Config::default());
+            let address = listener.listen.address;
+            let config = Config {
+                require_encryption: listener.require_encryption,
+                cache_entries: listener.cache_entries,
+                ..Config::default()
+            };
+            let public = keys.identity().public();
             let inner = InnerSite::new(inside.clone(), address);
             let sites = RoutedSites::open(&settings.routes, &inner).map_err(failed)?;
             let service = match listener.format {
@@ -73,10 +88,19 @@ impl TricklesServices {
                     Ok(HttpService::new(sites, now_s))
                 }),
                 Format::Tcp => {
-                    UdpService::start_tcp_format(address, &config, keys, HttpService::new(sites, now_s))
+                    let source = listener.interface.as_deref().and_then(|name| xdp(name, address.port()));
+                    UdpService::start_tcp_format(
+                        address,
+                        source,
+                        &config,
+                        keys,
+                        HttpService::new(sites, now_s),
+                    )
                 }
             };
             let service = service.map_err(|error| failed(error.to_string()))?;
+            let key: String = public.iter().map(|byte| format!("{byte:02x}")).collect();
+            tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
             tracing::info!("listening on trickles://{}", service.local_addr());
             services.push((service, listener.keys.clone()));
         }
@@ -116,6 +140,20 @@ impl TricklesServices {
     /// Where the listeners are, as URLs.
     pub(crate) fn urls(&self) -> impl Iterator<Item = String> {
         self.services.iter().map(|(service, _)| format!("trickles://{}", service.local_addr()))
+    }
+}
+
+/// Segments by AF_XDP; `None`, and a line that says why, where AF_PACKET has to do.
+fn xdp(interface: &str, port: u16) -> Option<Box<dyn PacketSource>> {
+    match XdpSource::open(interface, port) {
+        Ok(source) => {
+            tracing::info!("AF_XDP takes Trickles segments on {interface}");
+            Some(Box::new(source))
+        }
+        Err(error) => {
+            tracing::warn!("no AF_XDP on {interface} ({error}): AF_PACKET takes Trickles segments instead");
+            None
+        }
     }
 }
 

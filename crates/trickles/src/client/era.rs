@@ -36,7 +36,7 @@ struct Held {
 pub(super) struct Ready {
     pub(super) number: u64,
     pub(super) arrived: Instant,
-    raw: RawContinuation,
+    pub(super) raw: RawContinuation,
     /// The account up to this packet: whole runs, then part of one.
     whole_runs: usize,
     last: ProvedRun,
@@ -47,7 +47,7 @@ pub(super) struct Ready {
 pub(super) struct Anchor {
     pub(super) era: Era,
     pub(super) number: u64,
-    raw: RawContinuation,
+    pub(super) raw: RawContinuation,
     runs: Vec<ProvedRun>,
 }
 
@@ -88,6 +88,8 @@ pub(super) struct EraState {
     ends_slow_start: bool,
     /// The packet with which slow start ended.
     slow_start_end: Option<u64>,
+    /// The code of the round-trip time that all reports of its loss state.
+    pub(super) rtt: Option<u8>,
 }
 
 impl EraState {
@@ -107,6 +109,7 @@ impl EraState {
             blocked_since: None,
             ends_slow_start: false,
             slow_start_end: None,
+            rtt: None,
             known: None,
             known_number: 0,
         }
@@ -122,7 +125,7 @@ impl EraState {
 
     /// The era with the threshold that the client has set.
     fn bounded(&self) -> Era {
-        self.slow_start_end.map_or(self.era, |end| self.era.slow_start_ended(end))
+        self.slow_start_end.map_or(self.era, |end| self.era.slow_start_ended(end, self.rtt.unwrap_or(0)))
     }
 
     /// The window in packets once packet `number` is acknowledged.

@@ -12,7 +12,7 @@ use crate::congestion::Era;
 use crate::continuation::{Continuation, era_of};
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
-use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, WireError};
+use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, PADDED_BYTES, WireError};
 use era::{Anchor, EraState, Expected};
 use request::RequestState;
 use rtt::RoundTrip;
@@ -32,6 +32,11 @@ pub struct Config {
     /// Largest datagram in bytes that is sent and asked for, headers of UDP and IP not counted. An open that was not
     /// answered is repeated with 1200.
     pub datagram_bytes: u16,
+    /// Whether CUBIC governs the window where the server has it, see [`crate::cubic`]; Reno does otherwise.
+    pub cubic: bool,
+    /// To how many bytes an open is padded, with those of an envelope around it not counted: 1200 buy an answer that is three
+    /// times as long.
+    pub padded_bytes: usize,
     /// Bytes of output that each request buffers ahead of its reader.
     pub window_bytes: u64,
     /// Requests at once.
@@ -52,6 +57,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             datagram_bytes: LARGEST_DATAGRAM_BYTES,
+            cubic: false,
+            padded_bytes: PADDED_BYTES,
             window_bytes: 4 << 20,
             max_requests: 64,
             max_input_bytes: 1 << 20,

@@ -68,6 +68,11 @@ impl RoundTrip {
         self.train.is_some_and(|(first, last)| last - first >= self.least / 2 && last - first >= TRAIN_GAP)
     }
 
+    /// The shortest sample.
+    pub(super) fn least(&self) -> Duration {
+        self.least
+    }
+
     /// RFC 6298 (2.3), before backing off.
     pub(super) fn timeout(&self) -> Duration {
         let rto = self.smoothed.map_or(INITIAL_RTO, |(srtt, rttvar)| srtt + GRANULARITY.max(rttvar * 4));

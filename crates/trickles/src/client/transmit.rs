@@ -3,13 +3,14 @@
 use super::era::{EraState, Expected};
 use super::{Client, MAX_ERAS};
 use crate::congestion::{self, Era, Release};
+use crate::continuation::{Continuation, RawContinuation};
+use crate::cubic;
 use crate::user::region_start;
 use crate::wire::{
-    self, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Input, MAX_WANTS, PADDED_BYTES, RESPONSE_HEAD_BYTES,
-    Request,
+    self, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Input, MAX_WANTS, RESPONSE_HEAD_BYTES, Request,
 };
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Packets at the start of an era that are acknowledged at once, one by one: slow start has no time to lose.
 const QUICK_PACKETS: u64 = 8;
@@ -21,6 +22,13 @@ const OPEN_WANTS: usize = 3;
 struct Load {
     wants: Vec<(u32, Range<u64>)>,
     inputs: Vec<u32>,
+}
+
+/// The code of the shortest round-trip time, or of what the server has measured if that is less: it takes little more.
+fn rtt_of(raw: &RawContinuation, least: Duration) -> u8 {
+    let least_us = u32::try_from(least.as_micros()).unwrap_or(u32::MAX);
+    let measured_us = Continuation::decode(raw).map_or(0, |continuation| continuation.srtt_us);
+    cubic::rtt_code(measured_us.min(least_us))
 }
 
 impl Client {
@@ -61,12 +69,13 @@ impl Client {
         }
         // Where nothing came back, the path may lose long datagrams in silence (RFC 8899).
         let most = usize::from(self.config.datagram_bytes);
-        let size = if self.attempts == 0 { most } else { most.min(PADDED_BYTES) };
+        let size = if self.attempts == 0 { most } else { most.min(self.config.padded_bytes) };
         let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
         self.server_datagram_bytes = datagram_bytes;
-        let padded = size.max(PADDED_BYTES);
+        let padded = size.max(self.config.padded_bytes);
         let mut out = Vec::with_capacity(padded);
-        let ask = Ask::Open { datagram_bytes };
+        let flag = if self.config.cubic { wire::CUBIC_WANTED } else { 0 };
+        let ask = Ask::Open { datagram_bytes: datagram_bytes | flag };
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
         let load = self.write_frames(OPEN_WANTS, padded, RESPONSE_HEAD_BYTES, &mut out);
         wire::pad(padded, &mut out);
@@ -89,7 +98,8 @@ impl Client {
         let account = anchor.account();
         let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
         let release = u8::try_from(attempt).ok().and_then(|attempt| {
-            Some((attempt, congestion::time_out(&anchor.era, &runs, anchor.number, attempt).ok()?))
+            let argument = anchor.era.join_argument(attempt, rtt_of(&anchor.raw, self.round_trip.least()))?;
+            Some((argument, congestion::time_out(&anchor.era, &runs, anchor.number, argument).ok()?))
         });
         let Some((attempt, release)) = release else {
             self.reopen(now);
@@ -123,7 +133,12 @@ impl Client {
             }
             let account = state.account(&ready, now);
             let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
-            let release = congestion::acknowledge(&era, &runs, ready.number, group);
+            // Where an account has more than one run, all requests of the era state the same round-trip time.
+            let simple = runs.len() == 1 && runs[0].gap == 0;
+            let least = self.round_trip.least();
+            let rtt = if simple { 0 } else { *self.eras[index].rtt.get_or_insert(rtt_of(&ready.raw, least)) };
+            let argument = era.join_argument(group, rtt).unwrap_or(group);
+            let release = congestion::acknowledge(&era, &runs, ready.number, argument);
             let releases = matches!(&release, Ok(release) if release.count() > 0);
             if releases && !self.has_work() {
                 return None;
@@ -135,7 +150,11 @@ impl Client {
             self.eras[index].ready.drain(..usize::from(group));
             // A trickle that ends here, to shrink the window, is not worth a packet.
             if let (true, Ok(release)) = (releases, release) {
-                return Some(self.request_datagram(Ask::Continue { account, group }, &release, now));
+                return Some(self.request_datagram(
+                    Ask::Continue { account, group: argument },
+                    &release,
+                    now,
+                ));
             }
         }
         None

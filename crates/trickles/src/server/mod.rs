@@ -3,6 +3,7 @@
 
 mod extract;
 mod minisocket;
+mod soft_state;
 
 pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
@@ -10,12 +11,14 @@ pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 use crate::client::LARGEST_DATAGRAM_BYTES;
 use crate::congestion::{self, AccountError, Era, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
+use crate::cubic::{self, Cubic};
 use crate::cwnd::MAX_WINDOW;
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
-use crate::user::{Kind, UserContinuation, UserError, split_sequence};
+use crate::user::{Kind, UserError, split_sequence};
 use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use soft_state::SoftState;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -35,6 +38,13 @@ pub struct Config {
     pub clock_skew_ms: u32,
     /// Answers that are remembered in each half of the horizon, at 32 bytes each.
     pub replay_entries: usize,
+    /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none. Nothing
+    /// but time is lost with them.
+    pub cache_entries: usize,
+    /// Whether clients that ask for CUBIC have it.
+    pub cubic: bool,
+    /// Whether datagrams in the clear are refused, see [`crate::sealed`].
+    pub require_encryption: bool,
 }
 
 impl Default for Config {
@@ -45,6 +55,9 @@ impl Default for Config {
             horizon_ms: 60_000,
             clock_skew_ms: 5_000,
             replay_entries: 1 << 17,
+            cache_entries: 0,
+            cubic: true,
+            require_encryption: false,
         }
     }
 }
@@ -52,6 +65,9 @@ impl Default for Config {
 /// At most one timeout of a connection is answered in each slot of 2⁸ ms: a timeout starts two trickles that no
 /// received packet paid for, so that it must not be had for nothing.
 const TIMEOUT_SLOT_BITS: u32 = 8;
+
+/// The round-trip time may halve within a recovery, whose requests must agree on it.
+const RTT_SLACK: u8 = 2;
 
 tidegate_core::metric_set! {
     /// What a server did.
@@ -72,6 +88,13 @@ tidegate_core::metric_set! {
         Counter trickles_replayed_total: "Requests refused because they were answered already.",
         Counter trickles_waited_total: "Requests whose answer waited for the application.",
         Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
+        Counter trickles_cache_hits_total: "Secrets and user continuations found in the soft-state cache.",
+        Counter trickles_cache_misses_total: "Secrets and user continuations that had to be computed although the cache is on.",
+        Counter trickles_sealed_total: "Encrypted requests that were opened.",
+        Counter trickles_seal_forged_total: "Encrypted requests refused because they were forged, or for another server.",
+        Counter trickles_plaintext_refused_total: "Requests refused because they were not encrypted.",
+        Counter trickles_keys_told_total: "Clients told the server's key for encryption.",
+        Counter trickles_sessions_expired_total: "Clients told that the key epoch of their encryption is gone.",
         Counter trickles_socket_errors_total: "Sends and receives that the system refused.",
     }
 }
@@ -260,12 +283,22 @@ impl<A: Application + ?Sized> Application for Box<A> {
     }
 }
 
+/// What a datagram travelled in; an unproved address is answered by the measure of what it really sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outer {
+    /// Bytes received.
+    pub received_bytes: usize,
+    /// Bytes that an envelope adds to each packet of the answer.
+    pub answer_bytes: usize,
+}
+
 /// A Trickles server without sockets and clock. Its only state is keys, counters and the replay table.
 #[derive(Debug)]
 pub struct Server {
     config: Config,
     keys: Arc<KeyRing>,
     replay: ReplayTable,
+    soft: SoftState,
     counters: Arc<Counters>,
 }
 
@@ -274,13 +307,20 @@ impl Server {
     #[must_use]
     pub fn new(config: Config, keys: KeyRing, now_ms: u64) -> Self {
         let replay = ReplayTable::new(config.replay_entries, config.horizon_ms.into(), now_ms);
-        Self { config, keys: Arc::new(keys), replay, counters: Arc::default() }
+        let soft = SoftState::new(config.cache_entries);
+        Self { config, keys: Arc::new(keys), replay, soft, counters: Arc::default() }
     }
 
     /// What was done and refused.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    /// The limits in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// The key ring in force.
@@ -292,6 +332,12 @@ impl Server {
     /// Takes another key ring: after a rotation.
     pub fn set_keys(&mut self, keys: KeyRing) {
         self.keys = Arc::new(keys);
+        self.drop_soft_state();
+    }
+
+    /// Forgets all that is remembered only to save work; may be done at any time.
+    pub fn drop_soft_state(&mut self) {
+        self.soft.clear();
     }
 
     /// Handles one datagram with `application` and passes each packet of the answer to `transmit`; all of them go to
@@ -355,7 +401,21 @@ impl Server {
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
-        let result = self.verify(datagram, peer, now_ms);
+        let outer = Outer { received_bytes: datagram.len(), answer_bytes: 0 };
+        self.receive_within(datagram, outer, peer, now_ms)
+    }
+
+    /// Verifies one datagram that travelled within another.
+    pub fn receive_within<'d>(
+        &mut self,
+        datagram: &'d [u8],
+        outer: Outer,
+        peer: SocketAddr,
+        now_ms: u64,
+    ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
+        let result = self.verify(datagram, outer, peer, now_ms);
+        self.counters.trickles_cache_hits_total.add(std::mem::take(&mut self.soft.hits));
+        self.counters.trickles_cache_misses_total.add(std::mem::take(&mut self.soft.misses));
         if let Err(refusal) = &result {
             refusal.count(&self.counters);
         }
@@ -365,14 +425,13 @@ impl Server {
     fn verify<'d>(
         &mut self,
         datagram: &'d [u8],
+        outer: Outer,
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
         let request = Request::decode(datagram)?;
         let socket = match &request.ask {
-            Ask::Open { datagram_bytes } => {
-                self.open(&request, *datagram_bytes, datagram.len(), peer, now_ms)?
-            }
+            Ask::Open { datagram_bytes } => self.open(&request, *datagram_bytes, outer, peer, now_ms)?,
             Ask::Continue { account, group } => {
                 self.proceed(&request, account, *group, false, peer, now_ms)?
             }
@@ -404,17 +463,18 @@ impl Server {
         &self,
         request: &Request<'_>,
         client_bytes: u16,
-        received_bytes: usize,
+        Outer { received_bytes, answer_bytes }: Outer,
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<Minisocket>, Refusal> {
-        let size = client_bytes.min(self.config.datagram_bytes);
+        let cubic = (client_bytes & wire::CUBIC_WANTED != 0 && self.config.cubic).then(Cubic::default);
+        let size = (client_bytes & !wire::CUBIC_WANTED).min(self.config.datagram_bytes);
         let budget = if received_bytes >= wire::PADDED_BYTES { 3 * received_bytes } else { received_bytes };
         let window = self.config.initial_window.clamp(1, 64);
-        let affordable = budget / usize::from(size);
+        let affordable = budget / (usize::from(size) + answer_bytes);
         let (flight, packet_bytes) = match affordable {
-            0 if budget < RESPONSE_HEAD_BYTES => return Err(Refusal::TooSmall),
-            0 => (1, budget),
+            0 if budget < RESPONSE_HEAD_BYTES + answer_bytes => return Err(Refusal::TooSmall),
+            0 => (1, budget - answer_bytes),
             n => (n.min(window.into()) as u8, size.into()),
         };
         let keys = self.keys.current();
@@ -431,6 +491,7 @@ impl Server {
             start: window,
             ssthresh: MAX_WINDOW,
             flight: if u16::from(flight) < window { flight } else { 0 },
+            cubic,
         };
         let continuation = Continuation {
             epoch: keys.epoch,
@@ -451,7 +512,7 @@ impl Server {
 
     /// Epoch, MAC and age of a request's continuation; also the plain secret and its expanded form.
     fn authenticate(
-        &self,
+        &mut self,
         connection: u64,
         account: &Account,
         peer: SocketAddr,
@@ -470,8 +531,9 @@ impl Server {
         if too_old && ahead_ms > self.config.clock_skew_ms {
             return Err(Refusal::Stale { connection });
         }
-        let plain = keys.seal.encrypt(continuation.sealed);
-        Ok((plain, continuation, Secret::new(&plain)))
+        let sealed = continuation.sealed;
+        let (plain, secret) = self.soft.secret(epoch, sealed, || keys.seal.encrypt(sealed));
+        Ok((plain, continuation, secret))
     }
 
     /// A request or timeout of an open connection.
@@ -493,11 +555,16 @@ impl Server {
         } else {
             congestion::acknowledge(&era, &runs, number, argument)?
         };
+        let (part, rtt) = era.split_argument(argument);
+        // A client that claims a longer round trip would have its window grow sooner.
+        if rtt > cubic::rtt_code(continuation.srtt_us) + RTT_SLACK {
+            return Err(Refusal::Account(AccountError::BadGroup));
+        }
         if !proves(&secret, &era, &account.runs) {
             return Err(Refusal::Unproved);
         }
         let mut fingerprints = [0; congestion::MAX_GROUP as usize];
-        let used = if timeout { 1 } else { usize::from(argument) };
+        let used = if timeout { 1 } else { usize::from(part) };
         for (fingerprint, back) in fingerprints.iter_mut().zip(0..used as u64) {
             *fingerprint = match timeout {
                 true => secret.replay_of_timeout(now_ms >> TIMEOUT_SLOT_BITS),
@@ -534,7 +601,7 @@ impl Server {
     }
 
     fn event<'d>(
-        &self,
+        &mut self,
         kind: EventKind,
         request: &Request<'d>,
         peer: SocketAddr,
@@ -544,7 +611,7 @@ impl Server {
         for input in &request.inputs {
             let (mut consumed, mut opaque) = (0, &[][..]);
             if !input.continuation.is_empty() {
-                let (continuation, _) = match UserContinuation::open(input.continuation, &self.keys) {
+                let (continuation, _) = match self.soft.open(input.continuation, &self.keys) {
                     Err(UserError::UnknownEpoch { .. }) => {
                         socket.expire(input.request);
                         continue;
@@ -573,11 +640,11 @@ impl Server {
         Ok((event, socket))
     }
 
-    fn want<'d>(&self, want: &wire::Want<'d>, socket: &mut Minisocket) -> Result<EventWant<'d>, Refusal> {
+    fn want<'d>(&mut self, want: &wire::Want<'d>, socket: &mut Minisocket) -> Result<EventWant<'d>, Refusal> {
         let (request, offset) = split_sequence(want.sequence);
         let empty =
             EventWant { request, offset, length: 0, valid_start: 0, valid_end: 0, opaque: &[], aged: false };
-        let (continuation, current) = match UserContinuation::open(want.continuation, &self.keys) {
+        let (continuation, current) = match self.soft.open(want.continuation, &self.keys) {
             Err(UserError::UnknownEpoch { .. }) => {
                 socket.expire(request);
                 return Ok(empty);

@@ -8,4 +8,14 @@
 pub mod segment;
 mod socket;
 
+use std::os::fd::BorrowedFd;
+
+/// Another way in for segments, before the kernel's stack: what it takes, AF_PACKET and the kernel's TCP never see.
+pub trait PacketSource: std::fmt::Debug + Send + Sync {
+    /// Readable where packets wait.
+    fn poll_fd(&self) -> BorrowedFd<'_>;
+    /// Copies the next IP packet into `packet`; 0 for one that has no room there.
+    fn next(&self, packet: &mut [u8]) -> Option<usize>;
+}
+
 pub(crate) use socket::{Received as SegmentFrom, TcpSocket};

@@ -1,13 +1,17 @@
 //! A "socket" of the TCP format: AF_PACKET in, raw IP out, and a firewall rule between us and the kernel's TCP.
 
+use super::PacketSource;
 use super::segment::{ACK, PSH, RST, SYN, Segment};
+use crate::sealed::{KIND_FIRST, KIND_HELLO};
 use crate::wire::VERSION;
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use tokio::io::unix::AsyncFd;
 use tokio::net::UdpSocket;
 
 /// Every IP packet, in the byte order that the kernel takes.
@@ -28,6 +32,8 @@ type Numbers = HashMap<SocketAddr, (u32, u32, bool)>;
 #[derive(Debug)]
 pub(crate) struct TcpSocket {
     packets: UdpSocket,
+    /// Comes before `packets`.
+    source: Option<AsyncFd<Polled>>,
     send_v4: Socket,
     send_v6: Socket,
     local: SocketAddr,
@@ -37,6 +43,19 @@ pub(crate) struct TcpSocket {
     own: Mutex<(u32, u32)>,
     _rule: Rule,
     _port: Socket,
+}
+
+/// A source as the runtime waits for it: with a descriptor of its own, which stays open.
+#[derive(Debug)]
+struct Polled {
+    source: Box<dyn PacketSource>,
+    poll: OwnedFd,
+}
+
+impl AsRawFd for Polled {
+    fn as_raw_fd(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
 }
 
 /// A received segment.
@@ -70,6 +89,7 @@ impl TcpSocket {
         Ok(Self {
             // The runtime wants a type to wait with; only what every socket has is used.
             packets: UdpSocket::from_std(packets.into())?,
+            source: None,
             send_v4: raw(Domain::IPV4)?,
             send_v6: raw(Domain::IPV6)?,
             local: address,
@@ -84,12 +104,26 @@ impl TcpSocket {
         })
     }
 
+    /// Takes packets of `source` too, and first.
+    pub(crate) fn add_source(&mut self, source: Box<dyn PacketSource>) -> io::Result<()> {
+        let poll = source.poll_fd().try_clone_to_owned()?;
+        #[expect(unsafe_code, reason = "the runtime cannot know that a descriptor stays open")]
+        // SAFETY: `Polled` owns the descriptor, and nothing closes or replaces it before `Polled` is dropped.
+        let source = unsafe { AsyncFd::register(Polled { source, poll }) }?;
+        self.source = Some(source);
+        Ok(())
+    }
+
     pub(crate) fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
     pub(crate) async fn readable(&self) -> io::Result<()> {
-        self.packets.readable().await
+        let Some(source) = &self.source else { return self.packets.readable().await };
+        tokio::select! {
+            ready = source.readable() => ready.map(|mut ready| ready.retain_ready()),
+            ready = self.packets.readable() => ready,
+        }
     }
 
     /// Takes segments, each with its payload at the start of a chunk of `buffers`. `ConnectionRefused` where a plain TCP
@@ -105,7 +139,7 @@ impl TcpSocket {
         let mut packet = [0; 2048];
         for buffer in buffers.chunks_mut(chunk).take(BATCH) {
             let (length, received) = loop {
-                let read = self.packets.try_recv(&mut packet);
+                let read = self.next(&mut packet);
                 let length = match read {
                     Ok(length) => length,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -126,7 +160,7 @@ impl TcpSocket {
                 }
                 buffer[..segment.payload.len()].copy_from_slice(segment.payload);
                 let end = segment.sequence.wrapping_add(segment.payload.len() as u32).wrapping_add(1);
-                let opens = segment.payload.get(1) == Some(&KIND_OPEN);
+                let opens = segment.flags & SYN != 0;
                 numbers.insert(segment.from, (end, segment.acknowledgement, opens));
                 lock(&self.own).1 = end;
                 break (segment.payload.len(), Received { from: segment.from, to: segment.to.ip() });
@@ -134,6 +168,19 @@ impl TcpSocket {
             each.push((length, received));
         }
         Ok(())
+    }
+
+    fn next(&self, packet: &mut [u8]) -> io::Result<usize> {
+        if let Some(source) = &self.source {
+            // "Would block" makes the runtime wait for what comes from now on.
+            let taken = source.try_io(tokio::io::Interest::READABLE, |polled| {
+                polled.source.next(packet).ok_or_else(|| io::ErrorKind::WouldBlock.into())
+            });
+            if taken.is_ok() {
+                return taken;
+            }
+        }
+        self.packets.try_recv(packet)
     }
 
     /// Sends one packet to `to`.
@@ -157,7 +204,11 @@ impl TcpSocket {
             let mut own = lock(&self.own);
             let (sequence, acknowledgement) = *own;
             own.0 = next(sequence);
-            let opens = payload.starts_with(&[VERSION, KIND_OPEN]);
+            let opens = match payload {
+                [VERSION, KIND_OPEN, ..] => true,
+                [VERSION, KIND_HELLO | KIND_FIRST, ..] => acknowledgement == 0,
+                _ => false,
+            };
             return (sequence, if opens { 0 } else { acknowledgement }, if opens { SYN } else { PSH | ACK });
         }
         let mut numbers = lock(&self.numbers);

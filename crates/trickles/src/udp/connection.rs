@@ -3,6 +3,9 @@
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::random_block;
 use crate::client::{Client, ClientError, Config, LARGEST_DATAGRAM_BYTES, Read};
+use crate::sealed::{
+    ANSWER_OVERHEAD_BYTES, ClientSeal, Encryption, Incoming, REQUEST_OVERHEAD_BYTES, SealError,
+};
 use crate::tcp::TcpSocket;
 use std::collections::HashMap;
 use std::io;
@@ -29,13 +32,21 @@ pub struct Options {
     pub format: Format,
     /// The address of this host that is used; the system's choice where there is none.
     pub local: Option<IpAddr>,
+    /// Whether packets are encrypted, and for whom; off by default.
+    pub encryption: Encryption,
 }
 
 impl Options {
     /// UDP to replicas, with the usual limits, from any address.
     #[must_use]
     pub fn to(servers: Vec<SocketAddr>) -> Self {
-        Self { servers, config: Config::default(), format: Format::default(), local: None }
+        Self {
+            servers,
+            config: Config::default(),
+            format: Format::default(),
+            local: None,
+            encryption: Encryption::Off,
+        }
     }
 }
 
@@ -55,6 +66,9 @@ pub enum StreamError {
     /// The connection cannot go on.
     #[error(transparent)]
     Connection(#[from] ClientError),
+    /// The server has another key than the one that was pinned.
+    #[error("the server's key is not the pinned one")]
+    WrongKey,
     /// Nothing listens at any of the servers' ports, and none has answered before.
     #[error("connection refused")]
     Refused,
@@ -68,6 +82,7 @@ impl From<StreamError> for io::Error {
         let kind = match error {
             StreamError::Connection(ClientError::Unreachable { .. }) => io::ErrorKind::TimedOut,
             StreamError::Connection(_) => io::ErrorKind::Other,
+            StreamError::WrongKey => io::ErrorKind::PermissionDenied,
             StreamError::Refused => io::ErrorKind::ConnectionRefused,
             StreamError::Reset(_) => io::ErrorKind::ConnectionReset,
         };
@@ -110,6 +125,7 @@ struct State {
     writers: HashMap<u32, Waker>,
     closed: bool,
     refused: bool,
+    wrong_key: bool,
     server: SocketAddr,
 }
 
@@ -165,7 +181,12 @@ impl Connection {
             (Format::Tcp, true) => 36,
         };
         let datagram_bytes = options.config.datagram_bytes.min(LARGEST_DATAGRAM_BYTES - headers_more);
-        let config = Config { datagram_bytes, ..options.config.clone() };
+        let mut config = Config { datagram_bytes, ..options.config.clone() };
+        let seal = ClientSeal::new(options.encryption, &random_block()?);
+        if seal.is_some() {
+            config.datagram_bytes = datagram_bytes.saturating_sub(ANSWER_OVERHEAD_BYTES as u16);
+            config.padded_bytes = config.padded_bytes.saturating_sub(REQUEST_OVERHEAD_BYTES);
+        }
         let client = Client::new(config, &random_block()?, now());
         let state = State {
             client,
@@ -173,11 +194,21 @@ impl Connection {
             writers: HashMap::new(),
             closed: false,
             refused: false,
+            wrong_key: false,
             server,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Notify::new() });
         let servers = options.servers.iter().copied().filter(|to| to.is_ipv6() == server.is_ipv6()).collect();
-        let driver = Driver { socket, shared: Arc::clone(&shared), servers, turn: 0, moves: 0, timeouts: 0 };
+        let driver = Driver {
+            socket,
+            shared: Arc::clone(&shared),
+            servers,
+            turn: 0,
+            moves: 0,
+            timeouts: 0,
+            seal,
+            waiting: None,
+        };
         tokio::spawn(driver.run());
         Ok(Self { handle: Arc::new(Handle { shared }) })
     }
@@ -237,6 +268,7 @@ impl AsyncRead for RequestStream {
                 Poll::Ready(Ok(()))
             }
             Ok(Read::End) => Poll::Ready(Ok(())),
+            Ok(Read::Pending) if state.wrong_key => Poll::Ready(Err(StreamError::WrongKey.into())),
             Ok(Read::Pending) if state.refused => Poll::Ready(Err(StreamError::Refused.into())),
             Ok(Read::Pending) => {
                 state.readers.insert(self.request, cx.waker().clone());
@@ -293,6 +325,10 @@ struct Driver {
     /// Changes of server since the last answer.
     moves: usize,
     timeouts: u64,
+    /// Where packets are encrypted.
+    seal: Option<ClientSeal>,
+    /// What the server's key was waited for with.
+    waiting: Option<Vec<u8>>,
 }
 
 impl Driver {
@@ -346,8 +382,14 @@ impl Driver {
             self.move_on(&mut state);
         }
         let to = self.servers[self.turn];
-        while let Some(datagram) = state.client.poll_transmit(now()) {
+        if let Some(datagram) = self.waiting.take() {
             outgoing.push(&datagram, to, None);
+        }
+        while let Some(datagram) = state.client.poll_transmit(now()) {
+            match &mut self.seal {
+                Some(seal) => outgoing.push(&seal.seal(&datagram), to, None),
+                None => outgoing.push(&datagram, to, None),
+            }
         }
         if state.client.failure().is_some() {
             state.wake_all();
@@ -360,6 +402,25 @@ impl Driver {
         self.moves = 0;
         state.refused = false;
         for (datagram, _, _) in received.datagrams() {
+            let opened;
+            let datagram = match self.seal.as_mut().map(|seal| seal.open(datagram)) {
+                None => datagram,
+                Some(Ok(Incoming::Packet(packet))) => {
+                    opened = packet;
+                    &opened
+                }
+                Some(Ok(Incoming::Send(datagram))) => {
+                    self.waiting = Some(datagram);
+                    continue;
+                }
+                Some(Ok(Incoming::Nothing)) => continue,
+                Some(Err(error)) => {
+                    // Before an answer only: later, somebody else says so.
+                    state.wrong_key |= error == SealError::WrongKey && !state.client.is_established();
+                    tracing::trace!(%error, "ignored an envelope");
+                    continue;
+                }
+            };
             // An error is a datagram of an old connection or of a stranger; the core has ignored it.
             if let Err(error) = state.client.handle_datagram(datagram, now()) {
                 tracing::trace!(%error, "ignored a datagram");

@@ -1,10 +1,11 @@
 //! The server's driver: one socket, one core, no memory of clients.
 
 use super::batch::{BatchSocket, Outgoing, Received};
-use super::wall_clock_ms;
+use super::{random_block, wall_clock_ms};
 use crate::keys::KeyRing;
-use crate::server::{Application, Counters, Minisocket, Server};
-use crate::tcp::TcpSocket;
+use crate::sealed::{Reply, ServerSeal, Unsealed};
+use crate::server::{Application, Counters, Minisocket, Outer, Server};
+use crate::tcp::{PacketSource, TcpSocket};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,12 +25,14 @@ pub struct UdpServer<A> {
     server: Server,
     application: A,
     waiting: JoinSet<Waiting>,
+    seal: ServerSeal,
 }
 
 /// A request that waits for the application.
 #[derive(Debug)]
 struct Waiting {
     datagram: Vec<u8>,
+    reply: Option<Reply>,
     socket: Minisocket,
     local: Option<IpAddr>,
 }
@@ -57,7 +60,7 @@ impl<A: Application> UdpServer<A> {
     /// # Errors
     /// The socket cannot be set up.
     pub fn new(socket: std::net::UdpSocket, server: Server, application: A) -> io::Result<Self> {
-        Ok(Self { socket: BatchSocket::new(socket)?, server, application, waiting: JoinSet::new() })
+        Self::over(BatchSocket::new(socket)?, server, application)
     }
 
     /// Takes the segments of the paper's format to `address`, see [`crate::tcp`]; all other TCP stays with the kernel.
@@ -66,8 +69,27 @@ impl<A: Application> UdpServer<A> {
     /// # Errors
     /// Privileges or `nft` are missing.
     pub fn with_tcp_format(address: SocketAddr, server: Server, application: A) -> io::Result<Self> {
-        let socket = BatchSocket::Tcp(TcpSocket::bind(address, false)?);
-        Ok(Self { socket, server, application, waiting: JoinSet::new() })
+        Self::over(BatchSocket::Tcp(TcpSocket::bind(address, false)?), server, application)
+    }
+
+    /// The same, with segments that `source` takes off an interface before AF_PACKET does.
+    ///
+    /// # Errors
+    /// Privileges or `nft` are missing.
+    pub fn with_source(
+        address: SocketAddr,
+        source: Box<dyn PacketSource>,
+        server: Server,
+        application: A,
+    ) -> io::Result<Self> {
+        let mut socket = TcpSocket::bind(address, false)?;
+        socket.add_source(source)?;
+        Self::over(BatchSocket::Tcp(socket), server, application)
+    }
+
+    fn over(socket: BatchSocket, server: Server, application: A) -> io::Result<Self> {
+        let seal = ServerSeal::new(&random_block()?, server.config().require_encryption);
+        Ok(Self { socket, server, application, waiting: JoinSet::new(), seal })
     }
 
     /// What was done and refused.
@@ -116,7 +138,7 @@ impl<A: Application> UdpServer<A> {
 
     /// Answers one batch.
     async fn serve(&mut self, received: &mut Received, outgoing: &mut Outgoing) {
-        let Self { socket, server, application, waiting } = self;
+        let Self { socket, server, application, waiting, seal } = self;
         match socket.receive(received) {
             Ok(true) => {}
             Ok(false) => return,
@@ -128,8 +150,28 @@ impl<A: Application> UdpServer<A> {
         }
         let now_ms = wall_clock_ms();
         for (datagram, peer, local) in received.datagrams() {
-            let mut transmit = |packet: &[u8]| outgoing.push(packet, peer, local);
-            let (event, minisocket) = match server.receive(datagram, peer, now_ms) {
+            let unsealed = match seal.open(datagram, server.keys(), server.counters()) {
+                Ok(Unsealed::Answer(answer)) => {
+                    outgoing.push(&answer, peer, local);
+                    continue;
+                }
+                Ok(unsealed) => unsealed,
+                // It is counted where it is found.
+                Err(_) => continue,
+            };
+            let mut outer = Outer { received_bytes: datagram.len(), answer_bytes: 0 };
+            let (datagram, reply) = match &unsealed {
+                Unsealed::Request(inner, reply) => {
+                    outer.answer_bytes = Reply::overhead_bytes();
+                    (&inner[..], Some(reply))
+                }
+                _ => (datagram, None),
+            };
+            let mut transmit = |packet: &[u8]| match reply {
+                Some(reply) => outgoing.push(&seal.seal(reply, packet), peer, local),
+                None => outgoing.push(packet, peer, local),
+            };
+            let (event, minisocket) = match server.receive_within(datagram, outer, peer, now_ms) {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => continue,
                 // It is counted where it is found.
@@ -147,7 +189,12 @@ impl<A: Application> UdpServer<A> {
                 continue;
             }
             server.counters().trickles_waited_total.add(1);
-            let held = Waiting { datagram: datagram.to_vec(), socket: minisocket, local };
+            let datagram = datagram.to_vec();
+            let reply = match unsealed {
+                Unsealed::Request(_, reply) => Some(reply),
+                _ => None,
+            };
+            let held = Waiting { datagram, reply, socket: minisocket, local };
             waiting.spawn(async move {
                 wait.await;
                 held
@@ -159,11 +206,13 @@ impl<A: Application> UdpServer<A> {
 
     /// Answers a request whose wait is over.
     async fn resume(&mut self, ready: Waiting, outgoing: &mut Outgoing) {
-        let Waiting { datagram, socket, local } = ready;
+        let Waiting { datagram, reply, socket, local } = ready;
         let peer = socket.peer();
         // A key that was retired meanwhile: the client asks again.
-        let _ = self.server.resume(&datagram, socket, &mut self.application, &mut |packet: &[u8]| {
-            outgoing.push(packet, peer, local);
+        let Self { server, application, seal, .. } = self;
+        let _ = server.resume(&datagram, socket, application, &mut |packet: &[u8]| match &reply {
+            Some(reply) => outgoing.push(&seal.seal(reply, packet), peer, local),
+            None => outgoing.push(packet, peer, local),
         });
         let (failures, _) = self.socket.send(outgoing).await;
         self.server.counters().trickles_socket_errors_total.add(failures);

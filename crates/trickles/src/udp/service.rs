@@ -3,6 +3,7 @@
 use super::{UdpServer, bind, wall_clock_ms};
 use crate::keys::KeyRing;
 use crate::server::{Application, Config, Counters, Server};
+use crate::tcp::PacketSource;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -47,12 +48,13 @@ impl UdpService {
         Ok(service)
     }
 
-    /// Serves `address` in the paper's format with one thread, see [`crate::tcp`].
+    /// Serves `address` in the paper's format with one thread, see [`crate::tcp`]; segments come from `source` too.
     ///
     /// # Errors
     /// Privileges or `nft` are missing, or a thread could not be started.
     pub fn start_tcp_format<A: Application + Send + 'static>(
         address: SocketAddr,
+        source: Option<Box<dyn PacketSource>>,
         config: &Config,
         keys: KeyRing,
         application: A,
@@ -64,8 +66,10 @@ impl UdpService {
             stop: watch::Sender::new(false),
             threads: Vec::new(),
         };
-        service
-            .spawn(0, config.clone(), |server| UdpServer::with_tcp_format(address, server, application))?;
+        service.spawn(0, config.clone(), |server| match source {
+            None => UdpServer::with_tcp_format(address, server, application),
+            Some(source) => UdpServer::with_source(address, source, server, application),
+        })?;
         Ok(service)
     }
 

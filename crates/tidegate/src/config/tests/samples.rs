@@ -54,8 +54,11 @@ fn keys() -> impl Iterator<Item = (&'static Section, &'static Key)> {
 fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, String) {
     // What the key's table needs to be accepted without it.
     let (before, needed) = match section.name {
-        "listen" if matches!(key.name, "keys" | "format") => {
+        "listen" if matches!(key.name, "keys" | "format" | "encryption" | "cache_entries") => {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\n")
+        }
+        "listen" if key.name == "interface" => {
+            ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\nformat = \"tcp\"\n")
         }
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
