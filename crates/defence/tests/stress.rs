@@ -147,6 +147,13 @@ fn hundred_thousand_addresses_that_ask_once_in_ten_seconds_are_asked_for_proof_a
     assert!(challenged > 100_000, "{challenged}");
 }
 
+/// Two that a flood would be in the way of.
+fn others(chain: &Chain, now_ms: u64) {
+    for other in 1..=2 {
+        ask(chain, host([20, 1], other), "/", now_ms);
+    }
+}
+
 #[test]
 fn client_on_two_cores_is_blocked_at_about_its_limit_in_all() {
     let defence = defence();
@@ -156,7 +163,7 @@ fn client_on_two_cores_is_blocked_at_about_its_limit_in_all() {
     for step in 0..40u64 {
         let now_ms = step * STEP_MS;
         for chain in &chains {
-            ask(chain, host([20, 1], 1), "/", now_ms);
+            others(chain, now_ms);
             allowed += (0..16).filter(|_| ask(chain, address, "/", now_ms).is_continue()).count();
             chain.tick(&Load::default(), now_ms);
         }
@@ -198,7 +205,7 @@ fn change_of_the_settings_acts_from_the_next_tick_on_and_blocks_stay() {
         let rules = vec![Rule { reason: Reason::RequestRate, limit, action: Action::Block, dry_run: false }];
         Settings { rules, ..Settings::default() }
     };
-    ask(&chain, host([20, 1], 1), "/", 0);
+    others(&chain, 0);
     let address = host([60, 1], 1);
     defence.set_settings(limit_to(10));
     assert!((0..20).all(|_| ask(&chain, address, "/", 0).is_continue()));

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The rule behind all that is bounded here: what went past the window (to a connection, because there was no room)
-//! must never be accepted by it afterwards. [`Network::closed_until_s`] sees to that.
+//! must never be accepted by it afterwards. `Network::closed_until_s` sees to that.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hasher;

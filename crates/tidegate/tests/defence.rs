@@ -105,7 +105,7 @@ fn classifier_in_python_learns_what_is_usual_and_blocks_who_floods() {
     command.arg(script).arg(site.directory.path().join("classifier.sock")).stdout(Stdio::piped());
     let mut classifier = Running(command.spawn().expect("python3 is missing: apt-get install python3"));
     // Sixty people ask now and then, until enough is known of them.
-    let mut people = (0u8..).map(|number| [127, 20, 0, number % 60 + 1]);
+    let mut people = (1u8..=60).cycle().map(|number| [127, 20, 0, number]);
     let end = Instant::now() + Duration::from_secs(4);
     while Instant::now() < end {
         assert_eq!(site.ask(people.next().unwrap()), Some(200));

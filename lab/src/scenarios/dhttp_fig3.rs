@@ -71,7 +71,7 @@ struct Transfer {
 }
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let times = lab.choose(60, 6);
+    let times = lab.choose(60, 20);
     let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
     write_files(directory.path())?;
     let network = network()?;

@@ -17,8 +17,9 @@ use crate::novelty::Novelty;
 use crate::settings::Action;
 use crate::stress::Upstreams;
 
-/// Of so few addresses at once none can be in another's way: a load test from one address is nobody's flood.
-const ALONE: u32 = 1;
+/// Of so few addresses at once none can be in another's way: a load test from one address is nobody's flood, even if
+/// something on the host asks for a page now and then to see whether all is well.
+const ALONE: u32 = 2;
 /// A failed login weighs this many unknown pages.
 const FAILED_LOGIN_WEIGHT: u32 = 8;
 
