@@ -27,9 +27,6 @@ use crate::session::deadlines::Slot;
 /// Events taken from the kernel at once; the core's tasks have their turn between two batches.
 const BATCH: usize = 256;
 
-/// Clients whose objects are asked of memory together.
-const TOUCHED: usize = 16;
-
 /// Something to be read, the end of it included.
 const READ: u8 = 1;
 /// Room to write.
@@ -343,17 +340,6 @@ impl Clients {
         Ok(())
     }
 
-    /// Brings the clients of these events into the cache, all at once: of many clients, hardly one is still there, and to
-    /// wait for one after the other takes longer.
-    fn touch(&self, events: &[Event]) {
-        let table = self.table.borrow();
-        let ready = |event: &Event| {
-            let place = usize::try_from(event.data.u64()).ok().and_then(|index| table.get(index));
-            place.and_then(Option::as_ref).map_or(0, |client| client.ready.get())
-        };
-        std::hint::black_box(events.iter().fold(0, |bits, event| bits | ready(event)));
-    }
-
     /// Another client may have got the descriptor since: it finds nothing to read, and goes on waiting.
     fn told_of(&self, event: &Event) -> Option<Rc<Client>> {
         let index = usize::try_from(event.data.u64()).ok()?;
@@ -417,10 +403,7 @@ impl DataCore {
                 }
                 self.take_events(&mut events);
             }
-            for some in events.chunks(TOUCHED) {
-                self.clients.touch(some);
-                some.iter().for_each(|event| self.dispatch(event));
-            }
+            events.iter().for_each(|event| self.dispatch(event));
             if events.len() == BATCH || !self.clients.again.borrow().is_empty() {
                 tokio::task::yield_now().await;
             }
