@@ -17,7 +17,7 @@ pub(super) static PAPER: Paper = Paper {
               tidegate's kernel programs on its interface, and the clients'. Where the server is to be the bottleneck it \
               has a few workers, each of which is occupied by a request for a fixed time without using a processor: so \
               its capacity is known and depends on nothing else that runs. Clients open a connection for each request.\n\n\
-              Bounds are checked as ratios in which more is better; where the issue says \"at most\", the ratio is the \
+              Bounds are checked as ratios in which more is better; where a claim says \"at most\", the ratio is the \
               bound divided by what was measured.",
 };
 
