@@ -25,7 +25,7 @@ const USAGE = `usage: node run.mjs --tidegate BINARY [--config FILE]    test thi
   --results FILE    also write what the suite prints, as JSON
   --config FILE     passed to tidegate
 
-A changed outcome fails the run, also when it is better than before: accept it with --update.
+A changed outcome fails the run if a second run has it too, also when it is better than before: accept it with --update.
 A required test that does not pass needs its reason in reasons.json.
 
 example: node run.mjs --tidegate ../../target/debug/tidegate`
@@ -283,6 +283,7 @@ async function main () {
   if (values.id && !tests.has(values.id)) throw new UserError(`there is no test ${values.id} for shared caches`)
   if (!values.id) console.log(`Running ${tests.size} cache tests through ${base} (about half a minute) ...`)
   const results = await runTests(base, values.id)
+  if (values.tidegate && !values.id && !values.update) await lookAgain(values, tests, results, base)
   const crashed = running.filter(child => !children.has(child))
   for (const child of running) await stop(child)
   if (crashed.length > 0) {
@@ -293,8 +294,29 @@ async function main () {
   return judge(values, tests, results)
 }
 
+const outcomesOf = (tests, results) =>
+  Object.fromEntries([...tests.values()].map(test => [test.id, outcomeOf(test, tests, results)]))
+
+// The tests count in whole seconds, a hundred of them at once: on a busy machine one may miss its second. What differs
+// from what is expected has to differ in a second run too; what does not is named.
+async function lookAgain (values, tests, results, base) {
+  const file = values.expected ?? path.join(HERE, 'expected.json')
+  if (!existsSync(file)) return
+  const expected = readJson(file)
+  const differs = outcomes => Object.keys(outcomes).filter(id => outcomes[id] !== expected[id])
+  const first = outcomesOf(tests, results)
+  if (differs(first).length === 0) return
+  console.log(`\n${differs(first).length} outcomes differ from what is expected: once more ...`)
+  const again = await runTests(base)
+  const second = outcomesOf(tests, again)
+  for (const id of differs(first).filter(id => second[id] === expected[id])) {
+    console.log(`  ${id}: ${first[id]} at first, then ${second[id]}`)
+    results[id] = again[id]
+  }
+}
+
 function judge (values, tests, results) {
-  const outcomes = Object.fromEntries([...tests.values()].map(test => [test.id, outcomeOf(test, tests, results)]))
+  const outcomes = outcomesOf(tests, results)
   tabulate(tests, outcomes)
   if (values.list) list(tests, outcomes, results)
   const file = values.expected ?? (values.tidegate && path.join(HERE, 'expected.json'))
