@@ -7,6 +7,7 @@
 //! [`Running::find`].
 
 mod abi;
+mod accept_queue;
 mod block;
 mod error;
 mod events;

@@ -1,14 +1,11 @@
 //! The adaptation agent at work: its sensors, and its hands on a gate.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 use tidegate_policy::{Agent, ClassObservation, Goals, Observation, Profile, RuleSet, Stress, StressWatch};
 
-use crate::abi;
-use crate::{Gate, GateError};
+use crate::{Gate, GateError, abi, accept_queue};
 
 /// Explanations that are kept for people.
 const LINES_KEPT: usize = 50;
@@ -150,7 +147,7 @@ impl Pilot {
         let before = std::mem::replace(&mut self.server, *server);
         let accepted = server.accepted.saturating_sub(before.accepted);
         let completed = classes.iter().map(|class| class.completed).sum::<u64>();
-        let depth = accept_queue_depth(&self.ports);
+        let depth = accept_queue::depth(&self.ports);
         let queue_delay = delay(depth, accepted.max(completed), elapsed);
         let [cpu, memory] = ["cpu", "memory"].map(pressure_us);
         let share = |now: Option<u64>, before: Option<u64>| match (now, before) {
@@ -246,35 +243,6 @@ fn field(text: &str, name: &str) -> Option<f64> {
     words.filter_map(|mut words| (words.next()? == name).then(|| words.next()?.parse().ok())?).next()
 }
 
-/// Connections that wait to be accepted on these ports, in the calling thread's network namespace.
-fn accept_queue_depth(ports: &[u16]) -> u32 {
-    ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]
-        .into_iter()
-        .map(|path| depth_in(path, ports))
-        .sum()
-}
-
-/// Listening sockets come first in these files, so that the rest need not be read.
-fn depth_in(path: &str, ports: &[u16]) -> u32 {
-    const LISTENING: &str = "0A";
-    let Ok(file) = File::open(path) else { return 0 };
-    let mut depth = 0;
-    for line in BufReader::new(file).lines().skip(1).map_while(Result::ok) {
-        let words: Vec<&str> = line.split_ascii_whitespace().take(5).collect();
-        let [_, local, _, state, queues] = words.as_slice() else { break };
-        if *state != LISTENING {
-            break;
-        }
-        let port = local.rsplit_once(':').and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
-        if port.is_some_and(|port| ports.contains(&port)) {
-            let waiting =
-                queues.rsplit_once(':').and_then(|(_, waiting)| u32::from_str_radix(waiting, 16).ok());
-            depth += waiting.unwrap_or(0);
-        }
-    }
-    depth
-}
-
 /// An empty histogram.
 pub(crate) fn no_latencies() -> Vec<u64> {
     vec![0; BUCKETS]
@@ -310,16 +278,5 @@ mod tests {
         assert_eq!(delay(0, 0, quarter), None);
         assert_eq!(delay(50, 100, quarter), Some(Duration::from_millis(125)));
         assert_eq!(delay(2, 0, quarter), Some(2 * quarter));
-    }
-
-    #[test]
-    fn depth_of_an_accept_queue_is_that_of_its_port() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let _clients: Vec<_> = (0..3).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
-        assert_eq!(accept_queue_depth(&[address.port()]), 3);
-        listener.accept().unwrap();
-        assert_eq!(accept_queue_depth(&[address.port()]), 2);
-        assert_eq!(accept_queue_depth(&[]), 0);
     }
 }
