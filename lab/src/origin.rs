@@ -7,10 +7,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Longest request that is taken, head and body.
 const REQUEST_BYTES: usize = 64 * 1024;
+
+/// A proxy may open as many connections at once; beyond its queue the kernel resets some of them.
+const BACKLOG: u32 = 4096;
 
 /// How often each number was asked for by POST.
 pub type Executed = Arc<Mutex<HashMap<u64, u32>>>;
@@ -32,7 +35,10 @@ pub fn body(size_bytes: usize, number: u64) -> Vec<u8> {
 /// # Errors
 /// When it cannot listen.
 pub async fn serve(address: SocketAddr, executed: Executed) -> io::Result<()> {
-    let listener = TcpListener::bind(address).await?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
     loop {
         let (stream, _) = listener.accept().await?;
         let executed = Arc::clone(&executed);

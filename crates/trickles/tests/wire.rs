@@ -31,7 +31,9 @@ fn any_account() -> impl Strategy<Value = Account> {
 
 fn any_ask() -> impl Strategy<Value = Ask> {
     prop_oneof![
-        (MIN_DATAGRAM_BYTES..).prop_map(|datagram_bytes| Ask::Open { datagram_bytes }),
+        // The highest bit asks for CUBIC.
+        (MIN_DATAGRAM_BYTES..1 << 15, any::<bool>())
+            .prop_map(|(bytes, cubic)| Ask::Open { datagram_bytes: bytes | u16::from(cubic) << 15 }),
         (any_account(), any::<u8>()).prop_map(|(account, group)| Ask::Continue { account, group }),
         (any_account(), any::<u8>()).prop_map(|(account, attempt)| Ask::Timeout { account, attempt }),
         any_account().prop_map(|account| Ask::Close { account }),
