@@ -25,6 +25,7 @@ use crate::clients::{Client, Clients};
 use crate::clock::Clock;
 use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
+use crate::following::Following;
 use crate::inner::InnerRequest;
 use crate::load::Meter;
 use crate::metrics::CoreMetrics;
@@ -58,6 +59,7 @@ pub(crate) struct Start {
     pub dhttp_window: tidegate_dhttp::driver::Window,
     pub workers: usize,
     pub plan: watch::Receiver<Arc<Plan>>,
+    pub following: Arc<Following>,
     pub phase: watch::Receiver<Phase>,
     pub metrics: Arc<CoreMetrics>,
     pub store: Option<Arc<Store>>,
@@ -67,6 +69,13 @@ pub(crate) struct Start {
     pub inside: mpsc::Receiver<InnerRequest>,
     /// Made on the starting thread, and used on the core's own from then on.
     pub defence: Option<Chain>,
+}
+
+/// Where a core gets its settings from, and tells which it follows.
+struct Plans {
+    index: usize,
+    plan: watch::Receiver<Arc<Plan>>,
+    following: Arc<Following>,
 }
 
 /// The sockets of one core for one listening address.
@@ -146,17 +155,17 @@ impl DataCore {
                 workers: start.workers,
             };
             let inside = tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside));
-            core.serve(start.index, start.listeners, dhttp, start.plan, start.phase).await;
+            let plans = Plans { index: start.index, plan: start.plan, following: start.following };
+            core.serve(start.listeners, dhttp, plans, start.phase).await;
             inside.abort();
         }));
     }
 
     async fn serve(
         self: &Rc<Self>,
-        index: usize,
         listeners: Vec<Bound>,
         start: DhttpStart,
-        plan: watch::Receiver<Arc<Plan>>,
+        plans: Plans,
         mut phase: watch::Receiver<Phase>,
     ) {
         let mut accepting = Vec::new();
@@ -181,7 +190,7 @@ impl DataCore {
         // Not among those that a drain ends: requests in progress are still waited for.
         tokio::task::spawn_local(Rc::clone(self).watch_clients());
         tasks.push(tokio::task::spawn_local(Rc::clone(self).sweep()));
-        tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(index, plan)));
+        tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(plans)));
         // The sender lives as long as the engine; its end means the same as a drain.
         let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
         self.draining.set(true);
@@ -259,7 +268,8 @@ impl DataCore {
     }
 
     /// Takes over new settings; core 0 also runs the health checks of the settings in force.
-    async fn follow_plan(self: Rc<Self>, index: usize, mut plan: watch::Receiver<Arc<Plan>>) {
+    async fn follow_plan(self: Rc<Self>, plans: Plans) {
+        let Plans { index, mut plan, following } = plans;
         loop {
             let current = Arc::clone(&plan.borrow_and_update());
             let checks = (index == 0).then(|| {
@@ -269,8 +279,9 @@ impl DataCore {
                 *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
                 *self.pools.borrow_mut() = Rc::new(Pools::new(Arc::clone(current.groups())));
                 self.times.set(Times::new(&current.limits));
-                *self.plan.borrow_mut() = current;
+                *self.plan.borrow_mut() = Arc::clone(&current);
             }
+            following.follows(index, current);
             let ended = plan.changed().await.is_err();
             if let Some(checks) = checks {
                 checks.abort();

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use crate::access_log::{AccessLogWriter, LogSender};
 use crate::clients::Clients;
 use crate::data_core::{Bound, DataCore, Phase};
+use crate::following::Following;
 use crate::inner::{InnerRequest, Inside};
 use crate::metrics::CoreMetrics;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
@@ -33,6 +34,8 @@ use crate::upstream::UpstreamStatus;
 const DEFER_ACCEPT_S: libc::c_int = 1;
 /// Connections that the kernel completes and keeps for a core that is busy.
 const LISTEN_BACKLOG: i32 = 4096;
+/// A core that works takes new settings over within a turn of its event loop.
+const TAKE_OVER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why the engine could not start, or not take new settings.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +98,7 @@ struct Shared {
     /// Of every core's DHTTP servers.
     dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     plan: watch::Sender<Arc<Plan>>,
+    following: Arc<Following>,
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     background: Mutex<Option<AccessLogWriter>>,
@@ -138,6 +142,7 @@ impl Engine {
             report,
             dhttp: Arc::default(),
             plan: plan_sender,
+            following: Arc::new(Following::new(workers)),
             phase,
             threads: Mutex::new(Vec::new()),
             background: Mutex::new(log),
@@ -169,6 +174,7 @@ impl Engine {
                 dhttp_window: dhttp_window.clone(),
                 workers: shared.workers,
                 plan: shared.plan.subscribe(),
+                following: Arc::clone(&shared.following),
                 phase: shared.phase.subscribe(),
                 metrics: Arc::clone(&shared.metrics[index]),
                 store: shared.store.clone(),
@@ -274,7 +280,7 @@ impl Engine {
         self.shared.started.elapsed()
     }
 
-    /// Puts new routes, upstreams and limits in force. On an error the old ones stay.
+    /// Puts new routes, upstreams and limits in force, on every data core. On an error the old ones stay.
     pub fn reload(&self, settings: Settings) -> Result<(), StartError> {
         if settings.listeners != self.shared.configured {
             return Err(StartError::NeedsRestart("[[listen]]"));
@@ -286,7 +292,11 @@ impl Engine {
             return Err(StartError::NeedsRestart("workers"));
         }
         let plan = Arc::new(Plan::new(&settings, self.shared.store.clone())?);
-        self.shared.plan.send_replace(plan);
+        self.shared.plan.send_replace(Arc::clone(&plan));
+        let draining = *self.shared.phase.borrow() == Phase::Draining;
+        if !draining && !self.shared.following.wait(&plan, TAKE_OVER_LIMIT) {
+            tracing::warn!("a data core is so busy that it has not taken the new configuration over yet");
+        }
         Ok(())
     }
 

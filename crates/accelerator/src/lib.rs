@@ -12,6 +12,7 @@ mod data_core;
 mod defence;
 mod dhttp;
 mod engine;
+mod following;
 mod inner;
 mod load;
 pub mod metrics;
