@@ -24,6 +24,8 @@ const ADMIN_BACKLOG: i32 = 128;
 const SECOND_SIGNAL_AFTER: Duration = Duration::from_secs(1);
 /// How long each server is given to accept the connection that shows it is there.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Upstream servers that are probed at the same time, each by a thread.
+const PROBES_AT_ONCE: usize = 32;
 
 /// Serves until a signal or the admin server ends it.
 pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
@@ -144,7 +146,7 @@ impl Reloader {
         }
         let mut warnings = loaded.warnings.clone();
         let file = self.args.config.as_ref().map_or(String::new(), |path| path.display().to_string());
-        warnings.extend(unreachable_upstreams(&loaded).map(|message| {
+        warnings.extend(unreachable_upstreams(&loaded).into_iter().map(|message| {
             tracing::warn!("{message}");
             Finding { file: file.clone(), place: None, message, hint: None }
         }));
@@ -301,7 +303,7 @@ fn everything(target: Target) -> Route {
 
 /// A group whose every server is down at the start is more likely a wrong address than bad luck.
 fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
-    match unreachable_upstreams(loaded).next() {
+    match unreachable_upstreams(loaded).first() {
         None => Ok(()),
         Some(why) => {
             Err(Failure::runtime(format!("error: {why}; start it first, or use --allow-unreachable")))
@@ -310,22 +312,45 @@ fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
 }
 
 /// The required groups none of whose servers takes a connection, and why.
-fn unreachable_upstreams(loaded: &Loaded) -> impl Iterator<Item = String> {
+fn unreachable_upstreams(loaded: &Loaded) -> Vec<String> {
     let required = |upstream: &&Upstream| loaded.required.contains(&upstream.name);
-    loaded.settings.upstreams.iter().filter(required).filter_map(|upstream| {
-        let mut failures = Vec::new();
-        for server in &upstream.servers {
-            match TcpStream::connect_timeout(server, PROBE_TIMEOUT) {
-                Ok(_) => return None,
-                Err(error) => failures.push(format!("{server}: {error}")),
-            }
-        }
+    let groups = || loaded.settings.upstreams.iter().filter(required);
+    let servers: Vec<SocketAddr> = groups().flat_map(|upstream| upstream.servers.iter().copied()).collect();
+    let errors = probe(&servers);
+    let mut of_servers = errors.iter().zip(&servers);
+    let unreachable = groups().filter_map(|upstream| {
+        let of_group: Vec<_> = of_servers.by_ref().take(upstream.servers.len()).collect();
+        let failures: Vec<String> = of_group
+            .iter()
+            .filter_map(|(error, server)| Some(format!("{server}: {}", error.as_ref()?)))
+            .collect();
         let group = match upstream.name.as_str() {
             "upstream" => "the upstream".to_owned(),
             name => format!("upstream {name}"),
         };
-        (!failures.is_empty()).then(|| format!("{group} is unreachable ({})", failures.join(", ")))
-    })
+        let all = !failures.is_empty() && failures.len() == of_group.len();
+        all.then(|| format!("{group} is unreachable ({})", failures.join(", ")))
+    });
+    unreachable.collect()
+}
+
+/// Connects to every server, to many at once; gives the error of each that takes no connection.
+fn probe(servers: &[SocketAddr]) -> Vec<Option<std::io::Error>> {
+    let connect = |server: &SocketAddr| TcpStream::connect_timeout(server, PROBE_TIMEOUT).err();
+    let mut errors = Vec::with_capacity(servers.len());
+    for together in servers.chunks(PROBES_AT_ONCE) {
+        std::thread::scope(|scope| {
+            let probes: Vec<_> = together
+                .iter()
+                .map(|server| std::thread::Builder::new().spawn_scoped(scope, move || connect(server)))
+                .collect();
+            // A server whose probe could not be made is not said to be unreachable.
+            errors.extend(
+                probes.into_iter().map(|probe| probe.ok().and_then(|probe| probe.join().ok().flatten())),
+            );
+        });
+    }
+    errors
 }
 
 fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener, gatekeeper: &Gatekeeper) {
