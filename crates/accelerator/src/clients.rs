@@ -325,8 +325,8 @@ impl Clients {
         }
     }
 
-    pub(crate) fn for_each(&self, mut f: impl FnMut(&Client)) {
-        self.table.borrow().iter().flatten().for_each(|client| f(client));
+    pub(crate) fn for_each(&self, f: impl FnMut(&Rc<Client>)) {
+        self.table.borrow().iter().flatten().for_each(f);
     }
 
     /// Asks to be told when a client takes more, which most never have to be asked.

@@ -8,7 +8,7 @@ metric_set! {
         Counter connections_accepted_total: "Client connections accepted.",
         Gauge connections_open: "Client connections open now.",
         Counter connections_refused_total: "Client connections closed at once because the limit was reached.",
-        Counter connections_shed_total: "Connections without a request that were ended to make room for others.",
+        Counter connections_shed_total: "Connections that kept the server waiting and were ended to make room for others.",
         Counter connections_policed_total: "Client connections closed because a rule or the block list refused them.",
         Counter connections_crowded_out_total: "Connections of the lowest class closed because too many waited.",
         Counter accept_errors_total: "Failed accepts, such as for want of file descriptors.",

@@ -5,7 +5,9 @@
 //! answer and count.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::net::Shutdown;
+use std::rc::Rc;
 
 use crate::clients::{Client, Clients};
 
@@ -109,30 +111,24 @@ impl Clients {
     /// Ends at most `count` of the connections that keep the server waiting, those with the greatest weight first. Says how
     /// many there were.
     pub(crate) fn end_heaviest(&self, count: usize, weight: impl Fn(&Client) -> u64) -> usize {
+        if count == 0 {
+            return 0;
+        }
         let mut waiting = Vec::new();
         self.for_each(|client| {
             let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
             if waits && client.slot.expired().is_none() {
-                waiting.push((weight(client), client.slot.deadline_ms.get()));
+                // Of equal weight the one that has waited longest goes first.
+                let order = (Reverse(weight(client)), client.slot.deadline_ms.get());
+                waiting.push((order, Rc::clone(client)));
             }
         });
-        if waiting.is_empty() || count == 0 {
-            return 0;
+        if waiting.len() > count {
+            waiting.select_nth_unstable_by_key(count, |(order, _)| *order);
+            waiting.truncate(count);
         }
-        // Of equal weight the one that has waited longest goes first.
-        let order = |(weight, deadline_ms): (u64, u64)| (std::cmp::Reverse(weight), deadline_ms);
-        let last = count.min(waiting.len()) - 1;
-        let limit = order(*waiting.select_nth_unstable_by_key(last, |entry| order(*entry)).1);
-        let mut ended = 0;
-        self.for_each(|client| {
-            let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
-            let entry = order((weight(client), client.slot.deadline_ms.get()));
-            if ended < count && waits && client.slot.expired().is_none() && entry <= limit {
-                expire(client);
-                ended += 1;
-            }
-        });
-        ended
+        waiting.iter().for_each(|(_, client)| expire(client));
+        waiting.len()
     }
 
     fn end_those(&self, chosen: impl Fn(&Slot) -> bool) -> usize {
@@ -158,4 +154,50 @@ fn expire(client: &Client) {
     // The peer may already have gone, which ends the session all the same.
     let _ = client.shutdown(how);
     client.wake();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// So many clients that all owe a head, the first since longest, and their other ends.
+    fn waiting_clients(count: u64) -> (Clients, Vec<Rc<Client>>, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let clients = Clients::new(Clients::epoll().unwrap());
+        let (mut all, mut peers) = (Vec::new(), Vec::new());
+        for deadline_ms in 0..count {
+            peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            let (socket, peer) = listener.accept().unwrap();
+            let client = Rc::new(Client::new(socket, peer, None));
+            client.slot.set(Waiting::Head, 1_000 + deadline_ms);
+            clients.add(&client).unwrap();
+            all.push(client);
+        }
+        (clients, all, peers)
+    }
+
+    fn ended(all: &[Rc<Client>]) -> Vec<usize> {
+        (0..all.len()).filter(|index| all[*index].slot.expired().is_some()).collect()
+    }
+
+    #[test]
+    fn heaviest_of_the_waiting_are_ended_and_of_equal_weight_the_oldest() {
+        let (clients, all, _peers) = waiting_clients(6);
+        all[5].slot.clear();
+        let weight =
+            |client: &Client| u64::from(std::ptr::eq(client, &*all[3]) || std::ptr::eq(client, &*all[5]));
+        assert_eq!(clients.end_heaviest(3, weight), 3);
+        assert_eq!(ended(&all), [0, 1, 3]);
+    }
+
+    #[test]
+    fn more_than_wait_are_asked_for_all_are_ended_once() {
+        let (clients, all, _peers) = waiting_clients(3);
+        assert_eq!(clients.end_heaviest(0, |_| 0), 0);
+        assert_eq!(clients.end_heaviest(10, |_| 0), 3);
+        assert_eq!(ended(&all), [0, 1, 2]);
+        assert_eq!(clients.end_heaviest(10, |_| 0), 0);
+    }
 }
