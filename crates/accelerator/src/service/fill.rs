@@ -232,7 +232,8 @@ impl Storing<'_> {
             Some(Started { status, head: streamed.head.clone(), age_s, length, tail })
         };
         let fill = Fill { writer, length, leader, core: Rc::clone(self.core), epoch: self.epoch, is_fresh };
-        match fill.pump(response, started).await? {
+        // Boxed, so that a request whose response is not stored carries no room for it.
+        match Box::pin(fill.pump(response, started)).await? {
             Pumped::Whole(object) => Ok(Begun::Stored(object, forward)),
             Pumped::Coming(_) if not_modified => Ok(Begun::Streamed(Box::new(streamed.into_not_modified()))),
             Pumped::Coming(reader) => {
