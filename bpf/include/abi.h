@@ -9,7 +9,7 @@
 #include <linux/types.h>
 
 /* Bounds of the maps. */
-#define TG_MAX_SLOTS 16384		/* rule states: two rule sets of 4096 + 256 rules, and room */
+#define TG_MAX_SLOTS 16384		/* rule states: two sets of 4096 connection rules and as many request rules */
 #define TG_STATES (TG_MAX_SLOTS + TG_MAX_CLASSES)	/* a state for each class behind those of the rules */
 #define TG_MAX_FLOWS 65536		/* connections whose request is not answered yet */
 #define TG_LATENCY_BUCKETS 128		/* of each class: quarters of powers of two, in microseconds */
@@ -64,7 +64,7 @@ enum tg_counter {
 	TG_COUNT_SYN_PASSED,
 	TG_COUNT_SYN_POLICED,		/* SYNs without a token */
 	TG_COUNT_SYN_HELD,		/* SYNs held back while a higher class waits */
-	TG_COUNT_MALFORMED,		/* TCP fragments too short to tell their ports (RFC 1858) */
+	TG_COUNT_MALFORMED,		/* fragments and extension headers that hide ports (RFC 1858, RFC 8504) */
 	TG_COUNT_CLASS_POLICED,		/* SYNs and requests beyond the limit of their class */
 	TG_COUNT_STEERED,		/* connections given to the queue of their class */
 	TG_COUNT_STEER_FAILED,		/* ... or not, because the queue is gone */

@@ -13,7 +13,7 @@
 #include <bpf/bpf_helpers.h>
 
 #define VLAN_TAGS_MAX 2
-#define EXTENSION_HEADERS_MAX 6
+#define EXTENSION_HEADERS_MAX 4
 #define IP_MORE_FRAGMENTS 0x2000
 #define IP_FRAGMENT_OFFSET 0x1fff
 #define IPV6_FRAGMENT_OFFSET 0xfff8
@@ -41,68 +41,73 @@ struct packet {
 	struct iphdr *v4;	/* one of these two, or neither */
 	struct ipv6hdr *v6;
 	struct tcphdr *tcp;	/* only in a packet or a fragment that shows all of it */
-	int malformed;		/* a TCP fragment that hides its header */
 };
 
-static __always_inline void parse_tcp(struct packet *packet, void *cursor, int fragment)
+/* These give not 0 for a fragment, or a chain of extension headers, that hides a TCP header. */
+static __always_inline int parse_tcp(struct packet *packet, void *cursor, int fragment)
 {
 	struct tcphdr *tcp = cursor;
 
 	if ((void *)(tcp + 1) <= packet->end)
 		packet->tcp = tcp;
 	else if (fragment)
-		packet->malformed = 1;
+		return 1;
+	return 0;
 }
 
-static __always_inline void parse_ip4(struct packet *packet, void *cursor)
+static __always_inline int parse_ip4(struct packet *packet, void *cursor)
 {
 	struct iphdr *ip = cursor;
 	__u16 fragment;
 
 	if ((void *)(ip + 1) > packet->end)
-		return;
+		return 0;
 	packet->v4 = ip;
 	if (ip->protocol != IPPROTO_TCP || ip->ihl < 5)
-		return;
+		return 0;
 	fragment = bpf_ntohs(ip->frag_off);
 	/* RFC 3128: a second fragment at offset 8 would rewrite the flags of the first. */
-	if ((fragment & IP_FRAGMENT_OFFSET) == 1)
-		packet->malformed = 1;
 	if (fragment & IP_FRAGMENT_OFFSET)
-		return;
-	parse_tcp(packet, cursor + ip->ihl * 4, fragment & IP_MORE_FRAGMENTS);
+		return (fragment & IP_FRAGMENT_OFFSET) == 1;
+	return parse_tcp(packet, cursor + ip->ihl * 4, fragment & IP_MORE_FRAGMENTS);
 }
 
-static __always_inline void parse_ip6(struct packet *packet, void *cursor)
+/* Of the extension headers those that the stack looks behind. */
+static __always_inline int is_extension(__u8 next)
+{
+	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS ||
+	       next == IPPROTO_FRAGMENT;
+}
+
+static __always_inline int parse_ip6(struct packet *packet, void *cursor)
 {
 	struct ipv6hdr *ip = cursor;
 	int fragment = 0;
 	__u8 next;
 
 	if ((void *)(ip + 1) > packet->end)
-		return;
+		return 0;
 	packet->v6 = ip;
 	next = ip->nexthdr;
 	cursor = ip + 1;
 #pragma unroll
 	for (int i = 0; i < EXTENSION_HEADERS_MAX; i++) {
-		if (next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS) {
+		if (is_extension(next) && next != IPPROTO_FRAGMENT) {
 			struct extension_header *header = cursor;
 
+			/* The stack takes no first fragment that does not show all headers (RFC 7112). */
 			if ((void *)(header + 1) > packet->end)
-				return;
+				return 0;
 			next = header->next;
 			cursor += (header->length + 1) * 8;
 		} else if (next == IPPROTO_FRAGMENT) {
 			struct fragment_header *header = cursor;
 
 			if ((void *)(header + 1) > packet->end)
-				return;
-			if (header->offset & bpf_htons(IPV6_FRAGMENT_OFFSET)) {
-				/* RFC 3128 again, whatever follows. */
-				packet->malformed = bpf_ntohs(header->offset) >> 3 == 1 && header->next == IPPROTO_TCP;
-				return;
-			}
+				return 0;
+			/* RFC 3128 again, whatever follows. */
+			if (header->offset & bpf_htons(IPV6_FRAGMENT_OFFSET))
+				return bpf_ntohs(header->offset) >> 3 == 1 && header->next == IPPROTO_TCP;
 			fragment = 1;
 			next = header->next;
 			cursor += sizeof(*header);
@@ -111,16 +116,18 @@ static __always_inline void parse_ip6(struct packet *packet, void *cursor)
 		}
 	}
 	if (next == IPPROTO_TCP)
-		parse_tcp(packet, cursor, fragment);
+		return parse_tcp(packet, cursor, fragment);
+	/* RFC 8504 section 5.3: a host may limit the number of extension headers. Nobody needs that many to connect. */
+	return is_extension(next);
 }
 
-static __always_inline void parse(struct packet *packet, void *cursor)
+static __always_inline int parse(struct packet *packet, void *cursor)
 {
 	struct ethhdr *ethernet = cursor;
 	__be16 protocol;
 
 	if ((void *)(ethernet + 1) > packet->end)
-		return;
+		return 0;
 	protocol = ethernet->h_proto;
 	cursor = ethernet + 1;
 #pragma unroll
@@ -130,14 +137,15 @@ static __always_inline void parse(struct packet *packet, void *cursor)
 		if (protocol != bpf_htons(ETH_P_8021Q) && protocol != bpf_htons(ETH_P_8021AD))
 			break;
 		if ((void *)(tag + 1) > packet->end)
-			return;
+			return 0;
 		protocol = tag->protocol;
 		cursor = tag + 1;
 	}
 	if (protocol == bpf_htons(ETH_P_IP))
-		parse_ip4(packet, cursor);
-	else if (protocol == bpf_htons(ETH_P_IPV6))
-		parse_ip6(packet, cursor);
+		return parse_ip4(packet, cursor);
+	if (protocol == bpf_htons(ETH_P_IPV6))
+		return parse_ip6(packet, cursor);
+	return 0;
 }
 
 #endif

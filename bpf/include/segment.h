@@ -23,8 +23,7 @@ static __always_inline __u32 tcp_behind(struct __sk_buff *skb, __u8 next)
 	for (int i = 0; i < EXTENSION_HEADERS_MAX; i++) {
 		struct fragment_header header;	/* the others begin alike, but for their length */
 
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
-		    next != IPPROTO_FRAGMENT)
+		if (!is_extension(next))
 			break;
 		if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)))
 			return 0;

@@ -260,13 +260,12 @@ int tidegate_in(struct xdp_md *ctx)
 	__u16 port_class;
 	__u32 set;
 
-	parse(&packet, (void *)(long)ctx->data);
-	if (blocked(&packet)) {
-		count(TG_COUNT_BLOCKED);
+	if (parse(&packet, (void *)(long)ctx->data)) {
+		count(TG_COUNT_MALFORMED);
 		return XDP_DROP;
 	}
-	if (packet.malformed) {
-		count(TG_COUNT_MALFORMED);
+	if (blocked(&packet)) {
+		count(TG_COUNT_BLOCKED);
 		return XDP_DROP;
 	}
 	if (!packet.tcp || !packet.tcp->syn || packet.tcp->ack)

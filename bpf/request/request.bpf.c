@@ -37,7 +37,8 @@ extern int bpf_strcspn(const char *text, const char *reject) __ksym __weak;
 struct request {
 	struct tg_path path;
 	__u32 length;			/* bytes of text */
-	__u32 path_length;
+	__u32 path_length;		/* of it in the window */
+	__u32 path_ended;		/* not 0: that is all of the path */
 	__u32 cookie;			/* where the cookie field's value begins, with the blank before it; 0: none */
 	__u32 cookie_length;
 	struct tg_cookie pair;		/* a cookie of the request */
@@ -256,6 +257,9 @@ static __always_inline int path_matches(const struct request *request, const str
 		return 1;
 	if (request->path_length < length)
 		return 0;
+	/* What goes on in the next segment may end otherwise. */
+	if (!request->path_ended && (pattern->path_kind == TG_PATH_EXACT || pattern->path_kind == TG_PATH_SUFFIX))
+		return 0;
 	switch (pattern->path_kind) {
 	case TG_PATH_EXACT:
 		return request->path_length == length && bpf_strnstr(text, searched, length) == 0;
@@ -340,7 +344,10 @@ static __always_inline struct tg_rule *governing(__u32 set, struct request *requ
 	}
 	if (list->count && bpf_ksym_exists(bpf_strnstr) && bpf_ksym_exists(bpf_strcspn)) {
 		length = bpf_strcspn((const char *)request->text, " ?\r");
-		request->path_length = within(length < 0 ? 0 : length);
+		if (length < 0)
+			length = 0;
+		request->path_ended = (__u32)length < request->length;
+		request->path_length = within(length < TG_HEAD_BYTES ? length : TG_HEAD_BYTES - 1);
 		bpf_loop(TG_MAX_PATTERNS, try_pattern, &search, 0);
 	}
 	return search.found ? search.found : rule;

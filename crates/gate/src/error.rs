@@ -15,15 +15,20 @@ pub enum GateError {
         name: String,
     },
     /// Loading programs is not allowed.
-    #[error("loading kernel programs needs CAP_BPF and CAP_NET_ADMIN: run as root")]
-    NotPermitted,
-    /// Some other program is at the interface's first hook.
     #[error(
-        "interface `{name}` already runs an XDP program: detach it first (`ip link set dev {name} xdp off`)"
+        "loading kernel programs needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: grant them, or run as root"
     )]
+    NotPermitted,
+    /// Looking for what other processes hold is not allowed.
+    #[error("finding the gates of other processes needs CAP_SYS_ADMIN: run as root")]
+    MayNotFind,
+    /// Some other program is at the interface's first hook.
+    #[error("interface `{name}` already runs an XDP program: {}", detach_first(name, *by_tidegate))]
     InUse {
         /// The interface.
         name: String,
+        /// Whether it is the program of another gate.
+        by_tidegate: bool,
     },
     /// The connection rules do not compile.
     #[error(transparent)]
@@ -95,6 +100,13 @@ pub enum GateError {
         /// How many are possible.
         max: usize,
     },
+}
+
+fn detach_first(interface: &str, by_tidegate: bool) -> String {
+    if by_tidegate {
+        return format!("another tidegate's, which `tidegate gate detach {interface}` ends");
+    }
+    format!("end what has attached it, or try `ip link set dev {interface} xdp off`, first")
 }
 
 impl GateError {

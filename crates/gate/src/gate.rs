@@ -178,6 +178,10 @@ impl Gate {
         maps.set_control(abi::TG_CONTROL_PENALTY_NS, options.reset_penalty.as_nanos() as u64)?;
         maps.set_control(abi::TG_CONTROL_HOLD_DEPTH, options.hold_depth.map_or(0, u64::from))?;
         maps.set_control(abi::TG_CONTROL_CREDITS, u64::from(options.for_server))?;
+        // Were another process to make the table, this one could not open it.
+        if !system::may_open_by_number() {
+            maps.singles_to_fill()?;
+        }
         let kernel = Kernel {
             programs,
             attached: Vec::new(),

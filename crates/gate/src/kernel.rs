@@ -18,6 +18,7 @@ use crate::GateError;
 use crate::abi;
 use crate::maps::Maps;
 use crate::report::Mechanism;
+use crate::running::Running;
 use crate::system;
 
 /// An object file must lie at an address that its headers can be read from.
@@ -82,7 +83,8 @@ impl Programs {
         let in_use = |source: libbpf_rs::Error| {
             let other = libbpf_rs::Xdp::new(descriptor).query_id(index, XdpFlags::NONE);
             if other.is_ok_and(|program| program != 0) {
-                return GateError::InUse { name: interface.into() };
+                let by_tidegate = Running::all(Some(interface)).is_ok_and(|found| !found.is_empty());
+                return GateError::InUse { name: interface.into(), by_tidegate };
             }
             GateError::kernel("attaching to the interface")(source)
         };
@@ -228,7 +230,11 @@ fn load(
     let captured = Captured::begin();
     let explain = |source: libbpf_rs::Error| match source.kind() {
         ErrorKind::PermissionDenied if !system::may_load_programs() => GateError::NotPermitted,
-        _ => GateError::Kernel { doing: name, source, detail: captured.text() },
+        _ => GateError::Kernel {
+            doing: "loading the kernel programs (Linux 6.1 with BTF, or later)",
+            source,
+            detail: captured.text(),
+        },
     };
     let mut builder = ObjectBuilder::default();
     let mut open = builder.name(name).and_then(|builder| builder.open_memory(object)).map_err(explain)?;

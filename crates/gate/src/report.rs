@@ -157,7 +157,11 @@ const TOTALS: [(abi::tg_counter, &str, &str); 18] = [
     (abi::TG_COUNT_SYN_PASSED, "gate_syns_passed_total", "SYNs that were let pass."),
     (abi::TG_COUNT_SYN_POLICED, "gate_syns_policed_total", "SYNs dropped for want of a token."),
     (abi::TG_COUNT_SYN_HELD, "gate_syns_held_total", "SYNs held back while a higher class waited."),
-    (abi::TG_COUNT_MALFORMED, "gate_malformed_packets_total", "TCP fragments that hid their ports."),
+    (
+        abi::TG_COUNT_MALFORMED,
+        "gate_malformed_packets_total",
+        "Packets that hid their TCP ports: in fragments, or behind more than four IPv6 extension headers.",
+    ),
     (
         abi::TG_COUNT_CLASS_POLICED,
         "gate_class_policed_total",

@@ -31,8 +31,8 @@ impl Running {
 
     /// Finds every gate attached to `interface`, or to any: each is another process's.
     pub fn all(interface: Option<&str>) -> Result<Vec<Self>, GateError> {
-        if !system::may_load_programs() {
-            return Err(GateError::NotPermitted);
+        if !system::may_open_by_number() {
+            return Err(GateError::MayNotFind);
         }
         let wanted = interface.map(system::interface_index).transpose()?;
         let cookie = system::namespace_cookie()?;

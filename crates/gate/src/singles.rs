@@ -70,6 +70,9 @@ impl Singles {
             .update(0u32.as_bytes(), inner.as_fd().as_raw_fd().as_bytes(), MapFlags::ANY)
             .map_err(GateError::kernel("creating the block list"))?;
         // Of two processes that have done so at once the later one has made the table.
+        if table.is_current(outer)? {
+            return Ok(table);
+        }
         Ok(Self::open(outer)?.unwrap_or(table))
     }
 

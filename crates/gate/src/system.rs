@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapHandle, libbpf_sys};
+use rustix::thread::CapabilitySet;
 
 use crate::GateError;
 
@@ -134,12 +135,20 @@ pub(crate) fn namespace_cookie() -> Result<u64, GateError> {
     Ok(unsafe { cookie.assume_init() })
 }
 
-/// Whether this process has what loading programs needs; only to choose between error texts.
+/// Whether this process has what loading programs needs; only to choose between error texts. Without CAP_PERFMON the
+/// verifier allows nothing that could tell of the kernel's addresses, such as comparing pointers.
 pub(crate) fn may_load_programs() -> bool {
-    let Ok(sets) = rustix::thread::capabilities(None) else { return false };
-    use rustix::thread::CapabilitySet;
-    sets.effective.contains(CapabilitySet::SYS_ADMIN)
-        || sets.effective.contains(CapabilitySet::BPF.union(CapabilitySet::NET_ADMIN))
+    let needed = CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON;
+    may_open_by_number() || has(needed)
+}
+
+/// Whether the kernel opens programs, maps and links for this process that another has made.
+pub(crate) fn may_open_by_number() -> bool {
+    has(CapabilitySet::SYS_ADMIN)
+}
+
+fn has(needed: CapabilitySet) -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }
 
 /// What the kernel knows of a program: instructions that the verifier went through, and bytes of the program.

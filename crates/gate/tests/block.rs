@@ -6,9 +6,10 @@ mod support;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use rustix::thread::CapabilitySet;
 use support::{ACK, Namespace, explained, frame, needs_root};
 use tidegate_core::IpPrefix;
-use tidegate_gate::{Blocks, Gate, GateError, Mechanism, Options};
+use tidegate_gate::{Blocks, Gate, GateError, Mechanism, Options, Running};
 use tidegate_policy::RuleSet;
 
 const TO: &str = "10.0.0.1";
@@ -119,4 +120,39 @@ fn user_space_list_gives_the_same_answers() {
     assert!(blocks.remove(&prefix("192.0.2.0/24")).unwrap());
     assert!(!refused("192.0.2.9"));
     assert_eq!(blocks.sweep().unwrap(), 1);
+}
+
+/// Takes all other capabilities from the calling thread.
+fn keep_only(effective: CapabilitySet) {
+    let mut sets = rustix::thread::capabilities(None).unwrap();
+    sets.effective = effective;
+    rustix::thread::set_capabilities(None, sets).unwrap();
+}
+
+/// What docs/guide/gate.md has the service run with.
+#[test]
+fn gate_without_cap_sys_admin_blocks_what_it_and_others_add() {
+    needs_root();
+    let documented = CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON;
+    let namespace = Namespace::new();
+    let gate = namespace.run(|| {
+        keep_only(documented - CapabilitySet::PERFMON);
+        let refused = Gate::load(&RuleSet::default(), &Options::default()).unwrap_err();
+        assert!(matches!(refused, GateError::NotPermitted), "{refused}");
+        keep_only(documented);
+        assert!(matches!(Running::all(None), Err(GateError::MayNotFind)));
+        explained(Gate::attach("lo", &RuleSet::default(), &Options::default()))
+    });
+    namespace.run(|| {
+        let running = explained(Running::find(Some("lo")));
+        explained(running.blocks().add(prefix("10.9.0.1"), None));
+    });
+    namespace.run(|| {
+        keep_only(documented);
+        explained(gate.blocks().add(prefix("10.9.0.2"), None));
+        let listed = explained(gate.blocks().list());
+        assert_eq!(listed.len(), 2, "{listed:?}");
+        assert!(!passes(&gate, "10.9.0.1") && !passes(&gate, "10.9.0.2") && passes(&gate, "10.9.0.3"));
+        assert!(explained(gate.blocks().remove(&prefix("10.9.0.1"))) && passes(&gate, "10.9.0.1"));
+    });
 }

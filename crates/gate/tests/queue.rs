@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use support::{
     Namespace, Pair, SERVER4, SERVER6, connect, connection, connections, explained, is_answered, needs_root,
+    until_waiting,
 };
 use tidegate_gate::{ClassListeners, Gate, GateError, ListenQueue, Mechanism, Options};
 use tidegate_policy::{ConnectionRule, RuleSet};
@@ -40,7 +41,6 @@ fn bind(gate: &Gate, address: &str) -> ListenQueue {
 
 /// Classes in the order of acceptance.
 fn classes(queue: &ListenQueue, gate: &Gate, count: usize) -> Vec<u8> {
-    // Connections reach the accept queue with the last packet of the handshake, after `connect` has returned.
     let mut seen = Vec::new();
     while seen.len() < count {
         match queue.try_accept(gate).unwrap() {
@@ -67,6 +67,7 @@ fn highest_class_is_accepted_first_whoever_came_first() {
         let v6 = order.iter().map(|host| connect(&format!("[fd77::{host}]:0"), to6));
         v4.chain(v6).collect()
     });
+    until_waiting(port, 14);
     assert_eq!(classes(&queue, &gate, 14), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]);
     let steered =
         explained(gate.show()).totals.iter().find(|t| t.name == "gate_steered_total").unwrap().value;
@@ -86,7 +87,8 @@ fn full_queue_of_a_low_class_does_not_shut_out_the_high_one() {
         assert!(full, "the low class's queue is full");
         connect("10.77.0.2:0", to);
     });
-    assert_eq!(queue.try_accept(&gate).unwrap().unwrap().class, 0);
+    // Of the low class some are in the queue by now.
+    while queue.listeners().accept(WAIT).unwrap().unwrap().class != 0 {}
 }
 
 #[test]
@@ -105,6 +107,7 @@ fn clients_that_connect_while_the_server_restarts_are_served() {
     drop(first);
     // No server: connections wait with the holder, each in the queue of its class.
     let _waiting = pair.client.run(|| [4, 3, 2].map(|host| connect(&format!("10.77.0.{host}:0"), to)));
+    until_waiting(to.port(), 3);
     queue.listeners().pass(&holder).unwrap();
     let second = ClassListeners::receive(&server).unwrap();
     let order: Vec<u8> = (0..3).map(|_| second.accept(WAIT).unwrap().unwrap().class).collect();
@@ -128,12 +131,15 @@ fn low_class_is_held_back_while_the_high_one_waits() {
     let connected = |host: u8| drop(pair.client.run(|| connect(&format!("10.77.0.{host}:0"), to)));
     // One does not make a queue.
     [LOW, HIGH, LOW, HIGH].into_iter().for_each(connected);
+    until_waiting(to.port(), 4);
     assert!(!answered(LOW) && !answered(MIDDLE), "while two of the high class wait");
     connected(HIGH);
+    until_waiting(to.port(), 5);
     for _ in 0..3 {
         assert_eq!(queue.try_accept(&gate).unwrap().unwrap().class, 0);
     }
     [MIDDLE, MIDDLE].into_iter().for_each(connected);
+    until_waiting(to.port(), 4);
     assert!(!answered(LOW), "the middle class holds back the low one too");
     explained(gate.set_hold_depth(None));
     connected(LOW);
@@ -155,6 +161,7 @@ fn low_class_is_held_back_from_a_server_with_one_accept_queue() {
         let connected = |from: &str| drop(pair.client.run(|| connect(from, to)));
         connected(high);
         connected(low);
+        until_waiting(to.port(), 2);
         assert!(!answered(low), "two wait");
         connected(high);
         for _ in 0..3 {
@@ -183,12 +190,15 @@ fn without_kernel_programs_connections_are_policed_and_ordered_after_accept() {
         pair.client.run(|| hosts.iter().map(one).collect())
     };
     let _clients = connect_all(&[4, 3, 9, 9, 8, 2]);
+    until_waiting(to.port(), 6);
     assert_eq!(classes(&queue, &gate, 4), [0, 1, 2, 2]);
     assert_eq!(queue.counts().refused, 2, "one beyond its burst, one blocked");
     // Full: the youngest of the lowest class makes room.
     let _more = connect_all(&[4, 4, 4, 4, 4]);
+    until_waiting(to.port(), 5);
     assert!(queue.try_accept(&gate).unwrap().is_some());
     let _high = connect_all(&[2, 2, 2, 2]);
+    until_waiting(to.port(), 4);
     assert_eq!(classes(&queue, &gate, 6), [0, 0, 0, 0, 2, 2]);
     assert_eq!(queue.counts().shed, 2);
     let rows = gate.show().unwrap().rules;

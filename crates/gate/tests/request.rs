@@ -152,6 +152,40 @@ fn what_a_segment_does_not_show_is_left_to_the_server() {
     );
 }
 
+#[test]
+fn path_that_goes_on_in_the_next_segment_or_beyond_what_is_searched_has_no_end() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let rules = set(vec![
+        rule("*.php", Some(Action::Drop)),
+        rule("*noaccess*", Some(Action::Drop)),
+        with_cookie("tier", "bad", rule("/a", Some(Action::Drop))),
+    ]);
+    let gate = explained(Gate::load(&rules, &Options::default()));
+    let passes = |text: &str| {
+        let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    let long = |length: usize| "x".repeat(length);
+    for violates in ["/a.php", "/a.php?b", "/noaccess/"] {
+        assert!(!passes(&head("GET", violates, None)), "{violates}");
+    }
+    assert!(!passes(&head("GET", "/a", Some("tier=bad"))) && passes(&head("GET", "/ab", Some("tier=bad"))));
+    // Rules about cookies leave all heads without an end to the server; without them paths are seen nevertheless.
+    let gate = explained(Gate::load(&set(rules.requests[..2].to_vec()), &Options::default()));
+    let passes = |text: &str| {
+        let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    assert!(passes("GET /a.php") && passes("GET /a.ph"));
+    // The first 2,048 bytes end as a rule says, the path does not.
+    for complies in [format!("/{}.php{}", long(2043), long(9)), format!("/{}/noaccess", long(2500))] {
+        assert!(passes(&head("GET", &complies, None)), "{complies}");
+    }
+    assert!(!passes(&head("GET", &format!("/noaccess/{}", long(2500)), None)));
+    assert!(!passes("GET /a.php ") && !passes("GET /a.php?") && !passes("GET /noaccess"));
+}
+
 /// Listens like a server that sets TCP_DEFER_ACCEPT: it is woken by data.
 fn deferring(address: &str) -> TcpListener {
     let listener = TcpListener::bind(address).unwrap();

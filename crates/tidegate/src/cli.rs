@@ -105,7 +105,7 @@ enum Command {
         #[command(subcommand)]
         command: BlockCommand,
     },
-    /// Overload control in the kernel, in front of any server of this host; needs CAP_BPF and CAP_NET_ADMIN.
+    /// Overload control in the kernel, in front of any server of this host; needs CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON.
     #[command(after_help = "Example:\n  tidegate gate attach eth0 --config /etc/tidegate/gate.toml")]
     Gate {
         #[command(subcommand)]

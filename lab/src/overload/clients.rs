@@ -25,11 +25,22 @@ pub struct Group {
     pub patience: Duration,
 }
 
+impl Group {
+    /// When its client of this number begins, if clients do not begin together: the same in every run.
+    fn begins_after(&self, number: u64) -> Duration {
+        let part = mixed(number ^ u64::from(u32::from(self.from)) << 32) >> 32;
+        self.patience.mul_f64(part as f64 / f64::from(u32::MAX))
+    }
+}
+
 /// When clients ask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// Each as soon as it has its answer.
+    /// Each as soon as it has its answer; all begin at once.
     Closed,
+    /// As `Closed`, but they begin at any time within their patience, as clients do that know nothing of each other. Those
+    /// that begin at once, and give up after the same time, would come back at once for ever.
+    Scattered,
     /// All together so many per second, evenly, whether or not answers come; as long as there are enough clients.
     PerSecond(f64),
     /// Bursts: for each of them so many at once, so often.
@@ -130,9 +141,12 @@ fn ask_until_end(group: &Group, to: SocketAddr, begun: Instant, time: Clients, t
     let end = begun + time.settle + time.measure;
     let mut asked = Asked::default();
     let mut burst = Bursts::default();
+    if group.pace == Pace::Scattered {
+        std::thread::sleep(group.begins_after(turns.fetch_add(1, Ordering::Relaxed)));
+    }
     loop {
         let wait_until = match group.pace {
-            Pace::Closed => None,
+            Pace::Closed | Pace::Scattered => None,
             Pace::PerSecond(rate) => {
                 let turn = turns.fetch_add(1, Ordering::Relaxed);
                 Some(begun + Duration::from_secs_f64(turn as f64 / rate))
@@ -234,6 +248,26 @@ mod tests {
         }
         sizes.pop();
         assert!(sizes.len() >= 4 && sizes.iter().all(|size| (50..=80).contains(size)), "{sizes:?}");
+    }
+
+    #[test]
+    fn scattered_clients_begin_at_any_time_within_their_patience() {
+        let patience = Duration::from_millis(400);
+        let group = |host| Group {
+            from: Ipv4Addr::new(10, 77, host, 1),
+            clients: 50,
+            path: "/",
+            pace: Pace::Scattered,
+            patience,
+        };
+        let begin: Vec<Duration> =
+            (0..5).flat_map(|host| (0..50).map(move |n| group(host).begins_after(n))).collect();
+        // 250 in eight eighths: about 31 in each.
+        for eighth in 0..8 {
+            let part = patience * eighth / 8..patience * (eighth + 1) / 8;
+            let count = begin.iter().filter(|time| part.contains(*time)).count();
+            assert!((16..=46).contains(&count), "{count} in {part:?}");
+        }
     }
 
     #[test]

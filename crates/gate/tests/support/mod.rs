@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate_gate::{Gate, GateError, Options};
 use tidegate_policy::{ConnectionRule, Profile, RuleSet, When};
@@ -179,6 +179,30 @@ fn connect_within(from: &str, to: SocketAddr, limit: Duration) -> std::io::Resul
 pub fn connect(from: &str, to: SocketAddr) -> TcpStream {
     connect_within(from, to, Duration::from_secs(10))
         .unwrap_or_else(|error| panic!("{from} to {to}: {error}"))
+}
+
+/// Waits until so many connections wait to be accepted on a port of the calling thread's namespace: they get there with
+/// the last packet of the handshake, which may be under way when `connect` has returned.
+#[track_caller]
+pub fn until_waiting(port: u16, count: u32) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let found: u32 = ["tcp", "tcp6"].into_iter().map(|table| waiting(table, port)).sum();
+        if found == count {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{found} and not {count} connections wait on port {port}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Connections in the accept queues of a port, by one of the kernel's tables: `…:PORT … 0A SENT:WAITING`.
+fn waiting(table: &str, port: u16) -> u32 {
+    let text = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
+    let rows = text.lines().skip(1).map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    let listens = |row: &Vec<&str>| row[1].ends_with(&format!(":{port:04X}")) && row[3] == "0A";
+    let depth = |row: Vec<&str>| u32::from_str_radix(row[4].split_once(':').unwrap().1, 16).unwrap();
+    rows.filter(listens).map(depth).sum()
 }
 
 /// Whether a SYN, sent once, is answered. Silence can only be seen by waiting: less than the retransmission takes.

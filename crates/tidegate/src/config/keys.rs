@@ -615,7 +615,7 @@ static FILTER: Section = Section {
 static GATE: Section = Section {
     name: "gate",
     doc: "Where rules are enforced. Kernel programs on network interfaces refuse before the server wakes; they need \
-          CAP_BPF and CAP_NET_ADMIN. Where they cannot be had, the same rules act in user space, and \
+          CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Where they cannot be had, the same rules act in user space, and \
           `tidegate gate show` says why. A change needs a restart.",
     enforced: true,
     keys: &[
