@@ -6,8 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_dhttp::server::{ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, Ticket};
-use tidegate_dhttp::wire::RequestId;
+use tidegate_dhttp::server::{Carrier, ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, Ticket};
 
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
@@ -23,7 +22,7 @@ fuzz_target!(|data: &[u8]| {
     let clients: [SocketAddr; 2] = [([192, 0, 2, 1], 40_000).into(), ([192, 0, 2, 2], 40_000).into()];
     let (mut received, mut sent, mut proved) = ([0; 2], [0; 2], [false; 2]);
     let mut tickets: Vec<(usize, Ticket)> = Vec::new();
-    let mut connections: Vec<(ConnectionId, Option<RequestId>)> = Vec::new();
+    let mut connections: Vec<ConnectionId> = Vec::new();
     let mut token: Option<Vec<u8>> = None;
     let long = [b'x'; 5000];
     let mut rest = data;
@@ -53,7 +52,6 @@ fuzz_target!(|data: &[u8]| {
             }
             3 | 4 => {
                 if let Some((which, ticket)) = tickets.pop() {
-                    let id = ticket.id();
                     let route = if step & 7 == 3 {
                         server.respond(ticket, if step & 16 == 0 { RESPONSE } else { &long }, now)
                     } else {
@@ -61,22 +59,28 @@ fuzz_target!(|data: &[u8]| {
                     };
                     match route {
                         Route::Datagram => {}
-                        Route::Connection(connection) => connections.push((connection, Some(id))),
-                        Route::NewConnection(connection, to) => {
+                        Route::Connection(Carrier::Busy) => {}
+                        Route::Connection(Carrier::Idle(connection)) => {
+                            server.next_response(connection, now);
+                        }
+                        Route::Connection(Carrier::New(connection, to)) => {
                             assert!(proved[which], "a connection to {to}, who proved nothing");
-                            connections.push((connection, Some(id)));
+                            connections.push(connection);
                             if step & 16 == 0 {
-                                server.on_connected(connection, now);
+                                server.next_response(connection, now);
                             }
                         }
                     }
                 }
             }
-            5 => match connections.pop() {
-                Some((connection, Some(id))) if step & 16 == 0 => {
-                    server.on_response_sent(connection, id, now);
+            5 => match connections.last().copied() {
+                Some(connection) if step & 16 == 0 => {
+                    server.next_response(connection, now);
                 }
-                Some((connection, _)) => server.on_connection_closed(connection, now),
+                Some(connection) => {
+                    connections.pop();
+                    server.on_connection_closed(connection, now);
+                }
                 None => server.set_stressed(step & 16 == 0),
             },
             6 => {
@@ -98,8 +102,9 @@ fuzz_target!(|data: &[u8]| {
             assert!(proved[to] || sent[to] <= 3 * received[to]);
         }
         while let Some(closed) = server.poll_close() {
-            connections.retain(|(connection, _)| *connection != closed);
+            connections.retain(|connection| *connection != closed);
         }
+        while server.poll_given_up().is_some() {}
         server.check_invariants();
     }
 });

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -12,21 +12,24 @@ use crate::Error;
 
 const V1: &str = "/sys/fs/cgroup/cpu";
 const V2: &str = "/sys/fs/cgroup";
+const SETTLE_STEP: Duration = Duration::from_millis(100);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Quotas of one process have different names.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// A control group whose processes together get a share of one core. They end when this is dropped.
+/// A control group whose processes together get a share of one core, once it is enforced. They end when this is dropped.
 #[derive(Debug)]
 pub struct Quota {
     group: PathBuf,
+    is_v1: bool,
 }
 
 impl Quota {
-    /// `share` of a core's time in each `period`.
+    /// A group that gets as much as it wants, until [`Quota::enforce`].
     ///
     /// # Errors
     /// Without root or the cpu controller.
-    pub fn new(share: f64, period: Duration) -> Result<Self, Error> {
+    pub fn new() -> Result<Self, Error> {
         let name = format!("tidegate-lab-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let v1 = Path::new(V1).join("cpu.cfs_quota_us").exists();
         let group = Path::new(if v1 { V1 } else { V2 }).join(name);
@@ -36,23 +39,53 @@ impl Quota {
                 group.display()
             ))
         };
-        let (period_us, quota_us) = (period.as_micros(), (period.as_micros() as f64 * share) as u64);
         if !v1 {
             // It may be on already; if it cannot be, the file is missing below.
             let _ = std::fs::write(Path::new(V2).join("cgroup.subtree_control"), "+cpu");
         }
         std::fs::create_dir(&group).map_err(failed)?;
-        let quota = Self { group: group.clone() };
+        let quota = Self { group: group.clone(), is_v1: v1 };
         // What else runs on the core shall not make it less: as much weight as the kernel allows.
         let weight = if v1 { ("cpu.shares", "262144") } else { ("cpu.weight", "10000") };
         std::fs::write(group.join(weight.0), weight.1).map_err(failed)?;
-        if v1 {
-            std::fs::write(group.join("cpu.cfs_period_us"), period_us.to_string()).map_err(failed)?;
-            std::fs::write(group.join("cpu.cfs_quota_us"), quota_us.to_string()).map_err(failed)?;
-        } else {
-            std::fs::write(group.join("cpu.max"), format!("{quota_us} {period_us}")).map_err(failed)?;
-        }
         Ok(quota)
+    }
+
+    /// From now on the group gets `share` of a core's time in each `period`.
+    ///
+    /// # Errors
+    /// When the group is gone, or the kernel limits no control groups.
+    pub fn enforce(&self, share: f64, period: Duration) -> Result<(), Error> {
+        let (period_us, quota_us) = (period.as_micros(), (period.as_micros() as f64 * share) as u64);
+        let write = |file: &str, value: String| {
+            let file = self.group.join(file);
+            std::fs::write(&file, value).map_err(Error::file("write", &file))
+        };
+        if self.is_v1 {
+            write("cpu.cfs_period_us", period_us.to_string())?;
+            write("cpu.cfs_quota_us", quota_us.to_string())
+        } else {
+            write("cpu.max", format!("{quota_us} {period_us}"))
+        }
+    }
+
+    /// Waits until the group has nothing left to do: less than a tenth of a core.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn settle(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        let mut before = self.used()?;
+        while Instant::now() < deadline {
+            std::thread::sleep(SETTLE_STEP);
+            let used = self.used()?;
+            // A thread that has ended takes its time along.
+            if used >= before && used - before < SETTLE_STEP / 10 {
+                return Ok(());
+            }
+            before = used;
+        }
+        Err(Error::Server("a server that nobody asks for anything stays busy".into()))
     }
 
     fn members(&self) -> PathBuf {

@@ -184,7 +184,7 @@ struct Running {
 
 impl Running {
     fn start(lab: &Lab, server: Server, namespace: &str, root: &Path) -> Result<Self, Error> {
-        let quota = Quota::new(SHARE, PERIOD)?;
+        let quota = Quota::new()?;
         let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
         let own = directory.path();
         readable(own)?;
@@ -214,6 +214,9 @@ impl Running {
                 (http, None, Some(start(&apache(own, root, http, keep_alive_s)?)?))
             }
         };
+        // It starts at full speed: the experiment is about a server that is full, not about one that is not there yet.
+        quota.settle()?;
+        quota.enforce(SHARE, PERIOD)?;
         Ok(Self { address, _site: site, _process: process, quota, _directory: directory })
     }
 }

@@ -86,7 +86,7 @@ impl<S: Service> Driver<S> {
         local: Option<IpAddr>,
         now: Instant,
     ) {
-        let id = ticket.id();
+        let id = ticket.global_id();
         let route = self.core.borrow_mut().respond(ticket, &response, now);
         if let Some(job) = self.follow(route, id, local) {
             let _ = job.send(Body::full(response));

@@ -18,7 +18,7 @@ use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use rand::TryRng;
 use tidegate_core::metric_set;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 
@@ -29,9 +29,9 @@ use super::service::{Arrival, Body, Immediate, Request, Response, Service};
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
 use crate::server::{
-    ConnectionId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket, Transmit, Unsealed,
+    Carrier, ConnectionId, GlobalId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket,
+    Transmit, Unsealed,
 };
-use crate::wire::RequestId;
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
@@ -207,6 +207,7 @@ pub fn serve<S: Service>(
         core: RefCell::new(core),
         service,
         connections: RefCell::default(),
+        to_carry: RefCell::default(),
         changed: Notify::new(),
         handle: handle.clone(),
         limits: StreamLimits {
@@ -222,14 +223,10 @@ pub fn serve<S: Service>(
     Ok((handle, async move { LocalSet::new().run_until(driver.run(tcp)).await }))
 }
 
-/// A response that a connection is to carry.
-struct Job {
-    id: RequestId,
-    http: oneshot::Receiver<Body>,
-}
-
+/// A connection that the server opened.
 struct Connection {
-    jobs: mpsc::UnboundedSender<Job>,
+    /// There is a response to carry.
+    called: Rc<Notify>,
     task: AbortHandle,
 }
 
@@ -240,8 +237,10 @@ pub(super) struct Driver<S> {
     local: SocketAddr,
     pub(super) core: RefCell<Server>,
     pub(super) service: S,
-    /// As many as the protocol core knows; their queues are bounded by it too.
+    /// As many as the protocol core knows.
     connections: RefCell<HashMap<ConnectionId, Connection>>,
+    /// Responses that connections are to carry, as many as the core knows: each comes when it is made.
+    to_carry: RefCell<HashMap<GlobalId, oneshot::Receiver<Body>>>,
     /// A task has changed the core: there may be something to send, to close or to wait for.
     pub(super) changed: Notify,
     pub(super) handle: ServerHandle,
@@ -378,7 +377,7 @@ impl<S: Service> Driver<S> {
             let head = core.request_head(http);
             match self.service.respond_now(&arrival, &head, most_bytes, &mut response) {
                 Immediate::Written => {
-                    let id = ticket.id();
+                    let id = ticket.global_id();
                     let route = core.respond(ticket, &response, now);
                     if route != Route::Datagram {
                         drop(core);
@@ -411,7 +410,7 @@ impl<S: Service> Driver<S> {
     }
 
     async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, long: bool) {
-        let Some(id) = guard.ticket.as_ref().map(Ticket::id) else { return };
+        let Some(id) = guard.ticket.as_ref().map(Ticket::global_id) else { return };
         if long {
             // Set up while the response is made (DHTTP §III).
             if let Some(job) = self.route_long(&mut guard, id) {
@@ -466,7 +465,7 @@ impl<S: Service> Driver<S> {
     fn route_long(
         self: &Rc<Self>,
         guard: &mut TicketGuard<S>,
-        id: RequestId,
+        id: GlobalId,
     ) -> Option<oneshot::Sender<Body>> {
         let ticket = guard.ticket.take()?;
         let route = self.core.borrow_mut().respond_long(ticket, Instant::now());
@@ -478,25 +477,28 @@ impl<S: Service> Driver<S> {
     pub(super) fn follow(
         self: &Rc<Self>,
         route: Route,
-        id: RequestId,
+        id: GlobalId,
         local: Option<IpAddr>,
     ) -> Option<oneshot::Sender<Body>> {
         self.changed.notify_one();
-        let connection = match route {
-            Route::Datagram => return None,
-            Route::Connection(connection) => connection,
-            Route::NewConnection(connection, to) => {
-                let (jobs, queue) = mpsc::unbounded_channel();
-                let from = local.unwrap_or(self.local.ip());
-                let task =
-                    spawn_local(Rc::clone(self).connection(connection, from, to, queue)).abort_handle();
-                self.connections.borrow_mut().insert(connection, Connection { jobs, task });
-                connection
-            }
-        };
+        let Route::Connection(carrier) = route else { return None };
         let (sender, http) = oneshot::channel();
-        let connections = self.connections.borrow();
-        connections.get(&connection)?.jobs.send(Job { id, http }).ok()?;
+        self.to_carry.borrow_mut().insert(id, http);
+        match carrier {
+            Carrier::Busy => {}
+            Carrier::Idle(connection) => {
+                if let Some(connection) = self.connections.borrow().get(&connection) {
+                    connection.called.notify_one();
+                }
+            }
+            Carrier::New(connection, to) => {
+                let called = Rc::new(Notify::new());
+                let from = local.unwrap_or(self.local.ip());
+                let run = Rc::clone(self).connection(connection, from, to, Rc::clone(&called));
+                let task = spawn_local(run).abort_handle();
+                self.connections.borrow_mut().insert(connection, Connection { called, task });
+            }
+        }
         Some(sender)
     }
 
@@ -506,13 +508,14 @@ impl<S: Service> Driver<S> {
         connection: ConnectionId,
         from: IpAddr,
         to: SocketAddr,
-        jobs: mpsc::UnboundedReceiver<Job>,
+        called: Rc<Notify>,
     ) {
-        if let Err(error) = self.carry(connection, from, to, jobs).await {
+        if let Err(error) = self.carry(connection, from, to, &called).await {
             tracing::debug!(%error, %to, "connection to a client ended");
         }
         self.connections.borrow_mut().remove(&connection);
         self.core.borrow_mut().on_connection_closed(connection, Instant::now());
+        self.give_up();
         self.changed.notify_one();
     }
 
@@ -521,32 +524,41 @@ impl<S: Service> Driver<S> {
         connection: ConnectionId,
         from: IpAddr,
         to: SocketAddr,
-        mut jobs: mpsc::UnboundedReceiver<Job>,
+        called: &Notify,
     ) -> io::Result<()> {
         let mut stream = connect(from, to).await?;
-        self.core.borrow_mut().on_connected(connection, Instant::now());
-        self.changed.notify_one();
         let (read, mut write) = stream.split();
         let mut reader = Reader::new(read, self.limits.clone());
         loop {
-            let job = tokio::select! {
-                biased;
-                // The client closes, or speaks, which is not for it to do here.
-                () = reader.closed() => return Ok(()),
-                job = jobs.recv() => match job {
-                    Some(job) => job,
-                    None => return Ok(()),
-                },
+            let next = self.core.borrow_mut().next_response(connection, Instant::now());
+            let Some(id) = next else {
+                // It is idle, until when the core may want to know.
+                self.changed.notify_one();
+                tokio::select! {
+                    biased;
+                    // The client closes, or speaks, which is not for it to do here.
+                    () = reader.closed() => return Ok(()),
+                    () = called.notified() => continue,
+                }
             };
-            let http = job.http.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-            write_message(&mut write, &job.id.0, http, &self.limits).await?;
-            self.core.borrow_mut().on_response_sent(connection, job.id, Instant::now());
-            self.changed.notify_one();
+            let http = self.to_carry.borrow_mut().remove(&id).ok_or(io::ErrorKind::NotFound)?;
+            let http = http.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+            write_message(&mut write, &id.1.0, http, &self.limits).await?;
+        }
+    }
+
+    /// Forgets the responses that no connection will carry.
+    fn give_up(&self) {
+        loop {
+            let given_up = self.core.borrow_mut().poll_given_up();
+            let Some(id) = given_up else { return };
+            self.to_carry.borrow_mut().remove(&id);
         }
     }
 
     /// Sends and closes what the core wants sent and closed.
     async fn flush(&self, sender: &mut Sender) {
+        self.give_up();
         loop {
             let mut batch: Vec<Transmit> = Vec::new();
             {

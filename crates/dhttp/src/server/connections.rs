@@ -20,7 +20,7 @@ pub struct ConnectionLimits {
     pub total: usize,
     /// Most connections to one client address.
     pub per_client: usize,
-    /// Most responses that wait for one connection.
+    /// Most responses that wait for a client's connections, all of which are busy.
     pub pending: usize,
     /// How long a connection is kept without a response on it.
     pub idle_timeout: Duration,
@@ -33,7 +33,7 @@ impl Default for ConnectionLimits {
         Self {
             total: 10_000,
             per_client: 3,
-            pending: 64,
+            pending: 192,
             idle_timeout: Duration::from_secs(15),
             connect_timeout: Duration::from_secs(3),
         }
@@ -73,35 +73,65 @@ pub(super) struct Sent {
     pub at: Instant,
 }
 
+/// What a connection is doing.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    /// The client has not accepted it yet.
+    Opening,
+    Idle,
+    /// It is about to ask for a response.
+    Called,
+    Carrying(Owed),
+}
+
 #[derive(Debug)]
 struct Connection {
     ends: Ends,
-    open: bool,
-    owed: VecDeque<Owed>,
+    state: State,
     /// The last responses written: they may not have reached the client if the connection breaks.
     sent: VecDeque<Sent>,
     /// While being opened, when that has failed; while idle, when it is closed; meaningless while busy.
     deadline: Instant,
 }
 
+/// A client's TCP channel.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Never empty.
+    connections: Vec<ConnectionId>,
+    /// Responses that the first of the connections will carry that has nothing else to do.
+    waiting: VecDeque<Owed>,
+}
+
 /// What carries a response.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Choice {
-    Existing(ConnectionId),
+    /// This one, which was idle.
+    Idle(ConnectionId),
     /// One that is yet to be opened, and the one that was closed to make room for it.
     New(ConnectionId, Option<ConnectionId>),
+    /// Whichever has nothing else to do first.
+    Queued,
     None,
+}
+
+/// What a connection leaves behind.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub(super) struct Remains {
+    /// Responses that no connection will carry.
+    pub owed: Vec<Owed>,
+    /// Those that it wrote last.
+    pub sent: VecDeque<Sent>,
 }
 
 #[derive(Debug)]
 pub(super) struct Connections {
     limits: ConnectionLimits,
     all: HashMap<ConnectionId, Connection>,
-    /// Never holds an empty list.
-    by_peer: HashMap<Ends, Vec<ConnectionId>>,
+    peers: HashMap<Ends, Peer>,
     /// Never holds a zero.
     by_client: HashMap<IpAddr, usize>,
-    connecting: BTreeSet<(Instant, ConnectionId)>,
+    opening: BTreeSet<(Instant, ConnectionId)>,
     /// Least recently used first, because every idle connection waits equally long.
     idle: BTreeSet<(Instant, ConnectionId)>,
     next: u64,
@@ -112,9 +142,9 @@ impl Connections {
         Self {
             limits,
             all: HashMap::new(),
-            by_peer: HashMap::new(),
+            peers: HashMap::new(),
             by_client: HashMap::new(),
-            connecting: BTreeSet::new(),
+            opening: BTreeSet::new(),
             idle: BTreeSet::new(),
             next: 0,
         }
@@ -126,100 +156,111 @@ impl Connections {
 
     /// Whether every response has been written.
     pub fn owe_nothing(&self) -> bool {
-        self.all.values().all(|connection| connection.owed.is_empty())
+        self.all.values().all(|connection| !matches!(connection.state, State::Carrying(_)))
+            && self.peers.values().all(|peer| peer.waiting.is_empty())
     }
 
     /// Chooses what carries the response `owed` to `peer`, the client's TCP channel (DHTTP §V): an idle connection;
-    /// else a new one; else the one with the fewest responses waiting. When the limit on all connections is reached, a
-    /// client that has none takes the place of the connection that was idle longest.
+    /// else a new one; else whichever is free first. When the limit on all connections is reached, a client that has
+    /// none takes the place of the connection that was idle longest.
     pub fn assign(&mut self, peer: SocketAddr, owed: Owed, now: Instant) -> Choice {
         let ends = (peer, owed.local);
-        let to_peer = self.by_peer.get(&ends).map_or(&[][..], Vec::as_slice);
-        let least_busy = to_peer
-            .iter()
-            .map(|id| (self.all.get(id).map_or(usize::MAX, |connection| connection.owed.len()), *id))
-            .min();
-        let below_client_limit =
-            self.by_client.get(&peer.ip()).copied().unwrap_or(0) < self.limits.per_client;
-        match least_busy {
-            Some((0, id)) => self.owe(id, owed),
-            _ if below_client_limit && self.all.len() < self.limits.total => {
-                Choice::New(self.open(ends, owed, now), None)
+        let is_below_limit = self.by_client.get(&peer.ip()).copied().unwrap_or(0) < self.limits.per_client;
+        let Some(known) = self.peers.get_mut(&ends) else {
+            if !is_below_limit {
+                return Choice::None;
             }
-            Some((waiting, id)) if waiting < self.limits.pending => self.owe(id, owed),
-            None if below_client_limit => match self.idle.first().copied() {
-                Some((_, evicted)) => {
-                    self.remove(evicted);
-                    Choice::New(self.open(ends, owed, now), Some(evicted))
-                }
-                None => Choice::None,
-            },
-            _ => Choice::None,
+            let mut evicted = None;
+            if self.all.len() >= self.limits.total {
+                evicted = self.idle.first().map(|(_, id)| *id);
+                let Some(evicted) = evicted else { return Choice::None };
+                self.remove(evicted);
+            }
+            return Choice::New(self.open(ends, owed, now), evicted);
+        };
+        let states = known.connections.iter().filter_map(|id| Some((*id, self.all.get(id)?.state)));
+        let (mut idle, mut soon_free) = (None, 0);
+        for (id, state) in states {
+            match state {
+                State::Idle => idle = idle.or(Some(id)),
+                State::Opening | State::Called => soon_free += 1,
+                State::Carrying(_) => {}
+            }
         }
-    }
-
-    fn owe(&mut self, id: ConnectionId, owed: Owed) -> Choice {
-        if let Some(connection) = self.all.get_mut(&id) {
-            if connection.open && connection.owed.is_empty() {
+        if let Some(id) = idle {
+            known.waiting.push_back(owed);
+            if let Some(connection) = self.all.get_mut(&id) {
                 self.idle.remove(&(connection.deadline, id));
+                connection.state = State::Called;
             }
-            connection.owed.push_back(owed);
+            return Choice::Idle(id);
         }
-        Choice::Existing(id)
+        if soon_free <= known.waiting.len() && is_below_limit && self.all.len() < self.limits.total {
+            return Choice::New(self.open(ends, owed, now), None);
+        }
+        if known.waiting.len() >= self.limits.pending {
+            return Choice::None;
+        }
+        known.waiting.push_back(owed);
+        Choice::Queued
     }
 
     fn open(&mut self, ends: Ends, owed: Owed, now: Instant) -> ConnectionId {
         let id = ConnectionId(self.next);
         self.next += 1;
         let deadline = now + self.limits.connect_timeout;
-        self.all.insert(
-            id,
-            Connection { ends, open: false, owed: VecDeque::from([owed]), sent: VecDeque::new(), deadline },
-        );
-        self.by_peer.entry(ends).or_default().push(id);
+        self.all.insert(id, Connection { ends, state: State::Opening, sent: VecDeque::new(), deadline });
+        let peer = self.peers.entry(ends).or_default();
+        peer.connections.push(id);
+        peer.waiting.push_back(owed);
         *self.by_client.entry(ends.0.ip()).or_default() += 1;
-        self.connecting.insert((deadline, id));
+        self.opening.insert((deadline, id));
         id
     }
 
-    pub fn on_open(&mut self, id: ConnectionId, now: Instant) {
-        let Some(connection) = self.all.get_mut(&id) else { return };
-        if !connection.open {
-            self.connecting.remove(&(connection.deadline, id));
-            connection.open = true;
-            self.rest(id, now);
-        }
-    }
-
-    /// The response to `request` has been written.
-    pub fn on_sent(&mut self, id: ConnectionId, request: RequestId, now: Instant) {
-        let Some(connection) = self.all.get_mut(&id) else { return };
-        if let Some(place) = connection.owed.iter().position(|owed| owed.id == request) {
-            if connection.sent.len() == SENT_REMEMBERED {
-                connection.sent.pop_front();
+    /// The connection is open, and what it carried has been written: what it carries next. `None`: it is idle.
+    pub fn next(&mut self, id: ConnectionId, now: Instant) -> Option<Owed> {
+        let connection = self.all.get_mut(&id)?;
+        match connection.state {
+            State::Opening => {
+                self.opening.remove(&(connection.deadline, id));
             }
-            connection.sent.extend(connection.owed.remove(place).map(|owed| Sent { owed, at: now }));
-            self.rest(id, now);
+            State::Idle => {
+                self.idle.remove(&(connection.deadline, id));
+            }
+            State::Called => {}
+            State::Carrying(owed) => {
+                if connection.sent.len() == SENT_REMEMBERED {
+                    connection.sent.pop_front();
+                }
+                connection.sent.push_back(Sent { owed, at: now });
+            }
         }
-    }
-
-    /// Starts the idle timer of a connection that owes nothing.
-    fn rest(&mut self, id: ConnectionId, now: Instant) {
-        if let Some(connection) = self.all.get_mut(&id).filter(|c| c.open && c.owed.is_empty()) {
+        let next = self.peers.get_mut(&connection.ends).and_then(|peer| peer.waiting.pop_front());
+        if let Some(owed) = next {
+            connection.state = State::Carrying(owed);
+        } else {
+            connection.state = State::Idle;
             connection.deadline = now + self.limits.idle_timeout;
             self.idle.insert((connection.deadline, id));
         }
+        next
     }
 
-    /// Forgets a connection; the responses that it still owes, and those that it wrote last.
-    pub fn remove(&mut self, id: ConnectionId) -> Option<(VecDeque<Owed>, VecDeque<Sent>)> {
+    /// Forgets a connection. What waits for its client's connections goes with the last of them.
+    pub fn remove(&mut self, id: ConnectionId) -> Option<Remains> {
         let connection = self.all.remove(&id)?;
         self.idle.remove(&(connection.deadline, id));
-        self.connecting.remove(&(connection.deadline, id));
-        if let Some(list) = self.by_peer.get_mut(&connection.ends) {
-            list.retain(|other| *other != id);
-            if list.is_empty() {
-                self.by_peer.remove(&connection.ends);
+        self.opening.remove(&(connection.deadline, id));
+        let mut owed = Vec::new();
+        if let State::Carrying(carried) = connection.state {
+            owed.push(carried);
+        }
+        if let Some(peer) = self.peers.get_mut(&connection.ends) {
+            peer.connections.retain(|other| *other != id);
+            if peer.connections.is_empty() {
+                owed.extend(peer.waiting.drain(..));
+                self.peers.remove(&connection.ends);
             }
         }
         if let Some(count) = self.by_client.get_mut(&connection.ends.0.ip()) {
@@ -228,36 +269,38 @@ impl Connections {
                 self.by_client.remove(&connection.ends.0.ip());
             }
         }
-        Some((connection.owed, connection.sent))
+        Some(Remains { owed, sent: connection.sent })
     }
 
     /// The next connection that was idle too long, or was not accepted in time.
     pub fn expired(&self, now: Instant) -> Option<(ConnectionId, Expiry)> {
         let idle = self.idle.first().filter(|(deadline, _)| *deadline <= now);
-        let connecting = self.connecting.first().filter(|(deadline, _)| *deadline <= now);
-        idle.map(|(_, id)| (*id, Expiry::Idle))
-            .or_else(|| connecting.map(|(_, id)| (*id, Expiry::NotAccepted)))
+        let opening = self.opening.first().filter(|(deadline, _)| *deadline <= now);
+        idle.map(|(_, id)| (*id, Expiry::Idle)).or_else(|| opening.map(|(_, id)| (*id, Expiry::NotAccepted)))
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let first = |set: &BTreeSet<(Instant, ConnectionId)>| set.first().map(|(deadline, _)| *deadline);
-        first(&self.idle).into_iter().chain(first(&self.connecting)).min()
+        first(&self.idle).into_iter().chain(first(&self.opening)).min()
     }
 
     /// That the indexes agree with each other and with the limits.
     pub fn check_invariants(&self) {
         assert!(self.all.len() <= self.limits.total);
-        assert_eq!(self.by_peer.values().map(Vec::len).sum::<usize>(), self.all.len());
+        assert_eq!(self.peers.values().map(|peer| peer.connections.len()).sum::<usize>(), self.all.len());
         assert_eq!(self.by_client.values().sum::<usize>(), self.all.len());
         assert!(self.by_client.values().all(|count| (1..=self.limits.per_client).contains(count)));
-        assert!(self.by_peer.values().all(|list| !list.is_empty()));
+        for peer in self.peers.values() {
+            assert!(!peer.connections.is_empty());
+            assert!(peer.waiting.len() <= self.limits.pending.max(self.limits.per_client));
+        }
         for (id, connection) in &self.all {
             let at = (connection.deadline, *id);
-            assert!(connection.owed.len() <= self.limits.pending.max(1));
-            assert_eq!(self.connecting.contains(&at), !connection.open);
-            assert_eq!(self.idle.contains(&at), connection.open && connection.owed.is_empty());
+            assert!(self.peers[&connection.ends].connections.contains(id));
+            assert_eq!(self.opening.contains(&at), connection.state == State::Opening);
+            assert_eq!(self.idle.contains(&at), connection.state == State::Idle);
         }
-        assert!(self.idle.len() + self.connecting.len() <= self.all.len());
+        assert!(self.idle.len() + self.opening.len() <= self.all.len());
     }
 }
 
@@ -296,23 +339,60 @@ mod tests {
         let now = Instant::now();
         let mut connections = Connections::new(limits());
         let first = opened(connections.assign(peer(1, 40_000), owed(1), now));
-        connections.on_open(first, now);
+        assert_eq!(connections.next(first, now), Some(owed(1)));
         let second = opened(connections.assign(peer(1, 40_000), owed(2), now));
-        connections.on_sent(first, owed(1).id, now);
-        assert_eq!(connections.assign(peer(1, 40_000), owed(3), now), Choice::Existing(first));
         assert_ne!(first, second);
+        assert_eq!(connections.next(second, now), Some(owed(2)));
+        assert_eq!(connections.next(first, now), None);
+        assert_eq!(connections.assign(peer(1, 40_000), owed(3), now), Choice::Idle(first));
+        assert_eq!(connections.next(first, now), Some(owed(3)));
         connections.check_invariants();
     }
 
     #[test]
-    fn at_the_limit_a_response_waits_for_the_least_busy_connection_until_that_is_full() {
+    fn at_the_limit_responses_wait_for_whichever_connection_is_free_first() {
         let now = Instant::now();
         let mut connections = Connections::new(limits());
         let first = opened(connections.assign(peer(1, 40_000), owed(1), now));
         let second = opened(connections.assign(peer(1, 40_000), owed(2), now));
-        assert_eq!(connections.assign(peer(1, 40_000), owed(3), now), Choice::Existing(first));
-        assert_eq!(connections.assign(peer(1, 40_000), owed(4), now), Choice::Existing(second));
-        assert_eq!(connections.assign(peer(1, 40_000), owed(5), now), Choice::None);
+        assert_eq!(connections.next(first, now), Some(owed(1)));
+        assert_eq!(connections.next(second, now), Some(owed(2)));
+        assert_eq!(connections.assign(peer(1, 40_000), owed(3), now), Choice::Queued);
+        assert_eq!(connections.assign(peer(1, 40_000), owed(4), now), Choice::Queued);
+        assert_eq!(connections.assign(peer(1, 40_000), owed(5), now), Choice::None, "too many wait");
+        // The first one has a long response to carry; the second takes what waits, in its order.
+        assert_eq!(connections.next(second, now), Some(owed(3)));
+        assert_eq!(connections.next(second, now), Some(owed(4)));
+        assert_eq!(connections.next(second, now), None);
+        connections.check_invariants();
+    }
+
+    #[test]
+    fn a_response_does_not_wait_for_the_connection_that_was_opened_for_it() {
+        let now = Instant::now();
+        let mut connections = Connections::new(limits());
+        let first = opened(connections.assign(peer(1, 40_000), owed(1), now));
+        let second = opened(connections.assign(peer(1, 40_000), owed(2), now));
+        assert_eq!(connections.next(first, now), Some(owed(1)));
+        assert_eq!(connections.next(first, now), Some(owed(2)));
+        // The second one is still being opened, and will have nothing to do.
+        assert_eq!(connections.assign(peer(1, 40_000), owed(3), now), Choice::Queued);
+        assert_eq!(connections.next(second, now), Some(owed(3)));
+        connections.check_invariants();
+    }
+
+    #[test]
+    fn what_waits_outlives_a_connection_unless_it_is_the_clients_last() {
+        let now = Instant::now();
+        let mut connections = Connections::new(limits());
+        let first = opened(connections.assign(peer(1, 40_000), owed(1), now));
+        let second = opened(connections.assign(peer(1, 40_000), owed(2), now));
+        assert_eq!(connections.next(first, now), Some(owed(1)));
+        let remains = connections.remove(first).unwrap();
+        assert_eq!(remains.owed, [owed(1)], "what it carried");
+        connections.check_invariants();
+        assert_eq!(connections.remove(second).unwrap().owed, [owed(2)]);
+        assert!(connections.owe_nothing());
         connections.check_invariants();
     }
 
@@ -323,9 +403,9 @@ mod tests {
         let first = opened(connections.assign(peer(1, 40_000), owed(1), now));
         let second = opened(connections.assign(peer(2, 40_000), owed(2), now));
         assert_eq!(connections.assign(peer(3, 40_000), owed(3), now), Choice::None, "both are busy");
-        for (id, request) in [(second, owed(2)), (first, owed(1))] {
-            connections.on_open(id, now);
-            connections.on_sent(id, request.id, now + Duration::from_secs(if id == first { 2 } else { 1 }));
+        for (id, after_s) in [(second, 1), (first, 2)] {
+            assert!(connections.next(id, now).is_some());
+            assert_eq!(connections.next(id, now + Duration::from_secs(after_s)), None);
         }
         let choice = connections.assign(peer(3, 40_000), owed(3), now + Duration::from_secs(3));
         assert!(matches!(choice, Choice::New(_, Some(evicted)) if evicted == second), "{choice:?}");
@@ -347,15 +427,15 @@ mod tests {
         let now = Instant::now();
         let mut connections = Connections::new(limits());
         let idle = opened(connections.assign(peer(1, 40_000), owed(1), now));
-        connections.on_open(idle, now);
-        connections.on_sent(idle, owed(1).id, now);
+        assert_eq!(connections.next(idle, now), Some(owed(1)));
+        assert_eq!(connections.next(idle, now), None);
         let connecting = opened(connections.assign(peer(2, 40_000), owed(2), now));
         assert_eq!(connections.next_deadline(), Some(now + Duration::from_secs(3)));
         assert_eq!(
             connections.expired(now + Duration::from_secs(3)),
             Some((connecting, Expiry::NotAccepted))
         );
-        assert_eq!(connections.remove(connecting), Some((VecDeque::from([owed(2)]), VecDeque::new())));
+        assert_eq!(connections.remove(connecting).unwrap().owed, [owed(2)]);
         assert_eq!(connections.expired(now + Duration::from_secs(14)), None);
         assert_eq!(connections.expired(now + Duration::from_secs(15)), Some((idle, Expiry::Idle)));
         connections.check_invariants();

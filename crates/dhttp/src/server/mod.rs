@@ -3,8 +3,8 @@
 //! A datagram goes in by [`Server::handle_datagram`]. If it is a request to be answered, the caller gets a [`Ticket`]
 //! and gives it back with the response by [`Server::respond`], or as soon as the response is known to be long by
 //! [`Server::respond_long`], so that a connection is set up while the response is still being made.
-//! After any call that takes `&mut self`, drain [`Server::poll_transmit`], [`Server::poll_close`] and
-//! [`Server::poll_timeout`], in that order.
+//! After any call that takes `&mut self`, drain [`Server::poll_transmit`], [`Server::poll_given_up`],
+//! [`Server::poll_close`] and [`Server::poll_timeout`], in that order.
 
 mod config;
 mod connections;
@@ -39,12 +39,13 @@ pub use connections::{ConnectionId, ConnectionLimits};
 pub use loss::LossMonitor;
 pub use metrics::ServerMetrics;
 pub use once::SharedWindow;
+pub use ring::GlobalId;
 pub use seal::Unsealed;
 
-use connections::{Choice, Connections, Expiry, Owed};
+use connections::{Choice, Connections, Expiry, Owed, Remains};
 use loss::Conditions;
 use request::{Check, Checker};
-use ring::{AnsweredRing, GlobalId};
+use ring::AnsweredRing;
 
 /// A client that closes a connection within this time of a response may not have read it.
 const REFUSAL_WINDOW: Duration = Duration::from_secs(1);
@@ -59,6 +60,11 @@ impl Ticket {
     /// The request's identifier.
     pub fn id(&self) -> RequestId {
         self.0.1
+    }
+
+    /// The same, among those of all clients.
+    pub fn global_id(&self) -> GlobalId {
+        self.0
     }
 }
 
@@ -91,12 +97,21 @@ pub enum Route {
     /// [`Server::poll_transmit`] has what is to be sent, which may be the answer "use TCP" or nothing: the response
     /// itself is no longer needed.
     Datagram,
-    /// Write the id and the HTTP response to this connection, which is open or being opened, after the responses
-    /// routed to it before; then call [`Server::on_response_sent`].
-    Connection(ConnectionId),
-    /// The same for a new connection to the client's TCP channel at this address: open it first and call
-    /// [`Server::on_connected`], or [`Server::on_connection_closed`] if that fails.
-    NewConnection(ConnectionId, SocketAddr),
+    /// Keep the response until [`Server::next_response`] names it for one of the client's connections, or
+    /// [`Server::poll_given_up`] does.
+    Connection(Carrier),
+}
+
+/// What is to be done so that a connection carries a response.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Carrier {
+    /// This connection is open and idle: call [`Server::next_response`] for it.
+    Idle(ConnectionId),
+    /// Open a connection to the client's TCP channel at this address, then call [`Server::next_response`], or
+    /// [`Server::on_connection_closed`] if that fails.
+    New(ConnectionId, SocketAddr),
+    /// Nothing: the client's connections are busy, and the first that no longer is will be told.
+    Busy,
 }
 
 /// The two ends that a datagram has.
@@ -179,6 +194,7 @@ pub struct Server {
     stressed: bool,
     transmits: VecDeque<Transmit>,
     closes: VecDeque<ConnectionId>,
+    given_up: VecDeque<GlobalId>,
     metrics: Arc<ServerMetrics>,
 }
 
@@ -207,6 +223,7 @@ impl Server {
             stressed: false,
             transmits: VecDeque::new(),
             closes: VecDeque::new(),
+            given_up: VecDeque::new(),
             metrics: Arc::default(),
             config,
         }
@@ -512,8 +529,9 @@ impl Server {
             let peer = SocketAddr::new(request.client.ip(), request.tcp_port);
             self.connections.assign(peer, Owed { client: request.client, local: request.local, id }, now)
         };
-        let route = match choice {
-            Choice::Existing(connection) => Route::Connection(connection),
+        let carrier = match choice {
+            Choice::Idle(connection) => Carrier::Idle(connection),
+            Choice::Queued => Carrier::Busy,
             Choice::New(connection, evicted) => {
                 if let Some(evicted) = evicted {
                     self.metrics.dhttp_connections_evicted_total.add(1);
@@ -522,7 +540,7 @@ impl Server {
                 }
                 self.metrics.dhttp_connections_opened_total.add(1);
                 self.metrics.dhttp_connections_open.add(1);
-                Route::NewConnection(connection, SocketAddr::new(request.client.ip(), request.tcp_port))
+                Carrier::New(connection, SocketAddr::new(request.client.ip(), request.tcp_port))
             }
             Choice::None => {
                 if !self.stressed && request.seal.is_none() {
@@ -535,17 +553,13 @@ impl Server {
         };
         self.metrics.dhttp_responses_connection_total.add(1);
         self.answered.insert((request.client.ip(), id));
-        route
+        Route::Connection(carrier)
     }
 
-    /// The client accepted the connection.
-    pub fn on_connected(&mut self, connection: ConnectionId, now: Instant) {
-        self.connections.on_open(connection, now);
-    }
-
-    /// The response to request `id` has been written to the connection.
-    pub fn on_response_sent(&mut self, connection: ConnectionId, id: RequestId, now: Instant) {
-        self.connections.on_sent(connection, id, now);
+    /// The connection is open, and the response that was named for it before, if any, is written: names the next one,
+    /// of which the id and the HTTP response are to be written. `None`: the connection is idle.
+    pub fn next_response(&mut self, connection: ConnectionId, now: Instant) -> Option<GlobalId> {
+        self.connections.next(connection, now).map(|owed| owed.global_id())
     }
 
     /// The connection could not be opened, broke, or was closed by the client. Clients that it still owed a response
@@ -555,7 +569,7 @@ impl Server {
     }
 
     fn close(&mut self, connection: ConnectionId, broken: bool, now: Instant) {
-        let Some((owed, sent)) = self.connections.remove(connection) else { return };
+        let Some(Remains { owed, sent }) = self.connections.remove(connection) else { return };
         self.metrics.dhttp_connections_open.sub(1);
         if !owed.is_empty() {
             self.metrics.dhttp_connections_failed_total.add(1);
@@ -571,6 +585,7 @@ impl Server {
         }
         for owed in owed {
             self.answered.forget(&owed.global_id());
+            self.given_up.push_back(owed.global_id());
             self.metrics.dhttp_responses_use_tcp_total.add(1);
             self.transmit(owed.path(), owed.id, Answer::UseTcp);
         }
@@ -596,6 +611,12 @@ impl Server {
     /// The next connection to close, whatever is still being done with it.
     pub fn poll_close(&mut self) -> Option<ConnectionId> {
         self.closes.pop_front()
+    }
+
+    /// The next response that no connection will carry, though [`Route::Connection`] was said: its client has been told
+    /// to use TCP.
+    pub fn poll_given_up(&mut self) -> Option<GlobalId> {
+        self.given_up.pop_front()
     }
 
     /// When [`Server::handle_timeout`] is to be called.

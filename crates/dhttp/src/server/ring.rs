@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use crate::wire::RequestId;
 
 /// A request identifier together with the client's address: what the paper calls a global request ID.
-pub(super) type GlobalId = (IpAddr, RequestId);
+pub type GlobalId = (IpAddr, RequestId);
 
 /// The last so many global ids; the oldest makes room for the newest.
 #[derive(Debug)]

@@ -67,11 +67,18 @@ impl Bench {
     /// A proved client's request, answered by a connection that was opened for it.
     fn sent_by_connection(&mut self) -> ConnectionId {
         let ticket = self.request(false);
-        let id = ticket.id();
-        let Route::NewConnection(connection, _) = self.respond(ticket, 5000) else { panic!("no connection") };
-        self.server.on_connected(connection, self.now);
-        self.server.on_response_sent(connection, id, self.now);
+        let connection = self.opened(ticket);
+        assert!(self.server.next_response(connection, self.now).is_some());
+        assert_eq!(self.server.next_response(connection, self.now), None);
         connection
+    }
+
+    /// The connection that is opened for a long response.
+    fn opened(&mut self, ticket: Ticket) -> ConnectionId {
+        match self.respond(ticket, 5000) {
+            Route::Connection(Carrier::New(connection, _)) => connection,
+            other => panic!("no connection: {other:?}"),
+        }
     }
 
     fn sent(&mut self) -> Option<Vec<u8>> {
@@ -98,7 +105,9 @@ fn a_response_of_the_threshold_goes_by_udp_and_one_byte_more_by_a_connection() {
     assert_eq!(answer(&payload), Answer::Http { token: None, http: &response(1460) });
     let ticket = bench.request(false);
     let route = bench.respond(ticket, 1461);
-    assert!(matches!(route, Route::NewConnection(_, to) if to == SocketAddr::new(client().ip(), TCP_PORT)));
+    assert!(
+        matches!(route, Route::Connection(Carrier::New(_, to)) if to == SocketAddr::new(client().ip(), TCP_PORT))
+    );
     assert_eq!(bench.sent(), None);
 }
 
@@ -112,7 +121,7 @@ fn a_short_response_carries_a_token_that_proves_the_address() {
     let Answer::Http { token: Some(token), .. } = answer(&payload) else { panic!("{payload:?}") };
     let datagram = bench.datagram(Some(token), false, GET);
     let ticket = bench.receive(&datagram).unwrap();
-    assert!(matches!(bench.respond(ticket, 100_000), Route::NewConnection(..)));
+    assert!(matches!(bench.respond(ticket, 100_000), Route::Connection(Carrier::New(..))));
 }
 
 #[test]
@@ -153,7 +162,7 @@ fn resent_requests_are_answered_by_connections_once() {
     let datagram = bench.datagram(Some(&token), true, GET);
     let ticket = bench.receive(&datagram).unwrap();
     assert!(bench.server.must_use_connection(&ticket));
-    assert!(matches!(bench.respond(ticket, 100), Route::NewConnection(..)));
+    assert!(matches!(bench.respond(ticket, 100), Route::Connection(Carrier::New(..))));
     assert_eq!(bench.receive(&datagram), None);
     assert_eq!(bench.server.metrics.dhttp_requests_answered_total.get(), 1);
 }
@@ -166,7 +175,7 @@ fn a_resend_of_a_request_in_flight_makes_its_answer_go_by_a_connection() {
     let ticket = bench.receive(&datagram).unwrap();
     datagram[10] |= 1;
     assert_eq!(bench.receive(&datagram), None);
-    assert!(matches!(bench.respond(ticket, 100), Route::NewConnection(..)));
+    assert!(matches!(bench.respond(ticket, 100), Route::Connection(Carrier::New(..))));
 }
 
 #[test]
@@ -186,10 +195,11 @@ fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
         let ticket = bench.request(false);
         match bench.respond(ticket, 100) {
             Route::Datagram => by_udp += 1,
-            Route::Connection(connection) | Route::NewConnection(connection, _) => {
+            Route::Connection(Carrier::New(connection, _)) => {
                 bench.server.on_connection_closed(connection, bench.now);
                 while bench.sent().is_some() {}
             }
+            other => panic!("{other:?}"),
         }
     }
     assert!((50..200).contains(&by_udp), "{by_udp}");
@@ -214,11 +224,12 @@ fn a_refused_connection_tells_every_client_it_owed_to_use_tcp() {
     });
     let (first, second) = (bench.request(false), bench.request(false));
     let ids = [first.id(), second.id()];
-    let Route::NewConnection(connection, _) = bench.respond(first, 5000) else { panic!("no connection") };
-    assert_eq!(bench.respond(second, 5000), Route::Connection(connection));
+    let connection = bench.opened(first);
+    assert_eq!(bench.respond(second, 5000), Route::Connection(Carrier::Busy));
     bench.server.on_connection_closed(connection, bench.now);
     bench.server.check_invariants();
     for id in ids {
+        assert_eq!(bench.server.poll_given_up(), Some((client().ip(), id)));
         let payload = bench.sent().unwrap();
         assert_eq!(Response::parse(&payload), Ok(Response { id, answer: Answer::UseTcp }));
     }
@@ -245,9 +256,9 @@ fn a_response_written_to_a_connection_that_broke_is_sent_again_when_asked_for() 
     let mut datagram = bench.datagram(Some(&token), false, GET);
     let ticket = bench.receive(&datagram).unwrap();
     let id = ticket.id();
-    let Route::NewConnection(connection, _) = bench.respond(ticket, 5000) else { panic!("no connection") };
-    bench.server.on_connected(connection, bench.now);
-    bench.server.on_response_sent(connection, id, bench.now);
+    let connection = bench.opened(ticket);
+    assert_eq!(bench.server.next_response(connection, bench.now), Some((client().ip(), id)));
+    assert_eq!(bench.server.next_response(connection, bench.now), None);
     datagram[10] |= 1;
     assert_eq!(bench.receive(&datagram), None, "it is on its way");
     bench.now += Duration::from_secs(5);
@@ -269,7 +280,7 @@ fn a_client_that_closes_at_once_is_told_to_use_tcp_for_what_it_may_not_have_read
 fn a_client_that_does_not_accept_in_time_is_told_to_use_tcp() {
     let mut bench = Bench::new(ServerConfig::default());
     let ticket = bench.request(false);
-    let Route::NewConnection(connection, _) = bench.respond(ticket, 5000) else { panic!("no connection") };
+    let connection = bench.opened(ticket);
     let deadline = bench.server.poll_timeout().unwrap();
     assert_eq!(deadline, bench.now + Duration::from_secs(3));
     bench.server.handle_timeout(deadline);
@@ -393,9 +404,10 @@ fn connections_are_used_again_and_closed_when_idle() {
     let mut bench = Bench::new(ServerConfig::default());
     let connection = bench.sent_by_connection();
     let ticket = bench.request(false);
-    let id = ticket.id();
-    assert_eq!(bench.respond(ticket, 5000), Route::Connection(connection));
-    bench.server.on_response_sent(connection, id, bench.now);
+    let id = ticket.global_id();
+    assert_eq!(bench.respond(ticket, 5000), Route::Connection(Carrier::Idle(connection)));
+    assert_eq!(bench.server.next_response(connection, bench.now), Some(id));
+    assert_eq!(bench.server.next_response(connection, bench.now), None);
     bench.server.handle_timeout(bench.now + Duration::from_secs(15));
     assert_eq!(bench.server.poll_close(), Some(connection));
     assert_eq!(bench.server.poll_timeout(), None);
@@ -424,7 +436,10 @@ fn a_proved_client_that_takes_pieces_gets_a_middling_response_in_several_datagra
     assert_eq!(bench.respond(ticket, 4000), Route::Datagram);
     assert_eq!(piece_lengths(&mut bench), [(0, 1451), (1451, 1451), (2902, 1098)]);
     let ticket = bench.request(false);
-    assert!(matches!(bench.respond(ticket, 15_000), Route::NewConnection(..)), "too long for pieces");
+    assert!(
+        matches!(bench.respond(ticket, 15_000), Route::Connection(Carrier::New(..))),
+        "too long for pieces"
+    );
     let ticket = bench.request(true);
     assert_ne!(bench.respond(ticket, 4000), Route::Datagram, "a resend goes by TCP");
 }

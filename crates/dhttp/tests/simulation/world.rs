@@ -1,5 +1,5 @@
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use rand::{RngExt, SeedableRng};
 use tidegate_dhttp::client::{Client, ClientConfig, Event, Generation, NewRequest};
 use tidegate_dhttp::once::{Admission, Channel, ReplayWindow, WindowConfig};
 use tidegate_dhttp::server::{
-    ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, SharedWindow, Ticket,
+    Carrier, ConnectionId, ConnectionLimits, GlobalId, Received, Route, Server, ServerConfig, SharedWindow,
+    Ticket,
 };
 use tidegate_dhttp::wire::{Once, Request, RequestId};
 use tidegate_http::Method;
@@ -55,9 +56,15 @@ struct SimClient {
 
 struct Connection {
     to: SocketAddr,
-    responses: VecDeque<(RequestId, u64, bool)>,
-    open: bool,
-    carrying: bool,
+    carrying: Option<GlobalId>,
+    /// Bytes of the response are on their way.
+    started: bool,
+}
+
+/// A response that a connection is to carry.
+struct ToCarry {
+    job: u64,
+    made: bool,
 }
 
 enum Step {
@@ -66,7 +73,7 @@ enum Step {
     ToServer { from: SocketAddr, datagram: Vec<u8> },
     ToClient { client: usize, port: u16, from: SocketAddr, datagram: Vec<u8> },
     Executed { ticket: Ticket, job: u64 },
-    Made { id: RequestId, connection: ConnectionId },
+    Made { id: GlobalId },
     Accepted { connection: ConnectionId, refused: bool },
     Carried { connection: ConnectionId },
     TcpRequest { client: usize, id: RequestId },
@@ -89,6 +96,7 @@ pub struct World {
     clients: Vec<SimClient>,
     jobs: Vec<Job>,
     connections: HashMap<ConnectionId, Connection>,
+    to_carry: HashMap<GlobalId, ToCarry>,
     agenda: BinaryHeap<Reverse<(Instant, u64)>>,
     pending: HashMap<u64, Step>,
     pub steps: u64,
@@ -142,6 +150,7 @@ impl World {
             clients,
             jobs: Vec::new(),
             connections: HashMap::new(),
+            to_carry: HashMap::new(),
             agenda: BinaryHeap::new(),
             pending: HashMap::new(),
             steps: 0,
@@ -169,6 +178,7 @@ impl World {
     fn restart(&mut self) {
         (self.server, self.window) = new_server(&mut self.rng, self.now);
         self.connections.clear();
+        self.to_carry.clear();
     }
 
     pub fn run(&mut self, requests: u64) {
@@ -210,6 +220,7 @@ impl World {
         }
         self.server.check_invariants();
         assert_eq!(self.server.metrics().dhttp_requests_in_flight.get(), 0, "seed {seed}");
+        assert!(self.to_carry.is_empty(), "seed {seed}: responses that nobody will carry are kept");
         for client in &self.clients {
             assert!(client.jobs.is_empty(), "seed {seed}: requests still wait");
             assert_eq!(client.core.poll_timeout(), None);
@@ -257,13 +268,14 @@ impl World {
                 }
             }
             Step::Executed { ticket, job } => self.executed(ticket, job),
-            Step::Made { id, connection } => {
-                if let Some(connection) = self.connections.get_mut(&connection)
-                    && let Some(response) = connection.responses.iter_mut().find(|(other, ..)| *other == id)
-                {
-                    response.2 = true;
+            Step::Made { id } => {
+                if let Some(response) = self.to_carry.get_mut(&id) {
+                    response.made = true;
                 }
-                self.carry(connection);
+                let carrier = self.connections.iter().find(|(_, carrier)| carrier.carrying == Some(id));
+                if let Some(connection) = carrier.map(|(connection, _)| *connection) {
+                    self.carry(connection);
+                }
             }
             Step::Accepted { connection, refused } => self.accepted(connection, refused),
             Step::Carried { connection } => self.carried(connection),
@@ -410,7 +422,7 @@ impl World {
                 }
             }
             Received::Executed { ticket, response } => {
-                let (id, job) = (ticket.id(), job_of(&response));
+                let (id, job) = (ticket.global_id(), job_of(&response));
                 let route = self.server.respond(ticket, &response, self.now);
                 self.route(route, id, job, Duration::ZERO);
             }
@@ -424,7 +436,7 @@ impl World {
         if size > 14_600 && idempotent {
             self.route_long(ticket, job, Duration::ZERO);
         } else {
-            let id = ticket.id();
+            let id = ticket.global_id();
             let route = self.server.respond(ticket, &response(job, size), self.now);
             self.route(route, id, job, Duration::ZERO);
         }
@@ -432,19 +444,21 @@ impl World {
     }
 
     fn route_long(&mut self, ticket: Ticket, job: u64, takes: Duration) {
-        let id = ticket.id();
+        let id = ticket.global_id();
         let route = self.server.respond_long(ticket, self.now);
         self.route(route, id, job, takes);
     }
 
-    fn route(&mut self, route: Route, id: RequestId, job: u64, takes: Duration) {
-        let connection = match route {
-            Route::Datagram => return,
-            Route::Connection(connection) => connection,
-            Route::NewConnection(connection, to) => {
+    fn route(&mut self, route: Route, id: GlobalId, job: u64, takes: Duration) {
+        let Route::Connection(carrier) = route else { return };
+        self.to_carry.insert(id, ToCarry { job, made: false });
+        self.after(takes, Step::Made { id });
+        match carrier {
+            Carrier::Busy => {}
+            Carrier::Idle(connection) => self.next_response(connection),
+            Carrier::New(connection, to) => {
                 assert!(!self.victim_hosts.contains(&to.ip()), "seed {}: a SYN to {to}", self.seed);
-                let fresh = Connection { to, responses: VecDeque::new(), open: false, carrying: false };
-                self.connections.insert(connection, fresh);
+                self.connections.insert(connection, Connection { to, carrying: None, started: false });
                 let client = self.clients.iter().find(|client| client.ip == to.ip());
                 let listening = client.is_some_and(|client| client.tcp_ports.contains_key(&to.port()));
                 match client.and_then(|client| client.firewall) {
@@ -456,30 +470,35 @@ impl World {
                         self.after(2 * ONE_WAY, Step::Accepted { connection, refused });
                     }
                 }
-                connection
             }
-        };
-        let entry = self.connections.get_mut(&connection).expect("the server knows its connections");
-        entry.responses.push_back((id, job, false));
-        self.after(takes, Step::Made { id, connection });
+        }
     }
 
     fn accepted(&mut self, connection: ConnectionId, refused: bool) {
-        let Some(entry) = self.connections.get_mut(&connection) else { return };
+        if !self.connections.contains_key(&connection) {
+            return;
+        }
         if refused {
             return self.break_connection(connection);
         }
-        entry.open = true;
-        self.server.on_connected(connection, self.now);
-        self.carry(connection);
+        self.next_response(connection);
         self.drain_server();
     }
 
-    /// Starts the next response of a connection if it is open and the response was made.
+    fn next_response(&mut self, connection: ConnectionId) {
+        let next = self.server.next_response(connection, self.now);
+        if let Some(entry) = self.connections.get_mut(&connection) {
+            (entry.carrying, entry.started) = (next, false);
+        }
+        self.carry(connection);
+    }
+
+    /// Starts what a connection carries if that is made.
     fn carry(&mut self, connection: ConnectionId) {
         let Some(entry) = self.connections.get_mut(&connection) else { return };
-        if entry.open && !entry.carrying && entry.responses.front().is_some_and(|(.., made)| *made) {
-            entry.carrying = true;
+        let Some(id) = entry.carrying else { return };
+        if !entry.started && self.to_carry.get(&id).is_some_and(|response| response.made) {
+            entry.started = true;
             self.after(2 * ONE_WAY, Step::Carried { connection });
         }
     }
@@ -488,9 +507,10 @@ impl World {
         if let Some(light) = self.network.dark_until(self.now) {
             return self.at(light, Step::Carried { connection });
         }
-        let Some(entry) = self.connections.get_mut(&connection) else { return };
-        entry.carrying = false;
-        let (to, Some((id, job, _))) = (entry.to, entry.responses.pop_front()) else { return };
+        let Some(entry) = self.connections.get(&connection) else { return };
+        let (to, Some(carried)) = (entry.to, entry.carrying) else { return };
+        let Some(ToCarry { job, .. }) = self.to_carry.remove(&carried) else { return };
+        let (_, id) = carried;
         let client = self.clients.iter().position(|client| client.ip == to.ip()).unwrap();
         let sim = &mut self.clients[client];
         let generation = sim.tcp_ports.get(&to.port()).copied();
@@ -505,8 +525,7 @@ impl World {
         if broken || !claimed {
             self.break_connection(connection);
         } else {
-            self.server.on_response_sent(connection, id, self.now);
-            self.carry(connection);
+            self.next_response(connection);
         }
         self.drain_client(client);
         self.drain_server();
@@ -640,6 +659,9 @@ impl World {
             };
             let port = transmit.to.port();
             self.deliver(|| Step::ToClient { client, port, from, datagram: transmit.payload.clone() });
+        }
+        while let Some(id) = self.server.poll_given_up() {
+            self.to_carry.remove(&id);
         }
         while let Some(connection) = self.server.poll_close() {
             self.connections.remove(&connection);
