@@ -86,6 +86,7 @@ pub(crate) fn is_own(fd: RawFd) -> bool {
 }
 
 extern "C" fn at_exit() {
+    crate::streams::flush_all();
     server::before_exit(false);
 }
 

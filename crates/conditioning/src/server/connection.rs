@@ -37,6 +37,8 @@ pub struct Connection {
     replaces: u64,
     socket_left: u64,
     tracker: Option<ResponseTracker>,
+    /// What [`written`] was before the response, if that is worth knowing.
+    written_before: Option<u64>,
     corked: bool,
     is_untouched: bool,
     is_shared: bool,
@@ -84,6 +86,7 @@ impl Connection {
             copy_read: 0,
             replaces,
             tracker: follow.then(|| ResponseTracker::new(method)),
+            written_before: None,
             corked: false,
             is_untouched: true,
             is_shared: false,
@@ -156,6 +159,21 @@ impl Connection {
     /// The tracker of the response, if it is followed.
     pub fn tracker(&mut self) -> Option<&mut ResponseTracker> {
         self.tracker.as_mut()
+    }
+
+    /// Has [`Self::wrote_unseen`] find out; `socket` is the connection's. Worth two system calls only for servers that wait
+    /// in their reads.
+    pub fn watch_for_unseen(&mut self, socket: BorrowedFd<'_>) {
+        if self.tracker.is_some() {
+            self.written_before = written(socket);
+        }
+    }
+
+    /// Whether the server wrote by calls that nobody saw, as dprintf(3) does: its response is not followed then, and it may
+    /// be complete.
+    pub fn wrote_unseen(&self, socket: BorrowedFd<'_>) -> bool {
+        let (Some(before), Some(tracker)) = (self.written_before, &self.tracker) else { return false };
+        written(socket).is_some_and(|now| now.wrapping_sub(before) > tracker.bytes())
     }
 
     /// The server wrote something.
@@ -262,6 +280,32 @@ impl Connection {
         }
         of_fd
     }
+}
+
+/// Bytes that were ever written to a TCP socket, but for a constant: those that the client has acknowledged, and those that
+/// it has not.
+fn written(fd: BorrowedFd<'_>) -> Option<u64> {
+    let acknowledged = || {
+        // SAFETY: all-zero bytes are a valid tcp_info.
+        let mut information: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: getsockopt writes at most `length` bytes; as a raw system call, so that no preload library sees it.
+        let done = unsafe {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
+            let to = (&raw mut information, &raw mut length);
+            libc::syscall(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, to.0, to.1)
+        };
+        (done == 0).then_some(information.tcpi_bytes_acked)
+    };
+    for _ in 0..4 {
+        let before = acknowledged()?;
+        let outstanding = link::unread_bytes(fd) as u64;
+        // What was acknowledged meanwhile would be counted twice or not at all.
+        if acknowledged()? == before {
+            return Some(before + outstanding);
+        }
+    }
+    None
 }
 
 fn speaks_http_1_1(head: &[u8]) -> bool {

@@ -24,6 +24,7 @@ use crate::link::{self, Received};
 use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
 pub use exec::inherit_standard_streams;
+pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
 pub use waiting::{Wait, waits};
@@ -168,6 +169,9 @@ fn accept_from(
         let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
         connection.presents_v6 = presents_v6;
         connection.cloexec = options.cloexec;
+        if options.follow && !options.nonblocking {
+            connection.watch_for_unseen(socket.as_fd());
+        }
         if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
             return Err(Errno::MFILE);
         }
@@ -222,6 +226,10 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
 pub fn beyond(fd: RawFd) -> Result<(), Errno> {
     let fd = borrow(fd);
     let nonblocking = rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
+    // A server that waits for the next request has ended its response, in ways that could not be followed.
+    if !nonblocking && has_written_unseen(fd) {
+        return Ok(());
+    }
     let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
     // A blocking server learns here that its client has left, as it would from read(2); nothing else ends the wait.
     let timeout = nonblocking.then(rustix::time::Timespec::default);
@@ -230,6 +238,12 @@ pub fn beyond(fd: RawFd) -> Result<(), Errno> {
     }
     mute(fd);
     Err(Errno::AGAIN)
+}
+
+fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
+    let Some(Entry::Connection(connection)) = table::get(fd.as_raw_fd()) else { return false };
+    let _in_use = process::in_use();
+    lock(&connection).wrote_unseen(fd)
 }
 
 /// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the

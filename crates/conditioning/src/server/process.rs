@@ -16,12 +16,15 @@ thread_local! {
     static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// The table is in use as long as this lives. Calls nest: dropping a descriptor closes it, which asks the table again.
-pub(super) struct InUse {
+/// The table, or something else that a child of a threaded process must not inherit locked, is in use as long as this lives.
+/// Calls nest: dropping a descriptor closes it, which asks the table again.
+#[must_use]
+pub struct InUse {
     _guard: Option<RwLockReadGuard<'static, ()>>,
 }
 
-pub(super) fn in_use() -> InUse {
+/// See [`InUse`]: before a lock is taken, and until after it is released.
+pub fn in_use() -> InUse {
     let depth = DEPTH.get();
     DEPTH.set(depth + 1);
     InUse { _guard: (depth == 0).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner)) }
