@@ -49,7 +49,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let site = site()?;
     object(site.path(), "object", 100)?;
     on_load_core()?;
-    let (rounds, count) = lab.choose((5, 10_000), (2, 1_000));
+    let (rounds, count) = lab.choose((5, 4_000), (2, 1_000));
     let mut runs = Vec::new();
     for filters in 1..=MOST_FILTERS {
         let server = Server::start(lab, Program::CcServer, Some(&chain(filters)), site.path())?;
