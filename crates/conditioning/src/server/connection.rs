@@ -7,7 +7,9 @@ use rustix::event::epoll;
 use tidegate_http::Method;
 
 use crate::ledger::State;
+use crate::keeper::whole::Whole;
 use crate::link;
+use crate::server::lingering;
 use crate::server::response::{Extent, ResponseTracker};
 use crate::server::table::Chain;
 use crate::wire::{Bundle, Id, Notice, flags};
@@ -53,6 +55,13 @@ pub struct Connection {
     pub descriptors: Vec<RawFd>,
     /// Where the server registered them.
     pub interests: Vec<Interest>,
+    /// Whether a registration was changed, so that the server is not told of what arrives.
+    pub is_muted: bool,
+    /// The number of its stay, if it lingers, and whether the server wrote meanwhile.
+    lingers: Option<u64>,
+    wrote_lingering: bool,
+    /// No filter presented its request: nobody else knows of it.
+    is_resumed: bool,
 }
 
 /// A registration with epoll.
@@ -96,7 +105,39 @@ impl Connection {
             cloexec: false,
             descriptors: vec![fd],
             interests: Vec::new(),
+            is_muted: false,
+            lingers: None,
+            wrote_lingering: false,
+            is_resumed: false,
         }
+    }
+
+    /// The number of its stay, if the connection lingers after its response (see [`super::lingering`]).
+    pub fn lingers(&self) -> Option<u64> {
+        self.lingers
+    }
+
+    /// The ledger says that it lingers.
+    pub fn begin_to_linger(&mut self, number: u64) {
+        self.lingers = Some(number);
+        self.wrote_lingering = false;
+        self.tracker = None;
+    }
+
+    /// The next request is there, at the start of `bytes`: takes it, if no filter was first.
+    pub fn resume(&mut self, whole: &Whole, bytes: &[u8]) -> bool {
+        let Some(id) = self.chain.ledger.resume(self.id) else { return false };
+        lingering::left();
+        self.lingers = None;
+        self.is_resumed = true;
+        self.id = id;
+        self.flags = whole.flags;
+        self.socket_left = whole.socket_bytes;
+        let method = if whole.flags & flags::HEAD_METHOD != 0 { Method::Head } else { Method::Get };
+        let persists = whole.flags & flags::PERSISTENT != 0;
+        self.tracker = persists.then(|| ResponseTracker::new(method));
+        self.keeps_alive = persists && speaks_http_1_1(bytes);
+        true
     }
 
     /// A request that the program before this one accepted in this process. How much of it was read is not known: its
@@ -131,6 +172,11 @@ impl Connection {
         } else {
             Source::Exhausted
         }
+    }
+
+    /// How many bytes of the request are on the socket.
+    pub fn left(&self) -> usize {
+        usize::try_from(self.socket_left).unwrap_or(usize::MAX)
     }
 
     /// Rewritten bytes that were not read yet.
@@ -179,6 +225,7 @@ impl Connection {
     /// The server wrote something.
     pub fn set_touched(&mut self) {
         self.is_untouched = false;
+        self.wrote_lingering |= self.lingers.is_some();
     }
 
     /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
@@ -248,15 +295,32 @@ impl Connection {
 
     /// The last descriptor of this process is gone, or about to go.
     pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: Option<bool>) {
+        if self.lingers.is_some() {
+            return self.release_lingering(fd);
+        }
         let end = locally.map(|locally| if locally { State::EndedLocally } else { State::EndedForAll });
         if let Some(fd) = fd.filter(|_| locally == Some(true) && self.corked) {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
         let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
-        if !is_due {
-            return;
+        if is_due || self.is_resumed {
+            self.tell_end(fd, end);
         }
+    }
+
+    /// A connection that lingers is the filters' again, unless they have it already.
+    fn release_lingering(&mut self, fd: Option<BorrowedFd<'_>>) {
+        self.lingers = None;
+        lingering::left();
+        let end = if self.wrote_lingering { State::EndedForAll } else { State::EndedLocally };
+        if self.chain.ledger.let_go(self.id, end) {
+            // What arrived while it lingered was left to this process.
+            self.tell_end(fd, end);
+        }
+    }
+
+    fn tell_end(&self, fd: Option<BorrowedFd<'_>>, end: State) {
         let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.

@@ -6,6 +6,7 @@
 pub mod address;
 pub mod connection;
 mod exec;
+mod lingering;
 mod process;
 pub mod response;
 pub mod table;
@@ -23,7 +24,9 @@ use crate::ledger::Ledger;
 use crate::link::{self, Received};
 use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
+use lingering::Next;
 pub use exec::inherit_standard_streams;
+pub use lingering::set_linger;
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
@@ -47,6 +50,8 @@ pub struct AcceptOptions {
 pub enum Reading {
     /// The descriptor is none of ours: read as usual.
     AsUsual,
+    /// Nothing is there yet: EAGAIN.
+    Nothing,
     /// Take from these bytes, then report with [`took`].
     Copy(Vec<u8>),
     /// Read from the socket at most this much, then report with [`took`].
@@ -192,8 +197,16 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
 pub fn reading(fd: RawFd, wanted: usize) -> Reading {
     let _in_use = process::in_use();
     let Some(Entry::Connection(connection)) = table::get(fd) else { return Reading::AsUsual };
-    let connection = lock(&connection);
+    let mut connection = lock(&connection);
     match connection.source() {
+        Source::Exhausted if connection.lingers().is_some() => {
+            match lingering::next(&mut connection, borrow(fd)) {
+                Next::Request => Reading::Socket(connection.left().min(wanted)),
+                Next::Nothing => Reading::Nothing,
+                Next::Left => Reading::Socket(wanted),
+                Next::Over => Reading::Exhausted,
+            }
+        }
         Source::Copy => {
             let unread = connection.unread_copy();
             Reading::Copy(unread[..unread.len().min(wanted).min(REQUEST_BYTES)].to_vec())
@@ -215,7 +228,7 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
     }
     note_holder(&guard);
     if follow && guard.is_over() {
-        end_locally(&mut guard);
+        over(&mut guard);
     }
 }
 
@@ -256,7 +269,9 @@ fn mute(fd: BorrowedFd<'_>) {
     }
     let _in_use = process::in_use();
     let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-    for interest in lock(&connection).interests.iter().filter(|interest| interest.events & once == 0) {
+    let mut connection = lock(&connection);
+    connection.is_muted = true;
+    for interest in connection.interests.iter().filter(|interest| interest.events & once == 0) {
         let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
         let data = epoll::EventData::new_u64(interest.data);
         let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
@@ -291,7 +306,14 @@ pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     }
     note_holder(&guard);
     if guard.is_over() {
-        end_locally(&mut guard);
+        over(&mut guard);
+    }
+}
+
+/// Request and response are complete, and both sides want to keep the connection.
+fn over(connection: &mut Connection) {
+    if !lingering::linger(connection) {
+        end_locally(connection);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::server::table::{self, Entry, lock};
-use crate::server::waiting;
+use crate::server::{lingering, waiting};
 
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Held for reading while the table is in use, so that a child of a threaded process never inherits a locked lock.
@@ -58,6 +58,9 @@ extern "C" fn before_fork() {
     }
     for (fd, connection) in table::connections() {
         let mut connection = lock(&connection);
+        if lingering::end_before_fork(&mut connection) {
+            continue;
+        }
         // Once for each process, however many descriptors it has.
         if connection.descriptors.first() == Some(&fd) {
             connection.share();
@@ -81,6 +84,7 @@ extern "C" fn in_child() {
         }
     }
     waiting::forget_all();
+    lingering::forget_all();
     in_parent();
 }
 
