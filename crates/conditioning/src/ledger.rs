@@ -54,6 +54,8 @@ pub enum State {
     EndedLocally,
     /// The connection is to end.
     EndedForAll,
+    /// The server is done, and reads the connection's next request itself if it comes soon.
+    Lingering,
 }
 
 impl State {
@@ -63,6 +65,7 @@ impl State {
             2 => Self::Accepted,
             3 => Self::EndedLocally,
             4 => Self::EndedForAll,
+            5 => Self::Lingering,
             _ => Self::Free,
         }
     }
@@ -74,6 +77,7 @@ impl State {
             Self::Accepted => 2,
             Self::EndedLocally => 3,
             Self::EndedForAll => 4,
+            Self::Lingering => 5,
         };
         u64::from(generation) << 32 | state << 24 | u64::from(holders & 0x00ff_ffff)
     }
@@ -290,6 +294,35 @@ impl Ledger {
         (state != State::Accepted).then_some((state, is_due))
     }
 
+    /// The only process that holds the socket is done with the request, and keeps it for the next one. False if somebody has
+    /// asked to be told of the end.
+    pub fn linger(&self, id: Id) -> bool {
+        self.update(id.slot, |generation, state, holders| {
+            let only = holders & !HOLDERS == 0 && holders <= 1;
+            (generation == id.generation && state == State::Accepted && only)
+                .then(|| State::Lingering.word(generation, holders))
+        })
+        .is_some()
+    }
+
+    /// The server that lingers takes the next request: its presentation. `None` if a filter was first.
+    pub fn resume(&self, id: Id) -> Option<Id> {
+        let word = self.update(id.slot, |generation, state, _| {
+            (generation == id.generation && state == State::Lingering)
+                .then(|| State::Accepted.word(generation.wrapping_add(1), 1))
+        })?;
+        Some(Id { slot: id.slot, generation: (word >> 32) as u32 })
+    }
+
+    /// The server lingers no more, because it, or a filter, ended that: `end` is what becomes of the connection. True for one
+    /// of them only.
+    pub fn let_go(&self, id: Id, end: State) -> bool {
+        self.update(id.slot, |generation, state, _| {
+            (generation == id.generation && state == State::Lingering).then(|| end.word(generation, 0))
+        })
+        .is_some()
+    }
+
     /// Ends a presentation for everybody, whoever holds it.
     pub fn end(&self, id: Id) {
         self.update(id.slot, |generation, state, _| {
@@ -387,6 +420,28 @@ mod tests {
             assert_eq!(ledger.release(id, last).map(|ended| ended.0), Some(end));
             ledger.free(1);
         }
+    }
+
+    #[test]
+    fn a_connection_that_lingers_is_either_the_servers_or_the_filters() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.take(7));
+        let first = ledger.present(7).unwrap();
+        assert!(!ledger.linger(first), "nobody has it");
+        assert!(ledger.claim(first) && ledger.linger(first));
+        let second = ledger.resume(first).unwrap();
+        assert_eq!((second.generation, ledger.state(7).1), (first.generation + 1, State::Accepted));
+        assert_eq!(ledger.resume(first), None);
+        assert!(ledger.ask(second) && !ledger.linger(second), "somebody waits for the end");
+        assert_eq!(ledger.release(second, Some(State::EndedLocally)), Some((State::EndedLocally, true)));
+        let third = ledger.present(7).unwrap();
+        assert!(ledger.claim(third));
+        ledger.share(third);
+        assert!(!ledger.linger(third), "another process holds it too");
+        assert_eq!(ledger.release(third, None), None);
+        assert!(ledger.linger(third) && !ledger.ask(third));
+        assert!(ledger.let_go(third, State::EndedLocally) && !ledger.let_go(third, State::EndedLocally));
+        assert_eq!((ledger.resume(third), ledger.state(7).1), (None, State::EndedLocally));
     }
 
     #[test]

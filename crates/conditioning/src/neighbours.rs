@@ -23,6 +23,8 @@ pub mod environment {
     pub const LEDGER: &str = "TIDEGATE_CC_LEDGER";
     /// The address and port that an unmodified server is expected to listen on; read by the preload library.
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
+    /// How many milliseconds the preload library may keep a connection for its next request; absent: not at all.
+    pub const LINGER: &str = "TIDEGATE_CC_LINGER";
     /// `USER:GROUP` in numbers that a filter started as root becomes.
     pub const USER: &str = "TIDEGATE_CC_USER";
     /// Set for the filter that keeps connections between requests: the last one of those that can.

@@ -11,12 +11,12 @@ use crate::plot::Plot;
 use crate::verdict::Verdict;
 use crate::{Error, Lab, Outcome, Scenario};
 
-const ATTEMPTED: [u32; 5] = [0, 150, 4_000, 16_000, 32_000];
+const ATTEMPTED: [u32; 3] = [0, 4_000, 32_000];
 /// What an attack may leave of a conditioned server's rate, and what it leaves of bare Apache's at most.
 const KEPT: f64 = 0.95;
 const COLLAPSED: f64 = 0.05;
-/// Incomplete connections beyond which bare Apache is not tried: its queue is full long before, and each try takes minutes.
-const BARE_UP_TO: u32 = 4_000;
+/// Incomplete connections of which the last is more than bare Apache has processes: with more, each try takes minutes.
+const BARE_ATTEMPTED: [u32; 2] = [0, 400];
 /// Long enough that nobody is ended for being late while the others are measured.
 const CHAIN: &[&str] = &["package=timeout=120s", "persist"];
 const SERVERS: [(&str, Program, Option<&[&str]>); 4] = [
@@ -37,8 +37,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
              nothing more. Once those of them that can be are established, 16 connections of a regular client ask for a file of 1 kB. A process has 20,000 descriptors \
              here, so that beyond those `package` ends incomplete connections of the heaviest range to take in others. The \
              rates of conditioned servers are compared per CPU-second: holding incomplete connections costs nothing once \
-             they are there, and the attackers share the client's core. Bare Apache, whose accept queue is full by then, is tried \
-             with up to 4,000.",
+             they are there, and the attackers share the client's core. Bare Apache, which has no process left with 400, is not \
+             tried with more.",
     run,
 };
 
@@ -46,12 +46,12 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let site = site()?;
     object(site.path(), "object", 1_000)?;
     let attempted = lab.choose(ATTEMPTED.to_vec(), vec![0, 400]);
-    let rounds = lab.choose(3, 1);
+    let rounds = lab.choose(2, 1);
     let mut samples = Vec::new();
     let mut held_most = 0;
     for (label, program, chain) in SERVERS {
         let server = Server::start(lab, program, chain, site.path())?;
-        for &count in attempted.iter().filter(|&&count| chain.is_some() || count <= BARE_UP_TO) {
+        for &count in if chain.is_some() { &attempted[..] } else { &BARE_ATTEMPTED[..] } {
             // A bare server that has no process left need not be shown so again and again.
             let attack = Attack::start(server.address(), count, false, "GET /object HTTP/1.1\r\nHost:");
             let mut attack = attack?;
@@ -74,14 +74,14 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
 
 fn outcome(samples: &[Sample], attempted: &[u32], held: u64) -> Result<Outcome, Error> {
     let mut checks = Vec::new();
-    for &count in &attempted[1..] {
-        let x = f64::from(count);
-        for (label, _, chain) in SERVERS {
+    for (label, _, chain) in SERVERS {
+        for &count in if chain.is_some() { &attempted[1..] } else { &BARE_ATTEMPTED[1..] } {
+            let x = f64::from(count);
             let value = |sample: &Sample| sample.requests_per_cpu_s;
             if chain.is_some() {
                 let what = format!("{label}'s rate with {count} incomplete connections to its own without");
                 checks.push(check(samples, (label, x), (label, 0.0), KEPT, what, value)?);
-            } else if count > APACHE_WORKERS && count <= BARE_UP_TO {
+            } else {
                 let rate = |x| spread(samples, label, x, |sample| sample.requests_per_s);
                 let (now, before) = rate(x).zip(rate(0.0)).ok_or(Error::Nothing("the load"))?;
                 let what = format!("5 % to what bare Apache keeps of its rate with {count}");
@@ -90,7 +90,10 @@ fn outcome(samples: &[Sample], attempted: &[u32], held: u64) -> Result<Outcome, 
         }
     }
     let labels = SERVERS.map(|(label, _, _)| label);
-    let places: Vec<f64> = attempted.iter().map(|&count| f64::from(count)).collect();
+    let mut places: Vec<f64> =
+        attempted.iter().chain(&BARE_ATTEMPTED).map(|&count| f64::from(count)).collect();
+    places.sort_by(f64::total_cmp);
+    places.dedup();
     let plot = Plot {
         title: "A regular client beside incomplete connections".to_owned(),
         x: "incomplete connections attempted".to_owned(),

@@ -17,7 +17,7 @@ use crate::{Error, Lab, Outcome, Scenario};
 const LARGE_BYTES: usize = 16_000_000;
 /// Far fewer than the paper's 150, and so fewer clients show the same.
 const WORKERS: u32 = 10;
-const CLIENTS: [u32; 5] = [5, 20, 40, 80, 120];
+const CLIENTS: [u32; 4] = [5, 20, 60, 120];
 const PRIOR: &str = "with prior";
 const NO_PRIOR: &str = "without prior";
 const CHAINS: [(&str, &[&str]); 2] =
@@ -55,7 +55,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     object(site.path(), "large", LARGE_BYTES)?;
     object(site.path(), "small", 100)?;
     on_load_core()?;
-    let time = Duration::from_millis(lab.choose(3_000, 800));
+    let time = Duration::from_millis(lab.choose(2_500, 800));
     let clients = lab.choose(CLIENTS.to_vec(), vec![20, 60]);
     let mut latencies = Vec::new();
     for (label, chain) in CHAINS {

@@ -108,20 +108,19 @@ pub(super) fn raw(samples: &[Sample], x: &str) -> Table {
     table
 }
 
-/// Medians and spreads, a row for each server and place.
+/// Medians and spreads, a row for each server and place where it was measured.
 pub(super) fn summary(samples: &[Sample], x: &str, labels: &[&str], places: &[f64]) -> Table {
     let mut table = Table::new(["server", x, "requests/s", "requests per CPU-second"]);
     for label in labels {
         for &place in places {
-            let text = |value: fn(&Sample) -> f64| {
-                spread(samples, label, place, value).map_or(String::new(), |spread| spread.text(0))
+            let of = |value: fn(&Sample) -> f64| spread(samples, label, place, value);
+            // Not each is measured everywhere.
+            let Some((rate, per_cpu_s)) =
+                of(|sample| sample.requests_per_s).zip(of(|sample| sample.requests_per_cpu_s))
+            else {
+                continue;
             };
-            table.row([
-                (*label).to_owned(),
-                place.to_string(),
-                text(|sample| sample.requests_per_s),
-                text(|sample| sample.requests_per_cpu_s),
-            ]);
+            table.row([(*label).to_owned(), place.to_string(), rate.text(0), per_cpu_s.text(0)]);
         }
     }
     table

@@ -31,7 +31,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let site = site()?;
-    let rounds = lab.choose(3, 1);
+    let rounds = lab.choose(2, 1);
     let places: Vec<(usize, f64)> = DIRECTORIES.into_iter().zip(MBYTES).collect();
     let places = &places[..lab.choose(2, 1)];
     let mut samples = Vec::new();

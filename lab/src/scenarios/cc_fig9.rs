@@ -35,7 +35,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     for filters in 1..=MOST_FILTERS {
         let server = Server::start(lab, Program::CcServer, Some(&chain(filters)), site.path())?;
         for round in 0..rounds {
-            let time = Duration::from_secs(lab.choose(2, 1));
+            let time = Duration::from_secs(1);
             let wrk = Wrk { connections: 64, time, what: What::Mix(&mix) };
             samples.push(wrk.run(&server, LABEL, filters as f64, round)?);
         }

@@ -252,13 +252,19 @@ impl Client {
         }
     }
 
-    /// Microseconds that each of `count` requests took, ascending.
+    /// Microseconds that each of `count` requests took, or of as many as ended `within` a time, ascending.
     ///
     /// # Errors
     /// As [`Client::ask`], or when an answer was not 200.
-    pub(super) fn latencies_us(&mut self, request: &[u8], count: usize) -> std::io::Result<Vec<f64>> {
+    pub(super) fn latencies_us(
+        &mut self,
+        request: &[u8],
+        count: usize,
+        within: Duration,
+    ) -> std::io::Result<Vec<f64>> {
         let mut latencies = Vec::with_capacity(count);
-        for _ in 0..count {
+        let end = Instant::now() + within;
+        while latencies.len() < count && (latencies.is_empty() || Instant::now() < end) {
             let began = Instant::now();
             let (status, _) = self.ask(request)?;
             latencies.push(began.elapsed().as_secs_f64() * 1e6);

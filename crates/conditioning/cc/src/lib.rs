@@ -75,7 +75,8 @@ pub unsafe extern "C" fn cc_accept(s: c_int, addr: *mut sockaddr, addrlen: *mut 
 pub unsafe extern "C" fn cc_read(fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
     match server::reading(fd, count) {
         // SAFETY: the caller's own arguments.
-        Reading::AsUsual => unsafe { libc::read(fd, buf, count) },
+        // Connections of servers that close by themselves never linger.
+        Reading::AsUsual | Reading::Nothing => unsafe { libc::read(fd, buf, count) },
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `count` writable bytes, and `bytes` are no more.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast(), bytes.len()) };

@@ -12,6 +12,7 @@ mod next;
 mod reads;
 mod sockets;
 mod state;
+mod streams;
 mod writes;
 
 use libc::c_int;

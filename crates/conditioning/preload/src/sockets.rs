@@ -8,7 +8,7 @@ use rustix::fs::OFlags;
 use tidegate_conditioning::server::{self, AcceptOptions, Closing, address, connection::Interest};
 
 use crate::next::next;
-use crate::{errno, fail, state};
+use crate::{errno, fail, state, streams};
 
 fn borrow(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: a number from the server, used for single system calls that fail with EBADF if it is none.
@@ -280,9 +280,12 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }
 
-/// fclose(3): closes the descriptor without a call of close(2) that could be seen.
+/// fclose(3): closes the descriptor of a stream of libc's own without a call of close(2) that could be seen.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
+    if streams::descriptor(file).is_some() {
+        return next!(fclose(file: *mut libc::FILE) -> c_int);
+    }
     // What is buffered goes out first: the end of the response may be in it.
     // SAFETY: the caller's own stream.
     let fd = unsafe {

@@ -41,6 +41,9 @@ fn preload() -> Option<Preloaded> {
     };
     let ledger = duplicate(ledger)?;
     let chain = server::chain(duplicate(link)?, &ledger).ok()?;
+    if let Some(linger_ms) = std::env::var(environment::LINGER).ok().and_then(|text| text.parse().ok()) {
+        server::set_linger(std::time::Duration::from_millis(linger_ms));
+    }
     // SAFETY: a plain function; it runs when the program ends by `exit`.
     unsafe { libc::atexit(at_exit) };
     Some(Preloaded { chain, ledger, address, bound: Mutex::new(Vec::new()) })
@@ -86,6 +89,7 @@ pub(crate) fn is_own(fd: RawFd) -> bool {
 }
 
 extern "C" fn at_exit() {
+    crate::streams::flush_all();
     server::before_exit(false);
 }
 

@@ -215,6 +215,7 @@ pub unsafe extern "C" fn splice(
 ) -> ssize_t {
     let length = match server::reading(from, length) {
         Reading::AsUsual => length,
+        Reading::Nothing => return fail(Errno::AGAIN) as ssize_t,
         Reading::Socket(most) => most,
         // Who asks for bytes that are not on a socket reads them instead (splice(2), EINVAL).
         Reading::Copy(_) => return fail(Errno::INVAL) as ssize_t,

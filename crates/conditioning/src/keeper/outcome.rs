@@ -82,6 +82,13 @@ impl Keeper {
                     self.look(key);
                 }
                 // A keeper further on would have found its end; now somebody has to say it.
+                // The server reads its requests itself: from now on they come by the filters again.
+                (generation, State::Lingering) => {
+                    if self.place.ledger.let_go(Id { slot: id.slot, generation }, State::EndedLocally) {
+                        connection.served(self.now);
+                        self.look(key);
+                    }
+                }
                 (generation, State::Accepted) => {
                     if !self.place.ledger.ask(Id { slot: id.slot, generation })
                         && self.place.ledger.state(id.slot).1 == State::EndedLocally
@@ -108,9 +115,17 @@ impl Keeper {
             if self.now.saturating_duration_since(connection.since) < age {
                 continue;
             }
-            match self.place.ledger.state(id.slot) {
+            let (generation, state) = self.place.ledger.state(id.slot);
+            let id = self.last_of_the_servers(index, Id { slot: id.slot, generation }, state).unwrap_or(id);
+            match (generation, state) {
                 (generation, State::EndedLocally) if generation == id.generation => {
                     self.notice(Notice::ClosedLocally(id));
+                }
+                // The server waited too long, or its process is no more.
+                (_, State::Lingering) if self.place.keeps => {
+                    if self.place.ledger.let_go(id, State::EndedLocally) {
+                        self.notice(Notice::ClosedLocally(id));
+                    }
                 }
                 (_, State::EndedForAll) => self.end(index),
                 // The first filter has ended the connection, and perhaps given its slot to another.
@@ -132,6 +147,19 @@ impl Keeper {
                 _ => {}
             }
         }
+    }
+}
+
+impl Keeper {
+    /// The keeper nearest to the server takes over the identity of requests that the server has read itself.
+    fn last_of_the_servers(&mut self, index: u32, now: Id, state: State) -> Option<Id> {
+        let is_the_servers = matches!(state, State::Accepted | State::Lingering | State::EndedLocally);
+        let connection = self.connections.by_index(index)?;
+        if !self.place.keeps || !is_the_servers {
+            return None;
+        }
+        connection.id = Some(now);
+        Some(now)
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use crate::keeper::connection::Phase;
 use crate::keeper::{Keeper, READ_ALWAYS, READ_ONCE};
 use crate::ledger::State;
+use crate::wire::Id;
 use rustix::event::epoll::EventFlags;
 
 impl Keeper {
@@ -49,13 +50,23 @@ impl Keeper {
     }
 
     /// Something arrived on a connection whose request was handed on.
-    fn stirred(&mut self, key: u64, id: crate::wire::Id) {
+    fn stirred(&mut self, key: u64, id: Id) {
         let Some(connection) = self.connections.get(key) else { return };
         let (generation, state) = self.place.ledger.state(id.slot);
-        if generation != id.generation {
-            return;
+        let id = Id { generation, ..id };
+        if connection.id != Some(id) {
+            // The server has taken requests itself, this one too perhaps. It says when it stops doing so.
+            if !matches!(state, State::Accepted | State::Lingering | State::EndedLocally) {
+                return;
+            }
+            connection.id = Some(id);
+            connection.since = self.now;
+            if state == State::Accepted {
+                return;
+            }
         }
         match state {
+            State::Lingering => connection.since = self.now,
             State::Held => {
                 // Nobody has read yet: is it more than the request?
                 let expected = connection.bundle.as_ref().map_or(0, |bundle| bundle.socket_bytes);
@@ -72,7 +83,7 @@ impl Keeper {
         }
     }
 
-    fn ask_for_notice(&mut self, key: u64, id: crate::wire::Id) {
+    fn ask_for_notice(&mut self, key: u64, id: Id) {
         if self.place.ledger.ask(id) {
             // Until then, content that arrives is the server's business.
             self.mute(key);

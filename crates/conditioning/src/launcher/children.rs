@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
-use crate::launcher::{FilterSpec, LaunchError, notify};
+use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, notify};
 use crate::link;
 use crate::neighbours::{environment, word};
 
@@ -300,13 +300,13 @@ impl FilterProcess {
 
 /// Starts the command with the preload library, which finds the chain through the environment.
 pub fn start_command(
-    command: &[OsString],
+    args: &ConditionArgs,
     preload: &Path,
     address: std::net::SocketAddr,
     link: &Option<OwnedFd>,
     ledger: &OwnedFd,
 ) -> Result<Child, LaunchError> {
-    let (program, arguments) = command.split_first().ok_or(LaunchError::Start {
+    let (program, arguments) = args.command.split_first().ok_or(LaunchError::Start {
         program: "nothing".to_owned(),
         reason: io::ErrorKind::InvalidInput.into(),
     })?;
@@ -320,6 +320,9 @@ pub fn start_command(
     let mut inherits = vec![ledger.as_raw_fd()];
     process.args(arguments).env("LD_PRELOAD", preloads).env(environment::SERVER_ADDRESS, address.to_string());
     process.env(environment::LEDGER, ledger.as_raw_fd().to_string());
+    if args.linger > 0 {
+        process.env(environment::LINGER, args.linger.to_string());
+    }
     if let Some(link) = link {
         process.env(environment::UPSTREAM, link.as_raw_fd().to_string());
         inherits.push(link.as_raw_fd());

@@ -277,7 +277,7 @@ impl Connection {
                     }
                 }
             }
-            Reading::Exhausted | Reading::AsUsual => {}
+            Reading::Exhausted | Reading::Nothing | Reading::AsUsual => {}
         }
     }
 

@@ -7,7 +7,9 @@ use rustix::event::epoll;
 use tidegate_http::Method;
 
 use crate::ledger::State;
+use crate::keeper::whole::Whole;
 use crate::link;
+use crate::server::lingering;
 use crate::server::response::{Extent, ResponseTracker};
 use crate::server::table::Chain;
 use crate::wire::{Bundle, Id, Notice, flags};
@@ -37,6 +39,8 @@ pub struct Connection {
     replaces: u64,
     socket_left: u64,
     tracker: Option<ResponseTracker>,
+    /// What [`written`] was before the response, if that is worth knowing.
+    written_before: Option<u64>,
     corked: bool,
     is_untouched: bool,
     is_shared: bool,
@@ -51,6 +55,13 @@ pub struct Connection {
     pub descriptors: Vec<RawFd>,
     /// Where the server registered them.
     pub interests: Vec<Interest>,
+    /// Whether a registration was changed, so that the server is not told of what arrives.
+    pub is_muted: bool,
+    /// The number of its stay, if it lingers, and whether the server wrote meanwhile.
+    lingers: Option<u64>,
+    wrote_lingering: bool,
+    /// No filter presented its request: nobody else knows of it.
+    is_resumed: bool,
 }
 
 /// A registration with epoll.
@@ -84,6 +95,7 @@ impl Connection {
             copy_read: 0,
             replaces,
             tracker: follow.then(|| ResponseTracker::new(method)),
+            written_before: None,
             corked: false,
             is_untouched: true,
             is_shared: false,
@@ -93,7 +105,39 @@ impl Connection {
             cloexec: false,
             descriptors: vec![fd],
             interests: Vec::new(),
+            is_muted: false,
+            lingers: None,
+            wrote_lingering: false,
+            is_resumed: false,
         }
+    }
+
+    /// The number of its stay, if the connection lingers after its response (see [`super::lingering`]).
+    pub fn lingers(&self) -> Option<u64> {
+        self.lingers
+    }
+
+    /// The ledger says that it lingers.
+    pub fn begin_to_linger(&mut self, number: u64) {
+        self.lingers = Some(number);
+        self.wrote_lingering = false;
+        self.tracker = None;
+    }
+
+    /// The next request is there, at the start of `bytes`: takes it, if no filter was first.
+    pub fn resume(&mut self, whole: &Whole, bytes: &[u8]) -> bool {
+        let Some(id) = self.chain.ledger.resume(self.id) else { return false };
+        lingering::left();
+        self.lingers = None;
+        self.is_resumed = true;
+        self.id = id;
+        self.flags = whole.flags;
+        self.socket_left = whole.socket_bytes;
+        let method = if whole.flags & flags::HEAD_METHOD != 0 { Method::Head } else { Method::Get };
+        let persists = whole.flags & flags::PERSISTENT != 0;
+        self.tracker = persists.then(|| ResponseTracker::new(method));
+        self.keeps_alive = persists && speaks_http_1_1(bytes);
+        true
     }
 
     /// A request that the program before this one accepted in this process. How much of it was read is not known: its
@@ -130,6 +174,11 @@ impl Connection {
         }
     }
 
+    /// How many bytes of the request are on the socket.
+    pub fn left(&self) -> usize {
+        usize::try_from(self.socket_left).unwrap_or(usize::MAX)
+    }
+
     /// Rewritten bytes that were not read yet.
     pub fn unread_copy(&self) -> &[u8] {
         &self.copy[self.copy_read..]
@@ -158,9 +207,25 @@ impl Connection {
         self.tracker.as_mut()
     }
 
+    /// Has [`Self::wrote_unseen`] find out; `socket` is the connection's. Worth two system calls only for servers that wait
+    /// in their reads.
+    pub fn watch_for_unseen(&mut self, socket: BorrowedFd<'_>) {
+        if self.tracker.is_some() {
+            self.written_before = written(socket);
+        }
+    }
+
+    /// Whether the server wrote by calls that nobody saw, as dprintf(3) does: its response is not followed then, and it may
+    /// be complete.
+    pub fn wrote_unseen(&self, socket: BorrowedFd<'_>) -> bool {
+        let (Some(before), Some(tracker)) = (self.written_before, &self.tracker) else { return false };
+        written(socket).is_some_and(|now| now.wrapping_sub(before) > tracker.bytes())
+    }
+
     /// The server wrote something.
     pub fn set_touched(&mut self) {
         self.is_untouched = false;
+        self.wrote_lingering |= self.lingers.is_some();
     }
 
     /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
@@ -230,15 +295,32 @@ impl Connection {
 
     /// The last descriptor of this process is gone, or about to go.
     pub fn release(&mut self, fd: Option<BorrowedFd<'_>>, locally: Option<bool>) {
+        if self.lingers.is_some() {
+            return self.release_lingering(fd);
+        }
         let end = locally.map(|locally| if locally { State::EndedLocally } else { State::EndedForAll });
         if let Some(fd) = fd.filter(|_| locally == Some(true) && self.corked) {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
         let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
-        if !is_due {
-            return;
+        if is_due || self.is_resumed {
+            self.tell_end(fd, end);
         }
+    }
+
+    /// A connection that lingers is the filters' again, unless they have it already.
+    fn release_lingering(&mut self, fd: Option<BorrowedFd<'_>>) {
+        self.lingers = None;
+        lingering::left();
+        let end = if self.wrote_lingering { State::EndedForAll } else { State::EndedLocally };
+        if self.chain.ledger.let_go(self.id, end) {
+            // What arrived while it lingered was left to this process.
+            self.tell_end(fd, end);
+        }
+    }
+
+    fn tell_end(&self, fd: Option<BorrowedFd<'_>>, end: State) {
         let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.
@@ -262,6 +344,32 @@ impl Connection {
         }
         of_fd
     }
+}
+
+/// Bytes that were ever written to a TCP socket, but for a constant: those that the client has acknowledged, and those that
+/// it has not.
+fn written(fd: BorrowedFd<'_>) -> Option<u64> {
+    let acknowledged = || {
+        // SAFETY: all-zero bytes are a valid tcp_info.
+        let mut information: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+        // SAFETY: getsockopt writes at most `length` bytes; as a raw system call, so that no preload library sees it.
+        let done = unsafe {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
+            let to = (&raw mut information, &raw mut length);
+            libc::syscall(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, to.0, to.1)
+        };
+        (done == 0).then_some(information.tcpi_bytes_acked)
+    };
+    for _ in 0..4 {
+        let before = acknowledged()?;
+        let outstanding = link::unread_bytes(fd) as u64;
+        // What was acknowledged meanwhile would be counted twice or not at all.
+        if acknowledged()? == before {
+            return Some(before + outstanding);
+        }
+    }
+    None
 }
 
 fn speaks_http_1_1(head: &[u8]) -> bool {

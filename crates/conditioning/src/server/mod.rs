@@ -6,6 +6,7 @@
 pub mod address;
 pub mod connection;
 mod exec;
+mod lingering;
 mod process;
 pub mod response;
 pub mod table;
@@ -23,7 +24,10 @@ use crate::ledger::Ledger;
 use crate::link::{self, Received};
 use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
+use lingering::Next;
 pub use exec::inherit_standard_streams;
+pub use lingering::set_linger;
+pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
 pub use waiting::{Wait, waits};
@@ -46,6 +50,8 @@ pub struct AcceptOptions {
 pub enum Reading {
     /// The descriptor is none of ours: read as usual.
     AsUsual,
+    /// Nothing is there yet: EAGAIN.
+    Nothing,
     /// Take from these bytes, then report with [`took`].
     Copy(Vec<u8>),
     /// Read from the socket at most this much, then report with [`took`].
@@ -168,6 +174,9 @@ fn accept_from(
         let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
         connection.presents_v6 = presents_v6;
         connection.cloexec = options.cloexec;
+        if options.follow && !options.nonblocking {
+            connection.watch_for_unseen(socket.as_fd());
+        }
         if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
             return Err(Errno::MFILE);
         }
@@ -188,8 +197,16 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
 pub fn reading(fd: RawFd, wanted: usize) -> Reading {
     let _in_use = process::in_use();
     let Some(Entry::Connection(connection)) = table::get(fd) else { return Reading::AsUsual };
-    let connection = lock(&connection);
+    let mut connection = lock(&connection);
     match connection.source() {
+        Source::Exhausted if connection.lingers().is_some() => {
+            match lingering::next(&mut connection, borrow(fd)) {
+                Next::Request => Reading::Socket(connection.left().min(wanted)),
+                Next::Nothing => Reading::Nothing,
+                Next::Left => Reading::Socket(wanted),
+                Next::Over => Reading::Exhausted,
+            }
+        }
         Source::Copy => {
             let unread = connection.unread_copy();
             Reading::Copy(unread[..unread.len().min(wanted).min(REQUEST_BYTES)].to_vec())
@@ -211,7 +228,7 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
     }
     note_holder(&guard);
     if follow && guard.is_over() {
-        end_locally(&mut guard);
+        over(&mut guard);
     }
 }
 
@@ -222,6 +239,10 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
 pub fn beyond(fd: RawFd) -> Result<(), Errno> {
     let fd = borrow(fd);
     let nonblocking = rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
+    // A server that waits for the next request has ended its response, in ways that could not be followed.
+    if !nonblocking && has_written_unseen(fd) {
+        return Ok(());
+    }
     let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
     // A blocking server learns here that its client has left, as it would from read(2); nothing else ends the wait.
     let timeout = nonblocking.then(rustix::time::Timespec::default);
@@ -230,6 +251,12 @@ pub fn beyond(fd: RawFd) -> Result<(), Errno> {
     }
     mute(fd);
     Err(Errno::AGAIN)
+}
+
+fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
+    let Some(Entry::Connection(connection)) = table::get(fd.as_raw_fd()) else { return false };
+    let _in_use = process::in_use();
+    lock(&connection).wrote_unseen(fd)
 }
 
 /// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
@@ -242,7 +269,9 @@ fn mute(fd: BorrowedFd<'_>) {
     }
     let _in_use = process::in_use();
     let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-    for interest in lock(&connection).interests.iter().filter(|interest| interest.events & once == 0) {
+    let mut connection = lock(&connection);
+    connection.is_muted = true;
+    for interest in connection.interests.iter().filter(|interest| interest.events & once == 0) {
         let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
         let data = epoll::EventData::new_u64(interest.data);
         let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
@@ -277,7 +306,14 @@ pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     }
     note_holder(&guard);
     if guard.is_over() {
-        end_locally(&mut guard);
+        over(&mut guard);
+    }
+}
+
+/// Request and response are complete, and both sides want to keep the connection.
+fn over(connection: &mut Connection) {
+    if !lingering::linger(connection) {
+        end_locally(connection);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::server::table::{self, Entry, lock};
-use crate::server::waiting;
+use crate::server::{lingering, waiting};
 
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Held for reading while the table is in use, so that a child of a threaded process never inherits a locked lock.
@@ -16,12 +16,15 @@ thread_local! {
     static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// The table is in use as long as this lives. Calls nest: dropping a descriptor closes it, which asks the table again.
-pub(super) struct InUse {
+/// The table, or something else that a child of a threaded process must not inherit locked, is in use as long as this lives.
+/// Calls nest: dropping a descriptor closes it, which asks the table again.
+#[must_use]
+pub struct InUse {
     _guard: Option<RwLockReadGuard<'static, ()>>,
 }
 
-pub(super) fn in_use() -> InUse {
+/// See [`InUse`]: before a lock is taken, and until after it is released.
+pub fn in_use() -> InUse {
     let depth = DEPTH.get();
     DEPTH.set(depth + 1);
     InUse { _guard: (depth == 0).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner)) }
@@ -55,6 +58,9 @@ extern "C" fn before_fork() {
     }
     for (fd, connection) in table::connections() {
         let mut connection = lock(&connection);
+        if lingering::end_before_fork(&mut connection) {
+            continue;
+        }
         // Once for each process, however many descriptors it has.
         if connection.descriptors.first() == Some(&fd) {
             connection.share();
@@ -78,6 +84,7 @@ extern "C" fn in_child() {
         }
     }
     waiting::forget_all();
+    lingering::forget_all();
     in_parent();
 }
 

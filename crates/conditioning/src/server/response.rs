@@ -37,6 +37,8 @@ pub struct ResponseTracker {
     head: Vec<u8>,
     keep_alive: bool,
     at: At,
+    /// Bytes that it was told of.
+    bytes: u64,
 }
 
 impl ResponseTracker {
@@ -44,7 +46,7 @@ impl ResponseTracker {
     pub fn new(method: Method) -> Self {
         let mut parser = ResponseParser::new(LIMITS);
         parser.reset(method);
-        Self { parser, method, head: Vec::new(), keep_alive: false, at: At::Head }
+        Self { parser, method, head: Vec::new(), keep_alive: false, at: At::Head, bytes: 0 }
     }
 
     /// How far it has come.
@@ -56,8 +58,14 @@ impl ResponseTracker {
         }
     }
 
+    /// How many bytes the server wrote, as far as it was told.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The server wrote these bytes.
     pub fn wrote(&mut self, mut bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
         while !bytes.is_empty() {
             bytes = match &mut self.at {
                 At::Head => self.head_bytes(bytes),
@@ -89,6 +97,7 @@ impl ResponseTracker {
     /// The server had the kernel copy `length` bytes that nobody here saw: content, as long as framing allows.
     pub fn wrote_unseen(&mut self, length: u64) {
         static ZEROS: [u8; 4096] = [0; 4096];
+        self.bytes += length;
         match &mut self.at {
             At::Length(left) if length <= *left => {
                 *left -= length;

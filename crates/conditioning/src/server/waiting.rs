@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::server::connection::Interest;
 use crate::server::table::{self, Entry, lock};
-use crate::server::{add, process};
+use crate::server::{add, lingering, process};
 
 type Interests = Arc<Mutex<Vec<Interest>>>;
 
@@ -118,6 +118,7 @@ pub struct Wait(());
 /// Call before epoll_wait(2) and keep what it returns until after. Gives events that are not the kernel's to `put`, which
 /// says whether there was room.
 pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
+    lingering::expire();
     WAITING.fetch_add(1, Ordering::SeqCst);
     if COUNT.load(Ordering::SeqCst) > 0 {
         tell(epoll, put);

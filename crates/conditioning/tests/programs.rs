@@ -1,0 +1,172 @@
+//! Servers of styles that are not Debian's: libc's streams, and those of languages' own libraries.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::{Chain, Client, Site, free_port, needs};
+
+/// With a filter that rewrites: what it wrote is what a server must read, in whichever way it reads.
+const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
+
+/// A server compiled from `streams.c`, behind a chain.
+fn streams(style: &str) -> (Chain, Site) {
+    needs("cc", "gcc");
+    let site = Site::new();
+    let server = site.path().join("server");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/streams.c");
+    let mut compile = Command::new("cc");
+    compile.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"]).arg(&server).arg(source);
+    assert!(compile.status().unwrap().success());
+    let port = free_port();
+    (Chain::start(port, CHAIN, &[server.to_str().unwrap(), &port.to_string(), style]), site)
+}
+
+/// A server that reads by a stream has what a filter rewrote, and reads no further than the request.
+fn reads_and_writes_by_streams(style: &str) {
+    let (chain, _site) = streams(style);
+    let mut client = chain.client();
+    for round in 0..5 {
+        assert_eq!(client.get("//a/../b").body, b"GET /b 0\n", "round {round}");
+        client.send(b"POST /c HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n");
+        client.send(&[b'x'; 100_000]);
+        assert_eq!(client.response(false).body, b"POST /c 100000\n");
+    }
+    client.send("GET //d HTTP/1.1\r\nHost: test\r\n\r\n".repeat(3).as_bytes());
+    for _ in 0..3 {
+        assert_eq!(client.response(false).body, b"GET /d 0\n");
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_server_with_one_stream_for_both_directions() {
+    reads_and_writes_by_streams("one");
+}
+
+#[test]
+fn a_server_with_a_stream_for_each_direction() {
+    reads_and_writes_by_streams("two");
+}
+
+#[test]
+fn a_server_that_reads_its_descriptor_and_writes_by_a_stream() {
+    let (chain, _site) = streams("write");
+    let mut client = chain.client();
+    for _ in 0..5 {
+        assert_eq!(client.get("//a").body, b"GET /a 0\n");
+    }
+    chain.stop();
+}
+
+/// What dprintf writes is seen by nobody: the server is not left waiting for a request that the filters have, and the
+/// connection ends.
+#[test]
+fn a_server_that_writes_by_calls_that_nobody_sees() {
+    let (chain, _site) = streams("dprintf");
+    for _ in 0..5 {
+        let mut client = chain.client();
+        assert_eq!(client.get("//a").body, b"GET /a 0\n");
+        assert!(client.is_ended());
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_process_that_ends_with_its_response_in_the_buffer_of_its_standard_output() {
+    let (chain, _site) = streams("standard");
+    for _ in 0..5 {
+        let mut client = chain.client();
+        assert_eq!(client.get("/a").body, b"GET /a 0\n");
+        assert!(client.is_ended());
+    }
+    chain.stop();
+}
+
+/// `Expect: 100-continue`: the server's word to go on reaches the client before the content has to.
+fn awaits_leave_to_send(client: &mut Client) {
+    client
+        .send(b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 200000\r\nExpect: 100-continue\r\n\r\n");
+    assert_eq!(client.response(false).status, 100);
+    client.send(&[b'x'; 200_000]);
+    assert_eq!(client.response(false).body, b"POST 200000\n");
+}
+
+fn serves_everything(chain: &Chain) {
+    let mut client = chain.client();
+    for _ in 0..5 {
+        assert_eq!(client.get("/").body, b"GET 0\n");
+        awaits_leave_to_send(&mut client);
+    }
+    client.send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 8000000\r\n\r\n");
+    client.send(&vec![b'x'; 8_000_000]);
+    assert_eq!(client.response(false).body, b"POST 8000000\n");
+    client.send(b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    assert_eq!(client.response(false).body, b"GET 0\n");
+    assert!(client.is_ended());
+}
+
+const PYTHON: &str = "
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        length = int(self.headers.get('Content-Length') or 0)
+        body = b'%s %d\\n' % (self.command.encode(), len(self.rfile.read(length)))
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+http.server.ThreadingHTTPServer(('127.0.0.1', PORT), Handler).serve_forever()
+";
+
+#[test]
+fn pythons_own_server() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, PYTHON);
+    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+    serves_everything(&chain);
+    chain.stop();
+}
+
+/// Speaks another protocol after the upgrade: what comes goes back.
+const UPGRADES: &str = "
+import socket, threading
+def serve(client):
+    with client:
+        stream = client.makefile('rb')
+        while stream.readline().strip():
+            pass
+        client.sendall(b'HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n\\r\\n')
+        while (data := client.recv(65536)):
+            client.sendall(data)
+listener = socket.create_server(('127.0.0.1', PORT))
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+";
+
+#[test]
+fn a_connection_that_is_upgraded_is_the_servers() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, UPGRADES);
+    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+    let mut client = chain.client();
+    let fields = "Host: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    client.send(format!("GET / HTTP/1.1\r\n{fields}\r\n").as_bytes());
+    assert_eq!(client.response(true).status, 101);
+    for message in [&b"\x81\x05hello"[..], b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"\0\xff"] {
+        client.send(message);
+        let mut echo = vec![0; message.len()];
+        std::io::Read::read_exact(&mut client.stream, &mut echo).unwrap();
+        assert_eq!(echo, message);
+    }
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(client.is_ended());
+    chain.stop();
+}
