@@ -179,9 +179,7 @@ impl Client {
         let mut out = Vec::with_capacity(self.config.datagram_bytes.into());
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
         let count = usize::try_from(release.count()).unwrap_or(MAX_WANTS).min(MAX_WANTS);
-        // The same era goes on with a shorter head.
-        let head_bytes = if release.cause.is_none() { DELTA_HEAD_BYTES } else { RESPONSE_HEAD_BYTES };
-        let load = self.write_frames(count, self.config.datagram_bytes.into(), head_bytes, &mut out);
+        let load = self.write_frames(count, self.config.datagram_bytes.into(), DELTA_HEAD_BYTES, &mut out);
         let mut wants = load.wants.into_iter();
         for number in release.numbers() {
             let want = wants.next();
