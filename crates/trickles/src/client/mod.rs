@@ -390,13 +390,7 @@ impl Client {
     }
 
     /// Puts a packet into its era. A packet of an era that was given up brings data but no trickle.
-    fn take_packet(
-        &mut self,
-        packet: &Continuation,
-        raw: RawContinuation,
-        nonce: u64,
-        now: Instant,
-    ) {
+    fn take_packet(&mut self, packet: &Continuation, raw: RawContinuation, nonce: u64, now: Instant) {
         if !self.established {
             self.establish(packet);
         }

@@ -12,10 +12,14 @@ use crate::wire::{
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Packets at the start of an era that are acknowledged at once, one by one: slow start has no time to lose.
+/// Packets at the start of a slow start that are acknowledged at once, one by one: it has no time to lose. After a recovery
+/// that would be more than TCP takes, whose receivers wait for a second packet as soon as nothing is missing.
 const QUICK_PACKETS: u64 = 8;
 /// Ranges that an open request asks for: what a server may send to an unproved address.
 const OPEN_WANTS: usize = 3;
+
+/// Opens of full length, before shorter ones are tried.
+const LONG_OPENS: u32 = 2;
 
 /// What a datagram asks for, by what its answer will be counted against.
 #[derive(Debug, Default)]
@@ -67,9 +71,10 @@ impl Client {
         for state in self.requests.values_mut() {
             state.forget_flight();
         }
-        // Where nothing came back, the path may lose long datagrams in silence (RFC 8899).
+        // Where nothing came back twice, the path may lose long datagrams in silence (RFC 8899). Once is more often the
+        // doing of a full queue, and a connection keeps the limit that it opened with.
         let most = usize::from(self.config.datagram_bytes);
-        let size = if self.attempts == 0 { most } else { most.min(self.config.padded_bytes) };
+        let size = if self.attempts < LONG_OPENS { most } else { most.min(self.config.padded_bytes) };
         let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
         self.server_datagram_bytes = datagram_bytes;
         let padded = size.max(self.config.padded_bytes);
@@ -165,7 +170,7 @@ impl Client {
         // Another one that it cannot be acknowledged with waits behind it.
         state.ready.len() > 1
             || state.recovering()
-            || number - state.era.base <= QUICK_PACKETS
+            || (state.era.start < state.era.ssthresh && number - state.era.base <= QUICK_PACKETS)
             || state.expected.is_empty()
             || self.requests.values().any(super::RequestState::wants_to_send)
     }

@@ -58,6 +58,12 @@ impl Minisocket {
         self.packets.len()
     }
 
+    /// Bytes of frames that an empty packet has room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.room_bytes
+    }
+
     /// Bytes of output that still fit into packet `index`.
     #[must_use]
     pub fn room(&self, index: usize) -> usize {

@@ -17,7 +17,9 @@ use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
 use crate::user::{Kind, UserError, split_sequence};
-use crate::wire::{self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use crate::wire::{
+    self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
+};
 use soft_state::SoftState;
 use std::future::Future;
 use std::net::SocketAddr;
