@@ -77,6 +77,53 @@ pub fn apply_delta(known: &RawContinuation, delta: &RawDelta) -> Option<RawConti
     Some(raw)
 }
 
+/// Where the fields of a delta are that begins an era: packet number less the base (2) and era counter (2) in their lower
+/// halves, and with the room that this leaves the era's tag, which only a server can compute.
+const SUCCESSOR_FIELDS: [std::ops::Range<usize>; 6] = [1..2, 12..14, 21..23, 23..27, 27..39, 57..73];
+
+/// What `raw` says that the client does not know from a continuation of another era and its own account, which led to this
+/// one; `None` where that does not fit.
+#[must_use]
+pub fn successor_of(raw: &RawContinuation) -> Option<RawDelta> {
+    let mut delta = [0; DELTA_BYTES];
+    let mut at = 0;
+    for field in SUCCESSOR_FIELDS {
+        delta[at..at + field.len()].copy_from_slice(&raw[field.clone()]);
+        at += field.len();
+    }
+    (raw[10..12] == [0, 0] && raw[18] == 0).then_some(delta)
+}
+
+/// The lower half of the era counter of a delta that begins an era.
+#[must_use]
+pub fn successor_counter(delta: &RawDelta) -> u16 {
+    u16::from_be_bytes([delta[3], delta[4]])
+}
+
+/// The continuation that `delta` was taken from, `known` being any of the connection and `era` what the account led to;
+/// `None` where they are not, or `known` is of another key epoch.
+#[must_use]
+pub fn apply_successor(known: &RawContinuation, era: &Era, delta: &RawDelta) -> Option<RawContinuation> {
+    if known[1] != delta[0] || era.counter as u16 != successor_counter(delta) {
+        return None;
+    }
+    let mut raw = *known;
+    let offset = u64::from(u16::from_be_bytes([delta[1], delta[2]]));
+    raw[2..10].copy_from_slice(&era.base.checked_add(offset)?.to_be_bytes());
+    raw[10..14].copy_from_slice(&(offset as u32).to_be_bytes());
+    raw[14..16].copy_from_slice(&era.start.to_be_bytes());
+    raw[16..18].copy_from_slice(&era.ssthresh.to_be_bytes());
+    raw[18] = 0;
+    raw[19..23].copy_from_slice(&era.counter.to_be_bytes());
+    let mut at = 0;
+    for field in SUCCESSOR_FIELDS {
+        let length = field.len();
+        raw[field].copy_from_slice(&delta[at..at + length]);
+        at += length;
+    }
+    Some(raw)
+}
+
 /// The state that a server hands to its client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Continuation {
@@ -340,6 +387,28 @@ pub(crate) mod tests {
                 stranger[at] ^= 1;
                 prop_assert_eq!(apply_delta(&stranger, &delta), None, "field {}", field);
             }
+        }
+
+        #[test]
+        fn the_delta_of_a_foreseen_era_gives_the_continuation(
+            continuation in continuation(), offset: u16, base in 0..1_u64 << 60, other: u32, time: u32,
+        ) {
+            let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
+            let era = Era { flight: 0, base, ..continuation.era };
+            let successor = Continuation { number: base + u64::from(offset), era, ..continuation };
+            let raw = successor.sign(&keys, peer());
+            let known_era = Era { base: 7, counter: other, tag: other, start: 3, ssthresh: 4, ..continuation.era };
+            let known = Continuation { number: 9, timestamp_ms: time, srtt_us: time, era: known_era, ..continuation };
+            let known = known.sign(&keys, peer());
+            let delta = successor_of(&raw).unwrap();
+            prop_assert_eq!(successor_counter(&delta), era.counter as u16);
+            let foreseen = Era { tag: 0, ..era };
+            prop_assert_eq!(apply_successor(&known, &foreseen, &delta), Some(raw));
+            let another = Era { counter: era.counter ^ 1, ..foreseen };
+            prop_assert_eq!(apply_successor(&known, &another, &delta), None);
+            let mut stranger = known;
+            stranger[1] ^= 1;
+            prop_assert_eq!(apply_successor(&stranger, &foreseen, &delta), None);
         }
 
         #[test]

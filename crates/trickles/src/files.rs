@@ -92,47 +92,54 @@ impl<O: Objects> FileService<O> {
         }
     }
 
-    /// Input (Trickles §4.2): a path, of which the input continuation carries what came before. `packets` are free for
-    /// the first bytes of the answer.
+    /// Input (Trickles §4.2): a path, of which the input continuation carries what came before. The answer's continuation
+    /// goes into a packet from `first` on; the object is what follows.
     fn answer_input(
         &mut self,
         input: &EventInput<'_>,
-        packets: std::ops::Range<usize>,
+        first: usize,
         socket: &mut Minisocket,
-    ) {
-        let first = packets.start;
+    ) -> Option<(Object, Vec<u8>)> {
         let mut path = input.opaque.to_vec();
         path.extend_from_slice(input.data);
         // Where there is no room for an answer, the client sends the input again.
         if path.len() > MAX_PATH_BYTES {
             let _ = socket.reset(first, input.request, PATH_TOO_LONG);
-            return;
+            return None;
         }
         if !input.last {
             let consumed = input.consumed + input.data.len() as u64;
             let _ = socket.set_input_continuation(first, input.request, consumed, &path);
-            return;
+            return None;
         }
         let Some(object) = self.objects.find(&path) else {
             let _ = socket.reset(first, input.request, NOT_FOUND);
-            return;
+            return None;
         };
         if object.length > 1 << REGION_BITS {
             let _ = socket.reset(first, input.request, TOO_LARGE);
-            return;
+            return None;
         }
         let mut opaque = object.version.to_be_bytes().to_vec();
         opaque.extend_from_slice(&path);
         let valid = (0, object.length);
-        if socket.set_output_continuation(first, input.request, valid, &opaque).is_err()
-            || socket.end(first, input.request, object.length).is_err()
-        {
-            return;
-        }
+        socket.set_output_continuation(first, input.request, valid, &opaque).ok()?;
+        socket.end(first, input.request, object.length).ok()?;
+        Some((object, path))
+    }
+
+    /// The first bytes of an answer, of the server's own accord.
+    fn send_first(
+        &mut self,
+        request: u32,
+        (object, path): (Object, &[u8]),
+        packets: std::ops::Range<usize>,
+        socket: &mut Minisocket,
+    ) {
         let mut offset = 0;
         for index in packets {
             let left = usize::try_from(object.length - offset).unwrap_or(usize::MAX);
-            match self.send(index, input.request, offset, left, object.version, &path, socket) {
+            match self.send(index, request, offset, left, object.version, path, socket) {
                 Some(sent) => offset += sent as u64,
                 None => return,
             }
@@ -148,8 +155,14 @@ impl<O: Objects> Application for FileService<O> {
         for (index, want) in event.wants.iter().enumerate() {
             self.answer_want(index, want, socket);
         }
+        // What is asked for is told for all requests before the first bytes of any take up the room.
+        let mut answers = Vec::new();
         for (input, packets) in event.inputs_with_packets(socket.packets()) {
-            self.answer_input(input, packets, socket);
+            let answer = self.answer_input(input, packets.start, socket);
+            answers.extend(answer.map(|(object, path)| (input.request, object, path, packets)));
+        }
+        for (request, object, path, packets) in answers {
+            self.send_first(request, (object, &path), packets, socket);
         }
     }
 }

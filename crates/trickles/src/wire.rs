@@ -159,6 +159,7 @@ const KIND_CLOSE: u8 = 0x04;
 const KIND_RESPONSE: u8 = 0x81;
 const KIND_REFUSED: u8 = 0x82;
 const KIND_DELTA: u8 = 0x83;
+const KIND_SUCCESSOR: u8 = 0x84;
 
 const FRAME_PADDING: u8 = 0x00;
 const FRAME_INPUT: u8 = 0x01;
@@ -509,7 +510,7 @@ pub enum Answer<'a> {
         /// Its frames in order.
         frames: Vec<Frame<'a>>,
     },
-    /// One packet of a trickle in the era of the request that it answers.
+    /// One packet of a trickle in the era of the request that it answers, or in one that begins with it.
     Delta {
         /// Echo of the request's connection id.
         connection: u64,
@@ -517,6 +518,8 @@ pub enum Answer<'a> {
         timestamp_us: u32,
         /// What differs in the packet's continuation.
         delta: RawDelta,
+        /// Whether it differs from one of the era before.
+        successor: bool,
         /// Nonce of the packet.
         nonce: u64,
         /// Its frames in order.
@@ -544,13 +547,14 @@ impl<'a> Answer<'a> {
                 let frames = Self::read_frames(reader)?;
                 Ok(Self::Response { connection, timestamp_us, continuation, nonce, frames })
             }
-            KIND_DELTA => {
+            KIND_DELTA | KIND_SUCCESSOR => {
                 reader.what = "response";
                 let timestamp_us = reader.u32()?;
                 let delta = reader.array()?;
                 let nonce = nonce::from_bytes(reader.array()?);
                 let frames = Self::read_frames(reader)?;
-                Ok(Self::Delta { connection, timestamp_us, delta, nonce, frames })
+                let successor = kind == KIND_SUCCESSOR;
+                Ok(Self::Delta { connection, timestamp_us, delta, successor, nonce, frames })
             }
             KIND_REFUSED => {
                 let code = match reader.u8()? {
@@ -610,15 +614,16 @@ impl<'a> Answer<'a> {
         out.extend_from_slice(&nonce::to_bytes(nonce));
     }
 
-    /// Appends the head of a response whose continuation is told by what differs; frames follow.
+    /// Appends the head of a response whose continuation is told by what differs, in the era or, of a `successor`, from
+    /// the era before; frames follow.
     pub fn encode_delta_head(
         connection: u64,
         timestamp_us: u32,
-        delta: &RawDelta,
+        (delta, successor): (&RawDelta, bool),
         nonce: u64,
         out: &mut Vec<u8>,
     ) {
-        out.extend_from_slice(&[VERSION, KIND_DELTA]);
+        out.extend_from_slice(&[VERSION, if successor { KIND_SUCCESSOR } else { KIND_DELTA }]);
         out.extend_from_slice(&connection.to_be_bytes());
         out.extend_from_slice(&timestamp_us.to_be_bytes());
         out.extend_from_slice(delta);

@@ -126,13 +126,15 @@ proptest! {
             frame.encode(&mut out);
             prop_assert_eq!(out.len() - before, frame.wire_bytes());
         }
-        let mut short = Vec::new();
-        Answer::encode_delta_head(id, time, &delta_of(&raw), nonce, &mut short);
-        prop_assert_eq!(short.len(), DELTA_HEAD_BYTES);
-        let delta = Answer::Delta {
-            connection: id, timestamp_us: time, delta: delta_of(&raw), nonce, frames: Vec::new(),
-        };
-        prop_assert_eq!(Answer::decode(&short), Ok(delta));
+        for successor in [false, true] {
+            let mut short = Vec::new();
+            Answer::encode_delta_head(id, time, (&delta_of(&raw), successor), nonce, &mut short);
+            prop_assert_eq!(short.len(), DELTA_HEAD_BYTES);
+            let delta = Answer::Delta {
+                connection: id, timestamp_us: time, delta: delta_of(&raw), successor, nonce, frames: Vec::new(),
+            };
+            prop_assert_eq!(Answer::decode(&short), Ok(delta));
+        }
         let expected = Answer::Response { connection: id, timestamp_us: time, continuation: raw, nonce, frames };
         prop_assert_eq!(Answer::decode(&out), Ok(expected));
     }

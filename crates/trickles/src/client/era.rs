@@ -157,6 +157,11 @@ impl EraState {
         apply_delta(self.known.as_ref()?, delta)
     }
 
+    /// A continuation of the era.
+    pub(super) fn known(&self) -> Option<&RawContinuation> {
+        self.known.as_ref()
+    }
+
     /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
     pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
         if number < self.next || number > self.end() || self.received.contains_key(&number) {

@@ -9,7 +9,9 @@ mod transmit;
 pub use request::Read;
 
 use crate::congestion::Era;
-use crate::continuation::{Continuation, era_of};
+use crate::continuation::{
+    Continuation, RawContinuation, RawDelta, apply_successor, era_of, successor_counter,
+};
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
 use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, PADDED_BYTES, WireError};
@@ -294,15 +296,11 @@ impl Client {
             {
                 (timestamp_us, continuation, nonce, frames)
             }
-            Answer::Delta { connection, timestamp_us, delta, nonce, frames }
+            Answer::Delta { connection, timestamp_us, delta, successor, nonce, frames }
                 if connection == self.connection =>
             {
-                let counter = era_of(&delta);
-                let era = self.eras.iter().find(|state| state.era.counter == counter);
-                // Of an era that was given up nothing goes on.
-                let continuation =
-                    era.and_then(|state| state.apply(&delta)).ok_or(PeerError::Continuation)?;
-                (timestamp_us, continuation, nonce, frames)
+                let told = if successor { self.successor(&delta) } else { self.apply(&delta) };
+                (timestamp_us, told.ok_or(PeerError::Continuation)?, nonce, frames)
             }
             _ => return Err(PeerError::OtherConnection),
         };
@@ -321,6 +319,21 @@ impl Client {
         self.account(now);
         self.update_waiting(now);
         result
+    }
+
+    /// The continuation that a delta tells; of an era that was given up nothing goes on.
+    fn apply(&self, delta: &RawDelta) -> Option<RawContinuation> {
+        let counter = era_of(delta);
+        self.eras.iter().find(|state| state.era.counter == counter)?.apply(delta)
+    }
+
+    /// The continuation that the delta of an era tells which a request of ours has begun.
+    fn successor(&self, delta: &RawDelta) -> Option<RawContinuation> {
+        let counter = successor_counter(delta);
+        let era = self.eras.iter().find(|state| state.era.counter as u16 == counter)?.era;
+        let known = self.eras.iter().filter_map(EraState::known);
+        let mut known = known.chain(self.last_anchor.as_ref().map(|anchor| &anchor.raw));
+        known.find_map(|known| apply_successor(known, &era, delta))
     }
 
     fn sample(&mut self, timestamp_us: u32, packet: &Continuation, now: Instant) {
@@ -377,13 +390,7 @@ impl Client {
     }
 
     /// Puts a packet into its era. A packet of an era that was given up brings data but no trickle.
-    fn take_packet(
-        &mut self,
-        packet: &Continuation,
-        raw: crate::continuation::RawContinuation,
-        nonce: u64,
-        now: Instant,
-    ) {
+    fn take_packet(&mut self, packet: &Continuation, raw: RawContinuation, nonce: u64, now: Instant) {
         if !self.established {
             self.establish(packet);
         }

@@ -12,10 +12,14 @@ use crate::wire::{
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Packets at the start of an era that are acknowledged at once, one by one: slow start has no time to lose.
+/// Packets at the start of a slow start that are acknowledged at once, one by one: it has no time to lose. After a recovery
+/// that would be more than TCP takes, whose receivers wait for a second packet as soon as nothing is missing.
 const QUICK_PACKETS: u64 = 8;
 /// Ranges that an open request asks for: what a server may send to an unproved address.
 const OPEN_WANTS: usize = 3;
+
+/// Opens of full length, before shorter ones are tried.
+const LONG_OPENS: u32 = 2;
 
 /// What a datagram asks for, by what its answer will be counted against.
 #[derive(Debug, Default)]
@@ -67,9 +71,10 @@ impl Client {
         for state in self.requests.values_mut() {
             state.forget_flight();
         }
-        // Where nothing came back, the path may lose long datagrams in silence (RFC 8899).
+        // Where nothing came back twice, the path may lose long datagrams in silence (RFC 8899). Once is more often the
+        // doing of a full queue, and a connection keeps the limit that it opened with.
         let most = usize::from(self.config.datagram_bytes);
-        let size = if self.attempts == 0 { most } else { most.min(self.config.padded_bytes) };
+        let size = if self.attempts < LONG_OPENS { most } else { most.min(self.config.padded_bytes) };
         let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
         self.server_datagram_bytes = datagram_bytes;
         let padded = size.max(self.config.padded_bytes);
@@ -165,7 +170,7 @@ impl Client {
         // Another one that it cannot be acknowledged with waits behind it.
         state.ready.len() > 1
             || state.recovering()
-            || number - state.era.base <= QUICK_PACKETS
+            || (state.era.start < state.era.ssthresh && number - state.era.base <= QUICK_PACKETS)
             || state.expected.is_empty()
             || self.requests.values().any(super::RequestState::wants_to_send)
     }
@@ -179,9 +184,7 @@ impl Client {
         let mut out = Vec::with_capacity(self.config.datagram_bytes.into());
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
         let count = usize::try_from(release.count()).unwrap_or(MAX_WANTS).min(MAX_WANTS);
-        // The same era goes on with a shorter head.
-        let head_bytes = if release.cause.is_none() { DELTA_HEAD_BYTES } else { RESPONSE_HEAD_BYTES };
-        let load = self.write_frames(count, self.config.datagram_bytes.into(), head_bytes, &mut out);
+        let load = self.write_frames(count, self.config.datagram_bytes.into(), DELTA_HEAD_BYTES, &mut out);
         let mut wants = load.wants.into_iter();
         for number in release.numbers() {
             let want = wants.next();

@@ -197,19 +197,19 @@ impl<S: Site> HttpService<S> {
         Some(socket.send(index, request, offset, &self.buffer))
     }
 
-    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the first bytes of the
-    /// responses.
+    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the continuations of the
+    /// responses, which are what follows, and for their first bytes.
     fn answer_input(
         &mut self,
         peer: SocketAddr,
         input: &EventInput<'_>,
         packets: Range<usize>,
         socket: &mut Minisocket,
-    ) {
+    ) -> Vec<(u64, Vec<u8>)> {
         let first = packets.start;
         let Some(mut digest) = Digest::decode(input.opaque) else {
             let _ = socket.reset(first, input.request, FOREIGN);
-            return;
+            return Vec::new();
         };
         let mut rest = input.data;
         let mut responses = Vec::new();
@@ -232,7 +232,7 @@ impl<S: Site> HttpService<S> {
             let response = Response::to(&request, &asked, &mut self.site, (self.clock_s)());
             let Some(opaque) = response.encode().filter(|_| digest.output < 1 << REGION_BITS) else {
                 let _ = socket.reset(first, input.request, PATH_TOO_LONG);
-                return;
+                return Vec::new();
             };
             let end = (start + response.total_bytes()).min(1 << REGION_BITS);
             // The last packet keeps room for the input continuation.
@@ -244,9 +244,12 @@ impl<S: Site> HttpService<S> {
             let crowded = !responses.is_empty() && !packets.clone().any(fits);
             if crowded || socket.set_output_continuation(first, input.request, (start, end), &opaque).is_err()
             {
-                if responses.is_empty() {
+                // No packet of this connection holds it. Where others only were before it, the client sends it again.
+                if responses.is_empty() && OUTPUT_CONTINUATION_BYTES + opaque.len() > socket.capacity() {
                     let _ = socket.reset(first, input.request, PATH_TOO_LONG);
-                    return;
+                }
+                if responses.is_empty() {
+                    return responses;
                 }
                 // This request is left with the client, to be sent again.
                 digest.unread();
@@ -267,7 +270,7 @@ impl<S: Site> HttpService<S> {
             // Without room the client sends the input again.
             let _ = socket.set_input_continuation(first, input.request, consumed, &digest.encode());
         }
-        self.send_first(input.request, &responses, packets, socket);
+        responses
     }
 
     /// What the requests in `input` need.
@@ -324,8 +327,14 @@ impl<S: Site> Application for HttpService<S> {
         for (index, want) in event.wants.iter().enumerate() {
             self.answer_want(index, want, socket);
         }
+        // What is asked for is told for all requests before the first bytes of any take up the room.
+        let mut begun = Vec::new();
         for (input, packets) in event.inputs_with_packets(socket.packets()) {
-            self.answer_input(event.peer, input, packets, socket);
+            let responses = self.answer_input(event.peer, input, packets.clone(), socket);
+            begun.push((input.request, responses, packets));
+        }
+        for (request, responses, packets) in begun {
+            self.send_first(request, &responses, packets, socket);
         }
     }
 

@@ -1,10 +1,10 @@
 //! The minisocket: a client for as long as one of its packets is being answered (Trickles §3.2).
 
-use super::Template;
-use crate::continuation::delta_of;
+use super::{Head, Template};
+use crate::continuation::{delta_of, successor_of};
 use crate::keys::KeyRing;
 use crate::user::{Kind, UserContinuation, region_start};
-use crate::wire::{Answer, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Frame, RESPONSE_HEAD_BYTES};
+use crate::wire::{Answer, DATA_FRAME_BYTES, Frame, RESPONSE_HEAD_BYTES};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -42,8 +42,8 @@ impl Minisocket {
         packet_bytes: usize,
     ) -> Self {
         let packets = numbers.map(|number| Packet { number, frames: Vec::new() }).collect();
-        let head_bytes = if template.as_delta { DELTA_HEAD_BYTES } else { RESPONSE_HEAD_BYTES };
-        Self { keys, peer, template, room_bytes: packet_bytes.saturating_sub(head_bytes), packets }
+        let room_bytes = packet_bytes.saturating_sub(template.head.bytes());
+        Self { keys, peer, template, room_bytes, packets }
     }
 
     /// Where the packets go.
@@ -56,6 +56,12 @@ impl Minisocket {
     #[must_use]
     pub fn packets(&self) -> usize {
         self.packets.len()
+    }
+
+    /// Bytes of frames that an empty packet has room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.room_bytes
     }
 
     /// Bytes of output that still fit into packet `index`.
@@ -135,17 +141,24 @@ impl Minisocket {
 
     /// Signs and hands out the packets.
     pub fn finish(self, transmit: &mut impl FnMut(&[u8])) {
-        let Template { mut continuation, secret, connection, timestamp_us, as_delta } = self.template;
+        let Template { mut continuation, secret, connection, timestamp_us, head } = self.template;
         let mut datagram = Vec::with_capacity(RESPONSE_HEAD_BYTES + self.room_bytes);
         for packet in self.packets {
             continuation.number = packet.number;
             let raw = continuation.sign(self.keys.current(), self.peer);
             let nonce = secret.packet(continuation.era.tag, packet.number);
             datagram.clear();
-            if as_delta {
-                Answer::encode_delta_head(connection, timestamp_us, &delta_of(&raw), nonce, &mut datagram);
-            } else {
-                Answer::encode_response_head(connection, timestamp_us, &raw, nonce, &mut datagram);
+            let delta = match head {
+                Head::Full => None,
+                Head::Delta => Some((delta_of(&raw), false)),
+                Head::Successor => successor_of(&raw).map(|delta| (delta, true)),
+            };
+            match delta {
+                Some((delta, successor)) => {
+                    let delta = (&delta, successor);
+                    Answer::encode_delta_head(connection, timestamp_us, delta, nonce, &mut datagram);
+                }
+                None => Answer::encode_response_head(connection, timestamp_us, &raw, nonce, &mut datagram),
             }
             datagram.extend_from_slice(&packet.frames);
             transmit(&datagram);

@@ -17,7 +17,9 @@ use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::{ReplayTable, Seen};
 use crate::user::{Kind, UserError, split_sequence};
-use crate::wire::{self, Account, Answer, Ask, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError};
+use crate::wire::{
+    self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
+};
 use soft_state::SoftState;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -446,7 +448,7 @@ impl Server {
                     secret,
                     connection: request.connection,
                     timestamp_us: 0,
-                    as_delta: false,
+                    head: Head::Full,
                 };
                 Some(Minisocket::new(Arc::clone(&self.keys), peer, template, std::iter::empty(), 0))
             }
@@ -505,7 +507,7 @@ impl Server {
         };
         self.counters.trickles_opens_total.add(1);
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let template = Template { continuation, secret, connection, timestamp_us, as_delta: false };
+        let template = Template { continuation, secret, connection, timestamp_us, head: Head::Full };
         let numbers = 1..=u64::from(flight);
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, numbers, packet_bytes)))
     }
@@ -588,7 +590,12 @@ impl Server {
             continuation.era.tag = secret.next_era(era.tag, cause);
         }
         let keys = self.keys.current();
-        let as_delta = release.cause.is_none() && continuation.epoch == keys.epoch;
+        let head = match release.cause {
+            // The client has a continuation of the key epoch: the one that it sent.
+            _ if continuation.epoch != keys.epoch => Head::Full,
+            None => Head::Delta,
+            Some(_) => Head::Successor,
+        };
         if continuation.epoch != keys.epoch {
             continuation.sealed = keys.reseal(plain);
             continuation.epoch = keys.epoch;
@@ -596,7 +603,7 @@ impl Server {
         continuation.timestamp_ms = now_ms as u32;
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
         let size = continuation.datagram_bytes.min(self.config.datagram_bytes).into();
-        let template = Template { continuation, secret, connection, timestamp_us, as_delta };
+        let template = Template { continuation, secret, connection, timestamp_us, head };
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size)))
     }
 
@@ -676,8 +683,24 @@ pub(crate) struct Template {
     pub(crate) secret: Secret,
     pub(crate) connection: u64,
     pub(crate) timestamp_us: u32,
-    /// Whether the client has another continuation of the era and of the key epoch: the one that it sent.
-    pub(crate) as_delta: bool,
+    pub(crate) head: Head,
+}
+
+/// How much of their continuations the packets of an answer tell.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Head {
+    /// All of it.
+    Full,
+    /// What differs within the era of the request.
+    Delta,
+    /// What the client cannot foresee of an era that begins with the answer.
+    Successor,
+}
+
+impl Head {
+    pub(crate) fn bytes(self) -> usize {
+        if self == Self::Full { RESPONSE_HEAD_BYTES } else { DELTA_HEAD_BYTES }
+    }
 }
 
 /// RFC 6298 §2 with the continuation's timestamp in place of a clock of the connection.

@@ -34,8 +34,16 @@ enum Event {
 }
 
 enum Kind {
-    Trickles { client: Box<Client>, request: u32, position: u64 },
-    Tcp { sender: Box<Sender>, receiver: Receiver },
+    /// Requests under way with what was read of each, and how many follow.
+    Trickles {
+        client: Box<Client>,
+        requests: Vec<(u32, u64)>,
+        left: usize,
+    },
+    Tcp {
+        sender: Box<Sender>,
+        receiver: Receiver,
+    },
 }
 
 struct Flow {
@@ -46,6 +54,8 @@ struct Flow {
     /// Bytes of content since the measurement began.
     received: u64,
     timer: Option<Duration>,
+    /// When what was sent last arrives.
+    up_until: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -54,8 +64,16 @@ struct Setting {
     round_trip: Duration,
     queue_bytes: u64,
     object: u64,
+    /// Objects of a transfer, asked for at once.
+    objects: usize,
     trickles: usize,
     tcp: usize,
+}
+
+impl Setting {
+    fn bytes(&self) -> u64 {
+        self.object * self.objects as u64
+    }
 }
 
 struct World {
@@ -102,6 +120,7 @@ impl World {
                 times: Vec::new(),
                 received: 0,
                 timer: None,
+                up_until: Duration::ZERO,
             });
             // Flows do not start in step.
             let at = Duration::from_micros(world.random.below(20_000));
@@ -119,10 +138,11 @@ impl World {
             seed[8..].copy_from_slice(&generation.to_be_bytes());
             let now = self.start + self.now;
             let mut client = Box::new(Client::new(Config::default(), &seed, now));
-            let request = client.request(b"/object/0", now).unwrap();
-            Kind::Trickles { client, request, position: 0 }
+            let at_once = self.setting.objects.min(Config::default().max_requests);
+            let requests = (0..at_once).map(|_| (client.request(b"/object/0", now).unwrap(), 0)).collect();
+            Kind::Trickles { client, requests, left: self.setting.objects - at_once }
         } else {
-            let sender = Box::new(Sender::new(self.setting.object.div_ceil(TCP_CONTENT)));
+            let sender = Box::new(Sender::new(self.setting.bytes().div_ceil(TCP_CONTENT)));
             Kind::Tcp { sender, receiver: Receiver::default() }
         }
     }
@@ -146,9 +166,12 @@ impl World {
         self.at(self.free + round_trip / 2, event);
     }
 
-    fn up(&mut self, event: Event) {
+    fn up(&mut self, flow: usize, event: Event) {
         // A little jitter: flows of equal packets would otherwise fall in step with the queue's drops.
         let at = self.now + self.setting.round_trip / 2 + Duration::from_micros(self.random.below(100));
+        // It delays and does not reorder.
+        let at = at.max(self.flows[flow].up_until);
+        self.flows[flow].up_until = at;
         self.at(at, event);
     }
 
@@ -161,7 +184,7 @@ impl World {
             match &mut state.kind {
                 Kind::Trickles { client, .. } => {
                     let Some(datagram) = client.poll_transmit(now) else { break };
-                    self.up(Event::ToServer { flow, generation, datagram });
+                    self.up(flow, Event::ToServer { flow, generation, datagram });
                 }
                 Kind::Tcp { sender, .. } => {
                     // Connection and request take a round trip and a half.
@@ -196,26 +219,34 @@ impl World {
         let mut buffer = [0; 16_384];
         let state = &mut self.flows[flow];
         let ended = match &mut state.kind {
-            Kind::Trickles { client, request, position } => loop {
-                match client.read(*request, &mut buffer).unwrap() {
-                    Read::Data(count) => {
-                        let path = b"/object/0";
-                        assert!(
-                            (*position..).zip(&buffer[..count]).all(|(at, &byte)| byte == byte_at(path, at)),
-                            "content"
-                        );
-                        *position += count as u64;
-                        state.received += count as u64;
+            Kind::Trickles { client, requests, left } => {
+                let mut index = 0;
+                while let Some((request, position)) = requests.get_mut(index) {
+                    match client.read(*request, &mut buffer).unwrap() {
+                        Read::Data(count) => {
+                            let path = b"/object/0";
+                            let mut bytes = (*position..).zip(&buffer[..count]);
+                            assert!(bytes.all(|(at, &byte)| byte == byte_at(path, at)), "content");
+                            *position += count as u64;
+                            state.received += count as u64;
+                        }
+                        Read::Pending => index += 1,
+                        Read::End => {
+                            assert_eq!(*position, self.setting.object);
+                            client.discard(*request);
+                            requests.remove(index);
+                            if *left > 0 {
+                                *left -= 1;
+                                let now = self.start + self.now;
+                                requests.push((client.request(b"/object/0", now).unwrap(), 0));
+                            }
+                        }
+                        Read::Reset(code) => panic!("reset {code}"),
                     }
-                    Read::Pending => break false,
-                    Read::End => {
-                        assert_eq!(*position, self.setting.object);
-                        break true;
-                    }
-                    Read::Reset(code) => panic!("reset {code}"),
                 }
-            },
-            Kind::Tcp { receiver, .. } => receiver.next * TCP_CONTENT >= self.setting.object,
+                requests.is_empty()
+            }
+            Kind::Tcp { receiver, .. } => receiver.next * TCP_CONTENT >= self.setting.bytes(),
         };
         if ended {
             state.generation += 1;
@@ -264,7 +295,7 @@ impl World {
                     self.flows[flow].received += (receiver.next - before) * TCP_CONTENT;
                     match acknowledgement {
                         Some((una, sacked)) => {
-                            self.up(Event::Acknowledgement { flow, generation, una, sacked })
+                            self.up(flow, Event::Acknowledgement { flow, generation, una, sacked })
                         }
                         None => self.at(due, Event::DelayedAck { flow, generation }),
                     }
@@ -286,7 +317,7 @@ impl World {
                     && state.generation == generation
                     && let Some((una, sacked)) = receiver.expire(self.now)
                 {
-                    self.up(Event::Acknowledgement { flow, generation, una, sacked });
+                    self.up(flow, Event::Acknowledgement { flow, generation, una, sacked });
                 }
                 return;
             }
@@ -336,10 +367,11 @@ impl World {
         print!("{:8.1} ms queue {queue:5.0} dropped {:?}", self.now.as_secs_f64() * 1e3, self.dropped);
         for flow in self.flows.iter().take(1).chain(self.flows.iter().skip(self.setting.trickles).take(1)) {
             match &flow.kind {
-                Kind::Trickles { client, position, .. } => print!(
-                    " | {:4} window {:?} at {position} cut {}",
+                Kind::Trickles { client, requests, .. } => print!(
+                    " | {:4} window {:?} at {:?} cut {}",
                     flow.generation,
                     client.congestion_window(),
+                    requests.first(),
                     client.loss_events()
                 ),
                 Kind::Tcp { sender, receiver } => print!(
@@ -370,6 +402,7 @@ fn paper() -> Setting {
         round_trip: Duration::from_millis(10),
         queue_bytes: 125_000,
         object: 500_000,
+        objects: 1,
         trickles: 0,
         tcp: 0,
     }
@@ -384,7 +417,7 @@ fn rates(setting: Setting, warm_up_ms: u64, time_ms: u64) -> (f64, f64) {
 }
 
 /// The median time of one client's transfers, by Trickles and by TCP, in milliseconds.
-fn times(object: u64) -> (f64, f64) {
+fn times(setting: Setting) -> (f64, f64) {
     let median = |setting| {
         let mut world = World::new(setting);
         world.run(Duration::ZERO, Duration::from_secs(3));
@@ -392,13 +425,13 @@ fn times(object: u64) -> (f64, f64) {
         times.sort();
         times[times.len() / 2].as_secs_f64() * 1e3
     };
-    (median(Setting { trickles: 1, object, ..paper() }), median(Setting { tcp: 1, object, ..paper() }))
+    (median(Setting { trickles: 1, ..setting }), median(Setting { tcp: 1, ..setting }))
 }
 
 #[test]
 fn small_objects_arrive_a_round_trip_before_tcps_and_larger_ones_no_later() {
     for (object, at_most) in [(1_000, 0.6), (4_000, 0.6), (10_000, 1.05), (100_000, 1.05), (300_000, 1.05)] {
-        let (ours, tcp) = times(object);
+        let (ours, tcp) = times(Setting { object, ..paper() });
         assert!(ours <= tcp * at_most, "{object} bytes: {ours} ms, TCP {tcp} ms");
     }
 }
@@ -406,14 +439,29 @@ fn small_objects_arrive_a_round_trip_before_tcps_and_larger_ones_no_later() {
 #[test]
 fn one_long_transfer_fills_the_link() {
     for object in [1_000_000, 4_000_000] {
-        let (ours, tcp) = times(object);
+        let (ours, tcp) = times(Setting { object, ..paper() });
         assert!(ours <= tcp * 1.05, "{object} bytes: {ours} ms, TCP {tcp} ms");
     }
 }
 
 #[test]
+fn objects_asked_for_at_once_take_no_longer_than_tcps() {
+    for (object, objects) in [(20_000, 150), (250_000, 30)] {
+        let (ours, tcp) = times(Setting { object, objects, ..paper() });
+        assert!(ours <= tcp * 1.05, "{objects} of {object} bytes: {ours} ms, TCP {tcp} ms");
+    }
+}
+
+#[test]
+fn fifteen_thousand_clients_get_what_few_get() {
+    let (ours, _) = rates(Setting { trickles: 15_000, ..paper() }, 1500, 1000);
+    let full = 100.0 * TCP_CONTENT as f64 / TCP_PACKET as f64;
+    assert!(ours >= 0.95 * full, "{ours} Mbit/s, TCP's content on a full link {full}");
+}
+
+#[test]
 fn clients_together_get_what_tcp_clients_get() {
-    for count in [1, 10, 100] {
+    for count in [1, 10, 100, 1000] {
         let (ours, _) = rates(Setting { trickles: count, ..paper() }, 1500, 2000);
         let (_, tcp) = rates(Setting { tcp: count, ..paper() }, 1500, 2000);
         assert!(ours >= 0.95 * tcp, "{count} clients: {ours} Mbit/s, TCP {tcp} Mbit/s");
@@ -428,7 +476,7 @@ fn flows_beside_as_many_tcp_flows_get_as_much() {
         queue_bytes: 250_000,
         ..paper()
     };
-    for count in [4, 10] {
+    for count in [10, 50, 100] {
         let (ours, tcp) = rates(Setting { trickles: count, tcp: count, ..long }, 2000, 20_000);
         assert!((0.9..=1.11).contains(&(ours / tcp)), "{count} of each: {ours} and {tcp} Mbit/s");
     }
