@@ -18,9 +18,7 @@ mod cc_table1;
 mod defence;
 mod defence_attacks;
 mod defence_crowd;
-mod defence_flood;
 mod defence_origin;
-mod defence_slow;
 mod dhttp;
 mod dhttp_bound;
 mod dhttp_connections;
@@ -118,11 +116,12 @@ pub const ALL: &[&Scenario] = &[
     &cc_table1::SCENARIO,
     &cc_kill::SCENARIO,
     &tempesta_fig7::SCENARIO,
-    &defence_flood::SCENARIO,
+    &defence_attacks::FLOOD,
     &defence_attacks::MANY,
-    &defence_slow::SCENARIO,
+    &defence_attacks::HEADS,
     &defence_attacks::BODIES,
     &defence_attacks::READERS,
+    &defence_attacks::PROGRAMS,
     &defence_attacks::PULSES,
     &defence_attacks::RANDOM,
     &defence_attacks::COSTLY,
