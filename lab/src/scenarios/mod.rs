@@ -17,6 +17,7 @@ mod cc_servers;
 mod cc_table1;
 mod defence;
 mod defence_attacks;
+mod defence_costs;
 mod defence_crowd;
 mod defence_origin;
 mod dhttp;
@@ -73,6 +74,7 @@ pub const ALL: &[&Scenario] = &[
     &tempesta_fig4::SCENARIO,
     &tempesta_fig5::SCENARIO,
     &tempesta_fig6::SCENARIO,
+    &tempesta_fig7::SCENARIO,
     &ksd_fig5::SCENARIO,
     &ksd_fig6::SCENARIO,
     &ksd_fig7::SCENARIO,
@@ -115,7 +117,6 @@ pub const ALL: &[&Scenario] = &[
     &cc_beck::SCENARIO,
     &cc_table1::SCENARIO,
     &cc_kill::SCENARIO,
-    &tempesta_fig7::SCENARIO,
     &defence_attacks::FLOOD,
     &defence_attacks::MANY,
     &defence_attacks::HEADS,
@@ -128,6 +129,8 @@ pub const ALL: &[&Scenario] = &[
     &defence_attacks::NEIGHBOURS,
     &defence_attacks::FORGED,
     &defence_crowd::SCENARIO,
+    &defence_costs::OVERHEAD,
+    &defence_costs::MEMORY,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
