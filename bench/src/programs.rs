@@ -108,6 +108,18 @@ impl Peer {
         tidegate(binary, site, &config, |_| {})
     }
 
+    /// As [`Self::tidegate_proxy`], with a cache as small as that of the limited others.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn tidegate_limited_proxy(binary: &Path, site: &Site, origin: SocketAddr) -> Result<Self, String> {
+        let config = format!(
+            "[cache]\nmemory = \"16MiB\"\n[[upstream]]\nname = \"origin\"\nservers = [\"{origin}\"]\n\
+             [[route]]\nupstream = \"origin\"\n"
+        );
+        tidegate(binary, site, &config, |_| {})
+    }
+
     /// haproxy with one thread and its cache before an origin.
     ///
     /// # Errors
@@ -162,7 +174,7 @@ impl Peer {
         let address = free_address()?;
         let root = site.directory.display();
         let server = format!(
-            "client_header_timeout 10s; proxy_cache_path {root}/cache keys_zone=objects:16m;\n\
+            "client_header_timeout 10s; proxy_cache_path {root}/cache keys_zone=objects:16m max_size=16m;\n\
              limit_req_zone $binary_remote_addr zone=requests:64m rate=100r/s; limit_req_status 429;\n\
              limit_conn_zone $binary_remote_addr zone=connections:64m;\n\
              upstream origin {{ server {origin}; keepalive 1024; }}\n\
@@ -180,7 +192,7 @@ impl Peer {
     pub fn haproxy_limited(site: &Site, origin: SocketAddr) -> Result<Self, String> {
         let address = free_address()?;
         let proxy = format!(
-            "cache objects\n  total-max-size 64\n  max-object-size 1048576\n  max-age 3600\n\
+            "cache objects\n  total-max-size 16\n  max-object-size 1048576\n  max-age 3600\n\
              frontend clients\n  bind {address} backlog 4096\n  timeout http-request 10s\n\
              \x20 stick-table type ip size 200k expire 10m store http_req_rate(10s),conn_cur\n\
              \x20 tcp-request connection track-sc0 src\n\
@@ -190,7 +202,8 @@ impl Peer {
              \x20 http-response set-header Cache-Control max-age=3600\n  http-response cache-store objects\n\
              \x20 default_backend origin\nbackend origin\n  server origin {origin}\n"
         );
-        haproxy(site, address, &proxy)
+        // Slow clients hold more connections than other scenarios open.
+        haproxy_with(site, address, &HAPROXY.replace("12000", "16000"), &proxy)
     }
 
     /// varnishd with its cache in memory before an origin.
@@ -249,7 +262,11 @@ fn tidegate(
 }
 
 fn haproxy(site: &Site, address: SocketAddr, proxy: &str) -> Result<Peer, String> {
-    let config = site.write("haproxy.cfg", &format!("{HAPROXY}{proxy}"))?;
+    haproxy_with(site, address, HAPROXY, proxy)
+}
+
+fn haproxy_with(site: &Site, address: SocketAddr, common: &str, proxy: &str) -> Result<Peer, String> {
+    let config = site.write("haproxy.cfg", &format!("{common}{proxy}"))?;
     let mut command = Command::new("haproxy");
     command.args(["-db", "-q", "-f"]).arg(config);
     Peer::start("haproxy", SERVER_CORE, address, &command)

@@ -38,10 +38,12 @@ pub struct Paper {
 }
 
 impl Paper {
-    /// The name of its page: some papers' scenarios are named more briefly than one would look for.
+    /// The name of its page: some papers' scenarios are named more briefly than one would look for, and the attacks that
+    /// Tempesta is made for stand with what it measured.
     pub fn page(&self) -> &'static str {
         match self.name {
             "cc" => "connection-conditioning",
+            "defence" => "tempesta",
             "ksd" => "kernel-service-differentiation",
             name => name,
         }

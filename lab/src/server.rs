@@ -36,6 +36,8 @@ pub enum Kind {
     Nginx,
     /// Ours, with its default protections.
     Tidegate,
+    /// Ours, without those that look at clients.
+    Undefended,
 }
 
 impl Kind {
@@ -45,6 +47,7 @@ impl Kind {
             Self::Bare => "bare epoll",
             Self::Nginx => "nginx",
             Self::Tidegate => "tidegate",
+            Self::Undefended => "tidegate without defence",
         }
     }
 }
@@ -72,6 +75,10 @@ impl Servers {
                     let binary = tidegate(lab)?;
                     versions.extend(version(&binary, "--version"));
                     Peer::tidegate(&binary, &site, TIDEGATE_CONFIG)
+                }
+                Kind::Undefended => {
+                    let config = format!("{TIDEGATE_CONFIG}[defence]\nenabled = false\n");
+                    Peer::tidegate(&tidegate(lab)?, &site, &config)
                 }
             };
             let peer = peer.map_err(Error::Server)?;

@@ -251,13 +251,13 @@ impl DataCore {
     async fn sweep(self: Rc<Self>) {
         let mut interval = tokio::time::interval(SWEEP_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut meter = Meter::new(SWEEP_INTERVAL);
+        let mut meter = self.defence.as_ref().map(|_| Meter::new(SWEEP_INTERVAL));
         loop {
             interval.tick().await;
             self.clients.sweep(self.clock.elapsed_ms());
             self.pools().sweep();
-            let load = meter.read(self.open.load(Ordering::Relaxed), self.plan().limits.connections);
-            if let Some(defence) = &self.defence {
+            if let (Some(defence), Some(meter)) = (&self.defence, &mut meter) {
+                let load = meter.read(self.open.load(Ordering::Relaxed), self.plan().limits.connections);
                 defence.tick(&load, self.clock.elapsed_ms());
                 self.make_room(defence, &load);
             }

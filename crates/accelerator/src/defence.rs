@@ -25,13 +25,26 @@ const CROWDED: f32 = 0.95;
 const ROOMY: f32 = 0.85;
 /// So many bytes that a client leaves unread weigh as much as a connection.
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
-/// Requests of one core that are held back at once; more are refused.
-const MAX_DELAYED: usize = 1_024;
+/// How long a connection is held in the tarpit.
+const TARPIT: Duration = Duration::from_secs(30);
+/// Requests of one core that are held at once, in either way; of those beyond, the ones to be held back are refused, and
+/// the others' connections end.
+const MAX_HELD: usize = 1_024;
 
 /// One core's hooks.
 pub(crate) struct Defence {
     chain: Chain,
     delayed: Cell<usize>,
+    tarpitted: Cell<usize>,
+}
+
+/// How a request is held.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Hold {
+    /// For a moment, and then served.
+    Delay,
+    /// For long, and never answered.
+    Tarpit,
 }
 
 /// A head's fields, for classifiers that ask.
@@ -58,7 +71,7 @@ pub(crate) struct Client {
 
 impl Defence {
     pub(crate) fn new(chain: Chain) -> Self {
-        Self { chain, delayed: Cell::new(0) }
+        Self { chain, delayed: Cell::default(), tarpitted: Cell::default() }
     }
 
     pub(crate) fn tick(&self, load: &Load, now_ms: u64) {
@@ -113,12 +126,15 @@ impl Defence {
             .then(|| self.chain.reply(client.peer, &view(head, normalized, &fields), decision, now_ms))
     }
 
-    /// Whether another request may be held back; until the result is dropped it is.
-    pub(crate) fn hold_back(&self) -> Option<HeldBack<'_>> {
-        let delayed = self.delayed.get();
-        (delayed < MAX_DELAYED).then(|| {
-            self.delayed.set(delayed + 1);
-            HeldBack(&self.delayed)
+    /// Whether another request may be held; until the result is dropped it is.
+    pub(crate) fn hold(&self, hold: Hold) -> Option<Held<'_>> {
+        let (count, time) = match hold {
+            Hold::Delay => (&self.delayed, DELAY),
+            Hold::Tarpit => (&self.tarpitted, TARPIT),
+        };
+        (count.get() < MAX_HELD).then(|| {
+            count.set(count.get() + 1);
+            Held { count, time }
         })
     }
 
@@ -142,19 +158,22 @@ impl Defence {
     }
 }
 
-/// A request that is held back.
-pub(crate) struct HeldBack<'d>(&'d Cell<usize>);
+/// A request that is held.
+pub(crate) struct Held<'d> {
+    count: &'d Cell<usize>,
+    time: Duration,
+}
 
-impl HeldBack<'_> {
-    /// Ends when it has been held back long enough.
+impl Held<'_> {
+    /// Ends when it has been held long enough.
     pub(crate) async fn wait(self) {
-        tokio::time::sleep(DELAY).await;
+        tokio::time::sleep(self.time).await;
     }
 }
 
-impl Drop for HeldBack<'_> {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        self.count.set(self.count.get() - 1);
     }
 }
 
@@ -188,7 +207,8 @@ impl DataCore {
         let (id, decision) = defence.chain.connect(peer, now_ms);
         match decision.verdict {
             Verdict::Continue | Verdict::Delay => return Ok(Some(id)),
-            Verdict::Drop => {}
+            // Nothing was asked yet that could be left without an answer.
+            Verdict::Drop | Verdict::Tarpit => {}
             // With nothing to linger for, closing resets both ends.
             _ => drop(socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO))),
         }

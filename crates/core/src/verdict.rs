@@ -13,6 +13,8 @@ pub enum Verdict {
     Refuse,
     /// Answer with a task that a browser solves by itself and most programs do not.
     Challenge,
+    /// Hold the connection without an answer for a bounded time, then end it.
+    Tarpit,
     /// End the connection with a reset.
     Reset,
     /// End the connection, or ignore the packet, without any answer.

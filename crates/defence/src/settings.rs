@@ -55,6 +55,8 @@ pub enum Action {
     Refuse,
     /// A task that a browser solves.
     Challenge,
+    /// Hold the connection without an answer, then end it.
+    Tarpit,
     /// Reset the connection.
     Reset,
     /// End the connection without an answer.

@@ -333,6 +333,58 @@ fn flash_crowd_is_served() {
 }
 
 #[test]
+fn very_many_who_ask_once_and_leave_are_asked_to_prove_themselves_wherever_they_are() {
+    for (seed, in_one_network, known_s) in [(1, true, 60), (2, true, 3), (3, false, 60), (4, false, 3)] {
+        let mut site = Site::new(Settings::default(), seed);
+        let mut readers = Readers::new(everywhere(200), &mut site);
+        let (mut good, mut bad) = (Tally::default(), Tally::default());
+        run(&mut site, &mut [(&mut readers, &mut good)], known_s, |_| {});
+        assert_eq!(good.refused, 0, "seed {seed}");
+        let mut index = 0u32;
+        let mut flood = |site: &mut Site, bad: &mut Tally| {
+            for _ in 0..1_000 {
+                index = (index + 1) % 100_000;
+                let address = match in_one_network {
+                    // One after the other, so that the counts of all prefixes around them go in step.
+                    true => v4([99, 0], index),
+                    false => IpAddr::V4(Ipv4Addr::from(index.wrapping_mul(0x9e37_79b1))),
+                };
+                let page = format!("/page/{}", site.random.below(100));
+                site.tallied(bad, address, &page, 5, 200);
+            }
+        };
+        run(&mut site, &mut [(&mut readers, &mut good)], 5, |site| flood(site, &mut bad));
+        let mut late = Tally::default();
+        run(&mut site, &mut [(&mut readers, &mut good)], 15, |site| flood(site, &mut late));
+        assert_eq!(late.refused, late.sent, "seed {seed}: {}", late.refused_share());
+        // Who comes together with those who are everywhere is asked too, which a browser answers by itself.
+        assert!(
+            good.refused == 0 || !in_one_network && known_s == 3,
+            "seed {seed}: {}",
+            good.refused_share()
+        );
+    }
+}
+
+#[test]
+fn site_whose_visitors_ask_once_each_is_served_when_very_many_come() {
+    let mut site = Site::new(Settings::default(), 7);
+    let mut visitors = Tally::default();
+    let mut index = 0u32;
+    let mut visit = |site: &mut Site, count: u32| {
+        for _ in 0..count {
+            index = index.wrapping_add(1);
+            let address = IpAddr::V4(Ipv4Addr::from(index.wrapping_mul(0x9e37_79b1)));
+            let page = format!("/page/{}", site.random.below(100));
+            site.tallied(&mut visitors, address, &page, 5, 200);
+        }
+    };
+    run(&mut site, &mut [], 30, |site| visit(site, 10));
+    run(&mut site, &mut [], 20, |site| visit(site, 200));
+    assert_eq!(visitors.refused, 0);
+}
+
+#[test]
 fn pulses_are_blocked_at_the_first() {
     let (mut site, mut readers, mut good) = calm(5);
     let mut bad = Tally::default();

@@ -282,6 +282,7 @@ fn log(notice: &Notice) {
 fn verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Delay => "delay",
+        Verdict::Tarpit => "tarpit",
         Verdict::Refuse => "refuse",
         Verdict::Challenge => "challenge",
         Verdict::Reset => "reset",

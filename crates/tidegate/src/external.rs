@@ -3,11 +3,12 @@
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::IpAddr;
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tidegate_defence::{Defence, Told, What};
@@ -21,21 +22,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest block that a classifier may ask for.
 const LONGEST_S: u64 = 24 * 3600;
 
-struct Hub {
+/// Those who listen.
+pub(crate) struct Hub {
     defence: Arc<Defence>,
     one_of: u32,
-    listeners: Mutex<Vec<UnixStream>>,
+    /// Those connected, each until its [`Hub::obey`] has ended.
+    listeners: Mutex<Vec<Arc<UnixStream>>>,
 }
 
 /// Listens at `path`, which nobody but this user may connect to.
-pub(crate) fn start(path: &Path, one_of: u32, defence: &Arc<Defence>) -> io::Result<()> {
-    let Some(told) = defence.feed().take_receiver() else { return Ok(()) };
+pub(crate) fn start(path: &Path, one_of: u32, defence: &Arc<Defence>) -> io::Result<Option<Arc<Hub>>> {
+    let Some(told) = defence.feed().take_receiver() else { return Ok(None) };
     let listener = bind(path)?;
     let hub = Arc::new(Hub { defence: Arc::clone(defence), one_of, listeners: Mutex::default() });
-    let teller = Arc::clone(&hub);
+    let (teller, door) = (Arc::clone(&hub), Arc::clone(&hub));
     std::thread::Builder::new().name("classifiers".into()).spawn(move || teller.tell(&told))?;
-    std::thread::Builder::new().name("classifiers-in".into()).spawn(move || hub.accept(&listener))?;
-    Ok(())
+    std::thread::Builder::new().name("classifiers-in".into()).spawn(move || door.accept(&listener))?;
+    Ok(Some(hub))
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
@@ -61,16 +64,14 @@ impl Hub {
                 std::thread::sleep(PATIENCE);
                 continue;
             };
-            let (Ok(()), Ok(copy)) = (stream.set_write_timeout(Some(PATIENCE)), stream.try_clone()) else {
-                continue;
-            };
-            let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut listeners = self.listeners();
             if listeners.len() >= MAX_LISTENERS {
                 tracing::warn!("a classifier was turned away: {MAX_LISTENERS} are connected");
                 continue;
             }
-            let hub = Arc::clone(self);
-            if std::thread::Builder::new().name("classifier".into()).spawn(move || hub.obey(copy)).is_ok() {
+            let stream = Arc::new(stream);
+            let (hub, own) = (Arc::clone(self), Arc::clone(&stream));
+            if std::thread::Builder::new().name("classifier".into()).spawn(move || hub.obey(&own)).is_ok() {
                 tracing::info!("a classifier has connected");
                 listeners.push(stream);
                 self.defence.feed().set_listening(true, self.one_of);
@@ -80,28 +81,24 @@ impl Hub {
 
     fn tell(&self, told: &Receiver<Told>) {
         let mut lines = Vec::new();
-        loop {
-            match told.recv_timeout(PATIENCE) {
-                Ok(first) => write_line(&first, &mut lines),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
+        while let Ok(first) = told.recv() {
+            write_line(&first, &mut lines);
             told.try_iter().take(256).for_each(|told| write_line(&told, &mut lines));
-            let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = listeners.len();
-            listeners.retain_mut(|stream| stream.write_all(&lines).is_ok());
-            if listeners.len() < before {
-                tracing::info!("a classifier has left, or takes nothing any more");
-                self.defence.feed().set_listening(!listeners.is_empty(), self.one_of);
+            // Nobody who comes or leaves waits for one that takes its time.
+            let listeners = self.listeners().clone();
+            for stream in listeners {
+                if write_within(&stream, &lines, PATIENCE).is_err() {
+                    // Which ends its `obey`, and that its place.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
             }
-            drop(listeners);
             lines.clear();
         }
     }
 
-    /// Does what one classifier says, until it leaves.
-    fn obey(&self, stream: UnixStream) {
-        let mut reader = BufReader::new(stream);
+    /// Does what one classifier says, until it leaves or is left.
+    fn obey(&self, stream: &Arc<UnixStream>) {
+        let mut reader = BufReader::new(&**stream);
         loop {
             let mut line = Vec::new();
             match io::Read::take(&mut reader, LINE_BYTES).read_until(b'\n', &mut line) {
@@ -113,7 +110,16 @@ impl Hub {
                 tracing::warn!("a classifier's order was not understood: {error}");
             }
         }
-        let _ = reader.get_ref().shutdown(std::net::Shutdown::Both);
+        let _ = stream.shutdown(Shutdown::Both);
+        let mut listeners = self.listeners();
+        listeners.retain(|other| !Arc::ptr_eq(other, stream));
+        self.defence.feed().set_listening(!listeners.is_empty(), self.one_of);
+        tracing::info!("a classifier has left, or was left because it took nothing any more");
+    }
+
+    /// Every change under the lock is one step, so that a panic elsewhere leaves nothing half done.
+    fn listeners(&self) -> MutexGuard<'_, Vec<Arc<UnixStream>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn order(&self, line: &[u8]) -> Result<(), String> {
@@ -125,6 +131,24 @@ impl Hub {
         tracing::info!(%address, "blocked for {} s: an external classifier said so: {reason}", time.as_secs());
         Ok(())
     }
+}
+
+/// Writes all of it in so much time: a classifier that takes a byte now and then must not keep others waiting.
+fn write_within(mut stream: &UnixStream, mut bytes: &[u8], time: Duration) -> io::Result<()> {
+    let end = Instant::now() + time;
+    while !bytes.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// What a classifier wants.
@@ -165,7 +189,105 @@ fn write_line(told: &Told, lines: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use tidegate_core::hooks::{Chain, ChainSource, Field, Fields, Peer, RequestView, Via};
+    use tidegate_defence::Settings;
+
     use super::*;
+
+    struct NoFields;
+
+    impl Fields for NoFields {
+        fn get(&self, _: Field) -> Option<&[u8]> {
+            None
+        }
+    }
+
+    struct Bench {
+        hub: Arc<Hub>,
+        path: std::path::PathBuf,
+        chain: Chain,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Bench {
+        fn start() -> Self {
+            let settings = Settings { external: true, ..Settings::default() };
+            let defence = Arc::new(Defence::new(settings, 1, [1; 32]));
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("classify");
+            let chain = defence.chain(0, 1);
+            let hub = start(&path, 1, &defence).unwrap().unwrap();
+            Self { hub, path, chain, _directory: directory }
+        }
+
+        fn connect(&self) -> UnixStream {
+            UnixStream::connect(&self.path).unwrap()
+        }
+
+        /// Waits until so many are connected.
+        fn wait_for(&self, count: usize) {
+            let end = Instant::now() + Duration::from_secs(60);
+            while self.hub.listeners().len() != count {
+                assert!(Instant::now() < end, "{} are connected, not {count}", self.hub.listeners().len());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+
+        fn request(&self, address: [u8; 4]) {
+            let peer = Peer { address: address.into(), via: Via::Direct };
+            let client = self.chain.locate(peer.address, 0);
+            let request =
+                RequestView { method: b"GET", path: b"/a", query: None, has_body: false, fields: &NoFields };
+            let _ = self.chain.request(client, peer, &request, 0);
+        }
+    }
+
+    #[test]
+    fn classifiers_that_leave_without_an_event_make_room_for_others() {
+        let bench = Bench::start();
+        for _ in 0..3 {
+            let connected: Vec<UnixStream> = (0..MAX_LISTENERS).map(|_| bench.connect()).collect();
+            bench.wait_for(MAX_LISTENERS);
+            // One too many is turned away at once.
+            assert_eq!(bench.connect().read(&mut [0]).unwrap(), 0);
+            drop(connected);
+            bench.wait_for(0);
+        }
+        let mut last = bench.connect();
+        bench.wait_for(1);
+        bench.request([10, 0, 0, 1]);
+        let mut line = String::new();
+        BufReader::new(&mut last).read_line(&mut line).unwrap();
+        assert!(line.contains("\"client\":\"10.0.0.1\""), "{line}");
+    }
+
+    #[test]
+    fn classifier_that_takes_nothing_is_left_and_its_connection_ends() {
+        let bench = Bench::start();
+        let mut idle = bench.connect();
+        bench.wait_for(1);
+        let end = Instant::now() + Duration::from_secs(60);
+        // More than any socket's buffer holds.
+        while !bench.hub.listeners().is_empty() {
+            assert!(Instant::now() < end, "it is still connected");
+            (0..1_000).for_each(|_| bench.request([10, 0, 0, 1]));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        idle.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut buffer = vec![0; 1 << 16];
+        while idle.read(&mut buffer).unwrap() > 0 {}
+    }
+
+    #[test]
+    fn what_is_not_taken_in_time_is_an_error() {
+        let (writer, mut reader) = UnixStream::pair().unwrap();
+        let error = write_within(&writer, &vec![b'a'; 8 << 20], Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock), "{error}");
+        write_within(&writer, b"", Duration::ZERO).unwrap();
+        assert!(reader.read(&mut [0; 8]).unwrap() > 0);
+    }
 
     #[test]
     fn orders_are_read_and_others_are_refused_with_a_reason() {

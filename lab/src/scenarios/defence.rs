@@ -5,19 +5,21 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tidegate_bench::peers::{Peer, Site, install};
 
-use super::defence_origin::Origin;
+use super::defence_origin::{Origin, Second};
 use crate::crowd::{Attack, Scene, Seen, play};
 use crate::plot::{Plot, Point, Series};
 use crate::server::{check_cores, tidegate, version};
 use crate::stats::Spread;
 use crate::table::Table;
-use crate::{Error, Lab, Paper};
+use crate::verdict::{Check, Verdict};
+use crate::{Error, Lab, Outcome, Paper};
 
 pub(super) static PAPER: Paper = Paper {
     name: "defence",
     title: "Attacks, with good clients beside the attackers",
-    setting: "Good clients ask for an object of 1 KiB at a pace of their own, each from its own address of 127.0.0.0/8; \
-              then attackers come. What good clients get during the attack, from its sixth second on, is compared with \
+    setting: "20 good clients ask for objects of 1 KiB, 5 requests a second each, each from its own address of \
+              127.0.0.0/8; after three seconds attackers come. An attacker counts as stopped if it had no answer 200 in \
+              the last third of the attack, and a slow one if it holds no connection at the end. What good clients get during the attack, from its sixth second on, is compared with \
               what they got before it. The same attack meets tidegate with its default settings and one data core, nginx \
               with `limit_req` (100 requests a second, burst 200) and `limit_conn` (100), and haproxy with a stick table \
               and the same limits, each alone on the server's core; clients and attackers share the other. The attack \
@@ -28,8 +30,11 @@ pub(super) static PAPER: Paper = Paper {
 const LARGE_BYTES: usize = 8 << 20;
 /// Bytes of the object.
 const OBJECT_BYTES: usize = 1024;
-/// Each good client asks so often, in a second.
+/// Good clients; each asks so often, in a second.
+const GOOD: u32 = 20;
 const RATE_PER_S: u32 = 5;
+/// The time before the attack.
+const BEFORE_S: u64 = 3;
 /// The time that a server has to find out about the attack.
 const FIND_OUT_S: usize = 5;
 
@@ -56,29 +61,35 @@ impl Server {
 /// Who takes part in an attack.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Course {
-    pub good: u32,
     pub crowd: u32,
     pub attackers: u32,
     pub attack: Attack,
-    /// Whole seconds before and during the attack.
-    pub before_s: u64,
+    /// Its length in whole seconds.
     pub during_s: u64,
 }
 
 /// One run against one server.
 pub(super) struct Run {
     pub server: Server,
-    pub round: usize,
     pub course: Course,
     pub seen: Seen,
+    /// What its origin saw, second by second from the start.
+    pub behind: Vec<Second>,
 }
 
 impl Run {
     /// What good clients get during the attack, as a share of what they got before.
     pub(super) fn kept(&self) -> f64 {
-        let before = self.seen.rate(1, self.course.before_s as usize);
-        let from = self.course.before_s as usize + FIND_OUT_S.min(self.course.during_s as usize / 2);
-        self.seen.rate(from, (self.course.before_s + self.course.during_s) as usize) / before
+        let before = self.seen.rate(1, BEFORE_S as usize);
+        self.seen.rate(self.found_out(), (BEFORE_S + self.course.during_s) as usize) / before
+    }
+
+    /// The second from which on the server should have found out about the attack; pulses hurt by their start only.
+    fn found_out(&self) -> usize {
+        match self.course.attack {
+            Attack::Pulses { .. } => BEFORE_S as usize,
+            _ => BEFORE_S as usize + FIND_OUT_S,
+        }
     }
 
     /// Attackers that were stopped, as a share of all.
@@ -86,48 +97,64 @@ impl Run {
         f64::from(self.seen.stopped) / f64::from(self.course.attackers.max(1))
     }
 
-    /// Good clients' requests during the attack that were refused or had no answer in time, as a share of all of them.
-    pub(super) fn refused(&self) -> f64 {
-        let from = self.course.before_s as usize;
-        let refused: u64 = self.seen.refused_per_s.iter().skip(from).sum();
-        let answered: u64 = self.seen.answered_per_s.iter().skip(from).sum();
-        refused as f64 / (refused + answered).max(1) as f64
+    /// Good clients' requests during the attack that were answered in time and not refused, as a share of all of them.
+    pub(super) fn answered(&self) -> f64 {
+        let during = |counts: &[u64]| counts.iter().skip(BEFORE_S as usize).sum::<u64>() as f64;
+        let (answered, refused) = (during(&self.seen.answered_per_s), during(&self.seen.refused_per_s));
+        answered / (answered + refused)
+    }
+
+    /// Good clients' requests during the attack that did not reach the origin, as a share of those answered.
+    pub(super) fn hit_ratio(&self) -> f64 {
+        let asked: u64 = self.behind.iter().skip(BEFORE_S as usize).map(|second| second.good).sum();
+        let answered: u64 = self.seen.answered_per_s.iter().skip(BEFORE_S as usize).sum();
+        1.0 - asked as f64 / answered as f64
+    }
+
+    /// The share of time in which the origin had room for another costly request.
+    pub(super) fn unsaturated(&self) -> f64 {
+        let seconds = || self.behind.iter().skip(self.found_out());
+        let looks: u64 = seconds().map(|second| second.looks).sum();
+        1.0 - seconds().map(|second| second.saturated).sum::<u64>() as f64 / looks as f64
     }
 }
 
-/// Plays the course against every server in each round, each server alone and fresh; gives the runs, and the servers'
-/// versions.
-pub(super) fn rounds(lab: &Lab, course: Course, count: usize) -> Result<(Vec<Run>, Vec<String>), Error> {
+/// Plays the course against every server, each alone and fresh; gives the runs, and the servers' versions.
+pub(super) fn rounds(lab: &Lab, course: Course) -> Result<(Vec<Run>, Vec<String>), Error> {
     check_cores()?;
     install("nginx", "nginx-light").map_err(Error::Server)?;
     install("haproxy", "haproxy").map_err(Error::Server)?;
+    if matches!(course.attack, Attack::Programs { .. }) {
+        install("slowhttptest", "slowhttptest").map_err(Error::Server)?;
+    }
     let binary = tidegate(lab)?;
     let versions = [version(&binary, "--version"), version("nginx", "-v"), version("haproxy", "-v")];
     let mut runs: Vec<Run> = Vec::new();
-    for round in 0..count {
-        for server in Server::ALL {
-            let started = Started::new(server, course.attack, &binary)?;
-            let scene = Scene {
-                server: started.peer.address(),
-                good: course.good,
-                rate_per_s: RATE_PER_S,
-                crowd: course.crowd,
-                attackers: course.attackers,
-                attack: course.attack,
-                before: Duration::from_secs(course.before_s),
-                during: Duration::from_secs(course.during_s),
-            };
-            let run = Run { server, round, course, seen: play(scene)? };
-            let what = format!(
-                "round {}: {:9} good clients keep {:.3}, attackers stopped {:.3}",
-                round + 1,
-                server.label(),
-                run.kept(),
-                run.stopped()
-            );
-            runs.push(run);
-            lab.progress(runs.len(), count * Server::ALL.len(), &what);
-        }
+    for server in Server::ALL {
+        let started = Started::new(server, course.attack, &binary)?;
+        let scene = Scene {
+            server: started.peer.address(),
+            good: GOOD,
+            rate_per_s: RATE_PER_S,
+            crowd: course.crowd,
+            attackers: course.attackers,
+            attack: course.attack,
+            before: Duration::from_secs(BEFORE_S),
+            during: Duration::from_secs(course.during_s),
+        };
+        started.origin.iter().for_each(Origin::begin);
+        let seen = play(scene)?;
+        let behind = started.origin.as_ref().map(Origin::seconds).unwrap_or_default();
+        let run = Run { server, course, seen, behind };
+        let what = format!(
+            "{:9} good clients keep {:.3}, answered {:.3}, attackers stopped {:.3}",
+            server.label(),
+            run.kept(),
+            run.answered(),
+            run.stopped()
+        );
+        runs.push(run);
+        lab.progress(runs.len(), Server::ALL.len(), &what);
     }
     Ok((runs, versions.into_iter().flatten().collect()))
 }
@@ -136,7 +163,7 @@ struct Started {
     peer: Peer,
     // Ended after the server, and deleted after both.
     _bare: Option<Peer>,
-    _origin: Option<Origin>,
+    origin: Option<Origin>,
     _directory: TempDir,
 }
 
@@ -151,7 +178,7 @@ impl Started {
         let peer = if matches!(attack, Attack::RandomUrls | Attack::Costly { .. }) {
             let behind = origin.insert(Origin::start(OBJECT_BYTES)?).address();
             match server {
-                Server::Tidegate => Peer::tidegate_proxy(binary, &site, behind),
+                Server::Tidegate => Peer::tidegate_limited_proxy(binary, &site, behind),
                 Server::Nginx => Peer::nginx_limited_proxy(&site, behind),
                 Server::Haproxy => Peer::haproxy_limited(&site, behind),
             }
@@ -169,7 +196,7 @@ impl Started {
         };
         let peer = peer.map_err(Error::Server)?;
         peer.verify(OBJECT_BYTES).map_err(Error::Server)?;
-        Ok(Self { peer, _bare: bare, _origin: origin, _directory: directory })
+        Ok(Self { peer, _bare: bare, origin, _directory: directory })
     }
 }
 
@@ -178,12 +205,26 @@ pub(super) fn spread(runs: &[Run], server: Server, value: impl Fn(&Run) -> f64) 
     Spread::of(runs.iter().filter(|run| run.server == server).map(value))
 }
 
-pub(super) fn raw(runs: &[Run]) -> Table {
-    let mut table = Table::new(["round", "server", "second", "answered", "refused"]);
+/// What a scenario gives back: tidegate's verdict, with what good clients of the other servers keep.
+pub(super) fn outcome(runs: &[Run], title: &str, checks: &[Check], servers: Vec<String>) -> Outcome {
+    let others = [Server::Nginx, Server::Haproxy].map(|server| {
+        let kept = spread(runs, server, Run::kept).map_or(f64::NAN, |spread| spread.median);
+        format!("with {} they keep {kept:.3}", server.label())
+    });
+    Outcome {
+        raw: raw(runs),
+        summary: summary(runs),
+        plots: vec![(None, plot(runs, title))],
+        verdict: Verdict::of(checks).noting(&others.join(", ")),
+        servers,
+    }
+}
+
+fn raw(runs: &[Run]) -> Table {
+    let mut table = Table::new(["server", "second", "answered", "refused"]);
     for run in runs {
         for (second, answered) in run.seen.answered_per_s.iter().enumerate() {
             table.row([
-                (run.round + 1).to_string(),
                 run.server.label().to_owned(),
                 second.to_string(),
                 answered.to_string(),
@@ -194,24 +235,34 @@ pub(super) fn raw(runs: &[Run]) -> Table {
     table
 }
 
-pub(super) fn summary(runs: &[Run]) -> Table {
-    let mut table = Table::new([
-        "server",
+fn summary(runs: &[Run]) -> Table {
+    type Column = (&'static str, fn(&Run) -> f64);
+    let further: Option<Column> = match runs.first().map(|run| run.course.attack) {
+        Some(Attack::RandomUrls) => Some(("hit ratio of good clients", Run::hit_ratio)),
+        Some(Attack::Costly { .. }) => Some(("time with room at the origin", Run::unsaturated)),
+        Some(Attack::Nobody) => {
+            Some(("latency of the crowd, ms", |run| percentile(&run.seen.crowd_latencies_ms, 99)))
+        }
+        _ => None,
+    };
+    let [kept, answered, stopped, latency] = [
         "good clients keep",
-        "good requests refused or late",
+        "good requests answered",
         "attackers stopped",
         "latency of good clients, 99th percentile, ms",
-    ]);
-    for server in Server::ALL {
-        let text = |value: fn(&Run) -> f64, digits| {
-            spread(runs, server, value).map_or(String::new(), |spread| spread.text(digits))
-        };
+    ];
+    let mut table = match further {
+        Some((name, _)) => Table::new(["server", kept, answered, stopped, latency, name]),
+        None => Table::new(["server", kept, answered, stopped, latency]),
+    };
+    for run in runs {
         table.row([
-            server.label().to_owned(),
-            text(Run::kept, 3),
-            text(Run::refused, 4),
-            text(Run::stopped, 3),
-            text(|run| percentile(&run.seen.latencies_ms, 99), 1),
+            run.server.label().to_owned(),
+            format!("{:.3}", run.kept()),
+            format!("{:.4}", run.answered()),
+            format!("{:.3}", run.stopped()),
+            format!("{:.1}", percentile(&run.seen.latencies_ms, 99)),
+            further.map_or(String::new(), |(_, value)| format!("{:.3}", value(run))),
         ]);
     }
     table
@@ -223,8 +274,8 @@ pub(super) fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(sorted.len() * percent / 100).copied().unwrap_or(f64::NAN)
 }
 
-/// Good clients' answers second by second, of each server's first run.
-pub(super) fn plot(runs: &[Run], title: &str) -> Plot {
+/// Good clients' answers second by second.
+fn plot(runs: &[Run], title: &str) -> Plot {
     let curve = |server: Server| {
         let run = runs.iter().find(|run| run.server == server)?;
         let seconds = run.seen.answered_per_s.iter().enumerate();

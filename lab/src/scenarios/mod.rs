@@ -17,10 +17,9 @@ mod cc_servers;
 mod cc_table1;
 mod defence;
 mod defence_attacks;
+mod defence_costs;
 mod defence_crowd;
-mod defence_flood;
 mod defence_origin;
-mod defence_slow;
 mod dhttp;
 mod dhttp_bound;
 mod dhttp_connections;
@@ -75,6 +74,7 @@ pub const ALL: &[&Scenario] = &[
     &tempesta_fig4::SCENARIO,
     &tempesta_fig5::SCENARIO,
     &tempesta_fig6::SCENARIO,
+    &tempesta_fig7::SCENARIO,
     &ksd_fig5::SCENARIO,
     &ksd_fig6::SCENARIO,
     &ksd_fig7::SCENARIO,
@@ -117,18 +117,20 @@ pub const ALL: &[&Scenario] = &[
     &cc_beck::SCENARIO,
     &cc_table1::SCENARIO,
     &cc_kill::SCENARIO,
-    &tempesta_fig7::SCENARIO,
-    &defence_flood::SCENARIO,
+    &defence_attacks::FLOOD,
     &defence_attacks::MANY,
-    &defence_slow::SCENARIO,
+    &defence_attacks::HEADS,
     &defence_attacks::BODIES,
     &defence_attacks::READERS,
+    &defence_attacks::PROGRAMS,
     &defence_attacks::PULSES,
     &defence_attacks::RANDOM,
     &defence_attacks::COSTLY,
     &defence_attacks::NEIGHBOURS,
     &defence_attacks::FORGED,
     &defence_crowd::SCENARIO,
+    &defence_costs::OVERHEAD,
+    &defence_costs::MEMORY,
 ];
 
 /// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.

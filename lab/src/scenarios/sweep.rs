@@ -181,7 +181,7 @@ impl Samples {
     /// In an order in which a server has the same colour in every plot.
     fn kinds(&self) -> Vec<Kind> {
         let has = |kind: &Kind| self.samples.iter().any(|sample| sample.kind == *kind);
-        [Kind::Bare, Kind::Tidegate, Kind::Nginx].into_iter().filter(has).collect()
+        [Kind::Bare, Kind::Tidegate, Kind::Nginx, Kind::Undefended].into_iter().filter(has).collect()
     }
 
     fn spread(&self, kind: Kind, connections: u32, value: impl Fn(&Sample) -> f64) -> Option<Spread> {

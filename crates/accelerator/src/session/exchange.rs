@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::clients::ClientStream;
 use crate::data_core::{Bytes, millis};
-use crate::defence;
+use crate::defence::{self, Held, Hold};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
@@ -27,6 +27,8 @@ use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
 const TUNNEL_BYTES: usize = 16 * 1024;
+/// How often a held connection looks whether the server is to end.
+const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// How a response ended, for the log and the counters.
 struct Delivered {
@@ -40,16 +42,21 @@ impl Connection<'_> {
     /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
     pub(super) async fn exchange(self, request: Request) -> Option<Vec<u8>> {
         self.client.slot.clear();
-        let Request { buffer, parser, rest, asker, is_absent, delayed } = request;
+        let Request { buffer, parser, rest, asker, is_absent, held } = request;
         let head = parser.head(&buffer);
         let plan = self.core.plan();
         let mut scratch = Vec::new();
         // The head has passed this once, before it was found to need an exchange.
         let normalized = normalize(&head, plan.personality, &mut scratch).ok()?;
-        if delayed && let Some(defence) = &self.core.defence {
-            match defence.hold_back() {
-                Some(held_back) => held_back.wait().await,
-                None => {
+        if let (Some(hold), Some(defence)) = (held, &self.core.defence) {
+            match (hold, defence.hold(hold)) {
+                (Hold::Tarpit, held) => {
+                    self.core.metrics.requests_policed_total.add(1);
+                    self.tarpit(held?).await;
+                    return None;
+                }
+                (Hold::Delay, Some(held)) => held.wait().await,
+                (Hold::Delay, None) => {
                     let _ = self.deliver_local(&head, 429, b"Retry-After: 10\r\n", false).await;
                     return None;
                 }
@@ -116,6 +123,20 @@ impl Connection<'_> {
             asker.began,
         );
         (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
+    }
+
+    /// Holds the connection without an answer, until its client gives up or the server is to end.
+    async fn tarpit(self, held: Held<'_>) {
+        let drained = async {
+            while !self.core.is_draining() {
+                tokio::time::sleep(DRAIN_LOOK).await;
+            }
+        };
+        tokio::select! {
+            () = held.wait() => {}
+            () = self.client.failed() => {}
+            () = drained => {}
+        }
     }
 
     async fn deliver(

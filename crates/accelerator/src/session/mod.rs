@@ -25,6 +25,7 @@ use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, Reque
 use crate::access_log::Record;
 use crate::clients::{Busy, Client};
 use crate::data_core::{Bytes, DataCore, Scratch, millis};
+use crate::defence::Hold;
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::Waiting;
@@ -133,8 +134,8 @@ pub(crate) struct Request {
     pub asker: Asker,
     /// The cache had nothing for it a moment ago.
     pub is_absent: bool,
-    /// Whether it is held back for a while first.
-    pub delayed: bool,
+    /// Whether it is held first.
+    pub held: Option<Hold>,
 }
 
 /// What the bytes at hand lead to.
@@ -169,7 +170,7 @@ enum Handled {
     /// The defence says no, and how to say it; `None`: by the end of the connection.
     TurnedAway(Decision, Option<Box<Reply>>),
     /// The defence lets the request wait.
-    Delayed,
+    Held(Hold),
 }
 
 impl Asker {
@@ -190,7 +191,9 @@ impl Asker {
             let decision = defence.judge(client, head, &normalized, now_ms);
             match decision.verdict {
                 Verdict::Continue => {}
-                Verdict::Delay => return Ok(Handled::Delayed),
+                Verdict::Delay => return Ok(Handled::Held(Hold::Delay)),
+                // A trusted proxy's connection has other clients' requests on it.
+                Verdict::Tarpit if !seen.via_proxy => return Ok(Handled::Held(Hold::Tarpit)),
                 _ => {
                     let reply = defence.reply(client, head, &normalized, decision, now_ms);
                     return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
@@ -387,8 +390,11 @@ impl Connection<'_> {
             Ok(Handled::TurnedAway(decision, reply)) => {
                 self.refuse_client(asker, decision, reply.as_deref(), &parser.head(input))
             }
-            Ok(handled @ (Handled::NeedsExchange { .. } | Handled::Delayed)) => {
-                let delayed = matches!(handled, Handled::Delayed);
+            Ok(handled @ (Handled::NeedsExchange { .. } | Handled::Held(_))) => {
+                let held = match handled {
+                    Handled::Held(hold) => Some(hold),
+                    _ => None,
+                };
                 let is_absent = matches!(handled, Handled::NeedsExchange { is_absent: true });
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
@@ -399,7 +405,7 @@ impl Connection<'_> {
                     rest: rest(),
                     asker,
                     is_absent,
-                    delayed,
+                    held,
                 })))
             }
             Err(error) => Some(self.refuse(error)),

@@ -7,6 +7,7 @@
 //!
 //! One owner, one thread; time comes in as milliseconds of one monotonic clock.
 
+mod elsewhere;
 mod index;
 mod window;
 
@@ -15,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use window::Event;
 
 use crate::IpPrefix;
+use elsewhere::{Elsewhere, Strikes, Told};
 use index::{Index, NONE};
 use window::{Moment, Window};
 
@@ -26,8 +28,6 @@ const LENGTHS6: [u8; 6] = [64, 56, 48, 44, 40, 32];
 const ROOT_LEVEL: u8 = u8::MAX;
 /// Marks the levels of IPv6.
 const IPV6: u8 = 0x10;
-/// Active nodes that are remembered until somebody asks for them.
-const MAX_ACTIVE: usize = 4_096;
 /// Addresses that one eviction compares.
 const SAMPLE: usize = 8;
 /// What a node costs beyond itself: its place in the index at the least load.
@@ -84,8 +84,8 @@ struct Node {
     top: TopTarget,
     mark: Mark,
     strikes: Strikes,
-    /// Requests that other owners' trees have counted lately for the same address.
-    elsewhere: u32,
+    /// What other owners' trees have counted lately for the same address or prefix.
+    told: Told,
 }
 
 /// What was found out about a prefix or an address, and for how long that holds.
@@ -99,14 +99,6 @@ pub struct Mark {
     pub kind: u8,
 }
 
-/// How often an address was asked to prove something, and did not.
-#[derive(Clone, Copy, Debug, Default)]
-struct Strikes {
-    count: u16,
-    /// The window of the last one.
-    window: u32,
-}
-
 /// What counting a request brought up.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Visit {
@@ -116,7 +108,8 @@ pub struct Visit {
     pub mark: Option<Mark>,
     /// The narrowest prefix around the address with a mark that holds.
     pub suspect: Option<(NodeId, Mark)>,
-    /// The narrowest prefix around the address that has counted another [`PrefixTree::LOOK_EVERY`] requests.
+    /// The narrowest prefix around the address that has counted another [`PrefixTree::LOOK_EVERY`] requests; of those
+    /// around it [`PrefixTree::is_due`] tells.
     pub due: Option<NodeId>,
 }
 
@@ -133,10 +126,7 @@ pub struct PrefixTree {
     /// State of the generator that says where the next one looks.
     dice: u64,
     evicted: u64,
-    /// Who was active since [`Self::take_active`]; at most [`MAX_ACTIVE`].
-    active: Vec<NodeId>,
-    /// What others have told, by node.
-    elsewhere: Vec<(NodeId, [u32; Event::ALL.len()])>,
+    elsewhere: Elsewhere,
 }
 
 impl PrefixTree {
@@ -162,8 +152,7 @@ impl PrefixTree {
             hand: 0,
             dice: config.seed,
             evicted: 0,
-            active: Vec::new(),
-            elsewhere: Vec::new(),
+            elsewhere: Elsewhere::default(),
         }
     }
 
@@ -262,12 +251,11 @@ impl PrefixTree {
         }
         leaf.window.add(Event::Request, 1);
         leaf.top.vote(target);
-        visit.requests = leaf.window.count(Event::Request, moment).saturating_add(leaf.elsewhere);
+        visit.requests = leaf.window.count(Event::Request, moment);
+        visit.requests = visit.requests.saturating_add(self.elsewhere.count(leaf.told, Event::Request));
         visit.mark = leaf.mark.at(now_ms);
-        if leaf.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY)
-            && self.active.len() < MAX_ACTIVE
-        {
-            self.active.push(id);
+        if leaf.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
+            self.elsewhere.was_active(id);
         }
         let mut at = leaf.parent;
         while let Some(node) = self.nodes.get_mut(at as usize) {
@@ -285,13 +273,16 @@ impl PrefixTree {
             }
             if visit.due.is_none() && node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
                 visit.due = Some(id);
-                if self.active.len() < MAX_ACTIVE {
-                    self.active.push(id);
-                }
+                self.elsewhere.was_active(id);
             }
             at = node.parent;
         }
         visit
+    }
+
+    /// Whether the request that was just counted at this node was another [`Self::LOOK_EVERY`]th.
+    pub fn is_due(&self, id: NodeId) -> bool {
+        self.node(id).is_some_and(|node| node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY))
     }
 
     /// How often an event happened within the sliding window.
@@ -353,7 +344,7 @@ impl PrefixTree {
             let node = &mut self.nodes[id.index as usize];
             node.mark = Mark::default();
             node.strikes = Strikes::default();
-            node.elsewhere = 0;
+            node.told = Told::default();
             node.top = TopTarget::default();
             node.window = Window::new(moment);
         }
@@ -362,56 +353,6 @@ impl PrefixTree {
     /// What was found out about a prefix or an address, as far as it holds now.
     pub fn mark(&self, id: NodeId, now_ms: u64) -> Option<Mark> {
         self.node(id)?.mark.at(now_ms)
-    }
-
-    /// The address was asked to prove something, and has not yet: how often that is so now. It is forgotten after
-    /// [`Self::STRIKE_WINDOWS`] windows without another.
-    pub fn strike(&mut self, id: NodeId, now_ms: u64) -> u32 {
-        let moment = self.moment(now_ms);
-        if !self.is_live(id) {
-            return 0;
-        }
-        let strikes = &mut self.nodes[id.index as usize].strikes;
-        if moment.index.saturating_sub(strikes.window) > Self::STRIKE_WINDOWS {
-            strikes.count = 0;
-        }
-        strikes.window = moment.index;
-        strikes.count = strikes.count.saturating_add(1);
-        strikes.count.into()
-    }
-
-    /// Others have counted so much of the same address or prefix within their sliding windows, in the order of
-    /// [`Event::ALL`]. Until [`Self::forget_elsewhere`] it is added to what [`Self::request`] tells of an address, and to
-    /// [`Self::count_everywhere`].
-    pub fn set_elsewhere(&mut self, id: NodeId, counts: [u32; Event::ALL.len()]) {
-        if self.is_live(id) {
-            self.nodes[id.index as usize].elsewhere = counts[Event::Request as usize];
-            self.elsewhere.push((id, counts));
-        }
-    }
-
-    /// Forgets what [`Self::set_elsewhere`] was told.
-    pub fn forget_elsewhere(&mut self) {
-        for (id, _) in std::mem::take(&mut self.elsewhere) {
-            if self.is_live(id) {
-                self.nodes[id.index as usize].elsewhere = 0;
-            }
-        }
-    }
-
-    /// As [`Self::count`], with what others have counted of the same.
-    pub fn count_everywhere(&self, id: NodeId, event: Event, now_ms: u64) -> u32 {
-        let own = self.count(id, event, now_ms);
-        if self.node(id).is_none_or(|node| node.elsewhere == 0) {
-            return own;
-        }
-        let told = self.elsewhere.iter().find(|(other, _)| *other == id);
-        own.saturating_add(told.map_or(0, |(_, counts)| counts[event as usize]))
-    }
-
-    /// Those that have counted another [`Self::LOOK_EVERY`] requests since this was last asked, some of them twice.
-    pub fn take_active(&mut self) -> Vec<NodeId> {
-        std::mem::take(&mut self.active)
     }
 
     /// A connection of this address was opened; how many it has now.
@@ -634,7 +575,7 @@ impl Node {
             top: TopTarget::default(),
             mark: Mark::default(),
             strikes: Strikes::default(),
-            elsewhere: 0,
+            told: Told::default(),
         }
     }
 

@@ -238,3 +238,25 @@ fn random_histories_keep_the_invariants() {
         assert!(checked.is_ok(), "seed {seed}");
     }
 }
+
+#[test]
+fn what_others_have_counted_is_added_until_it_is_forgotten() {
+    let mut tree = tree(100);
+    let [one, other] = ["10.1.2.3", "10.1.2.4"].map(|text| tree.locate(address(text), 0));
+    let mut counts = [0; Event::ALL.len()];
+    counts[Event::Request as usize] = 500;
+    counts[Event::Novel as usize] = 7;
+    tree.set_elsewhere(one, counts);
+    tree.set_elsewhere(other, [0; Event::ALL.len()]);
+    assert_eq!(tree.request(one, 1, 0).requests, 501);
+    assert_eq!(tree.request(other, 1, 0).requests, 1);
+    assert_eq!(tree.count_everywhere(one, Event::Novel, 0), 7);
+    assert_eq!(tree.count(one, Event::Request, 0), 1, "the tree's own count stays its own");
+    // Told again before it was forgotten, as of this moment.
+    counts[Event::Request as usize] = 600;
+    tree.set_elsewhere(one, counts);
+    assert_eq!(tree.count_everywhere(one, Event::Request, 0), 601);
+    tree.forget_elsewhere();
+    assert_eq!(tree.request(one, 1, 0).requests, 2);
+    assert_eq!(tree.count_everywhere(one, Event::Novel, 0), 0);
+}

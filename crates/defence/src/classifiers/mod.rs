@@ -57,6 +57,7 @@ pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
         Action::Delay => Verdict::Delay,
         Action::Refuse => Verdict::Refuse,
         Action::Challenge => Verdict::Challenge,
+        Action::Tarpit => Verdict::Tarpit,
         Action::Reset => Verdict::Reset,
         Action::Drop => Verdict::Drop,
         Action::Block => Verdict::Block(settings.block_for),

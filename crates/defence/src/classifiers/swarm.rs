@@ -2,8 +2,9 @@
 //!
 //! A prefix is suspect if its shape is none that the site's usual traffic has: nearly all of its requests miss the cache
 //! with URLs never seen, or fail, or cost the upstreams many times what requests cost, or are for one target although
-//! clients usually ask for several, or its addresses go on and on at several times the pace of all others. Size alone
-//! makes nobody suspect, so that a crowd of good clients is left alone. In a suspect prefix only those are refused that
+//! clients usually ask for several, or its addresses go on and on at several times the pace of all others, or very many
+//! of them ask once and leave although clients usually stay. Size alone makes nobody suspect, so that a crowd of good
+//! clients is left alone. In a suspect prefix only those are refused that
 //! came with the attack and show the same shape themselves: neighbours that were there before, or that do what clients
 //! usually do, are not.
 //!
@@ -36,11 +37,16 @@ const OTHERS: u32 = 3;
 const RAPID_MS: u64 = 2_000;
 /// Prefixes that may be on their way to be rapid at once.
 const MAX_PACERS: usize = 64;
+/// Prefixes right below everybody that may be passing by at once: all of IPv4's, and as many of IPv6's.
+const MAX_WIDEST: usize = 512;
 /// Without a look at it in this time a prefix has stopped.
 const PACER_GONE_MS: u64 = 3_000;
 /// How many times the limit of requests, from how many addresses, makes newcomers of a prefix prove themselves.
 const MASS_TIMES: u32 = 10;
 const MASS_ADDRESSES: u32 = 500;
+/// Requests of an address below which it has passed by, and above which clients usually stay.
+const PASSING: f32 = 1.5;
+const STAYING: f32 = 3.0;
 /// The share of all requests of a prefix that nobody known is in, which under stress is such a mass.
 const MASS_SHARE: f32 = 0.3;
 /// Windows for which a site has to be known before a prefix can be new to it.
@@ -56,6 +62,8 @@ struct Usual {
     upstream_ms_per_request: f32,
     /// Share of the target that is asked for most; 1 until it is known: then nothing is too much.
     top_share: f32,
+    /// Requests of one address in a window; 0 until it is known.
+    pace: f32,
 }
 
 /// In which way a shape is unusual.
@@ -67,6 +75,8 @@ enum Shape {
     Costly,
     Monotonous,
     Rapid,
+    /// Very many addresses that ask once, of which not even everybody together has that many usually.
+    Passing,
     /// Under stress: a great part of all requests, from where nearly nobody came before.
     Mass,
 }
@@ -92,12 +102,19 @@ pub(super) struct Swarm {
     /// When a prefix was last found suspect.
     alarmed_ms: Cell<Option<u64>>,
     pacers: RefCell<Vec<Pacer>>,
+    /// Prefixes right below everybody whose addresses ask once and leave.
+    widest: RefCell<Vec<NodeId>>,
 }
 
 impl Swarm {
     pub(super) fn new(rule: Rule, verdict: Verdict) -> Self {
-        let usual =
-            Usual { novel_share: 0.1, error_share: 0.05, upstream_ms_per_request: 20.0, top_share: 1.0 };
+        let usual = Usual {
+            novel_share: 0.1,
+            error_share: 0.05,
+            upstream_ms_per_request: 20.0,
+            top_share: 1.0,
+            pace: 0.0,
+        };
         Self {
             limit: rule.limit,
             verdict,
@@ -105,6 +122,7 @@ impl Swarm {
             learned: Cell::new(0),
             alarmed_ms: Cell::new(None),
             pacers: RefCell::default(),
+            widest: RefCell::default(),
         }
     }
 
@@ -114,9 +132,11 @@ impl Swarm {
         if count(Event::Request) < self.limit || count(Event::Address) < FEW_ADDRESSES {
             return;
         }
-        let shown = Shape::ALL.into_iter().find(|shape| match shape {
+        // Everybody together is no prefix, and has no others to be compared with.
+        let shapes: &[Shape] = if prefix == tree.root() { &[Shape::Passing] } else { &Shape::ALL };
+        let shown = shapes.iter().copied().find(|shape| match shape {
             Shape::Rapid => self.is_rapid(tree, prefix, now_ms),
-            Shape::Mass => stressed && is_mass(tree, prefix, now_ms),
+            Shape::Mass => stressed && is_new_mass(tree, prefix, now_ms),
             _ => self.shows(tree, prefix, *shape, now_ms),
         });
         let Some(shape) = shown else { return };
@@ -124,6 +144,14 @@ impl Swarm {
         let since_ms = before.map_or(now_ms, |mark| mark.since_ms);
         tree.set_mark(prefix, Mark { since_ms, until_ms: now_ms + SUSPECT_MS, kind: shape as u8 });
         self.alarmed_ms.set(Some(now_ms));
+        let mut widest = self.widest.borrow_mut();
+        if shape == Shape::Passing
+            && tree.parent(prefix) == Some(tree.root())
+            && widest.len() < MAX_WIDEST
+            && !widest.contains(&prefix)
+        {
+            widest.push(prefix);
+        }
     }
 
     /// Whether a prefix, or an address, shows this shape.
@@ -141,6 +169,7 @@ impl Swarm {
             Shape::Monotonous => usual.top_share < 0.6 && tree.top_target(id).share() > 0.9,
             // Its prefix was compared with the others.
             Shape::Rapid => requests > RAPID,
+            Shape::Passing => usual.pace > STAYING && self.is_passing(tree, id, now_ms),
             Shape::Mass => true,
         }
     }
@@ -161,15 +190,44 @@ impl Swarm {
             return if takes_part { self.verdict } else { Verdict::Continue };
         }
         // The narrowest suspect prefix may be too narrow for a mass that the ones around it hold.
-        let same_kind = |id: &NodeId| tree.mark(*id, now_ms).is_some_and(|around| around.kind == mark.kind);
         let mut around = std::iter::successors(Some(prefix), |id| tree.parent(*id));
-        let is_mass = shape != Shape::Rapid
-            && around.any(|id| {
-                same_kind(&id)
-                    && tree.count(id, Event::Request, now_ms) > MASS_TIMES.saturating_mul(self.limit)
-                    && tree.count(id, Event::Address, now_ms) > MASS_ADDRESSES
-            });
-        if is_mass && same_target() { Verdict::Challenge } else { Verdict::Continue }
+        let is_of_mass = around.any(|id| {
+            let Some(mark) = tree.mark(id, now_ms) else { return false };
+            let is_new = mark.since_ms.saturating_sub(came_ms) <= NEWCOMER_MS;
+            let shares_target = || tree.top_target(client).target == tree.top_target(id).target;
+            is_new
+                && self.is_many(tree, id, now_ms)
+                && match Shape::of(mark.kind) {
+                    None | Some(Shape::Rapid) => false,
+                    Some(Shape::Monotonous) => shares_target(),
+                    Some(_) => true,
+                }
+        });
+        if is_of_mass { Verdict::Challenge } else { Verdict::Continue }
+    }
+
+    /// Whether those in a prefix ask once and leave. Of everybody those are left out who are known for it by their prefix:
+    /// they say nothing about the others.
+    fn is_passing(&self, tree: &PrefixTree, id: NodeId, now_ms: u64) -> bool {
+        let mut widest = self.widest.borrow_mut();
+        widest.retain(|other| tree.mark(*other, now_ms).is_some());
+        // The prefixes that make everybody look so are found first.
+        let (left_out, share) = if id == tree.root() { (&widest[..], 2) } else { (&[][..], 1) };
+        let count = |event| {
+            let of_others = left_out.iter().map(|other| tree.count(*other, event, now_ms)).sum::<u32>();
+            tree.count(id, event, now_ms).saturating_sub(of_others)
+        };
+        let (requests, addresses) = (count(Event::Request), count(Event::Address));
+        self.is_mass(requests / share, addresses) && (requests as f32) < PASSING * addresses as f32
+    }
+
+    fn is_mass(&self, requests: u32, addresses: u32) -> bool {
+        requests > MASS_TIMES.saturating_mul(self.limit) && addresses > MASS_ADDRESSES
+    }
+
+    /// Whether a prefix holds so many who do so much together that none of them has to show a shape of its own.
+    fn is_many(&self, tree: &PrefixTree, id: NodeId, now_ms: u64) -> bool {
+        self.is_mass(tree.count(id, Event::Request, now_ms), tree.count(id, Event::Address, now_ms))
     }
 
     /// Whether the addresses of a prefix ask at several times the pace of all others, and keep that up.
@@ -194,7 +252,7 @@ impl Swarm {
         (pacer.last_ms, pacer.looks) = (now_ms, pacer.looks + 1);
         let elapsed_ms = now_ms - pacer.since_ms;
         let since = (pacer.looks * PrefixTree::LOOK_EVERY) as f32;
-        // Looks are at the narrowest prefix that is due, so that wider ones miss some: half of the pace tells.
+        // Half of the pace tells that it goes on: nobody asks evenly.
         let goes_on = since / addresses as f32 > RAPID / 2.0 * elapsed_ms as f32 / tree.window_ms() as f32;
         elapsed_ms >= RAPID_MS && goes_on
     }
@@ -214,12 +272,17 @@ impl Swarm {
             return;
         }
         let share = |event| last(event) as f32 / requests as f32;
+        let pace = requests as f32 / last(Event::Address).max(1) as f32;
         let toward = |old: f32, new: f32| old + LEARNING * (new - old);
         let usual = self.usual.get();
         self.usual.set(Usual {
             novel_share: toward(usual.novel_share, share(Event::Novel)),
             error_share: toward(usual.error_share, share(Event::Error)),
             upstream_ms_per_request: toward(usual.upstream_ms_per_request, share(Event::UpstreamMs)),
+            pace: match usual.pace {
+                0.0 => pace,
+                known => toward(known, pace),
+            },
             top_share: match usual.top_share {
                 // The first thing that is known.
                 1.0 => tree.top_target(root).share().min(0.999),
@@ -230,8 +293,8 @@ impl Swarm {
 }
 
 impl Shape {
-    const ALL: [Self; 6] =
-        [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous, Self::Rapid, Self::Mass];
+    const ALL: [Self; 7] =
+        [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous, Self::Rapid, Self::Passing, Self::Mass];
 
     fn of(kind: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|shape| *shape as u8 == kind)
@@ -240,7 +303,7 @@ impl Shape {
 
 /// Whether a great part of all requests comes from a prefix from which nearly none came before, on a site that is known
 /// for long enough to say so.
-fn is_mass(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
+fn is_new_mass(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
     let (root, window_ms) = (tree.root(), tree.window_ms());
     let share = |count: &dyn Fn(NodeId) -> u32| count(prefix) as f32 / count(root).max(1) as f32;
     let last = |id| tree.last_window(id, Event::Request, now_ms);
@@ -257,11 +320,13 @@ impl Classifier for Swarm {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, visit: &Visit) -> Decision {
-        if let Some(prefix) = visit.due {
-            // Everybody together is no prefix.
-            if prefix != scene.tree.root() {
+        // Prefixes whose counts go in step are due together: each of them is looked at, or the wider ones never would be.
+        let mut due = visit.due;
+        while let Some(prefix) = due {
+            if scene.tree.is_due(prefix) {
                 self.look(scene.tree, prefix, scene.stressed_ms.is_some(), scene.now_ms);
             }
+            due = scene.tree.parent(prefix);
         }
         let Some((prefix, mark)) = visit.suspect else { return Decision::CONTINUE };
         match self.judge(scene, prefix, mark, visit.requests) {

@@ -119,6 +119,7 @@ fn filter(section: &Values, report: &mut Report<'_>) -> Option<Filter> {
 fn action(text: &str) -> Action {
     match text {
         "delay" => Action::Delay,
+        "tarpit" => Action::Tarpit,
         "challenge" => Action::Challenge,
         "reset" => Action::Reset,
         "drop" => Action::Drop,
