@@ -54,7 +54,7 @@ pub struct Asked<'r> {
     pub local: SocketAddr,
     /// The normalized path, without the query; in lower case where the servers behind do not tell cases apart.
     pub path: &'r [u8],
-    /// The value of `Cookie`.
+    /// The value of `Cookie`; of several such fields, joined as one would be.
     pub cookie: Option<&'r [u8]>,
 }
 

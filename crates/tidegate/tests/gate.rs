@@ -139,7 +139,8 @@ const RULES: &str = "[[listen]]\naddress = \":8080\"\n[[route]]\nroot = \"ROOT\"
     [[connection]]\nsource = \"10.77.0.2\"\npriority = 1\n\
     [[connection]]\nsource = \"10.77.0.4\"\nrate = 0.001\nburst = 2\npriority = 2\n\
     [[request]]\npath = \"/cgi-bin/*\"\nrate = 0.001\nburst = 2\n\
-    [[request]]\npath = \"/busy*\"\naction = \"refuse\"\n";
+    [[request]]\npath = \"/busy*\"\naction = \"refuse\"\n\
+    [[request]]\ncookie = { tier = \"bad\" }\naction = \"refuse\"\n";
 
 /// The status line of an answer, or what became of the connection instead.
 fn ask(from: &str, to: SocketAddr, requests: &[&str]) -> Vec<String> {
@@ -276,10 +277,13 @@ fn rules_act_without_privilege_on_loopback_and_change_with_a_reload() {
     assert!(shown["reason"].as_str().unwrap().contains("on loopback"), "{shown}");
     let to: SocketAddr = address.parse().unwrap();
     let plain = get("/cgi-bin/a");
-    let answers = ask("127.0.0.1:0", to, &[&plain, &plain, &get("/busy/a"), &get("/file"), &plain]);
+    // Servers join several fields with cookies: a rule sees all of them.
+    let two_fields = "GET /file HTTP/1.1\r\nHost: a\r\nCookie: a=b\r\nCookie: tier=bad; c=d\r\n\r\n";
+    let answers =
+        ask("127.0.0.1:0", to, &[&plain, &plain, &get("/busy/a"), two_fields, &get("/file"), &plain]);
     let ok = "HTTP/1.1 200 OK";
     let (missing, busy) = ("HTTP/1.1 404 Not Found", "HTTP/1.1 503 Service Unavailable");
-    assert_eq!(answers, [missing, missing, busy, ok, "connection reset"]);
+    assert_eq!(answers, [missing, missing, busy, busy, ok, "connection reset"]);
     let rows = eventually("it is counted", status)["enforcement"]["rules"].clone();
     assert_eq!((&rows[2]["passed"], &rows[2]["refused"]), (&2.into(), &1.into()), "{rows}");
 

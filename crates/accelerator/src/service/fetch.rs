@@ -22,7 +22,7 @@ use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Epoch, Join, Leader, News, Outcome};
 use crate::service::lookup::{Found, Hit, count_hit, find, hit};
-use crate::service::plan::{Destination, Plan};
+use crate::service::plan::{Destination, Plan, cookies};
 use crate::service::seen::Seen;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
@@ -433,7 +433,8 @@ impl Fetch<'_> {
     /// Without rules all requests are equal.
     fn class(&self) -> u8 {
         let Some(rules) = &self.plan.requests else { return 0 };
-        let (path, cookie) = (self.incoming.normalized.path, self.incoming.head.fields.get(FieldId::Cookie));
+        let (path, cookies) = (self.incoming.normalized.path, cookies(&self.incoming.head.fields));
+        let cookie = cookies.as_deref();
         match self.plan.folds_case {
             true => rules.class_of_request(&path.to_ascii_lowercase(), cookie),
             false => rules.class_of_request(path, cookie),

@@ -8,13 +8,26 @@ use std::sync::Arc;
 
 use tidegate_core::{IpPrefix, Verdict};
 use tidegate_http::normalize::Personality;
-use tidegate_http::{FieldId, RequestHead};
+use tidegate_http::{FieldId, Fields, RequestHead};
 use tidegate_store::Store;
 
 use crate::admission::{Admission, Asked};
 use crate::service::files::{Root, RootPlace};
 use crate::settings::{Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
+
+/// All cookies of a request. Clients send one field of them (RFC 6265 §5.4); servers join several, and so must rules.
+pub(crate) fn cookies<'a>(fields: &Fields<'a>) -> Option<Cow<'a, [u8]>> {
+    let mut all = fields.get_all(FieldId::Cookie);
+    let first = all.next()?;
+    Some(match all.next() {
+        None => Cow::Borrowed(first),
+        Some(second) => {
+            let values: Vec<&[u8]> = [first, second].into_iter().chain(all).collect();
+            Cow::Owned(values.join(&b"; "[..]))
+        }
+    })
+}
 
 /// Why settings do not fit together.
 #[derive(Debug, thiserror::Error)]
@@ -146,8 +159,8 @@ impl Plan {
         let Some(rules) = &self.requests else { return Verdict::Continue };
         let Ok(local) = local() else { return Verdict::Drop };
         let path = if self.folds_case { Cow::Owned(path.to_ascii_lowercase()) } else { Cow::Borrowed(path) };
-        let cookie = head.fields.get(FieldId::Cookie);
-        rules.on_request(&Asked { peer, local, path: &path, cookie })
+        let cookie = cookies(&head.fields);
+        rules.on_request(&Asked { peer, local, path: &path, cookie: cookie.as_deref() })
     }
 
     /// The upstream groups, in the order of the settings.
