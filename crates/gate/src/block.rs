@@ -1,6 +1,6 @@
 //! The block list: in the kernel's maps where programs are loaded, in user space otherwise.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -85,6 +85,9 @@ impl<'a> Blocks<'a> {
             Backend::User(list) => {
                 let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
                 let full = |_| nets_full();
+                if !list.has_room_for(prefixes, now_ns) {
+                    return Err(nets_full());
+                }
                 return prefixes
                     .iter()
                     .try_for_each(|prefix| list.add(*prefix, expires_ns, now_ns).map_err(full));
@@ -110,6 +113,9 @@ impl<'a> Blocks<'a> {
                 (IpAddr::V6(_), _) => sorted.nets6.push((prefix6(prefix), entry)),
             }
         }
+        // All of them, or nothing of all that is to be added.
+        room_for_nets(maps, NETS[0], &sorted.nets4)?;
+        room_for_nets(maps, NETS[1], &sorted.nets6)?;
         add_nets(maps, NETS[0], &sorted.nets4)?;
         add_nets(maps, NETS[1], &sorted.nets6)?;
         if !(sorted.single4.is_empty() && sorted.single6.is_empty()) {
@@ -317,8 +323,33 @@ fn nets_full() -> GateError {
     GateError::Full {
         what: "list of blocked prefixes",
         max: abi::TG_MAX_BLOCKED_PREFIXES,
-        remedy: "remove some, or join them into shorter ones",
+        remedy: "nothing was added; remove some, or join them into shorter ones",
     }
+}
+
+/// Fails if the list would be over-full with these, with what has expired removed; one more is tried.
+fn room_for_nets<K: IntoBytes + Immutable>(
+    maps: &Maps,
+    name: &'static str,
+    entries: &[(K, abi::tg_block)],
+) -> Result<(), GateError> {
+    if entries.len() < 2 {
+        return Ok(());
+    }
+    let fits = || {
+        let mut all: HashSet<Vec<u8>> = entries.iter().map(|(key, _)| key.as_bytes().to_vec()).collect();
+        each(maps, name, |key, _| {
+            all.insert(key.to_vec());
+        })?;
+        Ok::<bool, GateError>(all.len() <= abi::TG_MAX_BLOCKED_PREFIXES as usize)
+    };
+    if !fits()? {
+        remove_expired(maps, name, system::now_ns())?;
+        if !fits()? {
+            return Err(nets_full());
+        }
+    }
+    Ok(())
 }
 
 /// Prefixes are an operator's and are not evicted.

@@ -80,7 +80,7 @@ pub enum GateError {
         interface: Option<String>,
     },
     /// A bounded map is full.
-    #[error("the {what} holds {max} entries and is full: {remedy}")]
+    #[error("the {what} holds at most {max} entries, which is too few: {remedy}")]
     Full {
         /// Which map.
         what: &'static str,

@@ -125,7 +125,7 @@ impl Programs {
                     why: why.to_string(),
                 });
             }
-            (Mechanism::Accept | Mechanism::Server, _) => {
+            (Mechanism::Accept | Mechanism::Server | Mechanism::Nobody, _) => {
                 return Err(GateError::Unavailable { what: "a program", why: "this is user space".into() });
             }
         };

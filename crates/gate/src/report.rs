@@ -20,10 +20,12 @@ pub enum Mechanism {
     Accept = 2,
     /// When tidegate has parsed the request.
     Server = 3,
+    /// Nowhere: only a server could, and the one behind these programs does not ask.
+    Nobody = 4,
 }
 
 impl Mechanism {
-    const ALL: [Self; 4] = [Self::Xdp, Self::Tc, Self::Accept, Self::Server];
+    const ALL: [Self; 5] = [Self::Xdp, Self::Tc, Self::Accept, Self::Server, Self::Nobody];
 
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mechanism| *mechanism as u32 == code)
@@ -37,6 +39,7 @@ impl fmt::Display for Mechanism {
             Self::Tc => "tc",
             Self::Accept => "accept",
             Self::Server => "server",
+            Self::Nobody => "nobody",
         })
     }
 }
@@ -205,6 +208,8 @@ pub(crate) fn totals(maps: &Maps) -> Result<Vec<Sample>, GateError> {
 /// Every rule of the set in force, read from the maps, so that any process can.
 pub(crate) fn rules(maps: &Maps) -> Result<Vec<RuleReport>, GateError> {
     let mut found = Vec::new();
+    // Programs before another server have nobody to leave a rule to; for a priority nobody is needed.
+    let server_asks = maps.control(abi::TG_CONTROL_CREDITS)? != 0;
     for slot in 0..abi::TG_MAX_SLOTS {
         let Some(label) = maps.read::<abi::tg_label>("labels", &slot)? else { break };
         let kind = match label.kind {
@@ -213,12 +218,17 @@ pub(crate) fn rules(maps: &Maps) -> Result<Vec<RuleReport>, GateError> {
             _ => continue,
         };
         let state: Option<abi::tg_state> = maps.read("states", &slot)?;
+        let why = Why::from_code(label.why).unwrap_or(Why::Earliest);
+        let mechanism = match Mechanism::from_code(label.mechanism).unwrap_or(Mechanism::Server) {
+            Mechanism::Server if !server_asks && why != Why::PriorityOnly => Mechanism::Nobody,
+            mechanism => mechanism,
+        };
         let end = label.text.iter().position(|byte| *byte == 0).unwrap_or(label.text.len());
         let report = RuleReport {
             kind,
             rule: String::from_utf8_lossy(&label.text[..end]).into_owned(),
-            mechanism: Mechanism::from_code(label.mechanism).unwrap_or(Mechanism::Server),
-            why: Why::from_code(label.why).unwrap_or(Why::Earliest),
+            mechanism,
+            why,
             passed: state.map_or(0, |state| state.passed),
             refused: state.map_or(0, |state| state.refused),
         };

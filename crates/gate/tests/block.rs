@@ -156,3 +156,23 @@ fn gate_without_cap_sys_admin_blocks_what_it_and_others_add() {
         assert!(explained(gate.blocks().remove(&prefix("10.9.0.1"))) && passes(&gate, "10.9.0.1"));
     });
 }
+
+#[test]
+fn prefixes_that_do_not_all_fit_are_refused_as_a_whole() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let user = Gate::user_space(&RuleSet::default(), &Options::default(), "test").unwrap();
+    let prefix = |i: u32| IpPrefix::new(Ipv4Addr::from((20 << 24) + (i << 8)).into(), 24).unwrap();
+    let all: Vec<IpPrefix> = (0..=Blocks::MAX_PREFIXES).map(prefix).collect();
+    for gate in [&gate, &user] {
+        let error = gate.blocks().add_many(&all, None).unwrap_err();
+        assert!(error.to_string().contains("nothing was added"), "{error}");
+        assert_eq!(explained(gate.blocks().stats()).prefixes, 0);
+        explained(gate.blocks().add_many(&all[1..], None));
+        // What is there already takes no more room.
+        explained(gate.blocks().add_many(&all[1..3], None));
+        assert!(matches!(gate.blocks().add(all[0], None), Err(GateError::Full { .. })));
+        assert_eq!(explained(gate.blocks().stats()).prefixes, all.len() - 1);
+    }
+}

@@ -1,6 +1,6 @@
 //! The block list in user space: bounded, with expiry and hit counts; and the format of files that feed either list.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 
 use tidegate_core::IpPrefix;
@@ -59,6 +59,19 @@ impl BlockList {
             reasons: HashMap::new(),
             evicted: 0,
             changed_ns: 0,
+        }
+    }
+
+    /// Whether all of these can be added: prefixes are never evicted. Removes what has expired where that makes room.
+    pub fn has_room_for(&mut self, prefixes: &[IpPrefix], now_ns: u64) -> bool {
+        let fits = |list: &Self| {
+            let fresh = |prefix: &&IpPrefix| !is_single(prefix) && !list.prefixes.contains_key(*prefix);
+            let fresh: HashSet<&IpPrefix> = prefixes.iter().filter(fresh).collect();
+            list.prefixes.len() + fresh.len() <= list.max_prefixes
+        };
+        fits(self) || {
+            self.sweep(now_ns);
+            fits(self)
         }
     }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
-use tidegate_gate::{Gate, GateError, Handover, Keeper, ListenQueue, Pilot, Running, ServerTotals};
+use tidegate_gate::{
+    Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Pilot, Report, Running, ServerTotals,
+};
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
@@ -60,6 +62,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     log(notes);
     let report = gate.show().map_err(failed)?;
     tracing::info!(rules = report.rules.len(), "attached to {}", report.interfaces.join(", "));
+    warn_of_the_unenforced(&report);
     for item in &report.unavailable {
         tracing::warn!("not available: {}: {}", item.what, item.why);
     }
@@ -83,6 +86,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                         rules = next;
                         pilot.set_stress(settings.wanted.stress);
                         log(keeper.replace_sources(&gate, &settings.blocks));
+                        gate.show().iter().for_each(warn_of_the_unenforced);
                         tracing::info!(rules = rules.connections.len() + rules.requests.len(), "the rules were read again and are in force");
                     }
                     Err(error) => tracing::error!("the old rules stay in force: {error}"),
@@ -109,6 +113,21 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     gate.detach();
     tracing::info!("detached");
     Ok(())
+}
+
+/// Rules of which more than that are not enforced are not all named.
+const NAMED: usize = 10;
+
+/// Other servers ask nobody about what no segment can decide.
+fn warn_of_the_unenforced(report: &Report) {
+    let unenforced: Vec<_> = report.rules.iter().filter(|rule| rule.mechanism == Mechanism::Nobody).collect();
+    for rule in unenforced.iter().take(NAMED) {
+        tracing::warn!("nobody enforces `{}`: {}; only `tidegate run` would", rule.rule, rule.why);
+    }
+    if unenforced.len() > NAMED {
+        let more = unenforced.len() - NAMED;
+        tracing::warn!("nobody enforces {more} more: `tidegate gate show` lists them");
+    }
 }
 
 /// Sockets that wait for a server, and the door at which it asks for them.
