@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tidegate_trickles::http::{HttpService, StaticRoot};
@@ -141,7 +141,14 @@ fn a_client_in_python_when_it_keeps_its_connection_then_each_response_is_right()
 
 #[test]
 fn an_upload_when_it_is_longer_than_what_is_kept_then_tcp_has_every_byte() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Nobody refuses datagrams at the same port, and nobody answers them.
+    let (listener, _silent) = (0..100)
+        .find_map(|_| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let silent = UdpSocket::bind(listener.local_addr().unwrap()).ok()?;
+            Some((listener, silent))
+        })
+        .expect("a port that is free for TCP and UDP");
     let address = listener.local_addr().unwrap();
     let content = bytes(1_000_000);
     let length = content.len();
@@ -170,7 +177,10 @@ fn an_upload_when_it_is_longer_than_what_is_kept_then_tcp_has_every_byte() {
     curl.env("LD_PRELOAD", library()).env("TIDEGATE_TRICKLES", address.to_string()).env_remove("http_proxy");
     let file = format!("@{}", directory.path().join("file").display());
     let url = format!("http://{address}/x");
-    let output = curl.args(["-sS", "-H", "Expect:", "--data-binary", &file, &url]).output().unwrap();
+    let output = curl
+        .args(["-sS", "--max-time", "60", "-H", "Expect:", "--data-binary", &file, &url])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(server.join().unwrap() == content);
 }
