@@ -118,8 +118,8 @@ const CLIENT: &str = r#"
 import http.client, sys
 connection = http.client.HTTPConnection(sys.argv[1], timeout=60)
 for method, fields, status in [("GET", {}, 200), ("HEAD", {}, 200), ("GET", {"Range": "bytes=1000-1999"}, 206),
-                               ("POST", {}, 405), ("GET", {}, 200)]:
-    connection.request(method, "/file", body=b"x" if method == "POST" else None, headers=fields)
+                               ("GET", {}, 200)]:
+    connection.request(method, "/file", headers=fields)
     response = connection.getresponse()
     body = response.read()
     assert response.status == status, (method, response.status)
