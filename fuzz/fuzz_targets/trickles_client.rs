@@ -13,7 +13,9 @@ fuzz_target!(|data: &[u8]| {
         let _ = KeyRing::from_text(text);
     }
     let start = Instant::now();
-    let mut client = Client::new(Config::default(), &[1; 16], start);
+    // Continuations of either format, and deltas of both kinds.
+    let cubic = data.first().is_some_and(|&byte| byte & 1 == 1);
+    let mut client = Client::new(Config { cubic, ..Config::default() }, &[1; 16], start);
     let request = client.request(b"/x", start).expect("the first request");
     let open = client.poll_transmit(start).expect("an open");
     // Pieces of the input as answers of this connection: each begins with its length.
@@ -22,7 +24,12 @@ fuzz_target!(|data: &[u8]| {
         let (body, tail) = tail.split_at(tail.len().min(usize::from(length) * 2));
         rest = tail;
         let mut answer = open[..10].to_vec();
-        answer[1] = if length % 16 == 0 { 0x82 } else { 0x81 };
+        answer[1] = match length % 16 {
+            0 => 0x82,
+            1..4 => 0x83,
+            4..7 => 0x84,
+            _ => 0x81,
+        };
         answer.extend_from_slice(body);
         now += Duration::from_millis(7);
         let _ = client.handle_datagram(&answer, now);

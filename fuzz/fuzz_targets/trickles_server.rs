@@ -56,9 +56,13 @@ fuzz_target!(|data: &[u8]| {
     // As it is, and as an open with this input: what no MAC keeps strangers from sending.
     let mut open = vec![wire::VERSION, 1];
     open.extend_from_slice(&[7; 12]);
-    open.extend_from_slice(&1200_u16.to_be_bytes());
+    let flag = if data.first().is_some_and(|&byte| byte & 1 == 1) { wire::CUBIC_WANTED } else { 0 };
+    open.extend_from_slice(&(1200 | flag).to_be_bytes());
     let data = &data[..data.len().min(1000)];
-    wire::write_input(&wire::Input { request: 1, offset: 0, last: false, continuation: &[], data }, &mut open);
+    wire::write_input(
+        &wire::Input { request: 1, offset: 0, last: false, continuation: &[], data },
+        &mut open,
+    );
     wire::pad(PADDED_BYTES, &mut open);
     for datagram in [data, &open] {
         let mut answered = 0;

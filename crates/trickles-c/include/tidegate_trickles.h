@@ -7,7 +7,8 @@
  * descriptor and its minisockets; descriptors of several threads share an address with MSK_SHARED.
  *
  * Calls return -1 and set errno: EBADF no such descriptor, EINVAL a wrong argument, ENOSPC no room left in the packets,
- * EBADMSG an extracted event that no replica made, EAGAIN nothing to do, or the system's own. */
+ * EBADMSG an extracted event that no replica made, EAGAIN nothing to do, or the system's own. A minisocket that has ended
+ * is EINVAL to all calls that take a descriptor with it. */
 #ifndef TIDEGATE_TRICKLES_H
 #define TIDEGATE_TRICKLES_H
 
@@ -121,7 +122,8 @@ int msk_sendbulk(int fd, mskdesc *descs, int len);
 int msk_drop(int fd, minisock *msk);
 /* Keeps the minisocket beyond the next msk_events; without it, an event that was not answered by then is dropped. */
 int msk_detach(int fd, minisock *msk);
-/* Ends the minisockets and stores an event for each; *outlen is the room of out, and then how many there are. */
+/* Ends the minisockets and stores an event for each; *outlen is the room of out, and then how many there are, after an
+ * error too. */
 int msk_extract_events(int fd, extract_mskdesc_in *in, int inlen, msk_collection *out, int *outlen);
 /* The next msk_events brings them. */
 int msk_install_events(int fd, msk_collection *events, int count);

@@ -253,6 +253,13 @@ impl Host {
         }
     }
 
+    /// A minisocket that has not ended. What is not one of this descriptor's is never followed.
+    pub(crate) fn minisocket(&mut self, msk: *mut MinisocketC) -> Result<&mut MinisocketC, c_int> {
+        let (owned, _) = self.live.get_mut(&msk.addr()).ok_or(libc::EINVAL)?;
+        // SAFETY: from `Box::into_raw` and alive while it is in the table, which is borrowed for as long.
+        Ok(unsafe { &mut *owned.0 })
+    }
+
     /// Ends a minisocket without an answer.
     pub(crate) fn take(&mut self, msk: *mut MinisocketC) -> Result<MinisocketC, c_int> {
         self.live.remove(&msk.addr()).map(|(msk, _)| msk.into_inner()).ok_or(libc::EINVAL)

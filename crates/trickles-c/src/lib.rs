@@ -150,13 +150,16 @@ unsafe fn slice<'s, T>(data: *const T, length: c_int) -> Result<&'s [T], c_int> 
     }
 }
 
+/// No object is larger: a negative number that became a length is.
+const MAX_BYTES: usize = isize::MAX as usize;
+
 /// # Safety
-/// `data` is readable for `length` bytes, or `length` is 0.
+/// `data` is readable for `length` bytes, or `length` is 0 or exceeds [`MAX_BYTES`].
 unsafe fn bytes<'s>(data: *const c_void, length: usize) -> Result<&'s [u8], c_int> {
     match length {
         0 => Ok(&[]),
         // SAFETY: readable by the caller's promise.
-        _ if !data.is_null() => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
+        1..=MAX_BYTES if !data.is_null() => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
         _ => Err(libc::EINVAL),
     }
 }
@@ -166,13 +169,6 @@ unsafe fn bytes<'s>(data: *const c_void, length: usize) -> Result<&'s [u8], c_in
 unsafe fn minisocket<'m>(msk: *const MinisocketC) -> Result<&'m MinisocketC, c_int> {
     // SAFETY: valid by the caller's promise.
     unsafe { msk.as_ref() }.ok_or(libc::EINVAL)
-}
-
-/// # Safety
-/// As for [`minisocket`], and nothing else uses it.
-unsafe fn minisocket_mut<'m>(msk: *mut MinisocketC) -> Result<&'m mut MinisocketC, c_int> {
-    // SAFETY: valid and unshared by the caller's promise.
-    unsafe { msk.as_mut() }.ok_or(libc::EINVAL)
 }
 
 fn count(number: usize) -> c_int {
@@ -319,8 +315,8 @@ pub unsafe extern "C" fn msk_get_want(msk: *const MinisocketC, n: c_int, want: *
 pub unsafe extern "C" fn msk_send(fd: c_int, msk: *mut MinisocketC, buf: *mut c_char, len: usize) -> c_int {
     answer(with_host(fd, |host| {
         // SAFETY: the caller's promise.
-        let (msk_ref, data) = unsafe { (minisocket_mut(msk)?, bytes(buf.cast(), len)?) };
-        let sent = msk_ref.fill_wants(data);
+        let data = unsafe { bytes(buf.cast(), len)? };
+        let sent = host.minisocket(msk)?.fill_wants(data);
         host.finish(msk)?;
         Ok(count(sent))
     }))
@@ -350,7 +346,8 @@ unsafe fn send_vector(
     length: c_int,
 ) -> Result<c_int, c_int> {
     // SAFETY: the caller's promise.
-    let (msk_ref, vec) = unsafe { (minisocket_mut(msk)?, slice(vec, length)?) };
+    let vec = unsafe { slice(vec, length)? };
+    let msk_ref = host.minisocket(msk)?;
     let mut sent = 0;
     for part in vec {
         let packet = msk_ref.packet(part.pkt)?;
@@ -375,7 +372,8 @@ pub unsafe extern "C" fn msk_sendfilev(
 ) -> c_int {
     answer(with_host(fd, |host| {
         // SAFETY: the caller's promise.
-        let (msk_ref, vec) = unsafe { (minisocket_mut(msk)?, slice(vec, length)?) };
+        let vec = unsafe { slice(vec, length)? };
+        let msk_ref = host.minisocket(msk)?;
         let mut sent = 0;
         for part in vec {
             let packet = msk_ref.packet(part.pkt)?;
@@ -397,21 +395,22 @@ pub unsafe extern "C" fn msk_sendfilev(
 /// `msk` has not ended, `buf` is readable for `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_setucont(
-    _fd: c_int,
+    fd: c_int,
     msk: *mut MinisocketC,
     pkt: c_int,
     buf: *mut c_char,
     len: usize,
 ) -> c_int {
-    let set = || {
+    let set = |host: &mut Host| {
         // SAFETY: the caller's promise.
-        let (msk, buffer) = unsafe { (minisocket_mut(msk)?, bytes(buf.cast(), len)?) };
+        let buffer = unsafe { bytes(buf.cast(), len)? };
+        let msk = host.minisocket(msk)?;
         let (head, opaque) = buffer.split_at_checked(size_of::<Ucont>()).ok_or(libc::EINVAL)?;
         // SAFETY: `head` is as long as the structure; every bit pattern is a value, and no alignment is assumed.
         let ucont = unsafe { head.as_ptr().cast::<Ucont>().read_unaligned() };
         msk.set_continuation(pkt, ucont.kind, ucont.request, (ucont.start, ucont.end), opaque)
     };
-    answer(set().map(|()| 0))
+    answer(with_host(fd, set).map(|()| 0))
 }
 
 /// See the header.
@@ -472,6 +471,9 @@ pub unsafe extern "C" fn msk_extract_events(
             return Err(libc::ENOSPC);
         }
         for (index, event) in events.iter().enumerate() {
+            // What was extracted before an error is the caller's to free.
+            // SAFETY: writable by the caller's promise.
+            unsafe { *outlen = count(index) };
             let extracted = host.extract(event.msk)?;
             // SAFETY: malloc takes any size.
             let data = unsafe { libc::malloc(extracted.len()) };
@@ -511,15 +513,14 @@ pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *mut Collection, 
 /// `msk` has not ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_end(
-    _fd: c_int,
+    fd: c_int,
     msk: *mut MinisocketC,
     pkt: c_int,
     request: u32,
     length: u64,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    let msk = unsafe { minisocket_mut(msk) };
-    answer(msk.and_then(|msk| {
+    answer(with_host(fd, |host| {
+        let msk = host.minisocket(msk)?;
         let packet = msk.packet(pkt)?;
         msk.socket.end(packet, request, length).map(|()| 0).map_err(|_| libc::ENOSPC)
     }))
@@ -531,15 +532,14 @@ pub unsafe extern "C" fn msk_end(
 /// `msk` has not ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_reset(
-    _fd: c_int,
+    fd: c_int,
     msk: *mut MinisocketC,
     pkt: c_int,
     request: u32,
     code: u16,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    let msk = unsafe { minisocket_mut(msk) };
-    answer(msk.and_then(|msk| {
+    answer(with_host(fd, |host| {
+        let msk = host.minisocket(msk)?;
         let packet = msk.packet(pkt)?;
         msk.socket.reset(packet, request, code).map(|()| 0).map_err(|_| libc::ENOSPC)
     }))
@@ -561,7 +561,7 @@ pub unsafe extern "C" fn msk_connect(address: *const c_char) -> c_int {
 /// `req` is readable for `reqlen` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_request(fd: c_int, req: *mut c_char, reqlen: c_int, reservelen: c_int) -> c_int {
-    let reserve = usize::try_from(reservelen).unwrap_or(0);
+    let Ok(reserve) = usize::try_from(reservelen) else { return fail(libc::EINVAL) };
     // SAFETY: the caller's promise.
     let request = unsafe { slice(req.cast::<u8>().cast_const(), reqlen) };
     answer(request.and_then(|request| client::request(fd, request, reserve).map(count)))

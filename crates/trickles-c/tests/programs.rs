@@ -63,3 +63,12 @@ fn programs_in_c_when_they_talk_then_every_byte_arrives() {
     drop(server.0.stdin.take());
     assert!(server.0.wait().unwrap().success());
 }
+
+#[test]
+fn a_program_in_c_when_its_arguments_are_wrong_then_each_call_says_so_and_the_client_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys");
+    std::fs::write(&keys, "1 000102030405060708090a0b0c0d0e0f\n").unwrap();
+    let output = Command::new(compile(directory.path(), "misuse")).arg(&keys).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

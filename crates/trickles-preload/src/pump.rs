@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 /// How long servers may be silent before the connection is made by TCP (Trickles §2.6).
 const FALLBACK_AFTER: Duration = Duration::from_secs(3);
-/// Input that is kept for TCP while no server has answered.
+/// Input that is kept for TCP while no server has answered; what has more is for TCP.
 const MAX_REPLAY_BYTES: usize = 256 * 1024;
 /// Bytes moved at once.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -116,10 +116,10 @@ async fn first_answer(
                 if sent.is_empty() {
                     silence.as_mut().reset(tokio::time::Instant::now() + FALLBACK_AFTER);
                 }
-                if sent.len() + count > MAX_REPLAY_BYTES {
+                sent.extend_from_slice(&buffer[..count]);
+                if sent.len() > MAX_REPLAY_BYTES {
                     return Err(io::ErrorKind::OutOfMemory.into());
                 }
-                sent.extend_from_slice(&buffer[..count]);
                 stream.write_all(&buffer[..count]).await?;
             }
             () = &mut silence => return Err(io::ErrorKind::TimedOut.into()),

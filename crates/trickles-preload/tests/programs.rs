@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tidegate_trickles::http::{HttpService, StaticRoot};
@@ -111,4 +111,76 @@ fn a_plain_tcp_server_when_nobody_speaks_trickles_then_it_is_asked_by_tcp() {
     let output = curl.args(["-sS", &format!("http://{address}/x")]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "tcp", "{}", String::from_utf8_lossy(&output.stderr));
     server.join().unwrap();
+}
+
+/// A client as programs in Python are: connections that are kept, ranges, and a timeout that makes its socket non-blocking.
+const CLIENT: &str = r#"
+import http.client, sys
+connection = http.client.HTTPConnection(sys.argv[1], timeout=60)
+for method, fields, status in [("GET", {}, 200), ("HEAD", {}, 200), ("GET", {"Range": "bytes=1000-1999"}, 206),
+                               ("GET", {}, 200)]:
+    connection.request(method, "/file", headers=fields)
+    response = connection.getresponse()
+    body = response.read()
+    assert response.status == status, (method, response.status)
+    if method == "GET":
+        sys.stdout.buffer.write(body)
+"#;
+
+#[test]
+fn a_client_in_python_when_it_keeps_its_connection_then_each_response_is_right() {
+    let content = bytes(300_000);
+    let root = root(&content);
+    let server = serve(root.path());
+    let (mut python, destination) = preloaded("python3", &[server.local_addr()]);
+    let output = python.args(["-c", CLIENT, &destination.to_string()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let expected = [&content[..], &content[1000..2000], &content[..]].concat();
+    assert!(output.stdout == expected, "{} bytes", output.stdout.len());
+}
+
+#[test]
+fn an_upload_when_it_is_longer_than_what_is_kept_then_tcp_has_every_byte() {
+    // Nobody refuses datagrams at the same port, and nobody answers them.
+    let (listener, _silent) = (0..100)
+        .find_map(|_| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let silent = UdpSocket::bind(listener.local_addr().unwrap()).ok()?;
+            Some((listener, silent))
+        })
+        .expect("a port that is free for TCP and UDP");
+    let address = listener.local_addr().unwrap();
+    let content = bytes(1_000_000);
+    let length = content.len();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut received = Vec::new();
+        let mut piece = [0; 65536];
+        let begins = loop {
+            if let Some(at) = received.windows(4).position(|window| window == b"\r\n\r\n") {
+                break at + 4;
+            }
+            let count = stream.read(&mut piece).unwrap();
+            assert!(count > 0, "the head is incomplete");
+            received.extend_from_slice(&piece[..count]);
+        };
+        while received.len() < begins + length {
+            let count = stream.read(&mut piece).unwrap();
+            assert!(count > 0, "{} of {length} bytes", received.len() - begins);
+            received.extend_from_slice(&piece[..count]);
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();
+        received.split_off(begins)
+    });
+    let directory = root(&content);
+    let mut curl = Command::new("curl");
+    curl.env("LD_PRELOAD", library()).env("TIDEGATE_TRICKLES", address.to_string()).env_remove("http_proxy");
+    let file = format!("@{}", directory.path().join("file").display());
+    let url = format!("http://{address}/x");
+    let output = curl
+        .args(["-sS", "--max-time", "60", "-H", "Expect:", "--data-binary", &file, &url])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(server.join().unwrap() == content);
 }

@@ -1,10 +1,12 @@
 //! AF_XDP between two hosts: network namespaces that a veth pair joins. Needs root; leaves nothing behind.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+#[path = "../../trickles/tests/support/hosts.rs"]
+mod hosts;
 #[path = "../../trickles/tests/support/mod.rs"]
 mod support;
 
-use std::fs::File;
+use hosts::Hosts;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
@@ -22,62 +24,6 @@ use tidegate_trickles::udp::{Connection, Format, Options, UdpServer};
 use tidegate_trickles_xdp::XdpSource;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
-
-fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output();
-    let output = output.expect("ip is missing; apt-get install iproute2");
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Two hosts and a link.
-struct Hosts {
-    server: String,
-    client: String,
-}
-
-impl Hosts {
-    fn new(name: &str) -> Self {
-        assert!(rustix::process::geteuid().is_root(), "this test makes network namespaces and needs root");
-        let id = std::process::id();
-        let hosts =
-            Self { server: format!("trickles-xs{name}{id}"), client: format!("trickles-xc{name}{id}") };
-        ip(&format!("netns add {}", hosts.server));
-        ip(&format!("netns add {}", hosts.client));
-        ip(&format!(
-            "-n {} link add trickle1 type veth peer name trickle0 netns {}",
-            hosts.client, hosts.server
-        ));
-        for (host, link, last) in [(&hosts.server, "trickle0", 1), (&hosts.client, "trickle1", 2)] {
-            ip(&format!("-n {host} address add 10.99.0.{last}/24 dev {link}"));
-            ip(&format!("-n {host} address add fd00:99::{last}/64 dev {link} nodad"));
-            ip(&format!("-n {host} link set {link} up"));
-            ip(&format!("-n {host} link set lo up"));
-        }
-        hosts
-    }
-
-    /// Runs `inside` on a thread of its own that has moved into the namespace.
-    fn on<T: Send + 'static>(namespace: &str, inside: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let path = format!("/run/netns/{namespace}");
-        std::thread::spawn(move || {
-            let file = File::open(path).unwrap();
-            rustix::thread::move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&file),
-                Some(rustix::thread::LinkNameSpaceType::Network),
-            )
-            .unwrap();
-            inside()
-        })
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in [&self.server, &self.client] {
-            let _ = Command::new("ip").args(["netns", "delete", name]).status();
-        }
-    }
-}
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -145,7 +91,7 @@ async fn fetch(server: &str, encryption: Encryption) -> Result<Vec<u8>, std::io:
 
 #[test]
 fn marked_segments_when_af_xdp_takes_them_then_the_kernel_keeps_all_other_tcp() {
-    let hosts = Hosts::new("a");
+    let hosts = Hosts::new("xa");
     // Plain TCP at the same port, which is to work before, beside and after.
     let plain = Hosts::on(&hosts.server, || TcpListener::bind("[::]:4000").unwrap()).join().unwrap();
     std::thread::spawn(move || {

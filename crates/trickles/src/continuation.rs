@@ -391,7 +391,7 @@ pub(crate) mod tests {
 
         #[test]
         fn the_delta_of_a_foreseen_era_gives_the_continuation(
-            continuation in continuation(), offset: u16, base in 0..1_u64 << 60, other: u32, time: u32,
+            continuation in any_continuation(), offset: u16, base in 0..1_u64 << 60, other: u32, time: u32,
         ) {
             let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
             let era = Era { flight: 0, base, ..continuation.era };

@@ -314,3 +314,20 @@ fn a_client_when_fed_damaged_answers_then_it_goes_on() {
         }
     }
 }
+
+#[test]
+fn an_open_that_is_too_long_for_the_way_when_the_client_hears_of_it_then_a_shorter_one_follows_at_once() {
+    let start = Instant::now();
+    let mut client = Client::new(client::Config::default(), &[5; 16], start);
+    client.request(b"/object/0", start).unwrap();
+    assert_eq!(client.poll_transmit(start).unwrap().len(), usize::from(client::LARGEST_DATAGRAM_BYTES));
+    assert_eq!(client.poll_transmit(start), None);
+    client.handle_datagram_too_long();
+    let open = client.poll_transmit(start).unwrap();
+    assert_eq!(open.len(), wire::PADDED_BYTES);
+    client.handle_datagram_too_long();
+    assert_eq!(client.poll_transmit(start), None, "said twice");
+    let (result, answers) = Host::new().ask(&open, peer(), NOW_MS);
+    assert_eq!(result, Ok(()));
+    assert!(!answers.is_empty() && answers.iter().all(|answer| answer.len() <= wire::PADDED_BYTES));
+}

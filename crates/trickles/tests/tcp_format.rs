@@ -1,9 +1,11 @@
 //! The paper's format between two hosts: network namespaces that a veth pair joins. Needs root; leaves nothing behind.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/hosts.rs"]
+mod hosts;
 mod support;
 
-use std::fs::File;
+use hosts::{Hosts, ip};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -12,65 +14,11 @@ use std::thread::JoinHandle;
 use support::{byte_at, objects};
 use tidegate_trickles::files::FileService;
 use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::sealed::Encryption;
 use tidegate_trickles::server::{self, Counters, Server};
-use tidegate_trickles::udp::{Connection, Format, Options, StreamError, UdpServer};
+use tidegate_trickles::udp::{self, Connection, Format, Options, StreamError, UdpServer};
 use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
-
-fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output();
-    let output = output.expect("ip is missing; apt-get install iproute2");
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Two hosts and a link.
-struct Hosts {
-    server: String,
-    client: String,
-}
-
-impl Hosts {
-    fn new(name: &str) -> Self {
-        assert!(rustix::process::geteuid().is_root(), "this test makes network namespaces and needs root");
-        let id = std::process::id();
-        let hosts = Self { server: format!("trickles-s{name}{id}"), client: format!("trickles-c{name}{id}") };
-        ip(&format!("netns add {}", hosts.server));
-        ip(&format!("netns add {}", hosts.client));
-        ip(&format!(
-            "-n {} link add trickle1 type veth peer name trickle0 netns {}",
-            hosts.client, hosts.server
-        ));
-        for (host, link, last) in [(&hosts.server, "trickle0", 1), (&hosts.client, "trickle1", 2)] {
-            ip(&format!("-n {host} address add 10.99.0.{last}/24 dev {link}"));
-            ip(&format!("-n {host} address add fd00:99::{last}/64 dev {link} nodad"));
-            ip(&format!("-n {host} link set {link} up"));
-            ip(&format!("-n {host} link set lo up"));
-        }
-        hosts
-    }
-
-    /// Runs `inside` on a thread of its own that has moved into the namespace.
-    fn on<T: Send + 'static>(namespace: &str, inside: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let path = format!("/run/netns/{namespace}");
-        std::thread::spawn(move || {
-            let file = File::open(path).unwrap();
-            rustix::thread::move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&file),
-                Some(rustix::thread::LinkNameSpaceType::Network),
-            )
-            .unwrap();
-            inside()
-        })
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in [&self.server, &self.client] {
-            let _ = Command::new("ip").args(["netns", "delete", name]).status();
-        }
-    }
-}
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -158,4 +106,49 @@ fn a_plain_tcp_server_when_asked_in_the_format_then_the_client_learns_to_use_tcp
     let address: SocketAddr = plain.local_addr().unwrap();
     let connected = Hosts::on(&hosts.client, move || TcpStream::connect(address).is_ok());
     assert!(connected.join().unwrap());
+}
+
+#[test]
+fn a_link_that_carries_less_than_ethernet_when_its_host_knows_then_no_datagram_is_too_long() {
+    let hosts = Hosts::new("m");
+    ip(&format!("-n {} link set trickle0 mtu 1300", hosts.server));
+    ip(&format!("-n {} link set trickle1 mtu 1300", hosts.client));
+    let (say, heard) = std::sync::mpsc::channel();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = Hosts::on(&hosts.server, move || {
+        runtime().block_on(async {
+            let keys = KeyRing::new(1, &[7; 16]);
+            let now_ms =
+                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+            let server = Server::new(server::Config::default(), keys.clone(), now_ms as u64);
+            let socket = udp::bind("[::]:4000".parse().unwrap(), false).unwrap();
+            let service = FileService::new(objects(&[1_000_000]));
+            let mut server = UdpServer::new(socket, server, service).unwrap();
+            say.send(server.counters()).unwrap();
+            let (_keys, rings) = watch::channel(keys);
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            server.run(rings, stopped).await.unwrap();
+        });
+    });
+    let counters = heard.recv().unwrap();
+    for address in ["10.99.0.1:4000", "[fd00:99::1]:4000"] {
+        for encryption in [Encryption::Off, Encryption::On] {
+            let options = Options { encryption, ..Options::to(vec![address.parse().unwrap()]) };
+            let fetched = Hosts::on(&hosts.client, move || {
+                runtime().block_on(async {
+                    let mut stream = Connection::new(&options)?.request(b"/object/0").unwrap();
+                    let mut bytes = Vec::new();
+                    stream.read_to_end(&mut bytes).await.map(|_| bytes)
+                })
+            });
+            let bytes = fetched.join().unwrap().unwrap();
+            assert_eq!(bytes.len(), 1_000_000, "{address}");
+            assert!(bytes.iter().enumerate().all(|(at, &byte)| byte == byte_at(b"/object/0", at as u64)));
+        }
+    }
+    assert_eq!(counters.trickles_socket_errors_total.get(), 0, "the server sent nothing that was too long");
+    stop.send(()).unwrap();
+    server.join().unwrap();
 }

@@ -550,6 +550,16 @@ impl Client {
         }
     }
 
+    /// The way to the server carries no datagrams of full length: what opens from now on is as short as padding lets it be,
+    /// and an open that was not answered is sent again at once.
+    pub fn handle_datagram_too_long(&mut self) {
+        let padded = u16::try_from(self.config.padded_bytes).unwrap_or(u16::MAX).max(MIN_DATAGRAM_BYTES);
+        if self.config.datagram_bytes > padded {
+            self.config.datagram_bytes = padded;
+            self.open_due |= !self.established && self.waiting_since.is_some();
+        }
+    }
+
     /// What was sent is lost because its server is gone; another that shares its keys takes the next datagram.
     pub fn handle_server_lost(&mut self, now: Instant) {
         self.update_waiting(now);

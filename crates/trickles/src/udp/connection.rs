@@ -7,6 +7,7 @@ use crate::sealed::{
     ANSWER_OVERHEAD_BYTES, ClientSeal, Encryption, Incoming, REQUEST_OVERHEAD_BYTES, SealError,
 };
 use crate::tcp::TcpSocket;
+use rustix::net::sockopt;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,6 +18,8 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+/// Headers of IPv4 and UDP.
+const IPV4_UDP_BYTES: u32 = 28;
 /// Receive buffers of a client.
 const RECEIVE_BUFFERS: usize = 4;
 
@@ -147,7 +150,8 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::Result<BatchSocket> {
+/// A socket for datagrams to `server`, and the longest packet that the way there is known to carry, its headers included.
+fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::Result<(BatchSocket, u32)> {
     let any = match server {
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -155,13 +159,25 @@ fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::R
     let socket = std::net::UdpSocket::bind((local.unwrap_or(any), 0))?;
     // A connected socket learns from ICMP that its server is gone, and which of our addresses leads there.
     socket.connect(server)?;
-    match format {
-        Format::Udp => BatchSocket::new(socket),
+    let mtu = match server {
+        SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket),
+        SocketAddr::V4(_) => sockopt::ip_mtu(&socket),
+    };
+    // Where the system does not say, losses will.
+    let mtu = mtu.unwrap_or(u32::MAX);
+    let socket = match format {
+        Format::Udp => BatchSocket::new(socket)?,
         Format::Tcp => {
             let local = SocketAddr::new(socket.local_addr()?.ip(), 0);
-            Ok(BatchSocket::Tcp(TcpSocket::bind(local, true)?))
+            BatchSocket::Tcp(TcpSocket::bind(local, true)?)
         }
-    }
+    };
+    Ok((socket, mtu))
+}
+
+/// Whether a datagram was longer than what the way to the server carries: told by our own interface, or by ICMP.
+fn is_too_long(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error())
 }
 
 impl Connection {
@@ -173,20 +189,23 @@ impl Connection {
         let Some(&server) = options.servers.first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
         };
-        let socket = socket_to(server, options.format, options.local)?;
+        let (socket, mtu) = socket_to(server, options.format, options.local)?;
         let headers_more = match (options.format, server.is_ipv6()) {
             (Format::Udp, false) => 0,
             (Format::Udp, true) => 20,
             (Format::Tcp, false) => 16,
             (Format::Tcp, true) => 36,
         };
-        let datagram_bytes = options.config.datagram_bytes.min(LARGEST_DATAGRAM_BYTES - headers_more);
+        let room = u16::try_from(mtu.saturating_sub(IPV4_UDP_BYTES)).unwrap_or(u16::MAX);
+        let datagram_bytes =
+            options.config.datagram_bytes.min(LARGEST_DATAGRAM_BYTES.min(room).saturating_sub(headers_more));
         let mut config = Config { datagram_bytes, ..options.config.clone() };
         let seal = ClientSeal::new(options.encryption, &random_block()?);
         if seal.is_some() {
             config.datagram_bytes = datagram_bytes.saturating_sub(ANSWER_OVERHEAD_BYTES as u16);
             config.padded_bytes = config.padded_bytes.saturating_sub(REQUEST_OVERHEAD_BYTES);
         }
+        config.padded_bytes = config.padded_bytes.min(config.datagram_bytes.into());
         let client = Client::new(config, &random_block()?, now());
         let state = State {
             client,
@@ -339,8 +358,7 @@ impl Driver {
             let (timer, closed) = self.collect(&mut outgoing);
             if !outgoing.is_empty() {
                 let (_, error) = self.socket.send(&mut outgoing).await;
-                if error.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-                    self.refused();
+                if error.is_some_and(|error| self.failed(&error)) {
                     continue;
                 }
             }
@@ -357,14 +375,14 @@ impl Driver {
                 ready = self.socket.readable() => match ready.and_then(|()| self.socket.receive(&mut received)) {
                     Ok(true) => self.take(&received),
                     Ok(false) => {}
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.refused(),
                     // Other errors are the network's for now; the retransmission timer bears with them.
-                    Err(error) => tracing::debug!(%error, "receiving from a Trickles server failed"),
+                    Err(error) if !self.failed(&error) => {
+                        tracing::debug!(%error, "receiving from a Trickles server failed");
+                    }
+                    Err(_) => {}
                 },
                 error = self.socket.error() => {
-                    if error.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-                        self.refused();
-                    }
+                    error.map(|error| self.failed(&error));
                 }
                 () = self.shared.work.notified() => {}
                 () = alarm => self.shared.lock().client.handle_timeout(now()),
@@ -427,6 +445,19 @@ impl Driver {
             }
         }
         state.wake_all();
+    }
+
+    /// Does what an error asks for; whether it asks for anything.
+    fn failed(&mut self, error: &io::Error) -> bool {
+        if is_too_long(error) {
+            self.shared.lock().client.handle_datagram_too_long();
+            return true;
+        }
+        let refused = error.kind() == io::ErrorKind::ConnectionRefused;
+        if refused {
+            self.refused();
+        }
+        refused
     }
 
     /// Nothing listens at the server's port. Where there is another server it is asked at once: a request sent again

@@ -26,6 +26,8 @@ pub struct Sender {
     total: u64,
     cwnd: f64,
     ssthresh: f64,
+    /// Packets acknowledged since the window grew.
+    counted: f64,
     next: u64,
     flight: BTreeMap<u64, Segment>,
     orders: u64,
@@ -53,6 +55,7 @@ impl Sender {
             total,
             cwnd: 10.0,
             ssthresh: f64::MAX,
+            counted: 0.0,
             next: 0,
             flight: BTreeMap::new(),
             orders: 0,
@@ -151,14 +154,28 @@ impl Sender {
             (self.delivered, self.out) = (0.0, 0.0);
             self.ssthresh = (self.cwnd / 2.0).floor().max(2.0);
             self.recover = Some(self.next);
+            self.counted = 0.0;
             self.recoveries += 1;
         } else if self.recover.is_none() {
             for _ in 0..acked {
-                self.cwnd += if self.cwnd < self.ssthresh { 1.0 } else { 1.0 / self.cwnd };
+                self.grow();
             }
         }
         if self.recover.is_some() {
             self.reduce(acked as f64);
+        }
+    }
+
+    /// For one packet: in congestion avoidance a packet more for each window of them, counted in whole packets as Linux does.
+    fn grow(&mut self) {
+        if self.cwnd < self.ssthresh {
+            self.cwnd += 1.0;
+            return;
+        }
+        self.counted += 1.0;
+        if self.counted >= self.cwnd {
+            self.counted = 0.0;
+            self.cwnd = self.cwnd.floor() + 1.0;
         }
     }
 
