@@ -49,37 +49,57 @@ struct Opened {
     write: WriteSide,
 }
 
-/// Connections without a request, oldest first.
+/// Connections without a request.
 #[derive(Default)]
-pub(super) struct Pool(VecDeque<(Channel, Instant, Opened)>);
+pub(super) struct Pool {
+    /// Oldest first.
+    idle: VecDeque<(Channel, Instant, Opened)>,
+    /// A task sees to it that they end in time.
+    is_watched: bool,
+}
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("idle", &self.0.len()).finish()
+        f.debug_struct("Pool").field("idle", &self.idle.len()).finish_non_exhaustive()
     }
 }
 
 impl Pool {
     /// The connection that was used last.
-    fn take(&mut self, channel: Channel) -> Option<Opened> {
-        let place = self.0.iter().rposition(|(other, ..)| *other == channel)?;
-        self.0.remove(place).map(|(.., opened)| opened)
+    fn take(&mut self, channel: Channel, now: Instant) -> Option<Opened> {
+        self.expire(now);
+        let place = self.idle.iter().rposition(|(other, ..)| *other == channel)?;
+        self.idle.remove(place).map(|(.., opened)| opened)
     }
 
     fn put(&mut self, channel: Channel, opened: Opened, now: Instant) {
         let same = |(other, ..): &(Channel, Instant, Opened)| *other == channel;
-        if self.0.iter().filter(|entry| same(entry)).count() >= IDLE_PER_SERVER
-            && let Some(oldest) = self.0.iter().position(same)
+        if self.idle.iter().filter(|entry| same(entry)).count() >= IDLE_PER_SERVER
+            && let Some(oldest) = self.idle.iter().position(same)
         {
-            self.0.remove(oldest);
-        } else if self.0.len() >= IDLE {
-            self.0.pop_front();
+            self.idle.remove(oldest);
+        } else if self.idle.len() >= IDLE {
+            self.idle.pop_front();
         }
-        self.0.push_back((channel, now, opened));
+        self.idle.push_back((channel, now, opened));
     }
 
     fn expire(&mut self, now: Instant) {
-        self.0.retain(|(_, since, _)| now.saturating_duration_since(*since) < IDLE_TIME);
+        self.idle.retain(|(_, since, _)| now.saturating_duration_since(*since) < IDLE_TIME);
+    }
+}
+
+/// Ends connections that nobody has used for some time, until there are none.
+async fn watch(shared: Weak<Shared>) {
+    loop {
+        tokio::time::sleep(IDLE_TIME).await;
+        let Some(alive) = shared.upgrade() else { return };
+        let mut pool = alive.pool();
+        pool.expire(Instant::now());
+        if pool.idle.is_empty() {
+            pool.is_watched = false;
+            return;
+        }
     }
 }
 
@@ -123,7 +143,6 @@ impl Shared {
         let to = if how.dhttp.is_some() { request.server } else { request.http.unwrap_or(request.server) };
         let server = how.tls.map(|(server, _)| server);
         let channel = Channel { to, dhttp: how.dhttp.is_some(), server };
-        let mut request = request;
         // A kept connection may end just when the request is sent: only what may be repeated goes there.
         if let FetchBody::Full(body) = &request.body
             && request.method.is_idempotent()
@@ -139,13 +158,12 @@ impl Shared {
         }
         let opened =
             self.open(to, how.tls).await.map_err(|reason| FetchError::NoAnswer { reason, sent: false })?;
-        request.site = String::new();
         self.exchange(opened, request, channel, how).await.map_err(|failed| failed.error)
     }
 
     async fn kept(&self, channel: Channel) -> Option<Opened> {
         loop {
-            let mut opened = self.pool().take(channel)?;
+            let mut opened = self.pool().take(channel, Instant::now())?;
             if opened.is_quiet().await {
                 self.count(|metrics| metrics.dhttp_client_connections_reused_total.add(1));
                 return Some(opened);
@@ -268,11 +286,10 @@ async fn keep(
 ) {
     let Ok(Some(write)) = upload.await else { return };
     let Some(alive) = shared.upgrade() else { return };
-    alive.pool().put(channel, Opened { reader, write }, Instant::now());
-    drop(alive);
-    tokio::time::sleep(IDLE_TIME).await;
-    if let Some(alive) = shared.upgrade() {
-        alive.pool().expire(Instant::now());
+    let mut pool = alive.pool();
+    pool.put(channel, Opened { reader, write }, Instant::now());
+    if !std::mem::replace(&mut pool.is_watched, true) {
+        tokio::spawn(watch(shared));
     }
 }
 
@@ -293,5 +310,53 @@ async fn upload(
             tracing::debug!(%error, "request was not sent whole");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened() -> Opened {
+        let limits = StreamLimits {
+            head_timeout: IDLE_TIME,
+            progress_timeout: IDLE_TIME,
+            idle_timeout: IDLE_TIME,
+            min_rate_bytes_per_s: 0,
+        };
+        let (read, write) = tokio::io::split(tokio::io::empty());
+        Opened { reader: Reader::new(Box::new(read), limits), write: Box::new(write) }
+    }
+
+    fn channel(host: u8) -> Channel {
+        Channel { to: SocketAddr::from(([192, 0, 2, host], 80)), dhttp: true, server: None }
+    }
+
+    #[test]
+    fn a_pool_holds_so_many_connections_to_one_server_and_in_all() {
+        let now = Instant::now();
+        let mut pool = Pool::default();
+        (0..20).for_each(|_| pool.put(channel(1), opened(), now));
+        assert_eq!(pool.idle.len(), IDLE_PER_SERVER);
+        (0..200).for_each(|host| pool.put(channel(host), opened(), now));
+        assert_eq!(pool.idle.len(), IDLE);
+        assert!(pool.take(channel(199), now).is_some());
+        assert!(pool.take(channel(199), now).is_none());
+        assert!(pool.take(channel(2), now).is_none(), "the oldest have made room");
+    }
+
+    #[test]
+    fn a_connection_of_another_kind_or_too_old_is_not_taken() {
+        let now = Instant::now();
+        let mut pool = Pool::default();
+        pool.put(channel(1), opened(), now);
+        let others = [
+            Channel { dhttp: false, ..channel(1) },
+            Channel { server: Some(Fingerprint::default()), ..channel(1) },
+            channel(2),
+        ];
+        assert!(others.into_iter().all(|other| pool.take(other, now).is_none()));
+        assert!(pool.take(channel(1), now + IDLE_TIME).is_none());
+        assert!(pool.idle.is_empty());
     }
 }
