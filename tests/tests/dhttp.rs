@@ -63,6 +63,24 @@ fn object_in_the_cache_one_copy_answers_http_and_dhttp() {
 }
 
 #[test]
+fn long_file_in_the_cache_no_way_reads_it_again() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("long"), content(1, 300_000)).unwrap();
+    let dhttp = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let tidegate = Tidegate::builder()
+        .route("/", &format!("root = \"{}\"", directory.path().display()))
+        .tables(&format!("[[listen]]\naddress = \"{dhttp}\"\nprotocol = \"dhttp\""))
+        .start();
+    eventually("the file is loaded", || (tidegate.metric("tidegate_store_objects") == 1.0).then_some(()));
+    for (scheme, way) in [("dhttp", "that the server opened"), ("dhttpt", "of our own")] {
+        let (body, said) = fetch(&format!("{scheme}://{dhttp}/long"));
+        assert!(body == content(1, 300_000) && said.contains(way), "{said}");
+    }
+    assert_eq!(tidegate.metric("tidegate_cache_misses_total"), 0.0);
+    assert_eq!(tidegate.metric("tidegate_cache_hits_total"), 2.0);
+}
+
+#[test]
 fn fetch_with_the_announced_fingerprint_is_encrypted() {
     let origin = Origin::start(|request| match request.target.as_str() {
         "/short" => Reply::cacheable("short"),

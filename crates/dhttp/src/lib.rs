@@ -12,6 +12,7 @@ pub mod intercept;
 pub mod once;
 pub mod pieces;
 pub mod ports;
+mod recent;
 pub mod sealed;
 pub mod server;
 pub mod token;

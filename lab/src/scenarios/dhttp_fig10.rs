@@ -43,7 +43,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let crowds: &[Crowd] = lab.choose(&[(200, 0.7, 0.8), (1000, 2.3, 1.5)], &[(50, 0.2, 0.4)]);
+    let crowds: &[Crowd] = lab.choose(&[(200, 0.5, 0.6), (1000, 2.0, 1.5)], &[(50, 0.2, 0.4)]);
     let (runs, servers) = measure(lab, &CONTENDERS, crowds)?;
     Ok(Outcome {
         raw: table(&runs),

@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use tidegate_core::Verdict;
 use tidegate_dhttp::driver::{
-    Arrival, Immediate, Listener, Reading, Request, Response, Security, ServerHandle, ServerOptions, Service,
-    Window, serve as serve_listener,
+    Arrival, Body, Immediate, Listener, Reading, Request, Response, Room, Security, ServerHandle,
+    ServerOptions, Service, Window, serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::dhttp::body::UploadedBody;
-use crate::dhttp::respond::{Exchange, error_response};
+use crate::dhttp::respond::{Exchange, Extents, error_response};
 use crate::inner::InnerRequest;
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::lookup::{self, Lookup};
@@ -89,7 +89,7 @@ impl Service for Site {
         &self,
         arrival: &Arrival,
         head: &RequestHead<'_>,
-        most_bytes: usize,
+        room: Room,
         http: &mut Vec<u8>,
     ) -> Immediate {
         let core = &self.core;
@@ -114,23 +114,31 @@ impl Service for Site {
         out.clear();
         let form = write_hit(core, &plan.pseudonym, head, &hit, None, out);
         let stored_head = if form.with_stored_head { hit.object.head() } else { b"" };
-        let (mut at, end) = form.body;
-        let bytes = Bytes { head: (stored_head.len() + out.len()) as u64, body: end - at };
-        if bytes.head + bytes.body > most_bytes as u64 {
-            return Immediate::Long;
-        }
-        http.extend_from_slice(stored_head);
-        http.extend_from_slice(out);
-        while at < end {
-            let extent = hit.object.body_at(at);
-            let take = extent.len().min((end - at) as usize);
-            http.extend_from_slice(&extent[..take]);
-            at += take as u64;
-        }
+        let (start, end) = form.body;
+        let bytes = Bytes { head: (stored_head.len() + out.len()) as u64, body: end - start };
+        let total_bytes = bytes.head + bytes.body;
+        let written = if total_bytes <= room.most_bytes as u64 {
+            http.extend_from_slice(stored_head);
+            http.extend_from_slice(out);
+            let mut at = start;
+            while at < end {
+                let extent = hit.object.body_at(at);
+                let take = extent.len().min((end - at) as usize);
+                http.extend_from_slice(&extent[..take]);
+                at += take as u64;
+            }
+            Immediate::Written
+        } else if room.connection {
+            let first = [stored_head, out].concat();
+            let pieces = Extents { object: hit.object.clone(), at: start, end };
+            Immediate::Long(Response::from_wire(Body::pieces(first.into(), pieces), Some(total_bytes)))
+        } else {
+            return Immediate::TooLong;
+        };
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);
         core.account(arrival.client.ip(), head, form.status, bytes, hit.label(), Some(began));
-        Immediate::Written
+        written
     }
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {
@@ -181,15 +189,27 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
         Answer::status(413)
     } else {
         let seen = Seen::of(&plan, &head, peer);
-        let incoming = Incoming {
-            head: &head,
-            normalized: &normalized,
-            buffer: &request.head,
-            peer,
-            seen,
-            is_absent: false,
+        let is_plain = head.framing == BodyFraming::None && matches!(head.method, Method::Get | Method::Head);
+        let found = match is_plain {
+            true => lookup::lookup(&core, &plan, &head, &normalized, &seen, &mut Vec::new()),
+            false => Lookup::Miss,
         };
-        fetch::answer(&core, incoming, &mut body).await
+        if let Lookup::Hit(hit) = found {
+            // What comes over a connection, or was put there by another request meanwhile.
+            lookup::count_hit(&core, &hit);
+            Answer::Stored(hit)
+        } else {
+            let is_absent = matches!(found, Lookup::Absent);
+            let incoming = Incoming {
+                head: &head,
+                normalized: &normalized,
+                buffer: &request.head,
+                peer,
+                seen,
+                is_absent,
+            };
+            fetch::answer(&core, incoming, &mut body).await
+        }
     };
     let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
     exchange.respond(&head, answer, body)

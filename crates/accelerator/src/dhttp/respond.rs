@@ -204,10 +204,10 @@ async fn send_file(file: OpenFile, start: u64, end: u64, sender: &mut BodySender
 }
 
 /// A part of a stored object's body, piece by piece, out of the arena: nothing is copied.
-struct Extents {
-    object: Object,
-    at: u64,
-    end: u64,
+pub(crate) struct Extents {
+    pub object: Object,
+    pub at: u64,
+    pub end: u64,
 }
 
 impl Iterator for Extents {

@@ -9,7 +9,6 @@ mod config;
 mod metrics;
 mod once;
 mod policy;
-mod recent;
 mod seal;
 #[cfg(test)]
 mod tests;
@@ -25,6 +24,7 @@ use rand::{RngExt, SeedableRng};
 use tidegate_http::Method;
 
 use crate::pieces::Assembly;
+use crate::recent::Recent;
 use crate::sealed::{KeyConfig, SEALED_FLAG};
 use crate::wire::{Answer, MAX_TOKEN_BYTES, Pieces, Request, RequestId, Response};
 
@@ -33,7 +33,6 @@ pub use metrics::ClientMetrics;
 pub use policy::CachePolicy;
 
 use once::{Numbering, Sent};
-use recent::Recent;
 use seal::Sealing;
 
 /// How often one request is sent again because a server asks for proof of the address. A cache and its server on one

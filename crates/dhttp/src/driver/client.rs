@@ -3,25 +3,25 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tidegate_http::Method;
-use tokio::io::{AsyncRead, AsyncWrite, Interest};
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::opened::{How, Pool};
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{Fingerprint, Secured};
 use super::service::Body;
-use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response, write_body};
+use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_response};
 use super::udp::SegmentReceiver;
 use super::{icmp, security};
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
@@ -66,21 +66,23 @@ impl Default for ClientOptions {
 pub struct DhttpClient(Arc<Shared>);
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     state: Mutex<State>,
     /// The core has changed: there may be another time to wait for.
     changed: Arc<Notify>,
     timer: Mutex<Option<AbortHandle>>,
     accepted: AtomicUsize,
     /// Servers that are spoken to in secret.
-    pub(super) secured: Mutex<Secured>,
-    options: ClientOptions,
+    secured: Mutex<Secured>,
+    /// Connections of the client's own that wait for another request.
+    pub(super) opened: Mutex<Pool>,
+    pub(super) options: ClientOptions,
     metrics: Arc<ClientMetrics>,
 }
 
 #[derive(Debug)]
-struct State {
-    core: Client,
+pub(super) struct State {
+    pub core: Client,
     /// Whom to tell of each outstanding request.
     waiting: HashMap<RequestId, mpsc::Sender<Notice>>,
     /// The current pair of ports, and those that outstanding requests need.
@@ -106,6 +108,13 @@ impl Drop for Shared {
         }
         // Dropping a pair of ports ends its tasks.
     }
+}
+
+/// How a server is spoken to in secret.
+struct Secret {
+    server: Fingerprint,
+    key: KeyConfig,
+    tls: TlsConnector,
 }
 
 /// Ends the request when its caller has the response, or gives up.
@@ -137,6 +146,7 @@ impl DhttpClient {
             timer: Mutex::default(),
             accepted: AtomicUsize::new(0),
             secured: Mutex::default(),
+            opened: Mutex::default(),
             options,
         }));
         let timer = run_timers(Arc::downgrade(&client.0), Arc::clone(&client.0.changed));
@@ -212,7 +222,7 @@ impl DhttpClient {
             Some(key) => key,
             None => self.ask_for_key(security::ask_for_key(&request), server, &tls).await?,
         };
-        self.fetch_by(request, Some((key, tls))).await
+        self.fetch_by(request, Some(Secret { server, key, tls })).await
     }
 
     async fn ask_for_key(
@@ -226,7 +236,8 @@ impl DhttpClient {
         id[0] |= 0x80;
         let address = ask.server;
         let udp_port = *self.0.options.protocol.ports.range().start();
-        let asked = self.by_stream(ask, Some((RequestId(id), udp_port)), Some(tls)).await?;
+        let how = How { dhttp: Some((RequestId(id), udp_port)), tls: Some((server, tls)) };
+        let asked = self.0.by_stream(ask, how).await?;
         let (key, good_for) = security::published(asked).await.ok_or(FetchError::BadAnswer)?;
         self.0.secured().learn(address, server, key, Instant::now() + good_for);
         Ok(key)
@@ -235,13 +246,15 @@ impl DhttpClient {
     async fn fetch_by(
         &self,
         request: FetchRequest,
-        secured: Option<(KeyConfig, TlsConnector)>,
+        secured: Option<Secret>,
     ) -> Result<FetchResponse, FetchError> {
         request.check()?;
         let (outstanding, udp_port, mut notices) =
-            self.start(&request, secured.as_ref().map(|(key, _)| *key))?;
+            self.start(&request, secured.as_ref().map(|secret| secret.key))?;
         let id = outstanding.id;
-        let tls = secured.as_ref().map(|(_, tls)| tls);
+        let tls = secured.as_ref().map(|secret| (secret.server, &secret.tls));
+        let by_http = How { dhttp: None, tls: None };
+        let by_dhttp = How { dhttp: Some((id, udp_port)), tls };
         match notices.recv().await.ok_or(FetchError::Ended)? {
             Notice::Datagram { from, http } => {
                 let (status, head, body) =
@@ -255,22 +268,22 @@ impl DhttpClient {
             // (DHTTP §IV-E).
             Notice::UseTcp(_) if self.0.state().core.is_numbered(id) => {
                 // Where it was sent by UDP it may have been executed: only that server can know it again.
-                self.by_stream(request, Some((id, udp_port)), tls).await.map_err(FetchError::after_sending)
+                self.0.by_stream(request, by_dhttp).await.map_err(FetchError::after_sending)
             }
             Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer)
                 if request.http.is_some() && tls.is_none() =>
             {
-                self.by_stream(request, None, None).await
+                self.0.by_stream(request, by_http).await
             }
             Notice::OutcomeUnknown => Err(FetchError::outcome_unknown()),
             Notice::UseTcp(reason) => {
                 tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
-                self.by_stream(request, Some((id, udp_port)), tls).await
+                self.0.by_stream(request, by_dhttp).await
             }
             Notice::UseHttp => match request.http {
-                Some(_) if tls.is_none() => self.by_stream(request, None, None).await,
+                Some(_) if tls.is_none() => self.0.by_stream(request, by_http).await,
                 // It may be UDP alone that does not reach it.
-                _ => self.by_stream(request, Some((id, udp_port)), tls).await,
+                _ => self.0.by_stream(request, by_dhttp).await,
             },
         }
     }
@@ -281,7 +294,7 @@ impl DhttpClient {
     /// See [`FetchError`].
     pub async fn fetch_http(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
         request.check()?;
-        self.by_stream(request, None, None).await
+        self.0.by_stream(request, How { dhttp: None, tls: None }).await
     }
 
     fn start(
@@ -331,101 +344,24 @@ impl DhttpClient {
         }
         Ok(pair)
     }
-
-    /// A connection from the client's own address, where it has a definite one.
-    async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
-        let options = &self.0.options;
-        let (socket, own): (TcpSocket, IpAddr) = match to {
-            SocketAddr::V4(_) => (TcpSocket::new_v4()?, options.bind_v4.into()),
-            SocketAddr::V6(_) => (TcpSocket::new_v6()?, options.bind_v6.into()),
-        };
-        super::server::bind_address(&socket, own)?;
-        socket.connect(to).await
-    }
-
-    /// Over a connection that the client opens; without `dhttp`, the id and the other port, by HTTP.
-    async fn by_stream(
-        &self,
-        request: FetchRequest,
-        dhttp: Option<(RequestId, u16)>,
-        tls: Option<&TlsConnector>,
-    ) -> Result<FetchResponse, FetchError> {
-        let options = &self.0.options;
-        let limits = self.0.limits();
-        let to = if dhttp.is_some() { request.server } else { request.http.unwrap_or(request.server) };
-        let not_sent = |reason| FetchError::NoAnswer { reason, sent: false };
-        let stream = timeout(options.connect_timeout, self.connect(to))
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(not_sent)?;
-        stream.set_nodelay(true).map_err(not_sent)?;
-        let (read, write): (ReadSide, WriteSide) = match tls {
-            None => {
-                let (read, write) = stream.into_split();
-                (Box::new(read), Box::new(write))
-            }
-            Some(tls) => {
-                let connect = tls.connect(security::server_name(), stream);
-                let stream = timeout(options.connect_timeout, connect)
-                    .await
-                    .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-                    .map_err(not_sent)?;
-                let (read, write) = tokio::io::split(stream);
-                (Box::new(read), Box::new(write))
-            }
-        };
-        let header = dhttp.map_or_else(Vec::new, |(id, port)| self.0.state().core.tcp_header(id, port));
-        let first = [&header[..], &request.head].concat();
-        // A task of its own: a server may answer while the body is still sent.
-        tokio::spawn(upload(write, first, request.body, limits.clone()));
-        let mut reader = Reader::new(read, limits);
-        let response = async {
-            if let Some((id, _)) = dhttp
-                && reader.response_id().await? != id
-            {
-                return Err(StreamError::Response);
-            }
-            reader.response_head(request.method, options.progress_timeout).await
-        };
-        let head = match response.await {
-            Ok(head) => head,
-            Err(StreamError::Io(reason)) => return Err(FetchError::NoAnswer { reason, sent: true }),
-            Err(error @ (StreamError::Closed | StreamError::Slow)) => {
-                return Err(FetchError::NoAnswer { reason: io::Error::other(error), sent: true });
-            }
-            Err(_) => return Err(FetchError::BadAnswer),
-        };
-        let (sender, body) = Body::channel();
-        tokio::spawn(async move { reader.body(head.framing, sender).await });
-        let via = if dhttp.is_some() { Via::ClientConnection } else { Via::Http };
-        Ok(FetchResponse { status: head.status, head: head.head, body, via, from: to })
-    }
-}
-
-type ReadSide = Box<dyn AsyncRead + Send + Unpin>;
-type WriteSide = Box<dyn AsyncWrite + Send + Unpin>;
-
-/// Sends a request; what goes wrong shows in the response that does not come.
-async fn upload<W: AsyncWrite + Unpin>(mut to: W, first: Vec<u8>, body: FetchBody, limits: StreamLimits) {
-    let body = match body {
-        FetchBody::Full(bytes) => Body::full(bytes),
-        FetchBody::Streamed(body) => body,
-    };
-    if let Err(error) = write_body(&mut to, &first, body, &limits).await {
-        tracing::debug!(%error, "request was not sent whole");
-    }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Under the lock, because a counter has one writer at a time.
+    pub(super) fn count(&self, add: impl FnOnce(&ClientMetrics)) {
+        let _state = self.state();
+        add(&self.metrics);
     }
 
     fn secured(&self) -> MutexGuard<'_, Secured> {
         self.secured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn limits(&self) -> StreamLimits {
+    pub(super) fn limits(&self) -> StreamLimits {
         StreamLimits {
             head_timeout: self.options.progress_timeout,
             progress_timeout: self.options.progress_timeout,
@@ -522,7 +458,7 @@ async fn accept(shared: Weak<Shared>, listener: TcpListener, generation: Generat
                 if alive.accepted.fetch_add(1, Ordering::Relaxed) >= alive.options.accepted {
                     // Closed at once: the server tells us to open one ourselves.
                     alive.accepted.fetch_sub(1, Ordering::Relaxed);
-                    alive.metrics_of_refusal();
+                    alive.count(|metrics| metrics.dhttp_client_connections_refused_total.add(1));
                     continue;
                 }
                 let shared = Weak::clone(&shared);
@@ -542,14 +478,6 @@ async fn accept(shared: Weak<Shared>, listener: TcpListener, generation: Generat
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-    }
-}
-
-impl Shared {
-    fn metrics_of_refusal(&self) {
-        // Under the lock, because a counter has one writer at a time.
-        let _state = self.state();
-        self.metrics.dhttp_client_connections_refused_total.add(1);
     }
 }
 

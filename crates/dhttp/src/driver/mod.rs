@@ -5,6 +5,7 @@ mod client;
 mod icmp;
 mod listener;
 mod once;
+mod opened;
 mod ports;
 mod request;
 mod security;
@@ -20,6 +21,6 @@ pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, F
 pub use security::{Fingerprint, Security};
 pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
 pub use service::{
-    Aborted, Arrival, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Service,
+    Aborted, Arrival, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Room, Service,
     method_of,
 };

@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use super::listener::Listener;
 use super::once::Window;
 use super::security::Security;
-use super::service::{Arrival, Body, Immediate, Request, Response, Service};
+use super::service::{Arrival, Body, Immediate, Request, Response, Room, Service};
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
 use crate::server::{
@@ -373,9 +373,9 @@ impl<S: Service> Driver<S> {
         } else if http.len() == head_bytes && !long {
             let mut response = self.scratch.borrow_mut();
             response.clear();
-            let most_bytes = core.room_bytes(&ticket);
+            let room = Room { most_bytes: core.room_bytes(&ticket), connection: core.may_connect(&ticket) };
             let head = core.request_head(http);
-            match self.service.respond_now(&arrival, &head, most_bytes, &mut response) {
+            match self.service.respond_now(&arrival, &head, room, &mut response) {
                 Immediate::Written => {
                     let id = ticket.global_id();
                     let route = core.respond(ticket, &response, now);
@@ -387,7 +387,16 @@ impl<S: Service> Driver<S> {
                     }
                     return;
                 }
-                Immediate::Long => long = true,
+                Immediate::Long(response) => {
+                    let id = ticket.global_id();
+                    let route = core.respond_long(ticket, now);
+                    drop(core);
+                    if let Some(job) = self.follow(route, id, arrival.local) {
+                        let _ = job.send(response.http);
+                    }
+                    return;
+                }
+                Immediate::TooLong => long = true,
                 Immediate::Unknown => {}
             }
         }

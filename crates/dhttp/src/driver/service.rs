@@ -277,13 +277,24 @@ impl Default for Reading {
     }
 }
 
-/// What [`Service::respond_now`] can say of a response.
+/// How a response may go that is there already.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Room {
+    /// Most bytes that go by UDP.
+    pub most_bytes: usize,
+    /// Whether longer ones go at once, by a connection that the server opens.
+    pub connection: bool,
+}
+
+/// What [`Service::respond_now`] can say of a response.
+#[derive(Debug)]
 pub enum Immediate {
     /// It was written, all of it.
     Written,
-    /// It is longer than a datagram may be: the connection for it is made ready before [`Service::call`] makes it.
-    Long,
+    /// It is too long for UDP, and there is a connection for it.
+    Long(Response),
+    /// It is too long for what there is room for.
+    TooLong,
     /// It has to be made by [`Service::call`] first.
     Unknown,
 }
@@ -296,16 +307,16 @@ pub trait Service: 'static {
         Reading::default()
     }
 
-    /// Writes the response to a request by UDP if it is there already and has at most `most_bytes`, with its body and
+    /// Writes the response to a request by UDP if it is there already and there is room for it, with its body and
     /// without a transfer coding. This is how a cache hit costs neither a task nor a copy of the request.
     fn respond_now(
         &self,
         arrival: &Arrival,
         head: &RequestHead<'_>,
-        most_bytes: usize,
+        room: Room,
         http: &mut Vec<u8>,
     ) -> Immediate {
-        let _ = (arrival, head, most_bytes, http);
+        let _ = (arrival, head, room, http);
         Immediate::Unknown
     }
 

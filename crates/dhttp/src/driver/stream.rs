@@ -197,6 +197,16 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
+    /// Whether nothing was read too early.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Where it reads from.
+    pub fn inner(&mut self) -> &mut R {
+        &mut self.inner
+    }
+
     /// What was read too early, and where more comes from.
     pub fn into_parts(self) -> (BytesMut, R) {
         (self.buffer, self.inner)

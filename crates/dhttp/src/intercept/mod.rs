@@ -26,7 +26,7 @@ use tidegate_http::{
 
 use crate::driver::{
     Aborted, Arrival, Body, BodySender, DhttpClient, FetchBody, FetchError, FetchRequest, FetchResponse,
-    Immediate, Request, Response, Service,
+    Immediate, Request, Response, Room, Service,
 };
 
 use store::{Store, Stored, secondary_key};
@@ -101,7 +101,7 @@ impl Service for InterceptionCache {
         &self,
         arrival: &Arrival,
         head: &RequestHead<'_>,
-        most_bytes: usize,
+        room: Room,
         http: &mut Vec<u8>,
     ) -> Immediate {
         let mut scratch = Vec::new();
@@ -111,8 +111,8 @@ impl Service for InterceptionCache {
             return Immediate::Unknown;
         };
         let Some((first, body)) = self.0.find(server, head, &normalized) else { return Immediate::Unknown };
-        if first.len() + body.len() > most_bytes {
-            return Immediate::Long;
+        if first.len() + body.len() > room.most_bytes {
+            return Immediate::TooLong;
         }
         self.0.metrics.intercept_hits_total.add(1);
         http.extend_from_slice(&first);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Path;
 use super::ring::GlobalId;
+use crate::recent::Recent;
 use crate::wire::RequestId;
 
 /// Names a connection that the server opened; never used twice by one server.
@@ -26,6 +27,10 @@ pub struct ConnectionLimits {
     pub idle_timeout: Duration,
     /// How long a client may take to accept a connection.
     pub connect_timeout: Duration,
+    /// How long no connection is opened to a client's TCP channel that refused one, and to a client that did not answer.
+    pub unreachable_for: Duration,
+    /// Most such clients remembered; the oldest goes first.
+    pub unreachable: usize,
 }
 
 impl Default for ConnectionLimits {
@@ -36,6 +41,8 @@ impl Default for ConnectionLimits {
             pending: 192,
             idle_timeout: Duration::from_secs(15),
             connect_timeout: Duration::from_secs(3),
+            unreachable_for: Duration::from_secs(60),
+            unreachable: 4096,
         }
     }
 }
@@ -103,6 +110,17 @@ struct Peer {
     waiting: VecDeque<Owed>,
 }
 
+/// Connections that were not accepted, one after another.
+#[derive(Clone, Copy, Debug)]
+struct Failures {
+    count: u32,
+    /// They are remembered until then.
+    until: Instant,
+}
+
+/// So many SYNs in a row without an answer are a firewall; fewer may have been lost.
+const SILENCES: u32 = 2;
+
 /// What carries a response.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Choice {
@@ -112,6 +130,9 @@ pub(super) enum Choice {
     New(ConnectionId, Option<ConnectionId>),
     /// Whichever has nothing else to do first.
     Queued,
+    /// The client did not accept a connection a moment ago.
+    Unreachable,
+    /// There are too many.
     None,
 }
 
@@ -134,18 +155,22 @@ pub(super) struct Connections {
     opening: BTreeSet<(Instant, ConnectionId)>,
     /// Least recently used first, because every idle connection waits equally long.
     idle: BTreeSet<(Instant, ConnectionId)>,
+    /// Who has not accepted connections: a TCP channel that refused one, or with port 0 a client that kept silent, as
+    /// behind a firewall.
+    unreachable: Recent<SocketAddr, Failures>,
     next: u64,
 }
 
 impl Connections {
     pub fn new(limits: ConnectionLimits) -> Self {
         Self {
-            limits,
             all: HashMap::new(),
             peers: HashMap::new(),
             by_client: HashMap::new(),
             opening: BTreeSet::new(),
             idle: BTreeSet::new(),
+            unreachable: Recent::new(limits.unreachable),
+            limits,
             next: 0,
         }
     }
@@ -167,6 +192,9 @@ impl Connections {
         let ends = (peer, owed.local);
         let is_below_limit = self.by_client.get(&peer.ip()).copied().unwrap_or(0) < self.limits.per_client;
         let Some(known) = self.peers.get_mut(&ends) else {
+            if self.is_unreachable(peer, now) {
+                return Choice::Unreachable;
+            }
             if !is_below_limit {
                 return Choice::None;
             }
@@ -205,6 +233,28 @@ impl Connections {
         Choice::Queued
     }
 
+    fn is_unreachable(&self, peer: SocketAddr, now: Instant) -> bool {
+        let failed = |who: SocketAddr, least: u32| {
+            self.unreachable.get(&who).is_some_and(|known| known.until > now && known.count >= least)
+        };
+        failed(peer, 1) || failed(SocketAddr::new(peer.ip(), 0), SILENCES)
+    }
+
+    /// If the client never accepted the connection, none is opened to it for some time: to its TCP channel if it was
+    /// refused there, to none if it keeps silent.
+    pub fn on_failed(&mut self, id: ConnectionId, silent: bool, now: Instant) {
+        let Some(connection) = self.all.get(&id).filter(|connection| connection.state == State::Opening)
+        else {
+            return;
+        };
+        let (peer, _) = connection.ends;
+        let who = if silent { SocketAddr::new(peer.ip(), 0) } else { peer };
+        let before =
+            self.unreachable.get(&who).filter(|known| known.until > now).map_or(0, |known| known.count);
+        let until = now + self.limits.unreachable_for;
+        self.unreachable.insert(who, Failures { count: before.saturating_add(1), until });
+    }
+
     fn open(&mut self, ends: Ends, owed: Owed, now: Instant) -> ConnectionId {
         let id = ConnectionId(self.next);
         self.next += 1;
@@ -224,6 +274,10 @@ impl Connections {
         match connection.state {
             State::Opening => {
                 self.opening.remove(&(connection.deadline, id));
+                let client = SocketAddr::new(connection.ends.0.ip(), 0);
+                if self.unreachable.get(&client).is_some() {
+                    self.unreachable.insert(client, Failures { count: 0, until: now });
+                }
             }
             State::Idle => {
                 self.idle.remove(&(connection.deadline, id));
@@ -301,6 +355,7 @@ impl Connections {
             assert_eq!(self.idle.contains(&at), connection.state == State::Idle);
         }
         assert!(self.idle.len() + self.opening.len() <= self.all.len());
+        assert!(self.unreachable.len() <= self.limits.unreachable.max(1));
     }
 }
 
@@ -410,6 +465,64 @@ mod tests {
         let choice = connections.assign(peer(3, 40_000), owed(3), now + Duration::from_secs(3));
         assert!(matches!(choice, Choice::New(_, Some(evicted)) if evicted == second), "{choice:?}");
         connections.check_invariants();
+    }
+
+    #[test]
+    fn a_channel_that_refused_a_connection_gets_none_for_some_time_and_others_do() {
+        let now = Instant::now();
+        let mut connections = Connections::new(limits());
+        let refused = opened(connections.assign(peer(1, 40_000), owed(1), now));
+        connections.on_failed(refused, false, now);
+        connections.remove(refused);
+        let minute = Duration::from_secs(60);
+        let just_before = now + minute - Duration::from_millis(1);
+        assert_eq!(connections.assign(peer(1, 40_000), owed(2), just_before), Choice::Unreachable);
+        opened(connections.assign(peer(1, 40_001), owed(3), just_before));
+        opened(connections.assign(peer(1, 40_000), owed(4), now + minute));
+        connections.check_invariants();
+    }
+
+    #[test]
+    fn a_client_that_keeps_silent_gets_no_connection_on_any_port() {
+        let now = Instant::now();
+        let mut connections = Connections::new(ConnectionLimits { unreachable: 1, ..limits() });
+        for request in [1, 2] {
+            let silent = opened(connections.assign(peer(1, 40_000), owed(request), now));
+            connections.on_failed(silent, true, now);
+            connections.remove(silent);
+        }
+        assert_eq!(connections.assign(peer(1, 40_001), owed(2), now), Choice::Unreachable);
+        // Another one pushes it out of a memory that holds one.
+        let other = opened(connections.assign(peer(2, 40_000), owed(3), now));
+        connections.on_failed(other, true, now);
+        connections.check_invariants();
+        opened(connections.assign(peer(1, 40_001), owed(4), now));
+    }
+
+    #[test]
+    fn a_syn_that_was_lost_now_and_then_does_not_make_a_client_unreachable() {
+        let now = Instant::now();
+        let mut connections = Connections::new(limits());
+        for request in 0..10 {
+            let lost = opened(connections.assign(peer(1, 40_000), owed(request), now));
+            connections.on_failed(lost, true, now);
+            connections.remove(lost);
+            let open = opened(connections.assign(peer(1, 40_000), owed(request), now));
+            assert!(connections.next(open, now).is_some());
+            connections.remove(open);
+        }
+        connections.check_invariants();
+    }
+
+    #[test]
+    fn a_connection_that_breaks_later_says_nothing_of_the_next_one() {
+        let now = Instant::now();
+        let mut connections = Connections::new(limits());
+        let open = opened(connections.assign(peer(1, 40_000), owed(1), now));
+        assert!(connections.next(open, now).is_some());
+        connections.on_failed(open, false, now);
+        connections.remove(open);
+        opened(connections.assign(peer(1, 40_000), owed(2), now));
     }
 
     #[test]

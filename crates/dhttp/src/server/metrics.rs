@@ -34,6 +34,7 @@ metric_set! {
         Counter dhttp_connections_idle_total: "Connections to clients closed because they were idle too long.",
         Counter dhttp_connections_evicted_total: "Idle connections to clients closed to make room for another.",
         Counter dhttp_connections_refused_total: "Responses for which no connection could be had because of a limit.",
+        Counter dhttp_connections_spared_total: "Responses for which no connection was opened because the client had not accepted one.",
         Gauge dhttp_connections_open: "Connections to clients open or being opened now.",
         Gauge dhttp_requests_in_flight: "Requests being answered now.",
         Gauge dhttp_high_loss: "1 while short responses mostly go by connections because many requests are resent.",

@@ -269,6 +269,12 @@ impl Server {
         self.in_flight.get(&ticket.0).is_some_and(|request| request.proved)
     }
 
+    /// Whether a response that is too long for UDP may go by a connection of the server's, if there are not too many.
+    pub fn may_connect(&self, ticket: &Ticket) -> bool {
+        let may = |request: &InFlight| request.proved && request.seal.is_none() && !self.stressed;
+        self.in_flight.get(&ticket.0).is_some_and(may)
+    }
+
     /// Whether the client knows what a token is, and can be asked for one.
     pub fn can_prove(&self, ticket: &Ticket) -> bool {
         self.in_flight.get(&ticket.0).is_some_and(|request| request.knows_tokens)
@@ -542,8 +548,10 @@ impl Server {
                 self.metrics.dhttp_connections_open.add(1);
                 Carrier::New(connection, SocketAddr::new(request.client.ip(), request.tcp_port))
             }
-            Choice::None => {
-                if !self.stressed && request.seal.is_none() {
+            Choice::None | Choice::Unreachable => {
+                if choice == Choice::Unreachable {
+                    self.metrics.dhttp_connections_spared_total.add(1);
+                } else if !self.stressed && request.seal.is_none() {
                     self.metrics.dhttp_connections_refused_total.add(1);
                 }
                 self.metrics.dhttp_responses_use_tcp_total.add(1);
@@ -565,6 +573,7 @@ impl Server {
     /// The connection could not be opened, broke, or was closed by the client. Clients that it still owed a response
     /// are told to open a connection themselves, so that a page never hangs behind a firewall (DHTTP §IV-C).
     pub fn on_connection_closed(&mut self, connection: ConnectionId, now: Instant) {
+        self.connections.on_failed(connection, false, now);
         self.close(connection, true, now);
     }
 
@@ -597,6 +606,7 @@ impl Server {
             if expiry == Expiry::Idle {
                 self.metrics.dhttp_connections_idle_total.add(1);
             }
+            self.connections.on_failed(connection, true, now);
             self.close(connection, expiry == Expiry::NotAccepted, now);
             self.closes.push_back(connection);
         }

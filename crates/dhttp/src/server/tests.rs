@@ -196,6 +196,7 @@ fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
         match bench.respond(ticket, 100) {
             Route::Datagram => by_udp += 1,
             Route::Connection(Carrier::New(connection, _)) => {
+                assert!(bench.server.next_response(connection, bench.now).is_some());
                 bench.server.on_connection_closed(connection, bench.now);
                 while bench.sent().is_some() {}
             }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tidegate_dhttp::driver::{DhttpClient, FetchBody, Via};
 use tidegate_dhttp::wire::{Answer, Once, Pieces, Request, RequestId, Response};
 use tokio::io::AsyncReadExt;
-use tokio::net::UdpSocket;
+use tokio::net::{TcpSocket, UdpSocket};
 
 use crate::site::{Site, client_listener, client_socket, get, pattern};
 use crate::{client, request};
@@ -134,6 +134,35 @@ async fn an_attacker_who_guesses_ids_and_floods_a_clients_ports_is_ignored() {
     assert!(metrics.dhttp_client_unmatched_total.get() > 0);
     assert!(metrics.dhttp_client_malformed_total.get() > 0);
     passing.abort();
+}
+
+#[tokio::test]
+async fn clients_that_ask_for_long_answers_to_closed_ports_cost_one_syn_each() {
+    let site = Site::start();
+    let mut buffer = vec![0; 2000];
+    for _ in 0..20 {
+        // Bound, so that nobody else listens there, and not listening.
+        let closed = TcpSocket::new_v4().unwrap();
+        closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = closed.local_addr().unwrap().port();
+        let socket = client_socket().await;
+        socket.send_to(&datagram(1, port, Some(&[]), "/bytes/100000"), site.address).await.unwrap();
+        let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
+        let Answer::ProveAddress { token } = Response::parse(&buffer[..length]).unwrap().answer else {
+            panic!("no token")
+        };
+        let token = token.to_vec();
+        for id in 2..5 {
+            socket.send_to(&datagram(id, port, Some(&token), "/bytes/100000"), site.address).await.unwrap();
+            let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
+            let answer = Response::parse(&buffer[..length]).unwrap();
+            assert_eq!((answer.id.0, answer.answer), (id.to_be_bytes(), Answer::UseTcp));
+        }
+    }
+    let metrics = site.handle.metrics();
+    assert_eq!(metrics.dhttp_connections_opened_total.get(), 20);
+    assert_eq!(metrics.dhttp_connections_spared_total.get(), 40);
+    assert_eq!(metrics.dhttp_connections_open.get(), 0);
 }
 
 #[tokio::test]

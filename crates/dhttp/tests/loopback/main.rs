@@ -276,6 +276,54 @@ async fn a_client_that_cannot_be_connected_to_gets_its_answer_on_its_own_connect
 }
 
 #[tokio::test]
+async fn a_connection_of_the_clients_is_used_again() {
+    let site = Site::start();
+    let client = client();
+    let url = site.url("/bytes/100000").replace("dhttp:", "dhttpt:");
+    for _ in 0..3 {
+        let response = client.get(&url).await.unwrap();
+        assert_eq!(response.via, Via::ClientConnection);
+        assert!(response.body.collect(200_000).await.unwrap() == pattern(100_000));
+    }
+    assert_eq!(client.metrics().dhttp_client_connections_reused_total.get(), 2);
+    let metrics = site.handle.driver_metrics();
+    assert_eq!((metrics.dhttp_accepted_total.get(), metrics.dhttp_stream_requests_total.get()), (1, 3));
+    // What must not be repeated is not trusted to a connection that may just be ending.
+    let head = "POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n";
+    let mut post = request(&site, head, FetchBody::Full(Bytes::from_static(b"hello")));
+    post.by_tcp = true;
+    assert_eq!(client.fetch(post).await.unwrap().via, Via::ClientConnection);
+    assert_eq!(client.metrics().dhttp_client_connections_reused_total.get(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_as_it_is_used_again_is_replaced() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Answers one request on each connection, and reads the next one before it closes.
+    let serve = tokio::spawn(async move {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = vec![0; 1000];
+            assert_ne!(stream.read(&mut head).await.unwrap(), 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nhttp").await.unwrap();
+            let _ = stream.read(&mut head).await;
+        }
+    });
+    let site = Site::start();
+    let client = client();
+    for _ in 0..2 {
+        let mut wanted = get(&site, "/");
+        wanted.http = Some(address);
+        let response = client.fetch_http(wanted).await.unwrap();
+        assert_eq!(response.body.collect(10).await.unwrap(), "http");
+    }
+    assert_eq!(client.metrics().dhttp_client_connections_reused_total.get(), 1);
+    drop(client);
+    serve.await.unwrap();
+}
+
+#[tokio::test]
 async fn under_stress_long_responses_go_over_connections_of_the_client() {
     let site = Site::start();
     let client = client();
