@@ -539,7 +539,8 @@ static DEFENCE: Section = Section {
     ],
 };
 
-const DEFENCE_ACTION: Kind = Kind::Choice(&["delay", "refuse", "challenge", "tarpit", "reset", "drop", "block"]);
+const DEFENCE_ACTION: Kind =
+    Kind::Choice(&["delay", "refuse", "challenge", "tarpit", "reset", "drop", "block"]);
 
 static CLASSIFIER: Section = Section {
     name: "classifier",
