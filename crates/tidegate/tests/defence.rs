@@ -199,7 +199,8 @@ fn send_queue_bytes(server: u16, client: u16) -> u64 {
 /// A counter of the running process.
 fn metric(site: &Site, name: &str) -> Option<u64> {
     let mut stream = TcpStream::connect(site.admin).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").ok()?;
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", site.admin);
+    stream.write_all(request.as_bytes()).ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
