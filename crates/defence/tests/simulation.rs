@@ -288,7 +288,7 @@ fn botnet_whose_good_neighbours_ask_for_other_things_is_blocked_and_they_are_not
         run(&mut site, &mut [(&mut readers, &mut good)], 20, |site| {
             let phase = site.now_ms / STEP_MS;
             // Four who ask five times a second, and sixty who ask once in 400 ms, all in one network.
-            for client in (0..4).filter(|_| phase % 2 == 0) {
+            for client in (0..4).filter(|_| phase.is_multiple_of(2)) {
                 let page = format!("/page/{}", site.random.below(100));
                 site.tallied(&mut neighbours, v4([99, 3], client), &page, 3, 200);
             }

@@ -22,8 +22,6 @@ use crate::settings::Rule;
 const FEW_ADDRESSES: u32 = 8;
 /// Fewer requests say nothing about a client.
 const FEW_REQUESTS: u32 = 4;
-/// The same where each has cost much: then the client is asked to prove itself.
-const FEW_COSTLY: u32 = 2;
 /// How much more of a prefix's requests than usual are for one target, and of a client's who does little else.
 const MONOTONOUS_MORE: f32 = 0.5;
 const MONOTONOUS: f32 = 0.9;
@@ -201,8 +199,8 @@ impl Swarm {
             let takes_part = self.shows(tree, client, shape, now_ms) && same_target();
             return if takes_part { self.verdict } else { Verdict::Continue };
         }
-        // What costs much may come so seldom that waiting for more of it would be too late.
-        if shape == Shape::Costly && requests >= FEW_COSTLY && self.shows(tree, client, shape, now_ms) {
+        // What costs much may come so seldom that waiting for more of it would be too late: one answer tells.
+        if shape == Shape::Costly && self.shows(tree, client, shape, now_ms) {
             return Verdict::Challenge;
         }
         // The narrowest suspect prefix may be too narrow for a mass that the ones around it hold.
