@@ -23,6 +23,11 @@ const DELAY: Duration = Duration::from_secs(1);
 /// Shares of the connections that there may be: beyond the first some are ended, down to the second.
 const CROWDED: f32 = 0.95;
 const ROOMY: f32 = 0.85;
+/// The same of the memory that the kernel has for TCP: what clients leave unread holds it.
+const MEMORY_SHORT: f32 = 0.7;
+const MEMORY_ENOUGH: f32 = 0.4;
+/// Bytes left unread from which on a connection is worth ending for its memory.
+const HOLDS_MUCH: u64 = 16 * 1024;
 /// So many bytes that a client leaves unread weigh as much as a connection.
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
 /// How long a connection is held in the tarpit.
@@ -183,9 +188,20 @@ impl DataCore {
         self.defence.as_ref().is_some_and(|defence| defence.chain.stressed_ms().is_some())
     }
 
-    /// Where nearly all connections that there may be are open, the heaviest of those that keep the server waiting are
-    /// ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
+    /// Where nearly all connections that there may be are open, or TCP's memory is nearly used up, the heaviest of those that
+    /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
+        if load.tcp_memory > MEMORY_SHORT {
+            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame.
+            let mut holders = 0;
+            self.clients.for_each(|client| {
+                holders += usize::from(transmit::unacknowledged(client) >= HOLDS_MUCH);
+            });
+            let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
+            let shed =
+                self.clients.end_heaviest((holders as f32 * surplus) as usize, transmit::unacknowledged);
+            self.metrics.connections_shed_total.add(shed as u64);
+        }
         if load.connections <= CROWDED {
             return;
         }

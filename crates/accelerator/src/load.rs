@@ -10,12 +10,14 @@ pub(crate) struct Meter {
     interval: Duration,
     last: Instant,
     busy: Duration,
+    /// Pages of memory at which the kernel begins to save on TCP.
+    pressure_pages: f32,
 }
 
 impl Meter {
     /// For readings that are due every `interval`, on the thread that is measured.
     pub(crate) fn new(interval: Duration) -> Self {
-        Self { interval, last: Instant::now(), busy: thread_busy() }
+        Self { interval, last: Instant::now(), busy: thread_busy(), pressure_pages: tcp_pressure_pages() }
     }
 
     /// What happened since the last reading, with so many connections `open` of `most`.
@@ -28,6 +30,7 @@ impl Meter {
             busy: ran.as_secs_f32() / elapsed.as_secs_f32().max(0.001),
             lag_ms: u32::try_from(elapsed.saturating_sub(self.interval).as_millis()).unwrap_or(u32::MAX),
             connections: open as f32 / most.max(1) as f32,
+            tcp_memory: tcp_pages() / self.pressure_pages,
         }
     }
 }
@@ -43,6 +46,20 @@ fn thread_busy() -> Duration {
     }
 }
 
+/// Pages that the sockets of TCP hold, of all processes (proc(5), `sockstat`); 0 where the kernel does not say.
+fn tcp_pages() -> f32 {
+    let text = std::fs::read_to_string("/proc/self/net/sockstat").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("TCP:"));
+    let words = line.unwrap_or_default().split_ascii_whitespace();
+    words.skip_while(|word| *word != "mem").nth(1).and_then(|word| word.parse().ok()).unwrap_or(0.0)
+}
+
+/// The second of the three values of `tcp_mem` (tcp(7)); without limit where the kernel does not say.
+fn tcp_pressure_pages() -> f32 {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+    text.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(f32::INFINITY)
+}
+
 fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
@@ -52,6 +69,14 @@ fn thread_cpu() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_of_tcp_is_a_share_of_what_the_kernel_allows() {
+        let pressure = tcp_pressure_pages();
+        assert!(pressure > 1.0 && pressure.is_finite(), "{pressure} pages");
+        let load = Meter::new(Duration::ZERO).read(0, 1);
+        assert!((0.0..4.0).contains(&load.tcp_memory), "{load:?}");
+    }
 
     #[test]
     fn thread_that_works_is_busy_and_connections_are_a_share() {

@@ -156,6 +156,8 @@ pub struct Load {
     pub lag_ms: u32,
     /// Connections open now, as a share of those that there may be.
     pub connections: f32,
+    /// Memory of the host's TCP sockets, as a share of what the kernel begins to save at (`tcp_mem`, tcp(7)).
+    pub tcp_memory: f32,
 }
 
 impl Scene<'_> {

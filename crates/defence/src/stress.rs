@@ -7,6 +7,8 @@ use tidegate_core::hooks::Load;
 
 /// Looks in a row without stress after which it is over: at four looks a second three seconds.
 const CALM_LOOKS: u32 = 12;
+/// Share of the kernel's own limit on the memory of TCP beyond which it is under stress.
+const MOST_TCP_MEMORY: f32 = 0.75;
 /// Fewer answers of the upstreams between two looks say nothing about them.
 const FEW_ANSWERS: u32 = 4;
 
@@ -77,6 +79,8 @@ pub enum Cause {
     UpstreamDelay,
     /// The upstreams fail.
     UpstreamErrors,
+    /// The kernel is about to run out of memory for TCP.
+    TcpMemory,
     /// Memory, pressure or the accept queue of the host, which others watch.
     Host,
 }
@@ -90,6 +94,7 @@ impl Cause {
             Self::Connections => "nearly all connections that there may be are open",
             Self::UpstreamDelay => "the upstreams take long to answer",
             Self::UpstreamErrors => "the upstreams fail",
+            Self::TcpMemory => "TCP's memory is nearly used up",
             Self::Host => "the host's memory or its accept queue is beyond [stress]",
         }
     }
@@ -121,6 +126,7 @@ impl Watch {
             (u128::from(load.lag_ms) > limits.lag.as_millis(), Cause::Lag),
             (upstream_ms > limits.upstream_delay.as_millis() as f32, Cause::UpstreamDelay),
             (upstream_errors > limits.upstream_errors, Cause::UpstreamErrors),
+            (load.tcp_memory > MOST_TCP_MEMORY, Cause::TcpMemory),
             (host.load(Ordering::Relaxed), Cause::Host),
         ];
         let cause = beyond.into_iter().find_map(|(is_beyond, cause)| is_beyond.then_some(cause));
@@ -169,8 +175,8 @@ mod tests {
         }
     }
 
-    const BUSY: Load = Load { busy: 0.99, lag_ms: 0, connections: 0.0 };
-    const CALM: Load = Load { busy: 0.3, lag_ms: 3, connections: 0.1 };
+    const BUSY: Load = Load { busy: 0.99, lag_ms: 0, connections: 0.0, tcp_memory: 0.0 };
+    const CALM: Load = Load { busy: 0.3, lag_ms: 3, connections: 0.1, tcp_memory: 0.1 };
 
     #[test]
     fn stress_takes_two_looks_of_three_to_begin_and_three_calm_seconds_to_end() {
@@ -191,6 +197,7 @@ mod tests {
         let mut cause = |load| bench.look(load).0;
         assert_eq!(cause(Load { lag_ms: 101, ..CALM }), Some(Cause::Lag));
         assert_eq!(cause(Load { connections: 0.81, ..CALM }), Some(Cause::Connections));
+        assert_eq!(cause(Load { tcp_memory: 0.76, ..CALM }), Some(Cause::TcpMemory));
         assert_eq!(cause(CALM), None);
         (0..3).for_each(|_| bench.upstreams.answered(200, 60_000));
         assert_eq!(bench.look(CALM).0, None, "three answers say nothing");

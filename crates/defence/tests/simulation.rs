@@ -281,6 +281,49 @@ fn quiet_botnet_in_a_prefix_is_blocked_and_its_neighbours_are_not() {
 }
 
 #[test]
+fn botnet_whose_good_neighbours_ask_for_other_things_is_blocked_and_they_are_not() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let (mut neighbours, mut bad) = (Tally::default(), Tally::default());
+        run(&mut site, &mut [(&mut readers, &mut good)], 20, |site| {
+            let phase = site.now_ms / STEP_MS;
+            // Four who ask five times a second, and sixty who ask once in 400 ms, all in one network.
+            for client in (0..4).filter(|_| phase.is_multiple_of(2)) {
+                let page = format!("/page/{}", site.random.below(100));
+                site.tallied(&mut neighbours, v4([99, 3], client), &page, 3, 200);
+            }
+            for bot in (0..60u32).filter(|bot| u64::from(*bot) % 4 == phase % 4) {
+                site.tallied(&mut bad, v4([99, 3], 10 + bot * 4), "/object", 3, 200);
+            }
+        });
+        assert_eq!((good.refused, neighbours.refused), (0, 0), "seed {seed}");
+        assert!(bad.blocked_share() >= 0.95, "seed {seed}: {}", bad.blocked_share());
+    }
+}
+
+#[test]
+fn what_costs_very_much_is_challenged_at_its_second_request() {
+    let (mut site, mut readers, mut good) = calm(9);
+    let mut late = Tally::default();
+    let start_ms = site.now_ms;
+    run(&mut site, &mut [(&mut readers, &mut good)], 20, |site| {
+        // Each once in four seconds: three requests in a window.
+        let phase = site.now_ms / STEP_MS % 40;
+        for bot in (0..600u32).filter(|bot| u64::from(*bot) % 40 == phase) {
+            let target = format!("/search?q={}", site.random.below(1_000));
+            let mut tally = Tally::default();
+            site.tallied(&mut tally, v4([99, 4], bot), &target, 2_000, 203);
+            if site.now_ms - start_ms > 12 * SECOND_MS {
+                late.sent += tally.sent;
+                late.refused += tally.refused;
+            }
+        }
+    });
+    assert_eq!(good.refused, 0);
+    assert!(late.refused_share() >= 0.95, "{}", late.refused_share());
+}
+
+#[test]
 fn expensive_url_at_a_low_rate_from_many_is_stopped() {
     for seed in 1..4 {
         let (mut site, mut readers, mut good) = calm(seed);

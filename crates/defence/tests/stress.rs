@@ -8,7 +8,7 @@ use tidegate_core::{Reason, Verdict};
 use tidegate_defence::{Action, Cause, Defence, Rule, Settings};
 
 const STEP_MS: u64 = 250;
-const BUSY: Load = Load { busy: 1.0, lag_ms: 0, connections: 0.1 };
+const BUSY: Load = Load { busy: 1.0, lag_ms: 0, connections: 0.1, tcp_memory: 0.0 };
 
 struct Plain;
 

@@ -135,3 +135,74 @@ fn limit_that_is_changed_acts_after_a_reload_without_a_restart() {
     Site::write(site.directory.path(), "[defence]\nmemory = \"16MiB\"\n");
     assert!(!site.reload(), "memory needs a restart");
 }
+
+#[test]
+fn request_in_the_tarpit_is_held_without_an_answer_until_the_server_ends() {
+    let mut site = Site::start("[[filter]]\nuser_agent = \"scraper\"\naction = \"tarpit\"\n");
+    let mut held = site.connect([127, 40, 0, 1]).unwrap();
+    held.write_all(b"GET /object HTTP/1.1\r\nHost: a\r\nUser-Agent: a scraper\r\n\r\n").unwrap();
+    let metric = || metric(&site, "tidegate_defence_form_total");
+    wait_for("the request is judged", || metric() == Some(1));
+    // Others are served meanwhile, also from the same address.
+    assert_eq!(site.ask([127, 40, 0, 1]), Some(200));
+    assert_eq!(site.ask([127, 40, 0, 2]), Some(200));
+    held.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let error = held.read(&mut [0; 64]).expect_err("nothing comes, and the connection stays");
+    assert!(matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut), "{error}");
+    let id = i32::try_from(site._process.0.id()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(id).unwrap(), rustix::process::Signal::TERM)
+        .unwrap();
+    held.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut answer = Vec::new();
+    let _ = held.read_to_end(&mut answer);
+    assert_eq!(String::from_utf8_lossy(&answer), "");
+    site._process.0.wait().unwrap();
+}
+
+#[test]
+fn client_that_reads_nothing_makes_the_kernel_hold_little() {
+    let site = Site::start("");
+    fs::write(site.directory.path().join("large"), vec![b'a'; 16 << 20]).unwrap();
+    let mut stream = site.connect([127, 41, 0, 1]).unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let own = stream.local_addr().unwrap().port();
+    let mut before = 0;
+    wait_for("the server has sent what fits", || {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = send_queue_bytes(site.address.port(), own);
+        now > 0 && now == std::mem::replace(&mut before, now)
+    });
+    assert!(before < 512 << 10, "{before} bytes wait for a client that reads nothing");
+    // Whoever does read gets all of it.
+    let mut all = Vec::new();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    while all.len() < 16 << 20 {
+        let length = Read::by_ref(&mut stream).take(1 << 20).read_to_end(&mut all);
+        assert!(length.unwrap() > 0, "ended after {} bytes", all.len());
+    }
+}
+
+/// What the server's kernel holds for the client at this port (proc_pid_net(5), `tcp`).
+fn send_queue_bytes(server: u16, client: u16) -> u64 {
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let (server, client) = (format!(":{server:04X}"), format!(":{client:04X}"));
+    let of_server = |line: &&str| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&server))
+            && words.next().is_some_and(|remote| remote.ends_with(&client))
+    };
+    let line = table.lines().find(of_server);
+    let queue = line.and_then(|line| line.split_whitespace().nth(4)?.split(':').next());
+    queue.map_or(0, |queue| u64::from_str_radix(queue, 16).unwrap())
+}
+
+/// A counter of the running process.
+fn metric(site: &Site, name: &str) -> Option<u64> {
+    let mut stream = TcpStream::connect(site.admin).ok()?;
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", site.admin);
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line?.trim().parse().ok()
+}

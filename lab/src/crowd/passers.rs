@@ -11,13 +11,14 @@ use super::{PATIENCE, Shared, open, request};
 /// Connections at once.
 const AT_ONCE: u32 = 500;
 
-/// Every attacker asks once on a connection of its own, one after the other; how many had no answer in the last third.
+/// Every attacker asks once on a connection of its own, one after the other; of those that
+/// asked in the last third the share that had no answer, as so many of all.
 pub(super) fn pass_by(shared: &Shared) -> u32 {
     let scene = shared.scene;
     let text = request(scene.server, "/object", "Connection: close\r\n");
     let mut places: Vec<(u32, Option<TcpStream>, bool, Instant)> =
         (0..AT_ONCE.min(scene.attackers)).map(|_| (0, None, false, Instant::now())).collect();
-    let mut answered_late = vec![false; scene.attackers as usize];
+    let (mut asked_late, mut answered_late) = (0u32, 0u32);
     let mut next = 0;
     let mut buffer = [0; 4096];
     while !shared.is_over() {
@@ -35,7 +36,7 @@ pub(super) fn pass_by(shared: &Shared) -> u32 {
                 match open_stream.read(&mut buffer) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => false,
                     Ok(length) if buffer[..length].starts_with(b"HTTP/1.1 200") => {
-                        answered_late[*index as usize] |= late;
+                        answered_late += u32::from(late);
                         true
                     }
                     _ => true,
@@ -44,6 +45,7 @@ pub(super) fn pass_by(shared: &Shared) -> u32 {
                 match open_stream.write_all(text.as_bytes()) {
                     Ok(()) => {
                         *asked = true;
+                        asked_late += u32::from(late);
                         false
                     }
                     Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected),
@@ -55,5 +57,6 @@ pub(super) fn pass_by(shared: &Shared) -> u32 {
         }
         std::thread::yield_now();
     }
-    answered_late.iter().filter(|answered| !**answered).count() as u32
+    let refused = asked_late.saturating_sub(answered_late);
+    (u64::from(refused) * u64::from(scene.attackers) / u64::from(asked_late.max(1))) as u32
 }

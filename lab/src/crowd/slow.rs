@@ -78,8 +78,9 @@ pub(super) fn hold(shared: &Shared, kind: Slow, each: u32) -> u32 {
 fn go_on(held: &mut Held, kind: Slow) -> bool {
     let Some(stream) = &mut held.stream else { return false };
     match stream.write(if held.began { kind.next() } else { kind.start() }) {
-        Ok(_) => {
-            held.began = true;
+        // So few bytes are taken whole or not at all; of a flood of requests it does not matter.
+        Ok(written) => {
+            held.began |= written > 0;
             kind == Slow::Readers || !matches!(stream.read(&mut [0; 1024]), Ok(0))
         }
         Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected),

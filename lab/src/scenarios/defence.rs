@@ -111,9 +111,9 @@ impl Run {
         1.0 - asked as f64 / answered as f64
     }
 
-    /// The share of time in which the origin had room for another costly request.
+    /// The share of time in which the origin had room for another costly request, in the last third of the attack.
     pub(super) fn unsaturated(&self) -> f64 {
-        let seconds = || self.behind.iter().skip(self.found_out());
+        let seconds = || self.behind.iter().skip((BEFORE_S + self.course.during_s * 2 / 3) as usize);
         let looks: u64 = seconds().map(|second| second.looks).sum();
         1.0 - seconds().map(|second| second.saturated).sum::<u64>() as f64 / looks as f64
     }

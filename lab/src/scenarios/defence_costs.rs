@@ -98,7 +98,8 @@ fn memory(lab: &Lab) -> Result<Outcome, Error> {
         Table::new(["addresses", "MiB at the end", "MiB at most", "addresses known at the end"]);
     let mut checks = Vec::new();
     let mut series = Vec::new();
-    let ways: [(&str, fn(u32) -> u32); 2] = [
+    type Way = (&'static str, fn(u32) -> u32);
+    let ways: [Way; 2] = [
         ("neighbours", |index| 0x0a00_0000 + index),
         // An odd factor leaves no address out and names none twice.
         ("spread over all of IPv4", |index| index.wrapping_mul(0x9e37_79b1)),

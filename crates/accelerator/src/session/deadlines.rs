@@ -127,7 +127,13 @@ impl Clients {
             waiting.select_nth_unstable_by_key(count, |(order, _)| *order);
             waiting.truncate(count);
         }
-        waiting.iter().for_each(|(_, client)| expire(client));
+        for (_, client) in &waiting {
+            if client.is_stuck() {
+                // What the kernel holds for it is what there has to be room for.
+                client.set_zero_linger();
+            }
+            expire(client);
+        }
         waiting.len()
     }
 

@@ -548,7 +548,9 @@ impl Connection<'_> {
 
     /// Tells the defence of a client that did not take its response.
     fn watch_reading<T>(self, sent: &io::Result<T>) {
-        if matches!(sent, Err(error) if error.kind() == ErrorKind::TimedOut) {
+        // One that was ended to make room kept the server waiting as well.
+        let was_shed = || self.client.slot.expired() == Some(Waiting::Nothing);
+        if matches!(sent, Err(error) if error.kind() == ErrorKind::TimedOut || was_shed()) {
             self.core.too_slow(self.client.place, self.client.peer(), Slow::Reading);
         }
     }

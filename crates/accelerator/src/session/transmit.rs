@@ -165,10 +165,13 @@ pub(crate) async fn send_file(
     mut source: FileSource<'_>,
 ) -> io::Result<()> {
     while source.start < source.end {
-        match send_extent(client, source.file, source.start, source.end - source.start) {
+        match send_extent(client, source.file, source.start, (source.end - source.start).min(TURN_BYTES)) {
             Ok(sent) => {
                 source.start += sent;
                 watch.sent += sent;
+                if sent == TURN_BYTES {
+                    tokio::task::yield_now().await;
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.writable(client, core).await?,
             Err(error) => return Err(error),

@@ -22,6 +22,9 @@ use crate::settings::Rule;
 const FEW_ADDRESSES: u32 = 8;
 /// Fewer requests say nothing about a client.
 const FEW_REQUESTS: u32 = 4;
+/// How much more of a prefix's requests than usual are for one target, and of a client's who does little else.
+const MONOTONOUS_MORE: f32 = 0.5;
+const MONOTONOUS: f32 = 0.9;
 /// How long a prefix stays suspect after it was last found so.
 const SUSPECT_MS: u64 = 60_000;
 /// Who came longer before the attack was found is known, and spared.
@@ -166,7 +169,14 @@ impl Swarm {
             Shape::Costly => {
                 per_request(Event::UpstreamMs) > (5.0 * usual.upstream_ms_per_request).max(100.0)
             }
-            Shape::Monotonous => usual.top_share < 0.6 && tree.top_target(id).share() > 0.9,
+            Shape::Monotonous => {
+                // Good neighbours who ask for other things are no excuse for a prefix.
+                let most = match tree.is_address(id) {
+                    true => MONOTONOUS,
+                    false => (usual.top_share + MONOTONOUS_MORE).min(MONOTONOUS),
+                };
+                usual.top_share < 0.6 && tree.top_target(id).share() > most
+            }
             // Its prefix was compared with the others.
             Shape::Rapid => requests > RAPID,
             Shape::Passing => usual.pace > STAYING && self.is_passing(tree, id, now_ms),
@@ -188,6 +198,10 @@ impl Swarm {
         if shape != Shape::Mass && requests >= FEW_REQUESTS {
             let takes_part = self.shows(tree, client, shape, now_ms) && same_target();
             return if takes_part { self.verdict } else { Verdict::Continue };
+        }
+        // What costs much may come so seldom that waiting for more of it would be too late: one answer tells.
+        if shape == Shape::Costly && self.shows(tree, client, shape, now_ms) {
+            return Verdict::Challenge;
         }
         // The narrowest suspect prefix may be too narrow for a mass that the ones around it hold.
         let mut around = std::iter::successors(Some(prefix), |id| tree.parent(*id));
@@ -294,7 +308,7 @@ impl Swarm {
 
 impl Shape {
     const ALL: [Self; 7] =
-        [Self::Novel, Self::Errors, Self::Costly, Self::Monotonous, Self::Rapid, Self::Passing, Self::Mass];
+        [Self::Costly, Self::Novel, Self::Errors, Self::Monotonous, Self::Rapid, Self::Passing, Self::Mass];
 
     fn of(kind: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|shape| *shape as u8 == kind)

@@ -539,7 +539,8 @@ static DEFENCE: Section = Section {
     ],
 };
 
-const DEFENCE_ACTION: Kind = Kind::Choice(&["delay", "refuse", "challenge", "tarpit", "reset", "drop", "block"]);
+const DEFENCE_ACTION: Kind =
+    Kind::Choice(&["delay", "refuse", "challenge", "tarpit", "reset", "drop", "block"]);
 
 static CLASSIFIER: Section = Section {
     name: "classifier",
@@ -574,8 +575,8 @@ static CLASSIFIER: Section = Section {
             "action",
             DEFENCE_ACTION,
             Absent("the classifier's default"),
-            "Hold back for a second, answer 429, let a browser prove itself, reset or end the connection, or keep the \
-             address out as long as `block.for` says.",
+            "Hold back for a second, answer 429, let a browser prove itself, hold the connection without an answer, reset \
+             or end it, or keep the address out as long as `block.for` says.",
         ),
         key("dry_run", Kind::Flag, Is("false"), "Whether the classifier is only tried out."),
     ],
