@@ -6,8 +6,8 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use tidegate_http::Method;
 
-use crate::ledger::State;
 use crate::keeper::whole::Whole;
+use crate::ledger::State;
 use crate::link;
 use crate::server::lingering;
 use crate::server::response::{Extent, ResponseTracker};
