@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// The number of its stay, if the connection lingers after its response (see [`super::lingering`]).
+    /// The number of its stay, if the connection lingers after its response (`tidegate condition --linger`).
     pub fn lingers(&self) -> Option<u64> {
         self.lingers
     }
