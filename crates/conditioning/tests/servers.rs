@@ -19,22 +19,6 @@ fn run(site: &Site, environment: &[(&str, &str)], command: &dyn Fn(u16) -> Vec<S
     chain.stop();
 }
 
-fn site_with_cgi() -> Site {
-    let site = Site::new();
-    let directory = site.path().join("html/cgi");
-    std::fs::create_dir(&directory).unwrap();
-    let scripts = [
-        ("echo", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\necho \"$REQUEST_METHOD $(wc -c)\"\n"),
-        ("slow", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\nsleep 0.3\necho done\n"),
-    ];
-    for (name, script) in scripts {
-        let file = directory.join(name);
-        std::fs::write(&file, script).unwrap();
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    site
-}
-
 const APACHE: &str = "
 ServerRoot DIR
 ServerName localhost
@@ -60,7 +44,7 @@ ScriptAlias /cgi/ DIR/html/cgi/
 
 fn apache(mpm: &str) {
     needs("apache2", "apache2");
-    let site = site_with_cgi();
+    let site = Site::with_cgi();
     run(&site, &[("MPM", mpm)], &|port| {
         let file = site.configuration("apache.conf", port, APACHE);
         ["apache2", "-DFOREGROUND", "-f", &file].map(str::to_owned).to_vec()
@@ -82,17 +66,9 @@ fn apache_event() {
 #[test]
 fn lighttpd() {
     needs("lighttpd", "lighttpd");
-    let site = site_with_cgi();
-    let configuration = "
-server.document-root = \"DIR/html\"
-server.port = PORT
-server.modules = (\"mod_cgi\")
-server.errorlog = \"DIR/lighttpd.log\"
-index-file.names = (\"index.html\")
-$HTTP[\"url\"] =~ \"^/cgi/\" { cgi.assign = (\"\" => \"\") }
-";
+    let site = Site::with_cgi();
     run(&site, &[], &|port| {
-        let file = site.configuration("lighttpd.conf", port, configuration);
+        let file = site.configuration("lighttpd.conf", port, common::LIGHTTPD);
         ["lighttpd", "-D", "-f", &file].map(str::to_owned).to_vec()
     });
 }

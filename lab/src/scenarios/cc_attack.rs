@@ -24,7 +24,7 @@ const REOPENED_PER_S: f64 = 200.0;
 const TURN: Duration = Duration::from_millis(5);
 /// A connection whose first packet was dropped is tried again after one second and after three.
 const SETTLED: Duration = Duration::from_millis(1_500);
-const SETTLES_WITHIN: Duration = Duration::from_secs(8);
+const SETTLES_WITHIN: Duration = Duration::from_secs(15);
 
 /// Processes that attack until this is dropped.
 pub(super) struct Attack {

@@ -17,7 +17,7 @@ use crate::{Error, Lab, Outcome, Scenario};
 const LARGE_BYTES: usize = 16_000_000;
 /// Far fewer than the paper's 150, and so fewer clients show the same.
 const WORKERS: u32 = 10;
-const CLIENTS: [u32; 4] = [5, 20, 60, 120];
+const CLIENTS: [u32; 4] = [5, 20, 40, 80];
 const PRIOR: &str = "with prior";
 const NO_PRIOR: &str = "without prior";
 const CHAINS: [(&str, &[&str]); 2] =
@@ -39,7 +39,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
                 linear beyond 150 clients; with the priority filter a small step there, and then level.",
     method: "Apache prefork with 10 processes; clients that download 16 MB again and again; and one from another address range \
              that asks for 100 bytes, on a new connection, 20 ms after its last answer. The chain is package, persist and \
-             prior, or without prior. Flat means that latency at most doubles from 20 downloads to 120; linear that it grows \
+             prior, or without prior. Flat means that latency at most doubles from 20 downloads to 80; linear that it grows \
              at least 0.4 times as much as the downloads do.",
     run,
 };

@@ -63,7 +63,8 @@ pub(super) fn object(site: &Path, name: &str, size_bytes: usize) -> Result<(), E
 }
 
 impl Server {
-    /// Starts `program` for the files in `site`; `chain` is the filters in front of it, nearest to the clients first.
+    /// Starts `program` for the files in `site`; `chain` is the filters in front of it, nearest to the clients first, and
+    /// options of `condition`.
     ///
     /// # Errors
     /// When a program is missing or does not serve.
@@ -227,7 +228,10 @@ fn conditioned(lab: &Lab, filters: &[&str], address: SocketAddr, own: &Command) 
     command.args(["condition", "--listen", &address.to_string(), "--preload"]);
     command.arg(beside(lab, "libtidegate_preload.so")?);
     for filter in filters {
-        command.args(["--filter", filter]);
+        match filter.strip_prefix("--") {
+            Some(_) => command.arg(filter),
+            None => command.args(["--filter", filter]),
+        };
     }
     command.arg("--").arg(own.get_program()).args(own.get_args());
     Ok(command)

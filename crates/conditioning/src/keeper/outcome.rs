@@ -117,15 +117,16 @@ impl Keeper {
             }
             let (generation, state) = self.place.ledger.state(id.slot);
             let id = self.last_of_the_servers(index, Id { slot: id.slot, generation }, state).unwrap_or(id);
+            if self.place.keeps && state == State::Lingering {
+                // The server waited too long, or its process is no more.
+                if self.place.ledger.let_go(id, State::EndedLocally) {
+                    self.notice(Notice::ClosedLocally(id));
+                }
+                continue;
+            }
             match (generation, state) {
                 (generation, State::EndedLocally) if generation == id.generation => {
                     self.notice(Notice::ClosedLocally(id));
-                }
-                // The server waited too long, or its process is no more.
-                (_, State::Lingering) if self.place.keeps => {
-                    if self.place.ledger.let_go(id, State::EndedLocally) {
-                        self.notice(Notice::ClosedLocally(id));
-                    }
                 }
                 (_, State::EndedForAll) => self.end(index),
                 // The first filter has ended the connection, and perhaps given its slot to another.

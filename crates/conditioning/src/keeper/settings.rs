@@ -77,7 +77,7 @@ impl Settings {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
         // `persist` gives way before `package` must: an idle connection is worth less than one that is arriving.
         let fits =
-            usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 4 } else { 3 } / 4;
+            usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 8 } else { 7 } / 8;
         let asked: usize = arguments.number("connections")?;
         Ok(Self {
             timeout: arguments.duration("timeout")?,

@@ -248,8 +248,7 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
         std::thread::spawn(move || supervisor.run());
         command
     } else {
-        let started =
-            children::start_command(args, &preload, address, &server_end, &chain.ledger_file)?;
+        let started = children::start_command(args, &preload, address, &server_end, &chain.ledger_file)?;
         // Only the server's processes hold this end: its hang-up says that they have ended.
         drop(server_end);
         started

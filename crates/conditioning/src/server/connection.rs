@@ -6,8 +6,8 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use tidegate_http::Method;
 
-use crate::ledger::State;
 use crate::keeper::whole::Whole;
+use crate::ledger::State;
 use crate::link;
 use crate::server::lingering;
 use crate::server::response::{Extent, ResponseTracker};
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// The number of its stay, if the connection lingers after its response (see [`super::lingering`]).
+    /// The number of its stay, if the connection lingers after its response (`tidegate condition --linger`).
     pub fn lingers(&self) -> Option<u64> {
         self.lingers
     }

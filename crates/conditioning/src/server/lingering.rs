@@ -103,7 +103,8 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
     let length = match rustix::net::recv(fd, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((length, _)) if length > 0 => length,
         Err(Errno::AGAIN | Errno::INTR) => {
-            let waits = !rustix::fs::fcntl_getfl(fd).is_ok_and(|now| now.contains(rustix::fs::OFlags::NONBLOCK));
+            let waits =
+                !rustix::fs::fcntl_getfl(fd).is_ok_and(|now| now.contains(rustix::fs::OFlags::NONBLOCK));
             if !waits {
                 return Next::Nothing;
             }

@@ -49,8 +49,18 @@ impl Chain {
     }
 
     pub fn listening(addresses: &[String], filters: &[&str], command: &[&str]) -> Command {
+        Self::with_options(&[], addresses, filters, command)
+    }
+
+    /// `options` are further ones of `condition`.
+    pub fn with_options(
+        options: &[&str],
+        addresses: &[String],
+        filters: &[&str],
+        command: &[&str],
+    ) -> Command {
         let mut launcher = Command::new(program());
-        launcher.arg("condition");
+        launcher.arg("condition").args(options);
         for address in addresses {
             launcher.args(["--listen", address]);
         }
@@ -268,6 +278,27 @@ impl Site {
         Self { directory, big }
     }
 
+    /// With the programs that [`exercise`] asks for.
+    pub fn with_cgi() -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let site = Self::new();
+        let directory = site.path().join("html/cgi");
+        std::fs::create_dir(&directory).unwrap();
+        let scripts = [
+            (
+                "echo",
+                "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\necho \"$REQUEST_METHOD $(wc -c)\"\n",
+            ),
+            ("slow", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n'\nsleep 0.3\necho done\n"),
+        ];
+        for (name, script) in scripts {
+            let file = directory.join(name);
+            std::fs::write(&file, script).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        site
+    }
+
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -286,6 +317,15 @@ impl Site {
         ["nginx", "-e", "stderr", "-c", &file].map(str::to_owned).to_vec()
     }
 }
+
+pub const LIGHTTPD: &str = "
+server.document-root = \"DIR/html\"
+server.port = PORT
+server.modules = (\"mod_cgi\")
+server.errorlog = \"DIR/lighttpd.log\"
+index-file.names = (\"index.html\")
+$HTTP[\"url\"] =~ \"^/cgi/\" { cgi.assign = (\"\" => \"\") }
+";
 
 const NGINX: &str = "
 worker_processes 2; daemon off; pid DIR/nginx.pid; error_log DIR/error.log info;
