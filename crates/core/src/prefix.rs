@@ -2,6 +2,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
+/// How many bits stand before the IPv4 address in an IPv4-mapped one.
+const MAPPED_BITS: u8 = 96;
+
 /// An address prefix such as `10.1.0.0/16` or `2001:db8::/32`; a bare address is a prefix of full length.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct IpPrefix {
@@ -19,6 +22,8 @@ pub enum PrefixError {
         /// The greatest length in bits for this address family: 32 or 128.
         max_bits: u8,
     },
+    /// An IPv4-mapped address with a length that covers more than IPv4's addresses.
+    Mapped,
 }
 
 impl fmt::Display for PrefixError {
@@ -26,6 +31,9 @@ impl fmt::Display for PrefixError {
         match self {
             Self::Address => f.write_str("not an IPv4 or IPv6 address"),
             Self::Length { max_bits } => write!(f, "prefix length is not a number from 0 to {max_bits}"),
+            Self::Mapped => f.write_str(
+                "prefix length of an IPv4-mapped address is less than 96: write IPv4 prefixes as 192.0.2.0/24",
+            ),
         }
     }
 }
@@ -33,11 +41,17 @@ impl fmt::Display for PrefixError {
 impl std::error::Error for PrefixError {}
 
 impl IpPrefix {
-    /// Builds a prefix; bits beyond `length_bits` are cleared.
+    /// Builds a prefix; bits beyond `length_bits` are cleared. An IPv4-mapped one (RFC 4291 §2.5.5.2) becomes the IPv4
+    /// prefix that it means: packets carry IPv4 addresses, and nothing else would match it.
     pub fn new(address: IpAddr, length_bits: u8) -> Result<Self, PrefixError> {
         let max_bits = if address.is_ipv4() { 32 } else { 128 };
         if length_bits > max_bits {
             return Err(PrefixError::Length { max_bits });
+        }
+        let canonical = address.to_canonical();
+        if canonical.is_ipv4() && address.is_ipv6() {
+            let length_bits = length_bits.checked_sub(MAPPED_BITS).ok_or(PrefixError::Mapped)?;
+            return Ok(Self { address: mask(canonical, length_bits), length_bits });
         }
         Ok(Self { address: mask(address, length_bits), length_bits })
     }
@@ -75,6 +89,7 @@ fn mask(address: IpAddr, length_bits: u8) -> IpAddr {
 impl From<IpAddr> for IpPrefix {
     /// The prefix of one address.
     fn from(address: IpAddr) -> Self {
+        let address = address.to_canonical();
         Self { address, length_bits: if address.is_ipv4() { 32 } else { 128 } }
     }
 }
@@ -117,6 +132,24 @@ mod tests {
         let everything: IpPrefix = "::/0".parse().unwrap();
         assert!(everything.contains("2001:db8::1".parse().unwrap()));
         assert!(!everything.contains("127.0.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn ipv4_mapped_prefix_is_the_ipv4_prefix_and_a_shorter_one_is_refused() {
+        for (text, meant) in [
+            ("::ffff:10.94.0.7/112", "10.94.0.0/16"),
+            ("::ffff:10.94.0.7", "10.94.0.7/32"),
+            ("::ffff:0:0/96", "0.0.0.0/0"),
+            ("::/0", "::/0"),
+            ("::fffe:10.94.0.0/112", "::fffe:a5e:0/112"),
+        ] {
+            assert_eq!(text.parse::<IpPrefix>().unwrap().to_string(), meant, "{text}");
+        }
+        let mapped: IpAddr = "::ffff:10.94.0.7".parse().unwrap();
+        assert_eq!(IpPrefix::from(mapped).to_string(), "10.94.0.7/32");
+        let error = "::ffff:10.94.0.0/95".parse::<IpPrefix>().unwrap_err();
+        assert_eq!(error, PrefixError::Mapped);
+        assert!(error.to_string().contains("write IPv4 prefixes as"), "{error}");
     }
 
     #[test]
