@@ -30,6 +30,54 @@ pub struct Blocked {
     pub hits: u64,
     /// Why, where somebody said it.
     pub reason: Option<String>,
+    /// Whether it is blocked because it stands in a list that is followed, and not by a command.
+    pub listed: bool,
+}
+
+/// When an entry ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum End {
+    Never,
+    /// When no list has it any more.
+    WithLists,
+    /// In nanoseconds of the clock of [`system::now_ns`].
+    At(u64),
+}
+
+/// The end of an entry that stands in a list: later than any other. Whoever blocks the same thing by a command replaces
+/// it, and so tells the two apart.
+pub(crate) const WITH_LISTS_NS: u64 = u64::MAX;
+
+impl End {
+    /// 0 stands for never.
+    fn of(expires_ns: u64) -> Self {
+        match expires_ns {
+            0 => Self::Never,
+            WITH_LISTS_NS => Self::WithLists,
+            at_ns => Self::At(at_ns),
+        }
+    }
+
+    fn expires_ns(self) -> u64 {
+        match self {
+            Self::Never => 0,
+            Self::WithLists => WITH_LISTS_NS,
+            Self::At(at_ns) => at_ns,
+        }
+    }
+
+    /// What a clock of 64 bits cannot tell, over 500 years, is for ever.
+    fn after(lifetime: Option<Duration>, now_ns: u64) -> Self {
+        let end_ns = lifetime.and_then(|time| now_ns.checked_add(u64::try_from(time.as_nanos()).ok()?));
+        end_ns.filter(|end_ns| *end_ns < WITH_LISTS_NS).map_or(Self::Never, Self::At)
+    }
+
+    fn remaining(self, now_ns: u64) -> Option<Duration> {
+        match self {
+            Self::At(at_ns) => Some(Duration::from_nanos(at_ns.saturating_sub(now_ns))),
+            Self::Never | Self::WithLists => None,
+        }
+    }
 }
 
 /// How full the block list is.
@@ -78,12 +126,16 @@ impl<'a> Blocks<'a> {
 
     /// Blocks many at once.
     pub fn add_many(&self, prefixes: &[IpPrefix], lifetime: Option<Duration>) -> Result<(), GateError> {
+        self.add_until(prefixes, End::after(lifetime, system::now_ns()))
+    }
+
+    pub(crate) fn add_until(&self, prefixes: &[IpPrefix], end: End) -> Result<(), GateError> {
         let now_ns = system::now_ns();
-        let expires_ns = lifetime.map(|time| now_ns.saturating_add(time.as_nanos() as u64));
         let maps = match self.backend {
             Backend::Kernel(maps) => maps,
             Backend::User(list) => {
                 let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                let expires_ns = (end != End::Never).then(|| end.expires_ns());
                 let full = |_| nets_full();
                 if !list.has_room_for(prefixes, now_ns) {
                     return Err(nets_full());
@@ -96,7 +148,7 @@ impl<'a> Blocks<'a> {
         let mut sorted = Sorted::default();
         for prefix in prefixes {
             let entry = abi::tg_block {
-                expires_ns: expires_ns.unwrap_or(0),
+                expires_ns: end.expires_ns(),
                 last_hit_ns: now_ns,
                 hits: 0,
                 length_bits: prefix.length_bits().into(),
@@ -105,10 +157,7 @@ impl<'a> Blocks<'a> {
             match (prefix.address(), prefix.length_bits()) {
                 // No packet that a host answers comes from 0.0.0.0, which marks what is free in the table.
                 (IpAddr::V4(v4), 32) if !v4.is_unspecified() => sorted.single4.push((v4, entry)),
-                (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
-                    Some(v4) => sorted.single4.push((v4, abi::tg_block { length_bits: 32, ..entry })),
-                    None => sorted.single6.push((v6.octets(), entry)),
-                },
+                (IpAddr::V6(v6), 128) => sorted.single6.push((v6.octets(), entry)),
                 (IpAddr::V4(_), _) => sorted.nets4.push((prefix4(prefix), entry)),
                 (IpAddr::V6(_), _) => sorted.nets6.push((prefix6(prefix), entry)),
             }
@@ -147,7 +196,8 @@ impl<'a> Blocks<'a> {
     pub fn set_lifetime(&self, lifetime: Duration) -> Result<(), GateError> {
         match self.backend {
             Backend::Kernel(maps) => {
-                maps.set_control(abi::TG_CONTROL_BLOCK_FOR_NS, lifetime.as_nanos() as u64)
+                let lifetime_ns = u64::try_from(lifetime.as_nanos()).unwrap_or(u64::MAX);
+                maps.set_control(abi::TG_CONTROL_BLOCK_FOR_NS, lifetime_ns)
             }
             Backend::User(_) => Ok(()),
         }
@@ -190,13 +240,11 @@ impl<'a> Blocks<'a> {
         };
         maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, system::now_ns())?;
         maps.remove("reasons", &target(prefix))?;
-        let remove4 = |v4| Ok(maps.singles()?.is_some_and(|table| table.remove(v4)));
         match (prefix.address(), prefix.length_bits()) {
-            (IpAddr::V4(v4), 32) if !v4.is_unspecified() => remove4(v4),
-            (IpAddr::V6(v6), 128) => match v6.to_ipv4_mapped() {
-                Some(v4) => remove4(v4),
-                None => maps.remove("blocked6", &v6.octets()),
-            },
+            (IpAddr::V4(v4), 32) if !v4.is_unspecified() => {
+                Ok(maps.singles()?.is_some_and(|table| table.remove(v4)))
+            }
+            (IpAddr::V6(v6), 128) => maps.remove("blocked6", &v6.octets()),
             (IpAddr::V4(_), _) => maps.remove(NETS[0], &prefix4(prefix)),
             (IpAddr::V6(_), _) => maps.remove(NETS[1], &prefix6(prefix)),
         }
@@ -211,21 +259,55 @@ impl<'a> Blocks<'a> {
                 return Ok(list.lock().unwrap_or_else(PoisonError::into_inner).contains(address, now_ns));
             }
         };
-        let in_force =
-            |entry: Option<abi::tg_block>| entry.is_some_and(|e| e.expires_ns == 0 || e.expires_ns > now_ns);
-        let address = address.to_canonical();
-        let full = IpPrefix::new(address, if address.is_ipv4() { 32 } else { 128 });
-        let Ok(full) = full else { return Ok(false) };
-        Ok(match address {
+        let in_force = |entry: &abi::tg_block| entry.expires_ns == 0 || entry.expires_ns > now_ns;
+        Ok(match address.to_canonical() {
             IpAddr::V4(v4) => {
-                in_force(maps.singles()?.and_then(|table| table.get(v4, now_ns)))
-                    || in_force(maps.read(NETS[0], &prefix4(&full))?)
+                maps.singles()?.and_then(|table| table.get(v4, now_ns)).is_some_and(|entry| in_force(&entry))
+                    || any_prefix(maps, v4.into(), in_force)?
             }
             IpAddr::V6(v6) => {
-                in_force(maps.read("blocked6", &v6.octets())?)
-                    || in_force(maps.read(NETS[1], &prefix6(&full))?)
+                maps.read("blocked6", &v6.octets())?.is_some_and(|entry| in_force(&entry))
+                    || any_prefix(maps, v6.into(), in_force)?
             }
         })
+    }
+
+    /// When the entry of exactly this address or prefix ends; `None`: there is none in force.
+    pub(crate) fn end(&self, prefix: &IpPrefix) -> Result<Option<End>, GateError> {
+        let now_ns = system::now_ns();
+        let expires_ns = match self.backend {
+            Backend::User(list) => {
+                let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                list.get(prefix).map(|entry| entry.expires_ns.unwrap_or(0))
+            }
+            Backend::Kernel(maps) => entry_of(maps, prefix, now_ns)?.map(|entry| entry.expires_ns),
+        };
+        Ok(expires_ns.map(End::of).filter(|end| !matches!(end, End::At(at_ns) if *at_ns <= now_ns)))
+    }
+
+    /// Changes when an entry ends that is in force; why it is there is kept.
+    pub(crate) fn set_end(&self, prefix: &IpPrefix, end: End) -> Result<(), GateError> {
+        if let Backend::User(list) = self.backend {
+            let expires_ns = (end != End::Never).then(|| end.expires_ns());
+            let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+            if list.set_end(prefix, expires_ns, system::now_ns()) {
+                return Ok(());
+            }
+        }
+        self.add_until(&[*prefix], end)
+    }
+
+    /// Takes over everything that another list blocks, as it does.
+    pub fn take_over(&self, other: &Blocks<'_>) -> Result<(), GateError> {
+        let now_ns = system::now_ns();
+        for blocked in other.list()? {
+            let end = if blocked.listed { End::WithLists } else { End::after(blocked.remaining, now_ns) };
+            self.add_until(&[blocked.prefix], end)?;
+            if let Some(reason) = &blocked.reason {
+                self.set_reason(blocked.prefix, reason)?;
+            }
+        }
+        Ok(())
     }
 
     /// Everything that is blocked now, in no order.
@@ -236,10 +318,11 @@ impl<'a> Blocks<'a> {
                 let list = list.lock().unwrap_or_else(PoisonError::into_inner);
                 let blocked = |(prefix, entry): (IpPrefix, tidegate_policy::BlockEntry)| Blocked {
                     prefix,
-                    remaining: entry.expires_ns.map(|end| Duration::from_nanos(end.saturating_sub(now_ns))),
+                    remaining: End::of(entry.expires_ns.unwrap_or(0)).remaining(now_ns),
                     since_hit: Duration::from_nanos(now_ns.saturating_sub(entry.last_hit_ns)),
                     hits: entry.hits,
                     reason: list.reason(&prefix).map(str::to_owned),
+                    listed: entry.expires_ns == Some(WITH_LISTS_NS),
                 };
                 Ok(list.entries(now_ns).map(blocked).collect())
             }
@@ -308,6 +391,43 @@ impl<'a> Blocks<'a> {
             }
         }
     }
+}
+
+/// The longest prefix around an address for which `is_wanted`; the kernel finds the longest one, whatever it holds.
+fn any_prefix(
+    maps: &Maps,
+    address: IpAddr,
+    is_wanted: impl Fn(&abi::tg_block) -> bool,
+) -> Result<bool, GateError> {
+    let mut length_bits = if address.is_ipv4() { 32 } else { 128 };
+    loop {
+        let Ok(prefix) = IpPrefix::new(address, length_bits) else { return Ok(false) };
+        let entry: Option<abi::tg_block> = match address {
+            IpAddr::V4(_) => maps.read(NETS[0], &prefix4(&prefix))?,
+            IpAddr::V6(_) => maps.read(NETS[1], &prefix6(&prefix))?,
+        };
+        let Some(entry) = entry else { return Ok(false) };
+        if is_wanted(&entry) {
+            return Ok(true);
+        }
+        let shorter = u8::try_from(entry.length_bits).ok().and_then(|bits| bits.checked_sub(1));
+        let Some(shorter) = shorter.filter(|shorter| *shorter < length_bits) else { return Ok(false) };
+        length_bits = shorter;
+    }
+}
+
+/// The entry of exactly this address or prefix.
+fn entry_of(maps: &Maps, prefix: &IpPrefix, now_ns: u64) -> Result<Option<abi::tg_block>, GateError> {
+    let entry = match (prefix.address(), prefix.length_bits()) {
+        (IpAddr::V4(v4), 32) if !v4.is_unspecified() => {
+            maps.singles()?.and_then(|table| table.get(v4, now_ns))
+        }
+        (IpAddr::V6(v6), 128) => maps.read("blocked6", &v6.octets())?,
+        (IpAddr::V4(_), _) => maps.read(NETS[0], &prefix4(prefix))?,
+        (IpAddr::V6(_), _) => maps.read(NETS[1], &prefix6(prefix))?,
+    };
+    // A trie gives the longest prefix that holds this one.
+    Ok(entry.filter(|entry| entry.length_bits == u32::from(prefix.length_bits())))
 }
 
 /// Entries by map.
@@ -523,11 +643,11 @@ fn describe(key: &[u8], entry: &abi::tg_block, now_ns: u64) -> Option<Blocked> {
     };
     Some(Blocked {
         prefix: IpPrefix::new(address, u8::try_from(entry.length_bits).ok()?).ok()?,
-        remaining: (entry.expires_ns != 0)
-            .then(|| Duration::from_nanos(entry.expires_ns.saturating_sub(now_ns))),
+        remaining: End::of(entry.expires_ns).remaining(now_ns),
         since_hit: Duration::from_nanos(now_ns.saturating_sub(entry.last_hit_ns)),
         hits: entry.hits,
         reason: None,
+        listed: entry.expires_ns == WITH_LISTS_NS,
     })
 }
 

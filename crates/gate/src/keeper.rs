@@ -1,7 +1,7 @@
 //! What a gate needs done from time to time: expired blocks removed, the block list kept over a restart, lists in files
 //! read again when they change.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidegate_core::IpPrefix;
 use tidegate_policy::{ListFileError, SavedBlock, parse_list};
 
-use crate::{Blocks, Gate, GateError};
+use crate::block::End;
+use crate::{Blocks, Gate, GateError, system};
 
 /// How often [`Keeper::tick`] wants to be called.
 const TICK: Duration = Duration::from_secs(1);
@@ -78,6 +79,8 @@ pub enum KeeperNote {
 pub struct Keeper {
     saved: Option<Saved>,
     lists: Vec<List>,
+    /// When the block by a command ends that a list has gone on with; at most one for each entry of the lists.
+    commanded: HashMap<IpPrefix, u64>,
     ticks: u64,
 }
 
@@ -108,7 +111,12 @@ impl Keeper {
             Saved { path, changed_ns: gate.blocks().changed_ns().unwrap_or(0) }
         });
         let list = |path: &PathBuf| List { path: path.clone(), version: None, blocked: HashSet::new() };
-        let mut keeper = Self { saved, lists: sources.files.iter().map(list).collect(), ticks: 0 };
+        let mut keeper = Self {
+            saved,
+            lists: sources.files.iter().map(list).collect(),
+            commanded: HashMap::new(),
+            ticks: 0,
+        };
         notes.extend(keeper.read_lists(&gate.blocks()));
         (keeper, notes)
     }
@@ -133,11 +141,8 @@ impl Keeper {
             std::mem::take(&mut self.lists).into_iter().partition(|list| sources.files.contains(&list.path));
         self.lists = kept;
         for prefix in gone.iter().flat_map(|list| &list.blocked) {
-            if !self.lists.iter().any(|list| list.blocked.contains(prefix))
-                && let Err(error) = blocks.remove(prefix)
-            {
-                notes.push(error.into());
-            }
+            let others = self.lists.iter().any(|list| list.blocked.contains(prefix));
+            notes.extend(release(&blocks, prefix, others, &mut self.commanded).err().map(KeeperNote::Gate));
         }
         for path in &sources.files {
             if !self.lists.iter().any(|list| list.path == *path) {
@@ -149,11 +154,17 @@ impl Keeper {
     }
 
     fn read_lists(&mut self, blocks: &Blocks<'_>) -> Vec<KeeperNote> {
-        self.lists
-            .iter_mut()
-            .filter_map(|list| list.read_if_changed(blocks).transpose())
-            .map(either)
-            .collect()
+        let mut notes = Vec::new();
+        for index in 0..self.lists.len() {
+            // What it reads is compared with what the others hold.
+            let mut list = self.lists.swap_remove(index);
+            let read = list.read_if_changed(blocks, &self.lists, &mut self.commanded);
+            self.lists.push(list);
+            let last = self.lists.len() - 1;
+            self.lists.swap(index, last);
+            notes.extend(read.transpose().map(either));
+        }
+        notes
     }
 
     /// Writes the list if it has changed. What a list in a file blocks is not written: the file is there.
@@ -168,9 +179,7 @@ impl Keeper {
         }
         // A failed write is said once, and tried again at the next change.
         saved.changed_ns = changed_ns;
-        let lists = &self.lists;
-        let from_list = |prefix: &IpPrefix| lists.iter().any(|list| list.blocked.contains(prefix));
-        write(&saved.path, blocks, from_list).err()
+        write(&saved.path, blocks, &self.commanded).err()
     }
 }
 
@@ -179,7 +188,12 @@ fn either(result: Result<KeeperNote, KeeperNote>) -> KeeperNote {
 }
 
 impl List {
-    fn read_if_changed(&mut self, blocks: &Blocks<'_>) -> Result<Option<KeeperNote>, KeeperNote> {
+    fn read_if_changed(
+        &mut self,
+        blocks: &Blocks<'_>,
+        others: &[Self],
+        commanded: &mut HashMap<IpPrefix, u64>,
+    ) -> Result<Option<KeeperNote>, KeeperNote> {
         let failed = |source| KeeperNote::File { path: self.path.clone(), source };
         let version = fs::metadata(&self.path).and_then(|data| Ok((data.modified()?, data.len())));
         let version = match version {
@@ -204,12 +218,57 @@ impl List {
         let next: HashSet<IpPrefix> = prefixes.into_iter().collect();
         let fresh: Vec<IpPrefix> = next.difference(&self.blocked).copied().collect();
         let gone: Vec<IpPrefix> = self.blocked.difference(&next).copied().collect();
-        blocks.add_many(&fresh, None)?;
+        hold(blocks, fresh.iter(), commanded)?;
         for prefix in &gone {
-            blocks.remove(prefix)?;
+            let others = others.iter().any(|list| list.blocked.contains(prefix));
+            release(blocks, prefix, others, commanded)?;
         }
         self.blocked = next;
         Ok(Some(KeeperNote::Read { path: self.path.clone(), added: fresh.len(), removed: gone.len() }))
+    }
+}
+
+/// Blocks what stands in a list. What a command has blocked for ever stays as it is; of what it has blocked for a time,
+/// that time is kept.
+fn hold<'a>(
+    blocks: &Blocks<'_>,
+    prefixes: impl Iterator<Item = &'a IpPrefix>,
+    commanded: &mut HashMap<IpPrefix, u64>,
+) -> Result<usize, GateError> {
+    let mut missing = Vec::new();
+    for prefix in prefixes {
+        match blocks.end(prefix)? {
+            Some(End::Never | End::WithLists) => {}
+            Some(End::At(end_ns)) => {
+                blocks.set_end(prefix, End::WithLists)?;
+                commanded.insert(*prefix, end_ns);
+            }
+            None => missing.push(*prefix),
+        }
+    }
+    if !missing.is_empty() {
+        blocks.add_until(&missing, End::WithLists)?;
+    }
+    Ok(missing.len())
+}
+
+/// Unblocks what a list has no more, unless another has it or a command has blocked it.
+fn release(
+    blocks: &Blocks<'_>,
+    prefix: &IpPrefix,
+    others: bool,
+    commanded: &mut HashMap<IpPrefix, u64>,
+) -> Result<(), GateError> {
+    if others {
+        return Ok(());
+    }
+    let commanded_ns = commanded.remove(prefix);
+    if blocks.end(prefix)? != Some(End::WithLists) {
+        return Ok(());
+    }
+    match commanded_ns {
+        Some(end_ns) if end_ns > system::now_ns() => blocks.set_end(prefix, End::At(end_ns)),
+        _ => blocks.remove(prefix).map(|_| ()),
     }
 }
 
@@ -218,14 +277,22 @@ fn unix_now_s() -> u64 {
 }
 
 /// Written beside and renamed, so that a crash leaves the old list or the new one.
-fn write(path: &Path, blocks: &Blocks<'_>, from_list: impl Fn(&IpPrefix) -> bool) -> Result<(), KeeperNote> {
+fn write(path: &Path, blocks: &Blocks<'_>, commanded: &HashMap<IpPrefix, u64>) -> Result<(), KeeperNote> {
     let blocked = blocks.list()?;
-    let now_s = unix_now_s();
+    let (now_s, now_ns) = (unix_now_s(), system::now_ns());
     let beside = path.with_extension("new");
     let store = || {
         let mut file = BufWriter::new(fs::File::create(&beside)?);
-        for entry in blocked.into_iter().filter(|entry| !from_list(&entry.prefix)) {
-            let until_unix_s = entry.remaining.map(|remaining| now_s + remaining.as_secs().max(1));
+        for entry in blocked {
+            let left_ns = commanded.get(&entry.prefix).map(|end_ns| end_ns.saturating_sub(now_ns));
+            let remaining = match entry.listed {
+                false => entry.remaining,
+                true => match left_ns.filter(|left_ns| *left_ns > 0) {
+                    None => continue,
+                    left_ns => left_ns.map(Duration::from_nanos),
+                },
+            };
+            let until_unix_s = remaining.map(|remaining| now_s.saturating_add(remaining.as_secs().max(1)));
             writeln!(file, "{}", SavedBlock { prefix: entry.prefix, until_unix_s, reason: entry.reason })?;
         }
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;

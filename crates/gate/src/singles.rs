@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::GateError;
 use crate::abi;
+use crate::block::WITH_LISTS_NS;
 
 const NAME: &str = "blocked4";
 const BUCKETS: usize = abi::TG_BLOCKED4_BUCKETS as usize;
@@ -248,7 +249,10 @@ impl Slot {
         // A moment too early rather than too late. In nine years a block is as good as for ever.
         let expires = match entry.expires_ns {
             0 => 0,
-            at_ns => u32::try_from(at_ns >> abi::TG_EXPIRY_SHIFT).unwrap_or(0),
+            WITH_LISTS_NS => u32::MAX,
+            at_ns => {
+                u32::try_from(at_ns >> abi::TG_EXPIRY_SHIFT).ok().filter(|at| *at < u32::MAX).unwrap_or(0)
+            }
         };
         self.expires.store(expires, Ordering::Relaxed);
         self.last_hit.store((entry.last_hit_ns >> abi::TG_HIT_SHIFT) as u32, Ordering::Relaxed);
@@ -259,7 +263,10 @@ impl Slot {
         let since =
             ((now_ns >> abi::TG_HIT_SHIFT) as u32).wrapping_sub(self.last_hit.load(Ordering::Relaxed));
         abi::tg_block {
-            expires_ns: u64::from(self.expires.load(Ordering::Relaxed)) << abi::TG_EXPIRY_SHIFT,
+            expires_ns: match self.expires.load(Ordering::Relaxed) {
+                u32::MAX => WITH_LISTS_NS,
+                at => u64::from(at) << abi::TG_EXPIRY_SHIFT,
+            },
             last_hit_ns: now_ns.saturating_sub(u64::from(since) << abi::TG_HIT_SHIFT),
             hits: self.hits.load(Ordering::Relaxed).into(),
             length_bits: 32,

@@ -1,12 +1,15 @@
-//! Block lists in files, and over a restart. Needs no privilege: the list in user space is kept like the kernel's.
+//! Block lists in files, and over a restart. Most need no privilege: the list in user space is kept like the kernel's.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+mod support;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use support::{Namespace, explained, needs_root};
 use tidegate_core::Verdict;
-use tidegate_gate::{BlockSources, Gate, Keeper, Options};
+use tidegate_gate::{BlockSources, Gate, Keeper, KeeperNote, Options};
 use tidegate_policy::RuleSet;
 
 fn gate() -> Gate {
@@ -67,6 +70,70 @@ fn list_in_a_file_is_followed_and_one_with_an_error_changes_nothing() {
     assert!(is_blocked(&gate, "10.0.0.3"));
     keeper.replace_sources(&gate, &BlockSources::default());
     assert!(!is_blocked(&gate, "10.0.0.3") && !is_blocked(&gate, "192.0.2.9"));
+}
+
+fn add(gate: &Gate, prefix: &str, lifetime: Option<Duration>) {
+    gate.blocks().add(prefix.parse().unwrap(), lifetime).unwrap();
+}
+
+/// Blocks by commands and by two lists of the same things, in the kernel or not.
+fn what_nobody_wants_any_more_is_unblocked(gate: &Gate, folder: &Folder) {
+    let (a, b) = (folder.0.join("a.list"), folder.0.join("b.list"));
+    let hour = Some(Duration::from_secs(3600));
+    let is_blocked = |address: &str| gate.blocks().blocks(address.parse().unwrap()).unwrap();
+    add(gate, "10.0.0.3", None);
+    add(gate, "10.0.0.4", hour);
+    add(gate, "2001:db8::/32", hour);
+    gate.blocks().set_reason("10.0.0.4".parse().unwrap(), "an operator said so").unwrap();
+    rewrite(&a, "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4\n10.0.0.5\n192.0.2.0/24\n2001:db8::/32\n");
+    rewrite(&b, "10.0.0.1\n192.0.2.0/24\n");
+    let directory = Some(folder.0.join("kept"));
+    let sources = BlockSources { directory, files: vec![a.clone(), b.clone()] };
+    let (mut keeper, notes) = Keeper::start(gate, &sources);
+    assert!(!notes.iter().any(KeeperNote::is_fault), "{notes:?}");
+    // While it stands in a list.
+    add(gate, "10.0.0.5", None);
+
+    rewrite(&a, "10.0.0.9\n");
+    assert!(!keeper.tick(gate).iter().any(KeeperNote::is_fault));
+    for (address, why) in [
+        ("10.0.0.1", "the other list has it"),
+        ("192.0.2.7", "the other list has it"),
+        ("10.0.0.3", "blocked by a command before"),
+        ("10.0.0.4", "blocked by a command for a time"),
+        ("10.0.0.5", "blocked by a command while a list had it"),
+        ("2001:db8::9", "blocked by a command for a time"),
+    ] {
+        assert!(is_blocked(address), "{address}: {why}");
+    }
+    assert!(!is_blocked("10.0.0.2"));
+    let listed = gate.blocks().list().unwrap();
+    let entry = |prefix: &str| listed.iter().find(|entry| entry.prefix.to_string() == prefix).unwrap();
+    assert!(entry("10.0.0.4/32").remaining > Some(Duration::from_secs(3500)));
+    assert_eq!(entry("10.0.0.4/32").reason.as_deref(), Some("an operator said so"));
+    assert!(entry("192.0.2.0/24").listed && !entry("10.0.0.5/32").listed);
+
+    // A list that is not asked for any more.
+    keeper.replace_sources(gate, &BlockSources { files: vec![a.clone()], ..sources });
+    assert!(!is_blocked("10.0.0.1") && !is_blocked("192.0.2.7") && is_blocked("10.0.0.9"));
+    keeper.tick(gate);
+    let kept = std::fs::read_to_string(folder.0.join("kept/blocked")).unwrap();
+    let mut kept: Vec<&str> = kept.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    kept.sort_unstable();
+    assert_eq!(kept, ["10.0.0.3/32", "10.0.0.4/32", "10.0.0.5/32", "2001:db8::/32"]);
+}
+
+#[test]
+fn what_another_list_or_a_command_blocks_stays_blocked_when_a_list_drops_it() {
+    what_nobody_wants_any_more_is_unblocked(&gate(), &Folder::new("shared"));
+}
+
+#[test]
+fn in_the_kernel_what_another_list_or_a_command_blocks_stays_blocked_when_a_list_drops_it() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
+    what_nobody_wants_any_more_is_unblocked(&gate, &Folder::new("shared-kernel"));
 }
 
 #[test]

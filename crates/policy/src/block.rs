@@ -105,6 +105,18 @@ impl BlockList {
         Ok(())
     }
 
+    /// Changes when an entry ends and nothing else of it; whether it is there.
+    pub fn set_end(&mut self, prefix: &IpPrefix, expires_ns: Option<u64>, now_ns: u64) -> bool {
+        let entry = match is_single(prefix) {
+            true => self.addresses.get_mut(&prefix.address()),
+            false => self.prefixes.get_mut(prefix),
+        };
+        let Some(entry) = entry else { return false };
+        entry.expires_ns = expires_ns;
+        self.changed_ns = now_ns;
+        true
+    }
+
     /// Keeps why something is blocked. Of very many reasons some are lost; the blocks are not.
     pub fn set_reason(&mut self, prefix: IpPrefix, reason: &str) {
         if self.reasons.len() >= MAX_REASONS
@@ -144,6 +156,11 @@ impl BlockList {
             }
         }
         was_there
+    }
+
+    /// The entry of exactly this address or prefix, expired or not.
+    pub fn get(&self, prefix: &IpPrefix) -> Option<&BlockEntry> {
+        if is_single(prefix) { self.addresses.get(&prefix.address()) } else { self.prefixes.get(prefix) }
     }
 
     /// Whether `address` is blocked now; counts the hit.

@@ -198,12 +198,7 @@ impl Gatekeeper {
         let rules = in_force(&settings, &lock(&self.ports));
         let why = "the kernel programs were detached; restart to attach them again";
         let gate = Gate::user_space(&rules, &settings.options, why)?;
-        for blocked in before.blocks().list()? {
-            gate.blocks().add(blocked.prefix, blocked.remaining)?;
-            if let Some(reason) = &blocked.reason {
-                gate.blocks().set_reason(blocked.prefix, reason)?;
-            }
-        }
+        gate.blocks().take_over(&before.blocks())?;
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
         if lock(&self.pilot).is_some() {
             self.start_watching()?;
