@@ -68,7 +68,7 @@ impl End {
 
     /// What a clock of 64 bits cannot tell, over 500 years, is for ever.
     fn after(lifetime: Option<Duration>, now_ns: u64) -> Self {
-        let end_ns = lifetime.and_then(|time| now_ns.checked_add(u64::try_from(time.as_nanos()).ok()?));
+        let end_ns = lifetime.and_then(|time| now_ns.checked_add(system::saturated_ns(time)));
         end_ns.filter(|end_ns| *end_ns < WITH_LISTS_NS).map_or(Self::Never, Self::At)
     }
 
@@ -196,8 +196,7 @@ impl<'a> Blocks<'a> {
     pub fn set_lifetime(&self, lifetime: Duration) -> Result<(), GateError> {
         match self.backend {
             Backend::Kernel(maps) => {
-                let lifetime_ns = u64::try_from(lifetime.as_nanos()).unwrap_or(u64::MAX);
-                maps.set_control(abi::TG_CONTROL_BLOCK_FOR_NS, lifetime_ns)
+                maps.set_control(abi::TG_CONTROL_BLOCK_FOR_NS, system::saturated_ns(lifetime))
             }
             Backend::User(_) => Ok(()),
         }
@@ -368,6 +367,33 @@ impl<'a> Blocks<'a> {
         unset_if(maps, abi::TG_CONTROL_BLOCK_SINGLES, no_singles)?;
         unset_if(maps, abi::TG_CONTROL_BLOCK_PREFIXES, no_prefixes)?;
         Ok(removed)
+    }
+
+    /// When the first prefix expires. The kernel looks past a few expired prefixes towards a shorter one, not past any
+    /// number of them: they are to be swept soon.
+    pub(crate) fn next_prefix_end_ns(&self) -> Result<Option<u64>, GateError> {
+        let Backend::Kernel(maps) = self.backend else { return Ok(None) };
+        let mut first = None;
+        if maps.control(abi::TG_CONTROL_BLOCK_PREFIXES)? != 0 {
+            for name in NETS {
+                each(maps, name, |_, entry| {
+                    if let End::At(at_ns) = End::of(entry.expires_ns) {
+                        first = Some(first.map_or(at_ns, |first: u64| first.min(at_ns)));
+                    }
+                })?;
+            }
+        }
+        Ok(first)
+    }
+
+    /// Removes the prefixes that have expired.
+    pub(crate) fn sweep_prefixes(&self) -> Result<(), GateError> {
+        let Backend::Kernel(maps) = self.backend else { return Ok(()) };
+        let now_ns = system::now_ns();
+        for name in NETS {
+            remove_expired(maps, name, now_ns)?;
+        }
+        maps.set_control(abi::TG_CONTROL_BLOCK_CHANGED_NS, now_ns)
     }
 
     /// How full the list is, expired entries included.

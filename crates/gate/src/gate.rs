@@ -175,7 +175,7 @@ impl Gate {
         note("request rules on segments", programs.request());
         let maps = &programs.maps;
         maps.set_control(abi::TG_CONTROL_NETNS, system::namespace_cookie()?)?;
-        maps.set_control(abi::TG_CONTROL_PENALTY_NS, options.reset_penalty.as_nanos() as u64)?;
+        maps.set_control(abi::TG_CONTROL_PENALTY_NS, system::saturated_ns(options.reset_penalty))?;
         maps.set_control(abi::TG_CONTROL_HOLD_DEPTH, options.hold_depth.map_or(0, u64::from))?;
         maps.set_control(abi::TG_CONTROL_CREDITS, u64::from(options.for_server))?;
         // Were another process to make the table, this one could not open it.
@@ -314,7 +314,7 @@ impl Gate {
         if self.reset_penalty.is_zero() {
             return;
         }
-        let until_ns = system::now_ns().saturating_add(self.reset_penalty.as_nanos() as u64);
+        let until_ns = system::now_ns().saturating_add(system::saturated_ns(self.reset_penalty));
         match &self.engine {
             Engine::Kernel(kernel) => {
                 // A client that gets in again too soon is policed again.

@@ -81,7 +81,30 @@ pub struct Keeper {
     lists: Vec<List>,
     /// When the block by a command ends that a list has gone on with; at most one for each entry of the lists.
     commanded: HashMap<IpPrefix, u64>,
+    prefixes: PrefixEnds,
     ticks: u64,
+}
+
+/// When the next prefix is to be swept.
+#[derive(Debug, Default)]
+struct PrefixEnds {
+    /// The list, by its time of change, that this was found in.
+    of_ns: Option<u64>,
+    next_ns: Option<u64>,
+}
+
+impl PrefixEnds {
+    fn sweep(&mut self, blocks: &Blocks<'_>) -> Result<(), GateError> {
+        let changed_ns = blocks.changed_ns()?;
+        if self.of_ns != Some(changed_ns) {
+            self.next_ns = blocks.next_prefix_end_ns()?;
+            self.of_ns = Some(changed_ns);
+        }
+        if self.next_ns.is_some_and(|next_ns| next_ns <= system::now_ns()) {
+            blocks.sweep_prefixes()?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -115,6 +138,7 @@ impl Keeper {
             saved,
             lists: sources.files.iter().map(list).collect(),
             commanded: HashMap::new(),
+            prefixes: PrefixEnds::default(),
             ticks: 0,
         };
         notes.extend(keeper.read_lists(&gate.blocks()));
@@ -128,6 +152,8 @@ impl Keeper {
         self.ticks += 1;
         if self.ticks.is_multiple_of(SWEEP_TICKS) {
             notes.extend(blocks.sweep().err().map(KeeperNote::Gate));
+        } else {
+            notes.extend(self.prefixes.sweep(&blocks).err().map(KeeperNote::Gate));
         }
         notes.extend(self.save(&blocks));
         notes

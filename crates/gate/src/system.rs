@@ -19,6 +19,11 @@ pub(crate) fn now_ns() -> u64 {
     (seconds.as_nanos() as u64).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
+/// A time in nanoseconds; 584 years and more are as good as for ever.
+pub(crate) fn saturated_ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The index of an interface of the calling thread's network namespace.
 pub(crate) fn interface_index(name: &str) -> Result<i32, GateError> {
     let missing = || GateError::NoInterface { name: name.to_owned() };

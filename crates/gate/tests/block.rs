@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::thread::CapabilitySet;
 use support::{ACK, Namespace, explained, frame, needs_root};
 use tidegate_core::IpPrefix;
-use tidegate_gate::{Blocks, Gate, GateError, Mechanism, Options, Running};
+use tidegate_gate::{BlockSources, Blocks, Gate, GateError, Keeper, Mechanism, Options, Running};
 use tidegate_policy::RuleSet;
 
 const TO: &str = "10.0.0.1";
@@ -75,6 +75,48 @@ fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
     assert!(!passes(&gate, "10.9.0.1"), "the prefix still holds");
     assert!(explained(blocks.remove(&prefix("10.9.0.0/16"))));
     assert!(passes(&gate, "10.9.0.1"));
+}
+
+#[test]
+fn many_expired_prefixes_hide_no_shorter_one_after_the_next_tick() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let (mut keeper, _) = Keeper::start(&gate, &BlockSources::default());
+    let blocks = gate.blocks();
+    let mut nested = vec![("10.9.0.0/16", None), ("2001:db8::/32", None)];
+    let v4 = ["10.9.8.0/24", "10.9.8.0/25", "10.9.8.0/26", "10.9.8.0/27", "10.9.8.0/28"];
+    let v6 = ["2001:db8::/48", "2001:db8::/49", "2001:db8::/50", "2001:db8::/51", "2001:db8::/52"];
+    nested.extend(v4.into_iter().chain(v6).map(|expired| (expired, Some(Duration::ZERO))));
+    for (what, lifetime) in nested {
+        explained(blocks.add(prefix(what), lifetime));
+    }
+    // What a host sends to itself is asked here.
+    assert!(explained(blocks.blocks("10.9.8.1".parse().unwrap())));
+    assert!(explained(blocks.blocks("2001:db8::1".parse().unwrap())));
+    assert!(!explained(blocks.blocks("10.8.8.1".parse().unwrap())));
+    assert!(keeper.tick(&gate).is_empty());
+    assert!(!passes(&gate, "10.9.8.1") && !passes(&gate, "2001:db8::1"));
+    assert_eq!(explained(blocks.stats()).prefixes, 2);
+}
+
+#[test]
+fn blocks_for_longer_than_a_clock_tells_are_for_ever() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let user = Gate::user_space(&RuleSet::default(), &Options::default(), "test").unwrap();
+    let ages = Duration::from_secs(5_124_096 * 3600);
+    for gate in [&gate, &user] {
+        for what in ["10.9.0.1", "10.9.8.0/24", "2001:db8::1", "2001:db8:1::/48"] {
+            explained(gate.blocks().add(prefix(what), Some(ages)));
+        }
+        for entry in explained(gate.blocks().list()) {
+            assert!(entry.remaining.is_none() && !entry.listed, "{entry:?}");
+        }
+    }
+    explained(gate.blocks().set_lifetime(ages));
+    assert!(explained(gate.blocks().lifetime()) > Some(ages / 2));
 }
 
 #[test]
