@@ -1,6 +1,7 @@
 //! The adaptation agent at work: its sensors, and its hands on a gate.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidegate_policy::{Agent, ClassObservation, Goals, Observation, Profile, RuleSet, Stress, StressWatch};
@@ -223,18 +224,35 @@ fn pressure_us(resource: &str) -> Option<u64> {
     line.rsplit_once("total=")?.1.trim().parse().ok()
 }
 
-/// Share of the memory in use: of the control group's if that is limited, otherwise of the host's.
+/// Share of the memory in use: of the control group's or of one of its parents', if one is limited, otherwise of the
+/// host's.
 fn memory_in_use() -> Option<f64> {
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<f64>().ok();
-    let group = "/sys/fs/cgroup/memory";
-    if let (Some(most), Some(now)) = (number(&format!("{group}.max")), number(&format!("{group}.current"))) {
-        // What files were read into is given back when it is needed.
-        let stat = std::fs::read_to_string(format!("{group}.stat")).unwrap_or_default();
-        let of_files = field(&stat, "inactive_file").unwrap_or(0.0);
-        return Some((now - of_files) / most);
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    if let Some(share) = group_memory_in_use(Path::new("/sys/fs/cgroup"), &groups) {
+        return Some(share);
     }
     let host = std::fs::read_to_string("/proc/meminfo").ok()?;
     Some(1.0 - field(&host, "MemAvailable:")? / field(&host, "MemTotal:")?)
+}
+
+/// Of the groups that `groups` tells of (cgroups(7)), of version 2 and mounted at `root`, the greatest share: whichever
+/// reaches its limit first, memory is short. `None`: none is limited.
+fn group_memory_in_use(root: &Path, groups: &str) -> Option<f64> {
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    // From a namespace of groups one outside of it is seen with `..`.
+    let names: Vec<&str> = group.split('/').filter(|name| !matches!(*name, "" | "." | "..")).collect();
+    (0..=names.len())
+        .filter_map(|depth| limited_memory_in_use(&root.join(names[..depth].join("/"))))
+        .max_by(f64::total_cmp)
+}
+
+fn limited_memory_in_use(group: &Path) -> Option<f64> {
+    let read = |name: &str| std::fs::read_to_string(group.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<f64>().ok();
+    let (most, now) = (number("memory.max")?, number("memory.current")?);
+    // What files were read into is given back when it is needed.
+    let of_files = field(&read("memory.stat").unwrap_or_default(), "inactive_file").unwrap_or(0.0);
+    Some((now - of_files).max(0.0) / most.max(1.0))
 }
 
 /// The number after a name in one of the kernel's tables.
@@ -270,6 +288,32 @@ mod tests {
         assert!(memory_in_use().is_some_and(|share| share > 0.0 && share < 1.0));
         let table = "MemTotal:  100 kB\nMemAvailable:  25 kB\n";
         assert_eq!((field(table, "MemAvailable:"), field(table, "Mem")), (Some(25.0), None));
+    }
+
+    #[test]
+    fn memory_in_use_is_that_of_the_own_group_or_of_the_parent_that_is_fuller() {
+        let root = std::env::temp_dir().join(format!("tidegate-memory-{}", std::process::id()));
+        let service = root.join("system.slice/tidegate.service");
+        std::fs::create_dir_all(&service).unwrap();
+        let set = |group: &Path, file: &str, text: &str| std::fs::write(group.join(file), text).unwrap();
+        let share = |group: &str| group_memory_in_use(&root, &format!("3:cpu:/other\n0::{group}\n"));
+        // The root has no such files.
+        let own = "/system.slice/tidegate.service";
+        set(&service, "memory.max", "max\n");
+        set(&service, "memory.current", "900\n");
+        assert_eq!(share(own), None);
+        set(&service, "memory.max", "1000\n");
+        set(&service, "memory.stat", "anon 600\ninactive_file 300\n");
+        assert_eq!((share(own), share("/"), share("/system.slice")), (Some(0.6), None, None));
+        set(&root.join("system.slice"), "memory.max", "2000\n");
+        set(&root.join("system.slice"), "memory.current", "1500\n");
+        assert_eq!((share(own), share("/system.slice")), (Some(0.75), Some(0.75)));
+        // The root of a namespace of groups may be limited.
+        set(&root, "memory.max", "100\n");
+        set(&root, "memory.current", "95\n");
+        assert_eq!((share("/"), share("/../beside")), (Some(0.95), Some(0.95)));
+        assert_eq!(group_memory_in_use(&root, "2:memory:/old\n"), None);
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
