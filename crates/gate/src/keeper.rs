@@ -17,6 +17,8 @@ use crate::{Blocks, Gate, GateError, system};
 const TICK: Duration = Duration::from_secs(1);
 /// Expired entries block nobody; this only bounds the room they take.
 const SWEEP_TICKS: u64 = 10;
+/// Until a list that did not fit is tried again.
+const RETRY_TICKS: u64 = 10;
 /// Beyond this a file is no block list.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
@@ -118,6 +120,8 @@ struct List {
     path: PathBuf,
     /// Time of change and length when it was last read.
     version: Option<(SystemTime, u64)>,
+    /// Ticks until what could not be put in force is tried again; 0: it is in force.
+    again_in: u64,
     blocked: HashSet<IpPrefix>,
 }
 
@@ -133,7 +137,8 @@ impl Keeper {
             notes.extend(restore(&gate.blocks(), directory, &path));
             Saved { path, changed_ns: gate.blocks().changed_ns().unwrap_or(0) }
         });
-        let list = |path: &PathBuf| List { path: path.clone(), version: None, blocked: HashSet::new() };
+        let list =
+            |path: &PathBuf| List { path: path.clone(), version: None, again_in: 0, blocked: HashSet::new() };
         let mut keeper = Self {
             saved,
             lists: sources.files.iter().map(list).collect(),
@@ -172,7 +177,12 @@ impl Keeper {
         }
         for path in &sources.files {
             if !self.lists.iter().any(|list| list.path == *path) {
-                self.lists.push(List { path: path.clone(), version: None, blocked: HashSet::new() });
+                self.lists.push(List {
+                    path: path.clone(),
+                    version: None,
+                    again_in: 0,
+                    blocked: HashSet::new(),
+                });
             }
         }
         notes.extend(self.read_lists(&blocks));
@@ -231,10 +241,16 @@ impl List {
                 return Err(failed(source));
             }
         };
-        if self.version == Some(version) {
-            return Ok(None);
+        let is_known = self.version == Some(version);
+        if is_known {
+            self.again_in = self.again_in.saturating_sub(1);
+            // Read again when the last try has failed, but not each time.
+            if self.again_in != 1 {
+                return Ok(None);
+            }
         }
         self.version = Some(version);
+        self.again_in = 0;
         if version.1 > MAX_FILE_BYTES {
             return Err(failed(io::ErrorKind::FileTooLarge.into()));
         }
@@ -244,10 +260,17 @@ impl List {
         let next: HashSet<IpPrefix> = prefixes.into_iter().collect();
         let fresh: Vec<IpPrefix> = next.difference(&self.blocked).copied().collect();
         let gone: Vec<IpPrefix> = self.blocked.difference(&next).copied().collect();
-        hold(blocks, fresh.iter(), commanded)?;
-        for prefix in &gone {
-            let others = others.iter().any(|list| list.blocked.contains(prefix));
-            release(blocks, prefix, others, commanded)?;
+        let mut put_in_force = || {
+            hold(blocks, fresh.iter(), commanded)?;
+            gone.iter().try_for_each(|prefix| {
+                let others = others.iter().any(|list| list.blocked.contains(prefix));
+                release(blocks, prefix, others, commanded)
+            })
+        };
+        if let Err(error) = put_in_force() {
+            self.again_in = RETRY_TICKS;
+            // Said once.
+            return if is_known { Ok(None) } else { Err(error.into()) };
         }
         self.blocked = next;
         Ok(Some(KeeperNote::Read { path: self.path.clone(), added: fresh.len(), removed: gone.len() }))

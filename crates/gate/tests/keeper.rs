@@ -3,13 +3,13 @@
 
 mod support;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use support::{Namespace, explained, needs_root};
-use tidegate_core::Verdict;
-use tidegate_gate::{BlockSources, Gate, Keeper, KeeperNote, Options};
+use tidegate_core::{IpPrefix, Verdict};
+use tidegate_gate::{BlockSources, Blocks, Gate, Keeper, KeeperNote, Options};
 use tidegate_policy::RuleSet;
 
 fn gate() -> Gate {
@@ -134,6 +134,25 @@ fn in_the_kernel_what_another_list_or_a_command_blocks_stays_blocked_when_a_list
     let _namespace = Namespace::enter_new();
     let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
     what_nobody_wants_any_more_is_unblocked(&gate, &Folder::new("shared-kernel"));
+}
+
+#[test]
+fn list_that_does_not_fit_is_told_of_once_and_tried_again_until_it_fits() {
+    let folder = Folder::new("full");
+    let path = folder.0.join("drop.list");
+    let gate = gate();
+    let net = |i: u32| IpPrefix::new(Ipv4Addr::from((20 << 24) + (i << 8)).into(), 24).unwrap();
+    let all: Vec<IpPrefix> = (0..Blocks::MAX_PREFIXES).map(net).collect();
+    gate.blocks().add_many(&all, None).unwrap();
+    rewrite(&path, "192.0.2.0/24\n");
+    let (mut keeper, notes) = Keeper::start(&gate, &BlockSources { directory: None, files: vec![path] });
+    assert!(notes.len() == 1 && notes[0].is_fault(), "{notes:?}");
+    let notes: Vec<KeeperNote> = (0..30).flat_map(|_| keeper.tick(&gate)).collect();
+    assert!(notes.is_empty() && !is_blocked(&gate, "192.0.2.1"), "{notes:?}");
+    gate.blocks().remove(&all[7]).unwrap();
+    let notes: Vec<KeeperNote> = (0..20).flat_map(|_| keeper.tick(&gate)).collect();
+    assert!(is_blocked(&gate, "192.0.2.1"));
+    assert!(notes.len() == 1 && notes[0].to_string().ends_with("1 blocked, 0 no longer"), "{notes:?}");
 }
 
 #[test]
