@@ -54,6 +54,7 @@ enum tg_control {
 	TG_CONTROL_BLOCK_FOR_NS,	/* life of a block that does not say its own; for user space */
 	TG_CONTROL_CLASSES,		/* TG_CLASSES_...; 0: no agent adapts the limits of classes */
 	TG_CONTROL_CREDITS,		/* not 0: a server asks which requests were policed on their segments */
+	TG_CONTROL_BLOCK_EVICTED,	/* blocks that had to make room before their time; for user space */
 	TG_CONTROL_COUNT,
 };
 

@@ -14,7 +14,7 @@ use crate::abi;
 use crate::gate::mapped;
 use crate::maps::{Maps, write_many};
 use crate::rules::{prefix4, prefix6};
-use crate::singles::{Single, Singles};
+use crate::singles::{Insertion, Single, Singles};
 use crate::{GateError, system};
 
 /// A blocked address or prefix.
@@ -87,6 +87,8 @@ pub struct BlockStats {
     pub addresses: usize,
     /// Prefixes.
     pub prefixes: usize,
+    /// Addresses that had to make room for others before their time, since the list was made.
+    pub evicted: u64,
 }
 
 /// The block list of a gate.
@@ -218,6 +220,32 @@ impl<'a> Blocks<'a> {
         match self.backend {
             Backend::Kernel(maps) => maps.control(abi::TG_CONTROL_BLOCK_CHANGED_NS),
             Backend::User(list) => Ok(list.lock().unwrap_or_else(PoisonError::into_inner).changed_ns()),
+        }
+    }
+
+    /// How many addresses had to make room for others before their time.
+    pub(crate) fn evicted(&self) -> Result<u64, GateError> {
+        match self.backend {
+            Backend::Kernel(maps) => maps.control(abi::TG_CONTROL_BLOCK_EVICTED),
+            Backend::User(list) => Ok(list.lock().unwrap_or_else(PoisonError::into_inner).evicted()),
+        }
+    }
+
+    /// How many more single addresses fit that need not be evicted for: of IPv4 and of IPv6.
+    pub(crate) fn room(&self) -> Result<[usize; 2], GateError> {
+        let max = Self::MAX_ADDRESSES as usize;
+        match self.backend {
+            Backend::Kernel(maps) => {
+                let v4 = maps.singles()?.map_or(0, |table| table.count());
+                let mut v6 = 0;
+                system::each_entry(maps.get("blocked6")?, |_, _| v6 += 1)?;
+                Ok([max.saturating_sub(v4), max.saturating_sub(v6)])
+            }
+            // Both families share it.
+            Backend::User(list) => {
+                let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok([max.saturating_sub(list.len() - list.prefixes()) / 2; 2])
+            }
         }
     }
 
@@ -402,7 +430,7 @@ impl<'a> Blocks<'a> {
             Backend::User(list) => {
                 let list = list.lock().unwrap_or_else(PoisonError::into_inner);
                 let prefixes = list.prefixes();
-                Ok(BlockStats { addresses: list.len() - prefixes, prefixes })
+                Ok(BlockStats { addresses: list.len() - prefixes, prefixes, evicted: list.evicted() })
             }
             Backend::Kernel(maps) => {
                 let count = |name| {
@@ -413,6 +441,7 @@ impl<'a> Blocks<'a> {
                 Ok(BlockStats {
                     addresses: maps.singles()?.map_or(0, |table| table.count()) + count("blocked6")?,
                     prefixes: count(NETS[0])? + count(NETS[1])?,
+                    evicted: self.evicted()?,
                 })
             }
         }
@@ -524,12 +553,16 @@ fn add_singles4(maps: &Maps, entries: &[(Ipv4Addr, abi::tg_block)], now_ns: u64)
     }
     let mut table = maps.singles_to_fill()?;
     loop {
+        let mut evicted = 0;
         for (address, entry) in entries {
-            if !table.insert(*address, entry, now_ns) {
-                make_room4(&table, now_ns);
-                table.insert(*address, entry, now_ns);
+            let mut inserted = table.insert(*address, entry, now_ns);
+            if inserted == Insertion::Full {
+                evicted += make_room4(&table, now_ns);
+                inserted = table.insert(*address, entry, now_ns);
             }
+            evicted += usize::from(inserted == Insertion::Evicted);
         }
+        count_evicted(maps, evicted)?;
         // Another process may have made a first table at the same time.
         let current = maps.singles_to_fill()?;
         if Arc::ptr_eq(&table, &current) {
@@ -544,17 +577,24 @@ fn remove_expired4(table: &Singles, now_ns: u64) -> usize {
     table.iter(now_ns).filter(expired).filter(|single| table.remove(single.address)).count()
 }
 
-/// As [`make_room`].
-fn make_room4(table: &Singles, now_ns: u64) {
+/// As [`make_room`]; how many were evicted.
+fn make_room4(table: &Singles, now_ns: u64) -> usize {
     if remove_expired4(table, now_ns) > 0 {
-        return;
+        return 0;
     }
     let mut by_age: Vec<(u64, Ipv4Addr)> =
         table.iter(now_ns).map(|single| (single.entry.last_hit_ns, single.address)).collect();
     keep_oldest(&mut by_age);
-    for (_, address) in by_age {
-        table.remove(address);
+    by_age.into_iter().filter(|(_, address)| table.remove(*address)).count()
+}
+
+/// Of two processes that evict at once one may go uncounted.
+fn count_evicted(maps: &Maps, evicted: usize) -> Result<(), GateError> {
+    if evicted == 0 {
+        return Ok(());
     }
+    let before = maps.control(abi::TG_CONTROL_BLOCK_EVICTED)?;
+    maps.set_control(abi::TG_CONTROL_BLOCK_EVICTED, before.saturating_add(evicted as u64))
 }
 
 /// The hundredth of them that has not hit for longest, so that one search pays for many insertions.
@@ -639,8 +679,8 @@ fn make_room(maps: &Maps, name: &'static str, now_ns: u64) -> Result<(), GateErr
     let mut by_age: Vec<(u64, Vec<u8>)> = Vec::new();
     each(maps, name, |key, entry| by_age.push((entry.last_hit_ns, key.to_vec())))?;
     keep_oldest(&mut by_age);
-    delete(maps, name, by_age.into_iter().map(|(_, key)| key).collect())?;
-    Ok(())
+    let evicted = delete(maps, name, by_age.into_iter().map(|(_, key)| key).collect())?;
+    count_evicted(maps, evicted)
 }
 
 /// Deletes entries, some of which another process may have deleted before.

@@ -84,6 +84,9 @@ pub struct Keeper {
     /// When the block by a command ends that a list has gone on with; at most one for each entry of the lists.
     commanded: HashMap<IpPrefix, u64>,
     prefixes: PrefixEnds,
+    /// How many had been evicted, and when the list had last been changed, when it was last seen that the lists' entries
+    /// are there.
+    whole: (u64, u64),
     ticks: u64,
 }
 
@@ -144,6 +147,7 @@ impl Keeper {
             lists: sources.files.iter().map(list).collect(),
             commanded: HashMap::new(),
             prefixes: PrefixEnds::default(),
+            whole: (0, 0),
             ticks: 0,
         };
         notes.extend(keeper.read_lists(&gate.blocks()));
@@ -157,6 +161,7 @@ impl Keeper {
         self.ticks += 1;
         if self.ticks.is_multiple_of(SWEEP_TICKS) {
             notes.extend(blocks.sweep().err().map(KeeperNote::Gate));
+            notes.extend(self.complete(&blocks).err().map(KeeperNote::Gate));
         } else {
             notes.extend(self.prefixes.sweep(&blocks).err().map(KeeperNote::Gate));
         }
@@ -201,6 +206,34 @@ impl Keeper {
             notes.extend(read.transpose().map(either));
         }
         notes
+    }
+
+    /// What stands in a list and is blocked no more, because it was evicted or its entry was replaced by one that has
+    /// ended, is blocked again, as far as nothing has to be evicted for it.
+    fn complete(&mut self, blocks: &Blocks<'_>) -> Result<(), GateError> {
+        if self.lists.iter().all(|list| list.blocked.is_empty()) {
+            return Ok(());
+        }
+        let now = (blocks.evicted()?, blocks.changed_ns()?);
+        if now == self.whole {
+            return Ok(());
+        }
+        // Should it fail, it is tried at the next change.
+        self.whole = now;
+        let [mut v4, mut v6] = blocks.room()?;
+        let mut missing = HashSet::new();
+        for prefix in self.lists.iter().flat_map(|list| &list.blocked) {
+            let room = if prefix.address().is_ipv4() { &mut v4 } else { &mut v6 };
+            match blocks.end(prefix)? {
+                Some(End::Never | End::WithLists) => {}
+                Some(End::At(_)) => _ = missing.insert(*prefix),
+                None if *room > 0 => *room -= usize::from(missing.insert(*prefix)),
+                None => {}
+            }
+        }
+        hold(blocks, missing.iter(), &mut self.commanded)?;
+        self.whole = (blocks.evicted()?, blocks.changed_ns()?);
+        Ok(())
     }
 
     /// Writes the list if it has changed. What a list in a file blocks is not written: the file is there.

@@ -138,8 +138,8 @@ impl fmt::Display for Report {
             names => writeln!(f, "interfaces: {}", names.join(", "))?,
         }
         writeln!(f, "overload: {}", if self.overloaded { "signalled" } else { "no" })?;
-        let BlockStats { addresses, prefixes, .. } = self.blocked;
-        writeln!(f, "blocked: {addresses} addresses, {prefixes} prefixes")?;
+        let BlockStats { addresses, prefixes, evicted } = self.blocked;
+        writeln!(f, "blocked: {addresses} addresses, {prefixes} prefixes, {evicted} addresses evicted")?;
         for Unavailable { what, why } in &self.unavailable {
             writeln!(f, "not available: {what}: {why}")?;
         }

@@ -53,6 +53,16 @@ pub(crate) struct Single {
     pub(crate) entry: abi::tg_block,
 }
 
+/// How an address was added.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Insertion {
+    Fits,
+    /// In place of another that had not expired.
+    Evicted,
+    /// Not at all: there is no room for one more.
+    Full,
+}
+
 impl Singles {
     /// The table of this map of maps, if it has been made.
     pub(crate) fn open(outer: &MapHandle) -> Result<Option<Self>, GateError> {
@@ -151,26 +161,28 @@ impl Singles {
         self.head().hits.load(Ordering::Relaxed) as usize
     }
 
-    /// Adds an address, or replaces its entry; `false`: there is no room for one more. Where both of its buckets are full,
+    /// Adds an address, or replaces its entry. Where both of its buckets are full,
     /// which is rare, an entry goes to its other bucket; or else what has expired or was hit least recently makes room.
-    pub(crate) fn insert(&self, address: Ipv4Addr, entry: &abi::tg_block, now_ns: u64) -> bool {
+    pub(crate) fn insert(&self, address: Ipv4Addr, entry: &abi::tg_block, now_ns: u64) -> Insertion {
         let address = raw(address);
         if let Some(known) = self.find(address) {
             known.fill(entry);
-            return true;
+            return Insertion::Fits;
         }
         if self.count() >= abi::TG_MAX_BLOCKED as usize {
-            return false;
+            return Insertion::Full;
         }
         let free = self.claim(address).or_else(|| self.move_one_away(address));
         if let Some(free) = free {
             free.fill(entry);
             self.head().hits.fetch_add(1, Ordering::Relaxed);
         } else if let Some(victim) = self.slots(address).max_by_key(|slot| slot.age(now_ns)) {
+            let (is_expired, _) = victim.age(now_ns);
             victim.address.store(address, Ordering::Relaxed);
             victim.fill(entry);
+            return if is_expired { Insertion::Fits } else { Insertion::Evicted };
         }
-        true
+        Insertion::Fits
     }
 
     /// A free slot of an address, taken.
@@ -324,9 +336,9 @@ mod tests {
         let crowd = crowd(&table, address);
         assert_eq!(crowd.len(), 16);
         for (age, other) in (0..).zip(&crowd) {
-            assert!(table.insert(*other, &entry(NOW_NS - (age << 30)), NOW_NS));
+            assert_eq!(table.insert(*other, &entry(NOW_NS - (age << 30)), NOW_NS), Insertion::Fits);
         }
-        assert!(table.insert(address, &entry(NOW_NS), NOW_NS));
+        assert_eq!(table.insert(address, &entry(NOW_NS), NOW_NS), Insertion::Fits);
         let is_there = |other: &Ipv4Addr| table.get(*other, NOW_NS).is_some();
         assert!(crowd.iter().chain([&address]).all(is_there));
         assert_eq!((table.count(), table.iter(NOW_NS).count()), (17, 17));
@@ -338,7 +350,8 @@ mod tests {
         let taken = table.slots(raw(address)).find(|slot| slot.exchange(0, 1));
         assert!(taken.is_some());
         let before: Vec<bool> = crowd.iter().map(is_there).collect();
-        assert!(table.insert(address, &entry(NOW_NS), NOW_NS) && is_there(&address));
+        assert_eq!(table.insert(address, &entry(NOW_NS), NOW_NS), Insertion::Evicted);
+        assert!(is_there(&address));
         assert!(before.iter().all(|there| *there));
         assert_eq!(crowd.iter().filter(|other| !is_there(other)).count(), 1);
         assert!(!is_there(&crowd[15]), "the least recently hit");

@@ -136,6 +136,41 @@ fn in_the_kernel_what_another_list_or_a_command_blocks_stays_blocked_when_a_list
     what_nobody_wants_any_more_is_unblocked(&gate, &Folder::new("shared-kernel"));
 }
 
+fn what_a_list_blocks_comes_back(gate: &Gate, folder: &Folder) {
+    let path = folder.0.join("drop.list");
+    let is_blocked = |address: &str| gate.blocks().blocks(address.parse().unwrap()).unwrap();
+    let listed = ["1.0.0.1", "1.0.0.2", "192.0.2.0"];
+    rewrite(&path, "1.0.0.1\n1.0.0.2\n192.0.2.0/24\n");
+    let (mut keeper, _) = Keeper::start(gate, &BlockSources { directory: None, files: vec![path] });
+    let one = |i: u32| IpPrefix::new(Ipv4Addr::from((20 << 24) + i).into(), 32).unwrap();
+    let many: Vec<IpPrefix> = (0..Blocks::MAX_ADDRESSES).map(one).collect();
+    explained(gate.blocks().add_many(&many, None));
+    assert!(!is_blocked("1.0.0.1") && !is_blocked("1.0.0.2"), "they have not hit for longest");
+    let evicted = u64::from(Blocks::MAX_ADDRESSES / 100);
+    let report = explained(gate.show());
+    assert_eq!(report.blocked.evicted, evicted);
+    assert!(report.to_string().contains(&format!("{evicted} addresses evicted")), "{report}");
+    // A command that blocks for less long than the list does.
+    add(gate, "192.0.2.0/24", Some(Duration::ZERO));
+    assert!(!is_blocked("192.0.2.0"));
+    assert!((0..10).all(|_| keeper.tick(gate).is_empty()));
+    assert!(listed.into_iter().all(is_blocked));
+    assert_eq!(explained(gate.show()).blocked.evicted, evicted, "nothing had to make room for them");
+}
+
+#[test]
+fn what_a_list_blocks_comes_back_after_it_was_evicted() {
+    what_a_list_blocks_comes_back(&gate(), &Folder::new("evicted"));
+}
+
+#[test]
+fn in_the_kernel_what_a_list_blocks_comes_back_after_it_was_evicted() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = explained(Gate::load(&RuleSet::default(), &Options::default()));
+    what_a_list_blocks_comes_back(&gate, &Folder::new("evicted-kernel"));
+}
+
 #[test]
 fn list_that_does_not_fit_is_told_of_once_and_tried_again_until_it_fits() {
     let folder = Folder::new("full");

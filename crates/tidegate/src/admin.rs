@@ -229,7 +229,13 @@ fn write_gate(gatekeeper: &Gatekeeper, text: &mut String) {
     ] {
         write_metric(&Sample { name, help, kind: Kind::Gauge, value: value as u64 }, text);
     }
-    for sample in &report.totals {
+    let evicted = Sample {
+        name: "gate_blocks_evicted_total",
+        help: "Blocked addresses that had to make room for others before their time.",
+        kind: Kind::Counter,
+        value: report.blocked.evicted,
+    };
+    for sample in std::iter::once(&evicted).chain(&report.totals) {
         write_metric(sample, text);
     }
     if report.rules.is_empty() {
