@@ -109,6 +109,11 @@ impl ClassState {
         self.limit.is_some_and(|limit| self.offered > limit * USED)
     }
 
+    /// Whether it is served less than its floor, or was a moment ago.
+    pub(super) fn is_short(&self) -> bool {
+        self.starved > 0
+    }
+
     /// Whether it has been served less than its floor for a while.
     pub(super) fn is_starved(&self) -> bool {
         self.starved >= STARVED_INTERVALS

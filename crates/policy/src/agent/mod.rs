@@ -294,7 +294,8 @@ impl Agent {
     }
 
     fn increase(&mut self, signal: f64, lines: &mut Vec<String>) {
-        let starved = self.classes.iter().rposition(ClassState::is_starved).unwrap_or(0);
+        // What a class above takes is what one that is served less than its floor lacks.
+        let starved = self.classes.iter().rposition(ClassState::is_short).unwrap_or(0);
         for (index, class) in self.classes.iter_mut().enumerate() {
             if index > 0 && index < starved {
                 continue;
