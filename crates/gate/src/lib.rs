@@ -9,6 +9,7 @@
 mod abi;
 mod accept_queue;
 mod block;
+mod block_maps;
 mod error;
 mod events;
 mod gate;
