@@ -56,6 +56,17 @@ fn blocked_addresses_and_prefixes_are_dropped_and_counted() {
 }
 
 #[test]
+fn ipv4_mapped_prefix_blocks_the_ipv4_addresses_that_it_means() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    explained(gate.blocks().add(prefix("::ffff:10.94.0.0/112"), None));
+    assert!(!passes(&gate, "10.94.3.4") && passes(&gate, "10.95.0.1"));
+    assert!(matches!(gate.blocks().add_list("::ffff:10.94.0.0/64\n", None), Err(GateError::List(_))));
+    assert!(explained(gate.blocks().remove(&prefix("10.94.0.0/16"))) && passes(&gate, "10.94.3.4"));
+}
+
+#[test]
 fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
     needs_root();
     let _namespace = Namespace::enter_new();
