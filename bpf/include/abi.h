@@ -77,6 +77,7 @@ enum tg_counter {
 	TG_COUNT_REQUEST_SERVER,	/* requests that the server refused by a rule */
 	TG_COUNT_EVENT,			/* TCP events */
 	TG_COUNT_EVENT_LOST,		/* ... for which there was no room */
+	TG_COUNT_REQUEST_STRAY,		/* requests of no connection of this host: nobody's tokens, no penalty */
 	TG_COUNT_RESET_FAILED,		/* resets that could not be built: the segment was dropped instead */
 	TG_COUNT_COUNT,
 };

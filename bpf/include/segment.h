@@ -61,6 +61,9 @@ static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints 
 
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
 			return 0;
+		/* It would pass for an IPv4 client, whose connection it cannot be of. The stack drops it. */
+		if (!ip.saddr.s6_addr32[0] && !ip.saddr.s6_addr32[1] && ip.saddr.s6_addr32[2] == bpf_htonl(0xffff))
+			return 0;
 		ends->v6 = 1;
 		ends->tcp = tcp_behind(skb, ip.nexthdr);
 		if (!ends->tcp)

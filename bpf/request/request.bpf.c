@@ -3,9 +3,9 @@
  * before the server wakes. Every segment that begins with a method is a request, so that each request of a persistent
  * connection is policed. What a segment does not show is left to the server. */
 #include "classify.h"
+#include "connection.h"
 #include "credits.h"
 #include "limits.h"
-#include "segment.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -598,12 +598,35 @@ static __always_inline int refuse(struct __sk_buff *skb, const struct endpoints 
 	return TC_ACT_OK;
 }
 
+/* Whether what the rule does reaches beyond this segment: a token, a penalty, a reset. */
+static __always_inline int reaches_beyond(const struct tg_rule *rule)
+{
+	return rule->flags & TG_RULE_LIMITED ||
+	       (rule->flags & (TG_RULE_REFUSE | TG_RULE_RESET)) == (TG_RULE_REFUSE | TG_RULE_RESET);
+}
+
+/* What becomes of a segment that fits no connection: it costs nobody anything. */
+static __always_inline int stray(enum connection connection, const struct tg_rule *rule)
+{
+	/* Not even late: its acknowledgement was lost. */
+	if (connection == CONNECTION_OLD)
+		return TC_ACT_OK;
+	count(TG_COUNT_REQUEST_STRAY);
+	if (connection == CONNECTION_BEYOND)
+		return TC_ACT_SHOT;
+	if (rule && rule->flags & TG_RULE_REFUSE &&
+	    (!(rule->flags & TG_RULE_ON_OVERLOAD) || control_get(TG_CONTROL_OVERLOAD)))
+		return TC_ACT_SHOT;
+	return TC_ACT_OK;
+}
+
 SEC("tcx/ingress")
 int tidegate_url(struct __sk_buff *skb)
 {
 	struct endpoints ends = {};
+	enum connection connection;
 	struct request *request;
-	struct tg_rule *rule;
+	struct tg_rule *rule, *acting;
 	__u32 zero = 0, set = generation(), flags;
 	__u64 now_ns;
 
@@ -613,10 +636,16 @@ int tidegate_url(struct __sk_buff *skb)
 	if (!request || !read_request(skb, &ends, request))
 		return TC_ACT_OK;
 	rule = governing(set, request);
+	acting = rule && !(rule->flags & TG_RULE_ELSEWHERE) ? rule : 0;
+	if ((acting && reaches_beyond(acting)) || control_get(TG_CONTROL_CLASSES)) {
+		connection = connection_of(skb, &ends);
+		if (connection != CONNECTION_FITS)
+			return stray(connection, acting);
+	}
 	now_ns = bpf_ktime_get_ns();
-	if (rule && !(rule->flags & TG_RULE_ELSEWHERE)) {
-		flags = rule->flags;
-		if (!take_once(&ends, rule, now_ns)) {
+	if (acting) {
+		flags = acting->flags;
+		if (!take_once(&ends, acting, now_ns)) {
 			if (!(flags & TG_RULE_RESET)) {
 				count(TG_COUNT_REQUEST_DROPPED);
 				return TC_ACT_SHOT;

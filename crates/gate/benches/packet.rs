@@ -7,7 +7,7 @@ mod support;
 
 use std::net::Ipv4Addr;
 
-use support::{ACK, Namespace, SYN, connections, explained, frame, needs_root};
+use support::{ACK, Connection, Namespace, SYN, connections, explained, frame, needs_root};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{Blocks, Gate, Mechanism, Options};
 use tidegate_policy::{
@@ -81,7 +81,8 @@ fn requests() {
     let text = "GET /cgi-bin/search?q=x HTTP/1.1\r\nHost: www.example.org\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) \
                 AppleWebKit/537.36\r\nAccept: text/html,application/xhtml+xml\r\nAccept-Language: en\r\nCookie: session=0123456789abcdef; \
                 tier=gold; theme=dark\r\nConnection: keep-alive\r\n\r\n";
-    let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
+    let segment = connection.frame(text.as_bytes());
     let elsewhere = frame("10.0.0.9", "10.0.0.1", 81, ACK, text.as_bytes());
     let set = |requests| RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() };
     let gate = explained(Gate::load(&set(Vec::new()), &Options::default()));

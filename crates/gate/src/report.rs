@@ -154,7 +154,7 @@ impl fmt::Display for Report {
     }
 }
 
-const TOTALS: [(abi::tg_counter, &str, &str); 18] = [
+const TOTALS: [(abi::tg_counter, &str, &str); 19] = [
     (abi::TG_COUNT_BLOCKED, "gate_blocked_packets_total", "Packets from blocked addresses."),
     (abi::TG_COUNT_PENALTY, "gate_penalty_syns_total", "SYNs dropped because their client was just reset."),
     (abi::TG_COUNT_SYN_PASSED, "gate_syns_passed_total", "SYNs that were let pass."),
@@ -195,6 +195,11 @@ const TOTALS: [(abi::tg_counter, &str, &str); 18] = [
         abi::TG_COUNT_EVENT_LOST,
         "gate_tcp_events_lost_total",
         "TCP events lost because nobody took them in time.",
+    ),
+    (
+        abi::TG_COUNT_REQUEST_STRAY,
+        "gate_requests_stray_total",
+        "Requests in segments that fit no connection of this host: no token, no penalty, no reset.",
     ),
     (abi::TG_COUNT_RESET_FAILED, "gate_resets_failed_total", "Resets that did not reach the client."),
 ];

@@ -9,7 +9,8 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use support::{
-    ACK, CLIENT_PORT, Namespace, Pair, SERVER4, SERVER6, connect, explained, frame, is_answered, needs_root,
+    ACK, CLIENT_PORT, Connection, Namespace, Pair, SERVER4, SERVER6, SYN, connect, explained, frame,
+    is_answered, needs_root,
 };
 use tidegate_core::Verdict;
 use tidegate_gate::{Asked, Gate, Mechanism, Options, Why};
@@ -60,6 +61,7 @@ fn kernel_and_user_space_give_the_same_verdicts() {
     ]);
     let gate = explained(Gate::load(&rules, &Options::default()));
     let mut policer = Policer::new(&rules).unwrap();
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
     let (mut asked, mut dropped) = (0, 0);
     for round in 0..3 {
         for path in [
@@ -91,7 +93,7 @@ fn kernel_and_user_space_give_the_same_verdicts() {
                 ] {
                     for method in ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"] {
                         let text = head(method, &format!("{path}{query}"), cookie);
-                        let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+                        let segment = connection.frame(text.as_bytes());
                         let kernel = explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed;
                         let user = policer.on_request(path.as_bytes(), cookie.map(str::as_bytes), 0).verdict;
                         assert_eq!(kernel, user != Verdict::Drop, "round {round}: {text}");
@@ -319,7 +321,8 @@ fn server_polices_what_no_segment_showed_and_nothing_twice() {
         gate.on_request(&Asked { peer, port: 80, path: path.as_bytes(), cookie: None }).verdict
     };
     // What the segment shows takes a token; the server that parses it takes none.
-    let segment = || frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
+    let segment = || connection.frame(head("GET", "/cgi-bin/a", None).as_bytes());
     assert!(explained(gate.try_frame(Mechanism::Tc, &segment(), 1)).passed);
     assert_eq!(ask(CLIENT_PORT, "/cgi-bin/a"), Verdict::Continue);
     let counts = |row: usize| {
@@ -374,10 +377,11 @@ fn options_and_extension_headers_do_not_hide_a_request() {
 fn segment_that_comes_again_costs_no_second_token() {
     needs_root();
     let _namespace = Namespace::enter_new();
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
     for for_server in [false, true] {
         let options = Options { for_server, ..Options::default() };
         let gate = explained(Gate::load(&set(vec![limited("/cgi-bin/*", 3, Action::Drop)]), &options));
-        let segment = || frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+        let segment = || connection.frame(head("GET", "/cgi-bin/a", None).as_bytes());
         let passes = |segment: &[u8]| explained(gate.try_frame(Mechanism::Tc, segment, 1)).passed;
         let state = || {
             let report = explained(gate.show());
@@ -411,7 +415,8 @@ fn client_that_repeats_its_sequence_numbers_gains_little() {
     needs_root();
     let _namespace = Namespace::enter_new();
     let gate = explained(Gate::load(&set(vec![limited("/cgi-bin/*", 2, Action::Drop)]), &Options::default()));
-    let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, head("GET", "/cgi-bin/a", None).as_bytes());
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
+    let segment = connection.frame(head("GET", "/cgi-bin/a", None).as_bytes());
     let passed = (0..100).filter(|_| explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed).count();
     // Two tokens, and of each the segments that the stack may have lost.
     assert_eq!(passed, 2 * (1 + 4));
@@ -540,4 +545,103 @@ fn request_beyond_the_limit_of_its_class_is_reset_and_its_client_let_in_again() 
     // No worker waits for a segment that was dropped.
     assert_eq!(ask("/low/2"), Err(ErrorKind::ConnectionReset));
     assert!(ask("/high/1").is_ok_and(|length| length > 0), "no penalty");
+}
+
+fn total(gate: &Gate, name: &str) -> u64 {
+    explained(gate.show()).totals.iter().find(|total| total.name == name).unwrap().value
+}
+
+#[test]
+fn segment_that_fits_no_connection_takes_no_token_and_brings_no_penalty() {
+    needs_root();
+    for (client, server, other) in [("10.0.0.9", "10.0.0.1", "10.0.0.8"), ("fd00::9", "fd00::1", "fd00::8")] {
+        let _namespace = Namespace::enter_new();
+        let mut rules = set(vec![
+            rule("/bad", Some(Action::Reset)),
+            limited("/slow", 1, Action::Reset),
+            rule("/low", None),
+        ]);
+        rules.requests[1].class = Some(0);
+        rules.requests[2].class = Some(1);
+        let gate = explained(Gate::load(&rules, &Options::default()));
+        explained(gate.limit_classes(&rules, &[None, Some(Profile::new(SLOW, 1).unwrap())]));
+        let connection = Connection::open(client, server);
+        let passes = |frame: &[u8]| explained(gate.try_frame(Mechanism::Tc, frame, 1)).passed;
+        for path in ["/bad", "/slow", "/low", "/slow", "/low"] {
+            let text = head("GET", path, None);
+            let text = text.as_bytes();
+            // One that finds the listener alone, and two behind the window: what the stack does not take.
+            assert_eq!(passes(&frame(other, server, 80, ACK, text)), path != "/bad");
+            for offset in [1 << 24, 1 << 30] {
+                assert!(!passes(&connection.frame_at(offset, text)), "{path} {offset}");
+            }
+            // All of it came before: the stack is to acknowledge it.
+            for offset in [-(text.len() as i64), -(1 << 30)] {
+                assert!(passes(&connection.frame_at(offset, text)), "{path} {offset}");
+            }
+        }
+        let report = explained(gate.show());
+        assert!(report.rules.iter().all(|rule| (rule.passed, rule.refused) == (0, 0)), "{report}");
+        assert_eq!(total(&gate, "gate_requests_stray_total"), 5 * 3);
+        assert_eq!(total(&gate, "gate_requests_reset_total"), 0);
+        let may_connect = |client: &str| {
+            explained(gate.try_frame(Mechanism::Xdp, &frame(client, server, 80, SYN, b""), 1)).passed
+        };
+        assert!(may_connect(client) && may_connect(other), "no penalty");
+        // The tokens are all there for the connection, and its violation is one.
+        for path in ["/low", "/slow"] {
+            assert!(passes(&connection.frame(head("GET", path, None).as_bytes())), "{path}");
+        }
+        assert_eq!(total(&gate, "gate_class_policed_total"), 0);
+        passes(&connection.frame(head("GET", "/low", None).as_bytes()));
+        assert_eq!(total(&gate, "gate_class_policed_total"), 1);
+        passes(&connection.frame(head("GET", "/bad", None).as_bytes()));
+        assert!(!may_connect(client) && may_connect(other));
+    }
+}
+
+#[test]
+fn ipv6_segment_from_a_mapped_address_is_not_taken_for_the_ipv4_client() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let rules = set(vec![rule("/bad", Some(Action::Reset)), limited("/slow", 1, Action::Drop)]);
+    let gate = explained(Gate::load(&rules, &Options::default()));
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
+    for path in ["/bad", "/slow", "/slow"] {
+        let mut mapped = frame("fd00::9", "fd00::1", 80, ACK, head("GET", path, None).as_bytes());
+        for (at, address) in [(22, [10, 0, 0, 9]), (38, [10, 0, 0, 1])] {
+            mapped[at..at + 16].copy_from_slice(&[[0; 4], [0; 4], [0, 0, 255, 255], address].concat());
+        }
+        mapped[58..62].copy_from_slice(&connection.awaited().to_be_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &mapped, 1));
+    }
+    let syn = frame("10.0.0.9", "10.0.0.1", 80, SYN, b"");
+    assert!(explained(gate.try_frame(Mechanism::Xdp, &syn, 1)).passed, "no penalty");
+    let slow = connection.frame(head("GET", "/slow", None).as_bytes());
+    assert!(explained(gate.try_frame(Mechanism::Tc, &slow, 1)).passed, "its token is there");
+    assert_eq!(total(&gate, "gate_requests_passed_total"), 1);
+}
+
+#[test]
+fn first_segment_with_a_valid_syn_cookie_is_of_a_connection() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    // Each SYN is answered with a cookie.
+    std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap();
+    let gate = explained(Gate::load(&set(vec![limited("/slow", 9, Action::Drop)]), &Options::default()));
+    for (client, server) in [("10.0.0.9", "10.0.0.1"), ("fd00::9", "fd00::1")] {
+        let mut connection = Connection::open(client, server);
+        let (sequence, acknowledgement) = (connection.awaited(), connection.first_sent());
+        connection.abort();
+        let before = total(&gate, "gate_requests_stray_total");
+        let text = head("GET", "/slow", None);
+        let ask = |acknowledgement| {
+            let segment = connection.frame_with(sequence, acknowledgement, text.as_bytes());
+            explained(gate.try_frame(Mechanism::Tc, &segment, 1));
+            (explained(gate.show()).rules[0].passed, total(&gate, "gate_requests_stray_total") - before)
+        };
+        let (passed, _) = ask(acknowledgement.wrapping_add(77));
+        assert_eq!(ask(acknowledgement.wrapping_add(99)), (passed, 2), "{client}: no cookie");
+        assert_eq!(ask(acknowledgement), (passed + 1, 2), "{client}: the cookie");
+    }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::fs::File;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -164,6 +164,111 @@ pub fn frame(source: &str, destination: &str, port: u16, flags: u8, payload: &[u
     frame.extend(tcp);
     frame.extend(payload);
     frame
+}
+
+/// A connection of the calling thread's namespace over loopback, and segments that fit it: what costs tokens must.
+pub struct Connection {
+    client: SocketAddr,
+    server: SocketAddr,
+    accepted: Option<TcpStream>,
+    _connected: TcpStream,
+    _listener: TcpListener,
+}
+
+impl Connection {
+    /// Connects from `CLIENT_PORT` of `client` to port 80 of `server`, both of which loopback gets first.
+    pub fn open(client: &str, server: &str) -> Self {
+        for address in [client, server] {
+            ip(&format!("addr replace {address} dev lo"));
+        }
+        let to = SocketAddr::new(server.parse().unwrap(), 80);
+        let listener = TcpListener::bind(to).unwrap();
+        let client = SocketAddr::new(client.parse().unwrap(), CLIENT_PORT);
+        let connected = connect(&client.to_string(), to);
+        let (accepted, _) = listener.accept().unwrap();
+        Self { client, server: to, accepted: Some(accepted), _connected: connected, _listener: listener }
+    }
+
+    /// A segment of the client with this payload: the next one that the server awaits. No two have the same
+    /// acknowledgement number.
+    pub fn frame(&self, payload: &[u8]) -> Vec<u8> {
+        self.frame_at(0, payload)
+    }
+
+    /// The same, so many bytes of the sequence space away.
+    pub fn frame_at(&self, offset: i64, payload: &[u8]) -> Vec<u8> {
+        static ACKNOWLEDGEMENT: AtomicU32 = AtomicU32::new(1000);
+        let sequence = self.awaited().wrapping_add(offset as u32);
+        self.frame_with(sequence, ACKNOWLEDGEMENT.fetch_add(1, Ordering::Relaxed), payload)
+    }
+
+    /// A segment of the client with these numbers.
+    pub fn frame_with(&self, sequence: u32, acknowledgement: u32, payload: &[u8]) -> Vec<u8> {
+        let (client, server) = (self.client.ip().to_string(), self.server.ip().to_string());
+        let mut frame = frame(&client, &server, 80, ACK, payload);
+        let at = frame.len() - payload.len() - 20;
+        frame[at + 4..at + 8].copy_from_slice(&sequence.to_be_bytes());
+        frame[at + 8..at + 12].copy_from_slice(&acknowledgement.to_be_bytes());
+        frame
+    }
+
+    /// The sequence number that the server's end awaits.
+    pub fn awaited(&self) -> u32 {
+        const TCP_RECV_QUEUE: libc::c_int = 1;
+        self.sequence_of(TCP_RECV_QUEUE)
+    }
+
+    /// The sequence number of the first byte that the server sends.
+    pub fn first_sent(&self) -> u32 {
+        const TCP_SEND_QUEUE: libc::c_int = 2;
+        self.sequence_of(TCP_SEND_QUEUE)
+    }
+
+    fn accepted(&self) -> &TcpStream {
+        self.accepted.as_ref().unwrap()
+    }
+
+    /// Ends the connection by a reset from the server; the listener stays.
+    pub fn abort(&mut self) {
+        socket2::SockRef::from(self.accepted()).set_linger(Some(Duration::ZERO)).unwrap();
+        self.accepted = None;
+    }
+
+    /// Only a socket under repair tells.
+    fn sequence_of(&self, queue: libc::c_int) -> u32 {
+        const TCP_REPAIR_OFF_NO_WP: libc::c_int = -1;
+        self.set(libc::TCP_REPAIR, 1);
+        self.set(libc::TCP_REPAIR_QUEUE, queue);
+        let mut sequence: u32 = 0;
+        let mut length = size_of::<u32>() as libc::socklen_t;
+        // SAFETY: the option gives an unsigned int; the descriptor is open.
+        let status = unsafe {
+            libc::getsockopt(
+                self.accepted().as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_QUEUE_SEQ,
+                (&raw mut sequence).cast(),
+                &raw mut length,
+            )
+        };
+        assert_eq!(status, 0, "TCP_QUEUE_SEQ: {}", std::io::Error::last_os_error());
+        self.set(libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);
+        sequence
+    }
+
+    fn set(&self, option: libc::c_int, value: libc::c_int) {
+        // SAFETY: the option takes an int; the descriptor is open.
+        let status = unsafe {
+            libc::setsockopt(
+                self.accepted().as_raw_fd(),
+                libc::IPPROTO_TCP,
+                option,
+                (&raw const value).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        assert_eq!(status, 0, "option {option}: {}", std::io::Error::last_os_error());
+    }
 }
 
 fn connect_within(from: &str, to: SocketAddr, limit: Duration) -> std::io::Result<TcpStream> {
