@@ -65,7 +65,7 @@ enum tg_counter {
 	TG_COUNT_SYN_PASSED,
 	TG_COUNT_SYN_POLICED,		/* SYNs without a token */
 	TG_COUNT_SYN_HELD,		/* SYNs held back while a higher class waits */
-	TG_COUNT_MALFORMED,		/* fragments and extension headers that hide ports (RFC 1858, RFC 8504) */
+	TG_COUNT_MALFORMED,		/* fragments, extension headers and tags that hide ports (RFC 1858, RFC 8504) */
 	TG_COUNT_CLASS_POLICED,		/* SYNs and requests beyond the limit of their class */
 	TG_COUNT_STEERED,		/* connections given to the queue of their class */
 	TG_COUNT_STEER_FAILED,		/* ... or not, because the queue is gone */
@@ -261,6 +261,8 @@ struct tg_credit {
 	__u16 server_port;
 	__u32 slot;
 };
+/* The most credits of one connection and rule: it pays tokens for them when there are some, and could hoard. */
+#define TG_CREDITS_MAX 8
 struct tg_credited {
 	__u64 requests;			/* ... that the server has not asked about yet, if one asks */
 	struct tg_segment last;

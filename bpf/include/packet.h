@@ -121,6 +121,11 @@ static __always_inline int parse_ip6(struct packet *packet, void *cursor)
 	return is_extension(next);
 }
 
+static __always_inline int is_vlan(__be16 protocol)
+{
+	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
+}
+
 static __always_inline int parse(struct packet *packet, void *cursor)
 {
 	struct ethhdr *ethernet = cursor;
@@ -134,7 +139,7 @@ static __always_inline int parse(struct packet *packet, void *cursor)
 	for (int i = 0; i < VLAN_TAGS_MAX; i++) {
 		struct vlan_tag *tag = cursor;
 
-		if (protocol != bpf_htons(ETH_P_8021Q) && protocol != bpf_htons(ETH_P_8021AD))
+		if (!is_vlan(protocol))
 			break;
 		if ((void *)(tag + 1) > packet->end)
 			return 0;
@@ -145,7 +150,8 @@ static __always_inline int parse(struct packet *packet, void *cursor)
 		return parse_ip4(packet, cursor);
 	if (protocol == bpf_htons(ETH_P_IPV6))
 		return parse_ip6(packet, cursor);
-	return 0;
+	/* The stack takes off any number of tags for VLAN 0. */
+	return is_vlan(protocol);
 }
 
 #endif

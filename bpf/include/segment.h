@@ -7,6 +7,7 @@
 
 struct endpoints {
 	__u32 v6;
+	__u32 network;			/* offset of the IP header */
 	__u32 tcp;			/* offset of the TCP header */
 	__u32 payload;			/* offset and length of what it carries */
 	__u32 length;
@@ -16,9 +17,9 @@ struct endpoints {
 };
 
 /* Where the TCP header is behind an IPv6 header and its extension headers; 0: nowhere. */
-static __always_inline __u32 tcp_behind(struct __sk_buff *skb, __u8 next)
+static __always_inline __u32 tcp_behind(struct __sk_buff *skb, __u32 network, __u8 next)
 {
-	__u32 at = ETH_HLEN + sizeof(struct ipv6hdr);
+	__u32 at = network + sizeof(struct ipv6hdr);
 
 	for (int i = 0; i < EXTENSION_HEADERS_MAX; i++) {
 		struct fragment_header header;	/* the others begin alike, but for their length */
@@ -36,39 +37,57 @@ static __always_inline __u32 tcp_behind(struct __sk_buff *skb, __u8 next)
 	return next == IPPROTO_TCP ? at : 0;
 }
 
+/* Of the tags the stack has taken off the first. What is behind the others; not IP: what no program looks at. */
+static __always_inline __be16 behind_tags(struct __sk_buff *skb, struct endpoints *ends)
+{
+	__be16 protocol = skb->protocol;
+
+	ends->network = ETH_HLEN;
+	for (int i = 0; i < VLAN_TAGS_MAX && is_vlan(protocol); i++) {
+		struct vlan_tag tag;
+
+		if (bpf_skb_load_bytes(skb, ends->network, &tag, sizeof(tag)))
+			return 0;
+		protocol = tag.protocol;
+		ends->network += sizeof(tag);
+	}
+	return protocol;
+}
+
 /* Reads the headers; 0 if the segment cannot carry a request. */
 static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints *ends)
 {
+	__be16 protocol = behind_tags(skb, ends);
 	__u32 end;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+	if (protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP || ip.ihl < 5 ||
+		if (bpf_skb_load_bytes(skb, ends->network, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP || ip.ihl < 5 ||
 		    ip.frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
 			return 0;
 		ends->v6 = 0;
-		ends->tcp = ETH_HLEN + ip.ihl * 4;
-		end = ETH_HLEN + bpf_ntohs(ip.tot_len);
+		ends->tcp = ends->network + ip.ihl * 4;
+		end = ends->network + bpf_ntohs(ip.tot_len);
 		__builtin_memset(ends->source, 0, 10);
 		ends->source[10] = ends->source[11] = 0xff;
 		__builtin_memset(ends->destination, 0, 10);
 		ends->destination[10] = ends->destination[11] = 0xff;
 		__builtin_memcpy(ends->source + 12, &ip.saddr, 4);
 		__builtin_memcpy(ends->destination + 12, &ip.daddr, 4);
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		if (bpf_skb_load_bytes(skb, ends->network, &ip, sizeof(ip)))
 			return 0;
 		/* It would pass for an IPv4 client, whose connection it cannot be of. The stack drops it. */
 		if (!ip.saddr.s6_addr32[0] && !ip.saddr.s6_addr32[1] && ip.saddr.s6_addr32[2] == bpf_htonl(0xffff))
 			return 0;
 		ends->v6 = 1;
-		ends->tcp = tcp_behind(skb, ip.nexthdr);
+		ends->tcp = tcp_behind(skb, ends->network, ip.nexthdr);
 		if (!ends->tcp)
 			return 0;
-		end = ETH_HLEN + sizeof(ip) + bpf_ntohs(ip.payload_len);
+		end = ends->network + sizeof(ip) + bpf_ntohs(ip.payload_len);
 		__builtin_memcpy(ends->source, &ip.saddr, 16);
 		__builtin_memcpy(ends->destination, &ip.daddr, 16);
 	} else {

@@ -469,6 +469,9 @@ static __always_inline int reset_both(struct __sk_buff *skb, const struct endpoi
 	};
 	struct ethhdr ethernet;
 
+	/* The reset has no room for tags. */
+	if (ends->network != ETH_HLEN)
+		return -1;
 	if (bpf_skb_load_bytes(skb, 0, &ethernet, sizeof(ethernet)) || bpf_skb_change_tail(skb, size, 0) ||
 	    store_ethernet(skb, &ethernet, 1) || store_reset(skb, ends->v6, &to_client))
 		return -1;
@@ -496,33 +499,54 @@ static __always_inline void note(struct tg_segment *last, const struct endpoints
 	last->repeats = 0;
 }
 
-/* Takes a token, once for each request. Not 0: the request is compliant. */
-static __always_inline int take_once(const struct endpoints *ends, const struct tg_rule *rule, __u64 now_ns)
-{
-	struct tg_credit key = {
-		.client_port = bpf_ntohs(ends->header.source),
-		.server_port = bpf_ntohs(ends->header.dest),
-		.slot = rule->slot,
-	};
-	struct tg_credited *known, first = {};
+/* A request under a rule that takes tokens. */
+struct paying {
+	struct tg_credit key;
+	struct tg_credited *known;	/* of the same connection and rule, the one before */
+	__u32 repeated;			/* not 0: this one had its token */
+};
 
-	if (!(rule->flags & TG_RULE_LIMITED))
-		return take(rule, now_ns);
-	__builtin_memcpy(key.client, ends->source, 16);
-	known = bpf_map_lookup_elem(&credits, &key);
-	if (known && came_before(&known->last, ends)) {
+static __always_inline void find_credit(struct paying *paying, const struct endpoints *ends, const struct tg_rule *rule)
+{
+	paying->key.client_port = bpf_ntohs(ends->header.source);
+	paying->key.server_port = bpf_ntohs(ends->header.dest);
+	paying->key.slot = rule->slot;
+	__builtin_memcpy(paying->key.client, ends->source, 16);
+	paying->known = bpf_map_lookup_elem(&credits, &paying->key);
+	paying->repeated = paying->known && came_before(&paying->known->last, ends);
+}
+
+/* Whether the segment comes in the window after one that fitted the connection. To guess its number is as hard as to guess
+ * one that fits the socket, which is dear to find. */
+static __always_inline int continues(const struct paying *paying, const struct endpoints *ends)
+{
+	return paying->known &&
+	       bpf_ntohl(ends->header.seq) - paying->known->last.seq - 1 < HANDSHAKE_WINDOW;
+}
+
+/* Takes a token, once for each request. Not 0: the request is compliant. */
+static __always_inline int take_once(struct paying *paying, const struct endpoints *ends, const struct tg_rule *rule,
+				     __u64 now_ns)
+{
+	struct tg_credited *known = paying->known, first = {};
+
+	if (paying->repeated) {
 		count(TG_COUNT_REQUEST_REPEATED);
 		return 1;
 	}
 	if (!take(rule, now_ns))
 		return 0;
+	if (!(rule->flags & TG_RULE_LIMITED))
+		return 1;
 	first.requests = control_get(TG_CONTROL_CREDITS) != 0;
 	note(&first.last, ends);
 	if (known) {
-		__sync_fetch_and_add(&known->requests, first.requests);
+		/* What the stack has thrown away for good, a wrong checksum say, the server never asks about. */
+		if (known->requests < TG_CREDITS_MAX)
+			__sync_fetch_and_add(&known->requests, first.requests);
 		known->last = first.last;
 	} else {
-		bpf_map_update_elem(&credits, &key, &first, BPF_ANY);
+		bpf_map_update_elem(&credits, &paying->key, &first, BPF_ANY);
 	}
 	return 1;
 }
@@ -624,7 +648,8 @@ SEC("tcx/ingress")
 int tidegate_url(struct __sk_buff *skb)
 {
 	struct endpoints ends = {};
-	enum connection connection;
+	struct paying paying = {};
+	enum connection connection = CONNECTION_NONE;
 	struct request *request;
 	struct tg_rule *rule, *acting;
 	__u32 zero = 0, set = generation(), flags;
@@ -637,7 +662,10 @@ int tidegate_url(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	rule = governing(set, request);
 	acting = rule && !(rule->flags & TG_RULE_ELSEWHERE) ? rule : 0;
-	if ((acting && reaches_beyond(acting)) || control_get(TG_CONTROL_CLASSES)) {
+	if (acting && acting->flags & TG_RULE_LIMITED)
+		find_credit(&paying, &ends, acting);
+	if ((acting && reaches_beyond(acting) && !paying.repeated && !continues(&paying, &ends)) ||
+	    control_get(TG_CONTROL_CLASSES)) {
 		connection = connection_of(skb, &ends);
 		if (connection != CONNECTION_FITS)
 			return stray(connection, acting);
@@ -645,10 +673,15 @@ int tidegate_url(struct __sk_buff *skb)
 	now_ns = bpf_ktime_get_ns();
 	if (acting) {
 		flags = acting->flags;
-		if (!take_once(&ends, acting, now_ns)) {
+		if (!take_once(&paying, &ends, acting, now_ns)) {
 			if (!(flags & TG_RULE_RESET)) {
 				count(TG_COUNT_REQUEST_DROPPED);
 				return TC_ACT_SHOT;
+			}
+			if (connection != CONNECTION_FITS) {
+				connection = connection_of(skb, &ends);
+				if (connection != CONNECTION_FITS)
+					return stray(connection, acting);
 			}
 			penalize(&ends, now_ns);
 			return refuse(skb, &ends);

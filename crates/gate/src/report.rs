@@ -163,7 +163,7 @@ const TOTALS: [(abi::tg_counter, &str, &str); 19] = [
     (
         abi::TG_COUNT_MALFORMED,
         "gate_malformed_packets_total",
-        "Packets that hid their TCP ports: in fragments, or behind more than four IPv6 extension headers.",
+        "Packets that hid their TCP ports: in fragments, behind more than four IPv6 extension headers or two VLAN tags.",
     ),
     (
         abi::TG_COUNT_CLASS_POLICED,

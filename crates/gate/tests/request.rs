@@ -145,9 +145,10 @@ fn what_a_segment_does_not_show_is_left_to_the_server() {
     assert!(passes(80, "POST / HTTP/1.1\r\nHost: a\r\n\r\n\r\nCookie: tier=bad\r\n\r\n"));
     // Whatever else a segment begins with, and wherever it is cut.
     let whole = head("GET", "/", Some("tier=bad"));
-    for end in 0..whole.len() - 4 {
-        passes(80, &whole[..end]);
-        passes(80, &whole[end..]);
+    let shown = whole.find("bad\r").unwrap() + "bad\r".len();
+    for cut in 1..whole.len() {
+        assert_eq!(passes(80, &whole[..cut]), cut < shown, "{:?}", &whole[..cut]);
+        assert!(passes(80, &whole[cut..]), "{:?}", &whole[cut..]);
     }
     assert!(
         explained(gate.show()).totals.iter().any(|t| t.name == "gate_requests_partial_total" && t.value > 0)
@@ -363,6 +364,14 @@ fn options_and_extension_headers_do_not_hide_a_request() {
         assert_eq!(passes(&v4), expected, "IPv4 options");
         let mut v6 = frame("fd00::9", "fd00::1", 80, ACK, text.as_bytes());
         assert_eq!(passes(&v6), expected);
+        // As many tags as pass before; at TC the stack has taken off the outermost.
+        for tags in 1..=2 {
+            for untagged in [&v4, &v6] {
+                let mut tagged = untagged.clone();
+                tagged.splice(12..12, [0x81, 0, 0, 0].repeat(tags));
+                assert_eq!(passes(&tagged), expected, "{tags} tags");
+            }
+        }
         // Hop-by-hop options, destination options, a fragment that is the whole packet, then TCP.
         v6[20] = 0;
         let headers = [[60, 0, 1, 4, 0, 0, 0, 0], [44, 0, 1, 4, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0, 7]];
@@ -644,4 +653,46 @@ fn first_segment_with_a_valid_syn_cookie_is_of_a_connection() {
         assert_eq!(ask(acknowledgement.wrapping_add(99)), (passed, 2), "{client}: no cookie");
         assert_eq!(ask(acknowledgement), (passed + 1, 2), "{client}: the cookie");
     }
+}
+
+#[test]
+fn credits_for_segments_that_the_stack_threw_away_cannot_be_hoarded() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let options = Options { for_server: true, ..Options::default() };
+    let gate = explained(Gate::load(&set(vec![limited("/cgi-bin/*", 100, Action::Drop)]), &options));
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
+    // In-window segments that never reach the server take their tokens.
+    for _ in 0..60 {
+        let segment = connection.frame(head("GET", "/cgi-bin/a", None).as_bytes());
+        assert!(explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed);
+    }
+    assert_eq!(explained(gate.show()).rules[0].passed, 60);
+    let peer = SocketAddr::new("10.0.0.9".parse().unwrap(), CLIENT_PORT);
+    let ask = || gate.on_request(&Asked { peer, port: 80, path: b"/cgi-bin/a", cookie: None }).verdict;
+    // What hides from the segments then has the tokens that are left, and a few credits.
+    let served = (0..100).filter(|_| ask() == Verdict::Continue).count();
+    assert_eq!(served, 40 + 8);
+}
+
+#[test]
+fn next_requests_of_a_connection_are_policed_wherever_they_are_in_the_window() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = explained(Gate::load(&set(vec![limited("/slow", 2, Action::Drop)]), &Options::default()));
+    let connection = Connection::open("10.0.0.9", "10.0.0.1");
+    let text = head("GET", "/slow", None);
+    let passes = |offset| {
+        let segment = connection.frame_at(offset, text.as_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    assert!(passes(0) && passes(1000) && !passes(2000), "two tokens");
+    let counts = |gate: &Gate| {
+        let report = explained(gate.show());
+        (report.rules[0].passed, report.rules[0].refused)
+    };
+    assert_eq!(counts(&gate), (2, 1));
+    // Not what only the number of another connection, or none, would explain.
+    assert!(!passes(1 << 28) && passes(-(1 << 28)));
+    assert_eq!(counts(&gate), (2, 1));
 }

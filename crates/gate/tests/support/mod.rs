@@ -179,7 +179,9 @@ impl Connection {
     /// Connects from `CLIENT_PORT` of `client` to port 80 of `server`, both of which loopback gets first.
     pub fn open(client: &str, server: &str) -> Self {
         for address in [client, server] {
-            ip(&format!("addr replace {address} dev lo"));
+            // Duplicate address detection would keep an IPv6 address tentative.
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            ip(&format!("addr replace {address} dev lo {nodad}"));
         }
         let to = SocketAddr::new(server.parse().unwrap(), 80);
         let listener = TcpListener::bind(to).unwrap();
