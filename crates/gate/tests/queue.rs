@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use support::{
-    Namespace, Pair, SERVER4, SERVER6, connect, connection, connections, explained, is_answered, needs_root,
-    until_waiting,
+    Namespace, Pair, SERVER4, SERVER6, connect, connection, connections, explained, is_answered, is_dropped,
+    needs_root, overflows, until_waiting,
 };
 use tidegate_gate::{ClassListeners, Gate, GateError, ListenQueue, Mechanism, Options};
 use tidegate_policy::{ConnectionRule, RuleSet};
@@ -82,11 +82,12 @@ fn full_queue_of_a_low_class_does_not_shut_out_the_high_one() {
     let address = format!("{SERVER4}:0").parse().unwrap();
     let (queue, _) = explained(ListenQueue::bind(&gate, address, 3, 2));
     let to = queue.listeners().local_addr().unwrap();
-    pair.client.run(|| {
-        let full = (0..12).any(|_| !is_answered("10.77.0.4:0", to));
-        assert!(full, "the low class's queue is full");
-        connect("10.77.0.2:0", to);
+    let full = (0..12).any(|_| {
+        pair.client.run(|| is_answered("10.77.0.4:0", to));
+        overflows() > 0
     });
+    assert!(full, "the low class's queue is full");
+    pair.client.run(|| connect("10.77.0.2:0", to));
     // Of the low class some are in the queue by now.
     while queue.listeners().accept(WAIT).unwrap().unwrap().class != 0 {}
 }
@@ -127,12 +128,14 @@ fn low_class_is_held_back_while_the_high_one_waits() {
     let gate = pair.gate_with(&three_classes(), &Options { hold_depth: Some(2), ..Options::default() });
     let queue = bind(&gate, &format!("{SERVER4}:0"));
     let to = queue.listeners().local_addr().unwrap();
-    let answered = |host: u8| pair.client.run(|| is_answered(&format!("10.77.0.{host}:0"), to));
+    let held = |host: u8| {
+        pair.client.run(|| is_dropped(&gate, "gate_syns_held_total", &format!("10.77.0.{host}:0"), to))
+    };
     let connected = |host: u8| drop(pair.client.run(|| connect(&format!("10.77.0.{host}:0"), to)));
     // One does not make a queue.
     [LOW, HIGH, LOW, HIGH].into_iter().for_each(connected);
     until_waiting(to.port(), 4);
-    assert!(!answered(LOW) && !answered(MIDDLE), "while two of the high class wait");
+    assert!(held(LOW) && held(MIDDLE), "while two of the high class wait");
     connected(HIGH);
     until_waiting(to.port(), 5);
     for _ in 0..3 {
@@ -140,7 +143,7 @@ fn low_class_is_held_back_while_the_high_one_waits() {
     }
     [MIDDLE, MIDDLE].into_iter().for_each(connected);
     until_waiting(to.port(), 4);
-    assert!(!answered(LOW), "the middle class holds back the low one too");
+    assert!(held(LOW), "the middle class holds back the low one too");
     explained(gate.set_hold_depth(None));
     connected(LOW);
 }
@@ -157,12 +160,12 @@ fn low_class_is_held_back_from_a_server_with_one_accept_queue() {
         // Any server: it knows nothing of the gate.
         let server = TcpListener::bind(&listen).unwrap();
         let to = server.local_addr().unwrap();
-        let answered = |from: &str| pair.client.run(|| is_answered(from, to));
+        let held = |from: &str| pair.client.run(|| is_dropped(&gate, "gate_syns_held_total", from, to));
         let connected = |from: &str| drop(pair.client.run(|| connect(from, to)));
         connected(high);
         connected(low);
         until_waiting(to.port(), 2);
-        assert!(!answered(low), "two wait");
+        assert!(held(low), "two wait");
         connected(high);
         for _ in 0..3 {
             server.accept().unwrap();

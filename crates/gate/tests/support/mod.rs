@@ -316,3 +316,38 @@ fn waiting(table: &str, port: u16) -> u32 {
 pub fn is_answered(from: &str, to: SocketAddr) -> bool {
     connect_within(from, to, Duration::from_millis(800)).is_ok()
 }
+
+/// What the gate has counted under a name.
+pub fn total(gate: &Gate, name: &str) -> u64 {
+    explained(gate.show()).totals.iter().find(|total| total.name == name).unwrap().value
+}
+
+/// Whether the gate drops a SYN: connects and waits, however long it takes, until the gate has counted one more under
+/// this name, or the connection is there.
+pub fn is_dropped(gate: &Gate, name: &str, from: &str, to: SocketAddr) -> bool {
+    let before = total(gate, name);
+    let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None).unwrap();
+    socket.bind(&from.parse::<SocketAddr>().unwrap().into()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let error = socket.connect(&to.into()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{from} to {to}: {error}");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if socket.peer_addr().is_ok() {
+            return false;
+        }
+        if total(gate, name) > before {
+            return true;
+        }
+        assert!(Instant::now() < deadline, "{from} to {to}: neither dropped nor connected");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How often the stack of the calling thread's namespace has thrown something away because an accept queue was full.
+pub fn overflows() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+    let mut lines = text.lines().map(|line| line.split(' '));
+    let column = lines.next().unwrap().position(|name| name == "ListenOverflows").unwrap();
+    lines.next().unwrap().nth(column).unwrap().parse().unwrap()
+}
