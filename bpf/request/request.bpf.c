@@ -516,12 +516,12 @@ static __always_inline void find_credit(struct paying *paying, const struct endp
 	paying->repeated = paying->known && came_before(&paying->known->last, ends);
 }
 
-/* Whether the segment comes in the window after one that fitted the connection. To guess its number is as hard as to guess
+/* Whether the segment comes in the window of one that fitted the connection. To guess its number is as hard as to guess
  * one that fits the socket, which is dear to find. */
 static __always_inline int continues(const struct paying *paying, const struct endpoints *ends)
 {
 	return paying->known &&
-	       bpf_ntohl(ends->header.seq) - paying->known->last.seq - 1 < HANDSHAKE_WINDOW;
+	       bpf_ntohl(ends->header.seq) - paying->known->last.seq < HANDSHAKE_WINDOW;
 }
 
 /* Takes a token, once for each request. Not 0: the request is compliant. */

@@ -179,14 +179,12 @@ impl Connection {
     /// Connects from `CLIENT_PORT` of `client` to port 80 of `server`, both of which loopback gets first.
     pub fn open(client: &str, server: &str) -> Self {
         for address in [client, server] {
-            // Duplicate address detection would keep an IPv6 address tentative.
-            let nodad = if address.contains(':') { "nodad" } else { "" };
-            ip(&format!("addr replace {address} dev lo {nodad}"));
+            ip(&format!("addr replace {address} dev lo"));
         }
         let to = SocketAddr::new(server.parse().unwrap(), 80);
-        let listener = TcpListener::bind(to).unwrap();
         let client = SocketAddr::new(client.parse().unwrap(), CLIENT_PORT);
-        let connected = connect(&client.to_string(), to);
+        let listener = once_there(|| TcpListener::bind(to));
+        let connected = once_there(|| connect_within(&client.to_string(), to, Duration::from_secs(10)));
         let (accepted, _) = listener.accept().unwrap();
         Self { client, server: to, accepted: Some(accepted), _connected: connected, _listener: listener }
     }
@@ -270,6 +268,18 @@ impl Connection {
             )
         };
         assert_eq!(status, 0, "option {option}: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// The kernel makes the route of a new IPv6 address in its own time.
+fn once_there<R>(attempt: impl Fn() -> std::io::Result<R>) -> R {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
