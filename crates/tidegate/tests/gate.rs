@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use support::{Pair, SERVER4, connect, is_answered, needs_root};
+use support::{Pair, SERVER4, connect, ip, is_answered, needs_root};
 use tidegate_e2e::{Process, eventually};
 
 /// In the calling thread's network namespace.
@@ -117,6 +117,22 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
     assert!(error(&["gate", "detach", "gate0"]).contains("no gate is attached to `gate0`"));
     assert!(error(&["gate", "show"]).contains("no gate is attached"));
     drop(server);
+}
+
+#[test]
+fn a_tunnel_is_refused_with_one_line_by_the_holder_and_by_a_server() {
+    needs_root();
+    let _pair = Pair::new();
+    ip("tuntap add dev tun9 mode tun");
+    let folder = Folder::with("file", "x");
+    let rules = RULES.replace("ROOT", &folder.name(""));
+    std::fs::write(folder.path("t.toml"), rules.replace("[gate]\n", "[gate]\ninterfaces = [\"tun9\"]\n"))
+        .unwrap();
+    let config = folder.name("t.toml");
+    for arguments in [["gate", "attach", "tun9"], ["run", "--config", &config]] {
+        let refused = error(&arguments);
+        assert!(refused.contains("`tun9` carries no Ethernet frames"), "{arguments:?}: {refused}");
+    }
 }
 
 #[test]
