@@ -100,7 +100,7 @@ impl Programs {
             Err(error) => Err(error.to_string()),
             Ok(object) => attach_tcx(object, ANSWER_PROGRAM, index).map_err(|error| error.to_string()),
         };
-        Ok(Attached { interface: interface.to_owned(), ingress, request, answer })
+        Ok(Attached { interface: interface.to_owned(), index, ingress, request, answer })
     }
 
     /// Attaches the steering of new connections to the calling thread's network namespace.
@@ -199,6 +199,7 @@ pub struct ProgramCost {
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) interface: String,
+    pub(crate) index: i32,
     pub(crate) ingress: Link,
     pub(crate) request: Result<Link, String>,
     pub(crate) answer: Result<Link, String>,

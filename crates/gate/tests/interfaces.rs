@@ -3,8 +3,8 @@
 
 mod support;
 
-use support::{Pair, ip, needs_root};
-use tidegate_gate::{Gate, GateError, Options, Running};
+use support::{Pair, explained, ip, needs_root};
+use tidegate_gate::{Gate, GateError, InterfaceChange, Options, Running};
 use tidegate_policy::RuleSet;
 
 #[test]
@@ -24,4 +24,55 @@ fn an_interface_without_ethernet_frames_is_refused() {
     for frames in ["tap9", "lo", "gate0"] {
         assert!(Gate::attach(frames, &rules, &options).is_ok(), "{frames}");
     }
+}
+
+/// A second interface of the server's; made, it can be removed and made again.
+fn make_second() {
+    ip("link add gate2 type veth peer name gate3");
+    ip("link set gate2 up");
+    ip("link set gate3 up");
+}
+
+fn gate_on_two() -> Gate {
+    make_second();
+    let mut gate = explained(Gate::attach("gate0", &RuleSet::default(), &Options::default()));
+    explained(gate.attach_also("gate2"));
+    gate
+}
+
+fn gone() -> InterfaceChange {
+    InterfaceChange::Gone { name: "gate2".into() }
+}
+
+#[test]
+fn an_interface_that_vanishes_leaves_the_others_attached_and_is_attached_when_it_comes_back() {
+    needs_root();
+    let _pair = Pair::new();
+    let gate = gate_on_two();
+    assert_eq!(gate.look_at_interfaces(), []);
+    ip("link del gate2");
+    assert_eq!(gate.look_at_interfaces(), [gone()]);
+    assert_eq!(gate.look_at_interfaces(), [], "each change is told once");
+    assert!(gate.is_attached() && gate.misses_an_interface());
+    let shown = explained(gate.show());
+    assert_eq!(shown.interfaces, ["gate0"]);
+    assert!(shown.to_string().contains("`gate2` is gone"), "{shown}");
+    assert_eq!(explained(Running::find(None)).interfaces(), ["gate0"]);
+
+    make_second();
+    assert_eq!(gate.look_at_interfaces(), [InterfaceChange::Back { name: "gate2".into() }]);
+    assert!(!gate.misses_an_interface());
+    assert_eq!(explained(gate.show()).interfaces, ["gate0", "gate2"]);
+    explained(Running::find(Some("gate2")));
+}
+
+#[test]
+fn a_gate_whose_interfaces_have_all_vanished_says_that_it_misses_them() {
+    needs_root();
+    let _pair = Pair::new();
+    let gate = gate_on_two();
+    ip("link del gate0");
+    ip("link del gate2");
+    assert_eq!(gate.look_at_interfaces().len(), 2);
+    assert!(!gate.is_attached() && gate.misses_an_interface());
 }

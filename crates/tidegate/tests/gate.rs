@@ -135,6 +135,35 @@ fn a_tunnel_is_refused_with_one_line_by_the_holder_and_by_a_server() {
     }
 }
 
+fn make_second_interface() {
+    ip("link add gate2 type veth peer name gate3");
+    ip("link set gate2 up");
+}
+
+/// On which interfaces there are gates.
+fn interfaces() -> Vec<String> {
+    let names = |gate: &Value| gate["interfaces"].as_array().unwrap().clone();
+    gates().iter().flat_map(names).map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_gate_outlives_an_interface_that_vanishes_and_fails_when_none_is_left() {
+    needs_root();
+    let _pair = Pair::new();
+    make_second_interface();
+    let mut holder = spawn(&["gate", "attach", "gate0", "gate2"]);
+    eventually("both are attached", || (interfaces().len() == 2).then_some(()));
+    ip("link del gate2");
+    eventually("one is left", || (interfaces() == ["gate0"]).then_some(()));
+    make_second_interface();
+    eventually("it is attached again", || (interfaces().len() == 2).then_some(()));
+    assert!(attached() && holder.0.try_wait().unwrap().is_none());
+    ip("link del gate2");
+    ip("link del gate0");
+    // So that a service manager starts it again.
+    assert_eq!(eventually("the holder ends", || holder.0.try_wait().unwrap()).code(), Some(1));
+}
+
 #[test]
 fn nothing_is_attached_after_the_holder_is_killed() {
     needs_root();

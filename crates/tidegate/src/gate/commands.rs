@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::cli::{Failure, print};
 use crate::client::AskError;
-use crate::gate::{BACKLOG, block_slow_readers, log, slow_readers, view};
+use crate::gate::{BACKLOG, block_slow_readers, log, log_interfaces, slow_readers, view};
 use crate::units::ListenAddress;
 use crate::{client, config};
 
@@ -101,17 +101,26 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 }
             }
             _ = ticks.tick() => {
-                if !gate.is_attached() {
-                    tracing::info!("detached by another process");
-                    return Ok(());
-                }
+                log_interfaces(&gate.look_at_interfaces());
                 log(keeper.tick(&gate));
+                if !gate.is_attached() {
+                    return no_interface_left(&gate);
+                }
             }
         }
     }
     log(keeper.tick(&gate));
     gate.detach();
     tracing::info!("detached");
+    Ok(())
+}
+
+/// Whoever has detached all of them wanted that; otherwise nothing is enforced that should be.
+fn no_interface_left(gate: &Gate) -> Result<(), Failure> {
+    if gate.misses_an_interface() {
+        return Err(Failure::runtime("error: no interface is left that the gate is attached to".to_owned()));
+    }
+    tracing::info!("detached by another process");
     Ok(())
 }
 

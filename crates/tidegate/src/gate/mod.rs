@@ -13,7 +13,8 @@ use tidegate_accelerator::settings::Settings;
 use tidegate_accelerator::{Admission, Asked, Engine};
 use tidegate_core::Verdict;
 use tidegate_gate::{
-    ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot, ServerTotals, SlowReaders,
+    ClassListeners, Gate, GateError, InterfaceChange, Keeper, KeeperNote, ListenQueue, Pilot, ServerTotals,
+    SlowReaders,
 };
 use tidegate_policy::{PortRange, RuleSet};
 
@@ -181,22 +182,26 @@ impl Gatekeeper {
 
     fn tick(&self) {
         let gate = self.gate();
+        log_interfaces(&gate.look_at_interfaces());
         if gate.is_in_kernel() && !gate.is_attached() {
-            match self.leave_the_kernel(&gate) {
-                Ok(()) => tracing::warn!(
-                    "the kernel programs were detached (`tidegate gate detach`): the rules act in user space now"
-                ),
-                Err(error) => tracing::error!(%error, "the kernel programs were detached and no rule acts"),
+            let why = if gate.misses_an_interface() {
+                "no interface is left with kernel programs"
+            } else {
+                "the kernel programs were detached (`tidegate gate detach`)"
+            };
+            match self.leave_the_kernel(&gate, why) {
+                Ok(()) => tracing::warn!("{why}: the rules act in user space now"),
+                Err(error) => tracing::error!(%error, "{why} and no rule acts"),
             }
         }
         log(lock(&self.keeper).tick(&self.gate()));
     }
 
     /// The rules go on in user space, with the same blocks.
-    fn leave_the_kernel(&self, before: &Gate) -> Result<(), GateError> {
+    fn leave_the_kernel(&self, before: &Gate, why: &str) -> Result<(), GateError> {
         let settings = self.settings();
         let rules = in_force(&settings, &lock(&self.ports));
-        let why = "the kernel programs were detached; restart to attach them again";
+        let why = format!("{why}; restart to attach them again");
         let gate = Gate::user_space(&rules, &settings.options, why)?;
         gate.blocks().take_over(&before.blocks())?;
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
@@ -343,6 +348,16 @@ fn block_slow_readers(slow: &mut Option<SlowReaders>, gate: &Gate) {
         }
         Some(Err(error)) => tracing::warn!(%error, "slow readers could not be looked for"),
         None => {}
+    }
+}
+
+fn log_interfaces(changes: &[InterfaceChange]) {
+    for change in changes {
+        if change.is_fault() {
+            tracing::warn!("{change}");
+        } else {
+            tracing::info!("{change}");
+        }
     }
 }
 
