@@ -76,3 +76,31 @@ fn a_gate_whose_interfaces_have_all_vanished_says_that_it_misses_them() {
     assert_eq!(gate.look_at_interfaces().len(), 2);
     assert!(!gate.is_attached() && gate.misses_an_interface());
 }
+
+#[test]
+fn detaching_from_one_interface_leaves_the_others_attached() {
+    needs_root();
+    let _pair = Pair::new();
+    let gate = gate_on_two();
+    explained(explained(Running::find(Some("gate2"))).detach_from("gate2"));
+    assert_eq!(explained(Running::find(None)).interfaces(), ["gate0"]);
+    assert!(matches!(Running::find(Some("gate2")), Err(GateError::NotAttached { .. })));
+    assert_eq!(gate.look_at_interfaces(), [InterfaceChange::Detached { name: "gate2".into() }]);
+    // What an operator has detached is not attached again.
+    assert_eq!(gate.look_at_interfaces(), []);
+    assert!(gate.is_attached() && !gate.misses_an_interface());
+    assert_eq!(explained(gate.show()).interfaces, ["gate0"]);
+
+    explained(explained(Running::find(None)).detach_from("gate0"));
+    assert!(!gate.is_attached());
+    assert!(matches!(Running::find(None), Err(GateError::NotAttached { .. })));
+}
+
+#[test]
+fn naming_an_interface_twice_attaches_to_it_once() {
+    needs_root();
+    let _pair = Pair::new();
+    let mut gate = gate_on_two();
+    explained(gate.attach_also("gate0"));
+    assert_eq!(explained(gate.show()).interfaces, ["gate0", "gate2"]);
+}

@@ -165,6 +165,21 @@ fn a_gate_outlives_an_interface_that_vanishes_and_fails_when_none_is_left() {
 }
 
 #[test]
+fn detaching_one_interface_by_name_leaves_the_gate_on_the_others() {
+    needs_root();
+    let _pair = Pair::new();
+    // Twice the same is no conflict with another gate.
+    let mut holder = spawn(&["gate", "attach", "gate0", "lo", "gate0"]);
+    eventually("both are attached", || (interfaces().len() == 2).then_some(()));
+    assert_eq!(json(&["gate", "detach", "lo", "--json"])["detached"], Value::from(vec!["lo"]));
+    assert_eq!(interfaces(), ["gate0"]);
+    assert!(error(&["gate", "detach", "lo"]).contains("no gate is attached to `lo`"));
+    assert!(attached() && holder.0.try_wait().unwrap().is_none());
+    assert_eq!(json(&["gate", "detach", "--json"])["detached"], Value::from(vec!["gate0"]));
+    assert!(eventually("the holder ends", || holder.0.try_wait().unwrap()).success());
+}
+
+#[test]
 fn nothing_is_attached_after_the_holder_is_killed() {
     needs_root();
     let _pair = Pair::new();

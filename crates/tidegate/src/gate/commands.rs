@@ -193,8 +193,16 @@ pub(crate) fn detach(interface: Option<&str>, json: bool) -> Result<(), Failure>
     }
     let mut interfaces: Vec<String> = Vec::new();
     for gate in running {
-        interfaces.extend(gate.interfaces().iter().cloned());
-        gate.detach().map_err(failed)?;
+        match interface {
+            Some(name) => {
+                interfaces.push(name.to_owned());
+                gate.detach_from(name).map_err(failed)?;
+            }
+            None => {
+                interfaces.extend(gate.interfaces().iter().cloned());
+                gate.detach().map_err(failed)?;
+            }
+        }
     }
     if json {
         return client::print_json(&json!({ "detached": interfaces }));
