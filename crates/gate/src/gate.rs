@@ -224,6 +224,7 @@ impl Gate {
                 let abilities = Abilities {
                     segments: kernel.programs.request().is_ok(),
                     string_search: system::kernel_has("bpf_strnstr") && system::kernel_has("bpf_strcspn"),
+                    server_asks: kernel.programs.maps.control(abi::TG_CONTROL_CREDITS)? != 0,
                 };
                 in_force.slots.install(&kernel.programs.maps, rules, abilities)?;
                 in_force.policer = policer;

@@ -79,7 +79,8 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
         "gate.toml",
         "[[connection]]\ndestination = \"*:80\"\nsource = \"10.77.0.4\"\nrate = 0.001\nburst = 2\n\
          [[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n\
-         [[request]]\npath = \"/busy\"\naction = \"refuse\"\n[[request]]\npath = \"/shop/*\"\npriority = 1\n",
+         [[request]]\npath = \"/busy\"\naction = \"refuse\"\n[[request]]\npath = \"/shop/*\"\npriority = 1\n\
+         [[request]]\npath = \"/a/b\"\n",
     );
     // Any server: it knows nothing of tidegate.
     let server = TcpListener::bind("0.0.0.0:80").unwrap();
@@ -87,9 +88,9 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
     let mut holder = spawn(&["gate", "attach", "gate0", "--config", &folder.name("gate.toml")]);
     let shown = eventually("it is attached", || gates().into_iter().next());
     assert_eq!(shown["interfaces"][0], "gate0");
-    let mechanisms = [0, 1, 2, 3].map(|rule| shown["rules"][rule]["mechanism"].as_str().unwrap());
-    // That server would not know of a 503 to be answered.
-    assert_eq!(mechanisms, ["xdp", "tc", "nobody", "server"]);
+    let mechanisms = [0, 1, 2, 3, 4].map(|rule| shown["rules"][rule]["mechanism"].as_str().unwrap());
+    // That server would not know of a 503 to be answered, nor of a priority; to be exempt takes no server.
+    assert_eq!(mechanisms, ["xdp", "tc", "nobody", "nobody", "tc"]);
     let reset = pair.client.run(|| {
         let _two = [connect("10.77.0.4:0", to), connect("10.77.0.4:0", to)];
         assert!(!is_answered("10.77.0.4:0", to), "beyond its burst");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{
-    Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Pilot, Report, Running, ServerTotals,
+    Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Pilot, Report, Running, ServerTotals, Why,
 };
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,15 +60,15 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     let _held = listen_for_servers(attach, &gate, &rules)?;
     let (mut keeper, notes) = Keeper::start(&gate, &settings.blocks);
     log(notes);
+    let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
+    let wanted = settings.wanted;
+    let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
     let report = gate.show().map_err(failed)?;
     tracing::info!(rules = report.rules.len(), "attached to {}", report.interfaces.join(", "));
     warn_of_the_unenforced(&report);
     for item in &report.unavailable {
         tracing::warn!("not available: {}: {}", item.what, item.why);
     }
-    let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
-    let wanted = settings.wanted;
-    let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
     let mut slow = slow_readers(&gate, settings.shut_windows);
     let every = |period| {
         let mut ticks = tokio::time::interval(period);
@@ -131,6 +131,11 @@ const NAMED: usize = 10;
 fn warn_of_the_unenforced(report: &Report) {
     let unenforced: Vec<_> = report.rules.iter().filter(|rule| rule.mechanism == Mechanism::Nobody).collect();
     for rule in unenforced.iter().take(NAMED) {
+        if rule.why == Why::PriorityOnly {
+            let rule = &rule.rule;
+            tracing::warn!("nobody goes by the priority of `{rule}`: only [adapt] or `tidegate run` would");
+            continue;
+        }
         tracing::warn!("nobody enforces `{}`: {}; only `tidegate run` would", rule.rule, rule.why);
     }
     if unenforced.len() > NAMED {
