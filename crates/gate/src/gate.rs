@@ -101,7 +101,7 @@ struct InForce {
 #[derive(Debug)]
 pub(crate) struct Queues {
     maps: Maps,
-    _link: Link,
+    link: Link,
     used: Mutex<[bool; abi::TG_MAX_QUEUES as usize]>,
 }
 
@@ -116,6 +116,14 @@ impl Queues {
         let free = used.iter().position(|used| !used)?;
         used[free] = true;
         u32::try_from(free).ok()
+    }
+
+    /// Whether the kernel still asks: `tidegate gate detach` may have taken the steering away.
+    pub(crate) fn is_attached(&self) -> bool {
+        match self.link.info().map(|link| link.info) {
+            Ok(libbpf_rs::query::LinkTypeInfo::NetNs(netns)) => netns.ino != 0,
+            _ => false,
+        }
     }
 
     pub(crate) fn release(&self, number: u32) {
@@ -489,8 +497,7 @@ impl Gate {
         }
         let link = kernel.programs.attach_steering()?;
         let maps = kernel.programs.maps.only(&["queues", "listeners"]).map_err(|error| error.to_string())?;
-        let made =
-            Arc::new(Queues { maps, _link: link, used: Mutex::new([false; abi::TG_MAX_QUEUES as usize]) });
+        let made = Arc::new(Queues { maps, link, used: Mutex::new([false; abi::TG_MAX_QUEUES as usize]) });
         Ok(Arc::clone(queues.insert(made)))
     }
 

@@ -269,6 +269,7 @@ fn rules_of_a_server_act_in_the_kernel_and_in_user_space_when_that_is_taken_away
         gates().into_iter().find(|gate| gate["mechanism"] == "user space")
     });
     assert!(shown["reason"].as_str().unwrap().contains("detached"), "{shown}");
+    assert!(shown["classes"][0].as_str().unwrap().contains("sorted after they are accepted"), "{shown}");
     let answers = asked(2, &[&get("/file"), &plain, &encoded, &plain]);
     assert_eq!(answers, [ok, missing, missing, "connection reset"]);
     assert_ne!(asked(5, &[&get("/file")])[0], ok, "the block goes on");
@@ -401,7 +402,9 @@ fn clients_that_connect_while_the_server_restarts_wait_with_the_holder() {
     let mut waiting: Vec<_> =
         pair.client.run(|| [4, 3, 2].map(|host| connect(&format!("10.77.0.{host}:0"), to)).into());
     waiting.iter_mut().for_each(|stream| stream.write_all(get("/file").as_bytes()).unwrap());
-    let _server = run();
+    // Rules of its own change nothing about that, and do not ask for the holder's end.
+    std::fs::write(folder.path("t.toml"), RULES.replace("ROOT", &folder.name(""))).unwrap();
+    let _server = spawn(&["run", "--config", &folder.name("t.toml"), "--workers", "2"]);
     for stream in &mut waiting {
         let mut bytes = [0; 512];
         let length = stream.read(&mut bytes).unwrap();
@@ -409,6 +412,10 @@ fn clients_that_connect_while_the_server_restarts_wait_with_the_holder() {
     }
     let shown = gates();
     let holder = shown.iter().find(|gate| gate["mechanism"] == "kernel").unwrap();
+    let server = shown.iter().find(|gate| gate["mechanism"] == "user space").unwrap();
+    assert!(server["classes"][0].as_str().unwrap().starts_with("2 accept queues from"), "{server}");
+    let reason = server["reason"].as_str().unwrap();
+    assert!(reason.contains("holds the sockets") && !reason.contains("detach"), "{reason}");
     assert!(holder["totals"]["gate_steered_total"].as_u64() >= Some(4), "{holder}");
     assert!(error(&["gate", "attach", "lo", "--listen", ":8080"]).contains("cannot listen on :8080"));
 }
