@@ -88,6 +88,7 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
     let mut holder = spawn(&["gate", "attach", "gate0", "--config", &folder.name("gate.toml")]);
     let shown = eventually("it is attached", || gates().into_iter().next());
     assert_eq!(shown["interfaces"][0], "gate0");
+    assert!(error(&["status"]).contains("`tidegate gate show`"), "there is no server to ask");
     let mechanisms = [0, 1, 2, 3, 4].map(|rule| shown["rules"][rule]["mechanism"].as_str().unwrap());
     // That server would not know of a 503 to be answered, nor of a priority; to be exempt takes no server.
     assert_eq!(mechanisms, ["xdp", "tc", "nobody", "nobody", "tc"]);

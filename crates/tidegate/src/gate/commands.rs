@@ -220,6 +220,11 @@ fn running() -> Result<Vec<Running>, GateError> {
     Running::all(None)
 }
 
+/// Whether there is a gate in this network namespace, as far as this process may know.
+pub(crate) fn is_any_attached() -> bool {
+    running().is_ok_and(|gates| !gates.is_empty())
+}
+
 /// `tidegate gate show`: what enforces which rule, in every process of this network namespace.
 pub(crate) fn show(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     let server = client::ask(admin, "GET", "/api/gate");
