@@ -14,6 +14,15 @@ pub enum GateError {
         /// The name asked for.
         name: String,
     },
+    /// What passes the interface are no Ethernet frames, and the programs understand nothing else.
+    #[error(
+        "interface `{name}` carries no Ethernet frames (a tunnel), so nothing would be enforced there: attach where the \
+         frames come in; `tidegate run` without gate.interfaces enforces the rules in user space"
+    )]
+    NotEthernet {
+        /// The interface.
+        name: String,
+    },
     /// Loading programs is not allowed.
     #[error(
         "loading kernel programs needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: grant them, or run as root"

@@ -12,7 +12,8 @@ use zerocopy::FromZeros;
 use crate::abi;
 use crate::block::{BlockStats, Blocks};
 use crate::events::TcpEvents;
-use crate::kernel::{Attached, ProgramCost, Programs};
+use crate::interfaces::{InterfaceChange, Interfaces};
+use crate::kernel::{ProgramCost, Programs};
 use crate::maps::Maps;
 use crate::pilot::{ClassTotals, no_latencies};
 use crate::report::{self, Mechanism, Report, Unavailable, Why};
@@ -81,7 +82,7 @@ enum Engine {
 #[derive(Debug)]
 struct Kernel {
     programs: Programs,
-    attached: Vec<Attached>,
+    interfaces: Mutex<Interfaces>,
     queues: Mutex<Option<Arc<Queues>>>,
     rules: Mutex<InForce>,
     /// How full the block list was, and when it had last been changed: a million entries are not counted for nothing.
@@ -100,7 +101,7 @@ struct InForce {
 #[derive(Debug)]
 pub(crate) struct Queues {
     maps: Maps,
-    _link: Link,
+    link: Link,
     used: Mutex<[bool; abi::TG_MAX_QUEUES as usize]>,
 }
 
@@ -115,6 +116,14 @@ impl Queues {
         let free = used.iter().position(|used| !used)?;
         used[free] = true;
         u32::try_from(free).ok()
+    }
+
+    /// Whether the kernel still asks: `tidegate gate detach` may have taken the steering away.
+    pub(crate) fn is_attached(&self) -> bool {
+        match self.link.info().map(|link| link.info) {
+            Ok(libbpf_rs::query::LinkTypeInfo::NetNs(netns)) => netns.ino != 0,
+            _ => false,
+        }
     }
 
     pub(crate) fn release(&self, number: u32) {
@@ -184,7 +193,7 @@ impl Gate {
         }
         let kernel = Kernel {
             programs,
-            attached: Vec::new(),
+            interfaces: Mutex::default(),
             queues: Mutex::new(None),
             rules: Mutex::new(InForce { slots: Slots::default(), policer }),
             block_stats: Mutex::new(None),
@@ -205,16 +214,11 @@ impl Gate {
         Ok(Self { engine: Engine::User(Box::new(user)), unavailable, reset_penalty: options.reset_penalty })
     }
 
-    /// Attaches to one more interface, under the same rules, buckets and block list.
+    /// Attaches to one more interface, under the same rules, buckets and block list. Naming one twice changes nothing.
     pub fn attach_also(&mut self, interface: &str) -> Result<(), GateError> {
         let Engine::Kernel(kernel) = &mut self.engine else { return Ok(()) };
-        let attached = kernel.programs.attach(interface)?;
-        if let Err(why) = &attached.request {
-            let what = "request rules on segments";
-            self.unavailable.push(Unavailable { what, why: format!("{interface}: {why}") });
-        }
-        kernel.attached.push(attached);
-        Ok(())
+        let interfaces = kernel.interfaces.get_mut().unwrap_or_else(PoisonError::into_inner);
+        interfaces.attach(&kernel.programs, interface)
     }
 
     /// Puts other rules in force at once, for every packet the old ones or the new ones. A rule that matches what one
@@ -228,6 +232,7 @@ impl Gate {
                 let abilities = Abilities {
                     segments: kernel.programs.request().is_ok(),
                     string_search: system::kernel_has("bpf_strnstr") && system::kernel_has("bpf_strcspn"),
+                    server_asks: kernel.programs.maps.control(abi::TG_CONTROL_CREDITS)? != 0,
                 };
                 in_force.slots.install(&kernel.programs.maps, rules, abilities)?;
                 in_force.policer = policer;
@@ -347,14 +352,24 @@ impl Gate {
         matches!(self.engine, Engine::Kernel(_))
     }
 
-    /// Whether every interface still runs the programs: `tidegate gate detach` may have taken them away.
+    /// Whether an interface still runs the programs: all may have vanished, or `tidegate gate detach` have taken the
+    /// programs away.
     pub fn is_attached(&self) -> bool {
-        let Engine::Kernel(kernel) = &self.engine else { return false };
-        let still = |attached: &Attached| match attached.ingress.info().map(|link| link.info) {
-            Ok(libbpf_rs::query::LinkTypeInfo::Xdp(xdp)) => xdp.ifindex != 0,
-            _ => false,
-        };
-        !kernel.attached.is_empty() && kernel.attached.iter().all(still)
+        matches!(&self.engine, Engine::Kernel(kernel) if lock(&kernel.interfaces).any_attached())
+    }
+
+    /// Looks what has become of the interfaces, tells each change once, and attaches again to those that have vanished
+    /// and come back. To be called now and then from the network namespace that the gate was attached in.
+    pub fn look_at_interfaces(&self) -> Vec<InterfaceChange> {
+        match &self.engine {
+            Engine::Kernel(kernel) => lock(&kernel.interfaces).look(&kernel.programs),
+            Engine::User(_) => Vec::new(),
+        }
+    }
+
+    /// Whether an interface has vanished and is not back, as [`Gate::look_at_interfaces`] has found.
+    pub fn misses_an_interface(&self) -> bool {
+        matches!(&self.engine, Engine::Kernel(kernel) if lock(&kernel.interfaces).any_gone())
     }
 
     /// Which mechanism enforces which rule and why, with counters.
@@ -362,10 +377,11 @@ impl Gate {
         match &self.engine {
             Engine::Kernel(kernel) => {
                 let maps = &kernel.programs.maps;
+                let interfaces = lock(&kernel.interfaces);
                 Ok(Report {
-                    interfaces: kernel.attached.iter().map(|attached| attached.interface.clone()).collect(),
+                    interfaces: interfaces.names(),
                     rules: report::rules(maps)?,
-                    unavailable: self.unavailable.clone(),
+                    unavailable: self.unavailable.iter().cloned().chain(interfaces.unavailable()).collect(),
                     totals: report::totals(maps)?,
                     blocked: kernel.block_stats()?,
                     overloaded: maps.control(abi::TG_CONTROL_OVERLOAD)? != 0,
@@ -431,7 +447,7 @@ impl Gate {
         };
         let maps = &kernel.programs.maps;
         // Interfaces without the program that sees answers measure nothing.
-        let measured = kernel.attached.iter().any(|attached| attached.answer.is_ok());
+        let measured = lock(&kernel.interfaces).attached().iter().any(|one| one.answer.is_ok());
         let one = |class: u32| {
             let state: Option<abi::tg_state> = maps.read("states", &(abi::TG_MAX_SLOTS + class))?;
             let mut latencies = no_latencies();
@@ -481,8 +497,7 @@ impl Gate {
         }
         let link = kernel.programs.attach_steering()?;
         let maps = kernel.programs.maps.only(&["queues", "listeners"]).map_err(|error| error.to_string())?;
-        let made =
-            Arc::new(Queues { maps, _link: link, used: Mutex::new([false; abi::TG_MAX_QUEUES as usize]) });
+        let made = Arc::new(Queues { maps, link, used: Mutex::new([false; abi::TG_MAX_QUEUES as usize]) });
         Ok(Arc::clone(queues.insert(made)))
     }
 
@@ -516,7 +531,7 @@ impl Kernel {
     }
 
     fn misses_loopback(&self) -> bool {
-        !self.attached.iter().any(|attached| attached.interface == "lo")
+        !lock(&self.interfaces).attached().iter().any(|one| one.interface == "lo")
     }
 
     /// Polices a connection whose SYN passed no interface with a program.

@@ -78,6 +78,9 @@ impl Programs {
     /// Attaches to an interface; the links detach when they are dropped, and so when the process ends.
     pub(crate) fn attach(&self, interface: &str) -> Result<Attached, GateError> {
         let index = system::interface_index(interface)?;
+        if !system::carries_ethernet(interface)? {
+            return Err(GateError::NotEthernet { name: interface.to_owned() });
+        }
         let attachable = program(&self.ingress, INGRESS_PROGRAM)?;
         let descriptor = attachable.as_fd();
         let in_use = |source: libbpf_rs::Error| {
@@ -97,7 +100,7 @@ impl Programs {
             Err(error) => Err(error.to_string()),
             Ok(object) => attach_tcx(object, ANSWER_PROGRAM, index).map_err(|error| error.to_string()),
         };
-        Ok(Attached { interface: interface.to_owned(), ingress, request, answer })
+        Ok(Attached { interface: interface.to_owned(), index, ingress, request, answer })
     }
 
     /// Attaches the steering of new connections to the calling thread's network namespace.
@@ -196,6 +199,7 @@ pub struct ProgramCost {
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) interface: String,
+    pub(crate) index: i32,
     pub(crate) ingress: Link,
     pub(crate) request: Result<Link, String>,
     pub(crate) answer: Result<Link, String>,

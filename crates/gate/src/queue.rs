@@ -148,7 +148,7 @@ pub struct ListenQueue {
 
 #[derive(Debug)]
 enum Mode {
-    Steered { _registration: Registration },
+    Steered { registration: Registration },
     Ordered(Box<Mutex<Ordered>>),
 }
 
@@ -199,7 +199,7 @@ impl ListenQueue {
             Ok(queues) => {
                 let listeners = ClassListeners::bind(address, classes, backlog)?;
                 let registration = register(&queues, &listeners)?;
-                return Ok((Self { listeners, mode: Mode::Steered { _registration: registration } }, None));
+                return Ok((Self { listeners, mode: Mode::Steered { registration } }, None));
             }
             Err(why) => why,
         };
@@ -212,6 +212,11 @@ impl ListenQueue {
     /// The listening sockets: to wait on, or to pass to a server.
     pub fn listeners(&self) -> &ClassListeners {
         &self.listeners
+    }
+
+    /// Whether the kernel puts connections into the queues of their classes now.
+    pub fn is_steered(&self) -> bool {
+        matches!(&self.mode, Mode::Steered { registration } if registration.queues.is_attached())
     }
 
     /// Accepts from the highest class that has a connection; `None`: nobody waits.

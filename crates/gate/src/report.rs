@@ -72,7 +72,7 @@ reasons! {
     NoTc = 2 "the program for segments is not attached",
     NoHttpPort = 3 "no port is declared as cleartext HTTP",
     OnlyServerAnswers = 4 "only a server can answer 503",
-    PriorityOnly = 5 "its priority says which limit of the agent it counts to",
+    PriorityOnly = 5 "it refuses nothing: it exempts from other rules, or gives a priority",
     TooLong = 6 "its path or cookie is longer than the kernel program compares",
     TooManyPatterns = 7 "there are more suffixes, infixes and cookies than the kernel program searches for",
     NoStringSearch = 8 "this kernel has no bpf_strnstr (Linux 6.17)",
@@ -213,8 +213,9 @@ pub(crate) fn totals(maps: &Maps) -> Result<Vec<Sample>, GateError> {
 /// Every rule of the set in force, read from the maps, so that any process can.
 pub(crate) fn rules(maps: &Maps) -> Result<Vec<RuleReport>, GateError> {
     let mut found = Vec::new();
-    // Programs before another server have nobody to leave a rule to; for a priority nobody is needed.
+    // Programs before another server have nobody to leave a rule to. Of priorities the agent's limits, at TC, know.
     let server_asks = maps.control(abi::TG_CONTROL_CREDITS)? != 0;
+    let agent_limits = maps.control(abi::TG_CONTROL_CLASSES)? & u64::from(abi::TG_CLASSES_REQUESTS) != 0;
     for slot in 0..abi::TG_MAX_SLOTS {
         let Some(label) = maps.read::<abi::tg_label>("labels", &slot)? else { break };
         let kind = match label.kind {
@@ -225,7 +226,9 @@ pub(crate) fn rules(maps: &Maps) -> Result<Vec<RuleReport>, GateError> {
         let state: Option<abi::tg_state> = maps.read("states", &slot)?;
         let why = Why::from_code(label.why).unwrap_or(Why::Earliest);
         let mechanism = match Mechanism::from_code(label.mechanism).unwrap_or(Mechanism::Server) {
-            Mechanism::Server if !server_asks && why != Why::PriorityOnly => Mechanism::Nobody,
+            Mechanism::Server if server_asks => Mechanism::Server,
+            Mechanism::Server if agent_limits && why == Why::PriorityOnly => Mechanism::Tc,
+            Mechanism::Server => Mechanism::Nobody,
             mechanism => mechanism,
         };
         let end = label.text.iter().position(|byte| *byte == 0).unwrap_or(label.text.len());

@@ -22,6 +22,8 @@ use crate::{GateError, system};
 pub(crate) struct Abilities {
     pub(crate) segments: bool,
     pub(crate) string_search: bool,
+    /// Whether a server in this process asks about every request, and so counts what the kernel leaves to it.
+    pub(crate) server_asks: bool,
 }
 
 /// Which slot of `states` each rule of the set in force has, by what it matches.
@@ -191,14 +193,17 @@ impl Next<'_> {
             if rule.violation() == Some(Action::Reset) {
                 entry.flags |= abi::TG_RULE_RESET;
             }
-            if why != Why::Earliest {
+            // To refuse nothing takes no server; where none asks, the kernel counts.
+            let counted = why == Why::PriorityOnly && !abilities.server_asks && !blind;
+            if why != Why::Earliest && !counted {
                 entry.flags |= abi::TG_RULE_ELSEWHERE;
             }
             entries[index] = entry;
             if !compiled.add(rule, entry, why, &mut seen) {
                 blind = true;
             }
-            let mechanism = if why == Why::Earliest { Mechanism::Tc } else { Mechanism::Server };
+            let at_tc = why == Why::Earliest || (counted && rule.class.is_none());
+            let mechanism = if at_tc { Mechanism::Tc } else { Mechanism::Server };
             let label = label(abi::TG_LABEL_REQUEST, index, rule, mechanism, why);
             described.push(Described { placed, limit: rule.limit, label });
         }

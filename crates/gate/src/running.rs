@@ -18,8 +18,16 @@ use crate::{GateError, system};
 pub struct Running {
     maps: Maps,
     interfaces: Vec<String>,
-    links: Vec<u32>,
+    links: Vec<OneLink>,
     segments: bool,
+}
+
+/// What is attached.
+#[derive(Debug)]
+struct OneLink {
+    id: u32,
+    /// The interface it is attached to; `None`: to no interface.
+    index: Option<u32>,
 }
 
 impl Running {
@@ -66,12 +74,18 @@ impl Running {
     ) -> Self {
         let mut running = Self { maps, interfaces: Vec::new(), links: Vec::new(), segments: false };
         for link in links.iter().filter(|link| programs[&link.prog_id].map_ids.contains(&control)) {
-            running.links.push(link.id);
-            match &link.info {
-                LinkTypeInfo::Xdp(xdp) => running.interfaces.extend(system::interface_name(xdp.ifindex)),
-                LinkTypeInfo::Tcx(_) => running.segments = true,
-                _ => {}
-            }
+            let index = match &link.info {
+                LinkTypeInfo::Xdp(xdp) => {
+                    running.interfaces.extend(system::interface_name(xdp.ifindex));
+                    Some(xdp.ifindex)
+                }
+                LinkTypeInfo::Tcx(tcx) => {
+                    running.segments = true;
+                    Some(tcx.ifindex)
+                }
+                _ => None,
+            };
+            running.links.push(OneLink { id: link.id, index });
         }
         running
     }
@@ -110,8 +124,25 @@ impl Running {
 
     /// Detaches it from every interface. The process that holds it sees that by [`crate::Gate::is_attached`].
     pub fn detach(self) -> Result<(), GateError> {
-        self.links.iter().try_for_each(|link| system::detach_link(&system::open_link(*link)?))
+        detach_all(self.links.iter())
     }
+
+    /// Detaches it from one of its interfaces, and so altogether if it has no other. The process that holds it sees
+    /// that by [`crate::Gate::look_at_interfaces`].
+    pub fn detach_from(self, interface: &str) -> Result<(), GateError> {
+        if !self.interfaces.iter().any(|name| name == interface) {
+            return Err(GateError::NotAttached { interface: Some(interface.to_owned()) });
+        }
+        if self.interfaces.len() == 1 {
+            return self.detach();
+        }
+        let index = u32::try_from(system::interface_index(interface)?).ok();
+        detach_all(self.links.iter().filter(|link| link.index == index))
+    }
+}
+
+fn detach_all<'l>(mut links: impl Iterator<Item = &'l OneLink>) -> Result<(), GateError> {
+    links.try_for_each(|link| system::detach_link(&system::open_link(link.id)?))
 }
 
 fn our_programs() -> HashMap<u32, ProgramInfo> {

@@ -45,6 +45,26 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
     String::from_utf8(name[..end].to_vec()).ok()
 }
 
+/// Whether what passes an interface of the calling thread's network namespace are Ethernet frames, by the hardware type
+/// (ARPHRD) that the kernel gives it.
+pub(crate) fn carries_ethernet(name: &str) -> Result<bool, GateError> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)
+        .map_err(GateError::io("opening a socket"))?;
+    // SAFETY: the structure is plain numbers, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: the call reads the terminated name and writes an address, both in `request`.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR as _, &mut request) } != 0 {
+        return Err(GateError::io("asking for the kind of the interface")(io::Error::last_os_error()));
+    }
+    // SAFETY: the call succeeded and wrote this one of the union's members.
+    let kind = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
+    Ok(matches!(kind, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK))
+}
+
 /// Interfaces through which connections to these addresses come, loopback aside: a host's own connections are policed
 /// when they are accepted. Fails if one of them carries no Ethernet frames (a tunnel): programs there would see nothing.
 pub fn interfaces_of(addresses: &[std::net::SocketAddr]) -> io::Result<Vec<String>> {

@@ -242,7 +242,7 @@ enum GateCommand {
         #[arg(long, value_name = "ADDR", value_parser = units::listen_address)]
         listen: Vec<ListenAddress>,
         /// Accept queue depth from which new connections of lower classes are held back.
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_535))]
         hold_depth: Option<u32>,
     },
     /// Detach, whichever process holds the programs.

@@ -8,13 +8,19 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::cli::{Failure, print};
-use crate::gate::view;
+use crate::gate::{commands, view};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `tidegate status`
 pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
-    let status = ask(admin, "GET", "/status")?;
+    let status = try_ask(admin, "GET", "/status", None).map_err(|error| match error {
+        AskError::Absent(failure) if commands::is_any_attached() => Failure::runtime(format!(
+            "{}; a gate is attached here: `tidegate gate show` tells of it",
+            failure.message
+        )),
+        other => other.into(),
+    })?;
     if json {
         return print_json(&status);
     }

@@ -118,6 +118,12 @@ fn wrong_configuration_each_error_is_a_line_with_its_place_and_the_exit_code_is_
 }
 
 #[test]
+fn hold_depth_is_bounded_as_in_the_configuration() {
+    let ended = tidegate(&["gate", "attach", "none0", "--hold-depth", "99999"]);
+    assert!(ended.code == Some(2) && ended.err.contains("0..=65535"), "{ended:?}");
+}
+
+#[test]
 fn configuration_that_cannot_be_read_is_one_line_and_exit_code_1() {
     for arguments in [["check", "/does/not/exist.toml"], ["check", "/"]] {
         let ended = tidegate(&arguments);

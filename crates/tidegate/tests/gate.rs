@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use support::{Pair, SERVER4, connect, is_answered, needs_root};
+use support::{Pair, SERVER4, connect, ip, is_answered, needs_root};
 use tidegate_e2e::{Process, eventually};
 
 /// In the calling thread's network namespace.
@@ -79,7 +79,8 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
         "gate.toml",
         "[[connection]]\ndestination = \"*:80\"\nsource = \"10.77.0.4\"\nrate = 0.001\nburst = 2\n\
          [[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n\
-         [[request]]\npath = \"/busy\"\naction = \"refuse\"\n[[request]]\npath = \"/shop/*\"\npriority = 1\n",
+         [[request]]\npath = \"/busy\"\naction = \"refuse\"\n[[request]]\npath = \"/shop/*\"\npriority = 1\n\
+         [[request]]\npath = \"/a/b\"\n",
     );
     // Any server: it knows nothing of tidegate.
     let server = TcpListener::bind("0.0.0.0:80").unwrap();
@@ -87,9 +88,10 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
     let mut holder = spawn(&["gate", "attach", "gate0", "--config", &folder.name("gate.toml")]);
     let shown = eventually("it is attached", || gates().into_iter().next());
     assert_eq!(shown["interfaces"][0], "gate0");
-    let mechanisms = [0, 1, 2, 3].map(|rule| shown["rules"][rule]["mechanism"].as_str().unwrap());
-    // That server would not know of a 503 to be answered.
-    assert_eq!(mechanisms, ["xdp", "tc", "nobody", "server"]);
+    assert!(error(&["status"]).contains("`tidegate gate show`"), "there is no server to ask");
+    let mechanisms = [0, 1, 2, 3, 4].map(|rule| shown["rules"][rule]["mechanism"].as_str().unwrap());
+    // That server would not know of a 503 to be answered, nor of a priority; to be exempt takes no server.
+    assert_eq!(mechanisms, ["xdp", "tc", "nobody", "nobody", "tc"]);
     let reset = pair.client.run(|| {
         let _two = [connect("10.77.0.4:0", to), connect("10.77.0.4:0", to)];
         assert!(!is_answered("10.77.0.4:0", to), "beyond its burst");
@@ -117,6 +119,66 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
     assert!(error(&["gate", "detach", "gate0"]).contains("no gate is attached to `gate0`"));
     assert!(error(&["gate", "show"]).contains("no gate is attached"));
     drop(server);
+}
+
+#[test]
+fn a_tunnel_is_refused_with_one_line_by_the_holder_and_by_a_server() {
+    needs_root();
+    let _pair = Pair::new();
+    ip("tuntap add dev tun9 mode tun");
+    let folder = Folder::with("file", "x");
+    let rules = RULES.replace("ROOT", &folder.name(""));
+    std::fs::write(folder.path("t.toml"), rules.replace("[gate]\n", "[gate]\ninterfaces = [\"tun9\"]\n"))
+        .unwrap();
+    let config = folder.name("t.toml");
+    for arguments in [["gate", "attach", "tun9"], ["run", "--config", &config]] {
+        let refused = error(&arguments);
+        assert!(refused.contains("`tun9` carries no Ethernet frames"), "{arguments:?}: {refused}");
+    }
+}
+
+fn make_second_interface() {
+    ip("link add gate2 type veth peer name gate3");
+    ip("link set gate2 up");
+}
+
+/// On which interfaces there are gates.
+fn interfaces() -> Vec<String> {
+    let names = |gate: &Value| gate["interfaces"].as_array().unwrap().clone();
+    gates().iter().flat_map(names).map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_gate_outlives_an_interface_that_vanishes_and_fails_when_none_is_left() {
+    needs_root();
+    let _pair = Pair::new();
+    make_second_interface();
+    let mut holder = spawn(&["gate", "attach", "gate0", "gate2"]);
+    eventually("both are attached", || (interfaces().len() == 2).then_some(()));
+    ip("link del gate2");
+    eventually("one is left", || (interfaces() == ["gate0"]).then_some(()));
+    make_second_interface();
+    eventually("it is attached again", || (interfaces().len() == 2).then_some(()));
+    assert!(attached() && holder.0.try_wait().unwrap().is_none());
+    ip("link del gate2");
+    ip("link del gate0");
+    // So that a service manager starts it again.
+    assert_eq!(eventually("the holder ends", || holder.0.try_wait().unwrap()).code(), Some(1));
+}
+
+#[test]
+fn detaching_one_interface_by_name_leaves_the_gate_on_the_others() {
+    needs_root();
+    let _pair = Pair::new();
+    // Twice the same is no conflict with another gate.
+    let mut holder = spawn(&["gate", "attach", "gate0", "lo", "gate0"]);
+    eventually("both are attached", || (interfaces().len() == 2).then_some(()));
+    assert_eq!(json(&["gate", "detach", "lo", "--json"])["detached"], Value::from(vec!["lo"]));
+    assert_eq!(interfaces(), ["gate0"]);
+    assert!(error(&["gate", "detach", "lo"]).contains("no gate is attached to `lo`"));
+    assert!(attached() && holder.0.try_wait().unwrap().is_none());
+    assert_eq!(json(&["gate", "detach", "--json"])["detached"], Value::from(vec!["gate0"]));
+    assert!(eventually("the holder ends", || holder.0.try_wait().unwrap()).success());
 }
 
 #[test]
@@ -208,6 +270,7 @@ fn rules_of_a_server_act_in_the_kernel_and_in_user_space_when_that_is_taken_away
         gates().into_iter().find(|gate| gate["mechanism"] == "user space")
     });
     assert!(shown["reason"].as_str().unwrap().contains("detached"), "{shown}");
+    assert!(shown["classes"][0].as_str().unwrap().contains("sorted after they are accepted"), "{shown}");
     let answers = asked(2, &[&get("/file"), &plain, &encoded, &plain]);
     assert_eq!(answers, [ok, missing, missing, "connection reset"]);
     assert_ne!(asked(5, &[&get("/file")])[0], ok, "the block goes on");
@@ -340,7 +403,9 @@ fn clients_that_connect_while_the_server_restarts_wait_with_the_holder() {
     let mut waiting: Vec<_> =
         pair.client.run(|| [4, 3, 2].map(|host| connect(&format!("10.77.0.{host}:0"), to)).into());
     waiting.iter_mut().for_each(|stream| stream.write_all(get("/file").as_bytes()).unwrap());
-    let _server = run();
+    // Rules of its own change nothing about that, and do not ask for the holder's end.
+    std::fs::write(folder.path("t.toml"), RULES.replace("ROOT", &folder.name(""))).unwrap();
+    let _server = spawn(&["run", "--config", &folder.name("t.toml"), "--workers", "2"]);
     for stream in &mut waiting {
         let mut bytes = [0; 512];
         let length = stream.read(&mut bytes).unwrap();
@@ -348,6 +413,10 @@ fn clients_that_connect_while_the_server_restarts_wait_with_the_holder() {
     }
     let shown = gates();
     let holder = shown.iter().find(|gate| gate["mechanism"] == "kernel").unwrap();
+    let server = shown.iter().find(|gate| gate["mechanism"] == "user space").unwrap();
+    assert!(server["classes"][0].as_str().unwrap().starts_with("2 accept queues from"), "{server}");
+    let reason = server["reason"].as_str().unwrap();
+    assert!(reason.contains("holds the sockets") && !reason.contains("detach"), "{reason}");
     assert!(holder["totals"]["gate_steered_total"].as_u64() >= Some(4), "{holder}");
     assert!(error(&["gate", "attach", "lo", "--listen", ":8080"]).contains("cannot listen on :8080"));
 }

@@ -195,13 +195,23 @@ impl Kind {
                 Ok(prefix) => Ok(Value::Prefix(prefix)),
                 Err(error) => Err(format!("{}: {error}", wrong())),
             },
-            Self::Destination => check(destination(text).is_some()),
+            Self::Destination => match destination(text) {
+                None => Err(wrong()),
+                Some(found) if found.ports.last() == 0 => {
+                    Err(format!("{}: no connection comes to port 0", wrong()))
+                }
+                Some(_) => check(true),
+            },
             Self::Ports => check(text.parse::<PortRange>().is_ok()),
             Self::Host => check(is_host(text)).map(|_| Value::Text(text.to_ascii_lowercase())),
-            Self::UrlPath => check(is_url_path(text)),
-            Self::Pattern => {
-                check(is_url_path(text) || (text.starts_with('*') && is_url_path(&format!("/{text}"))))
+            Self::UrlPath if text.starts_with('/') => {
+                is_url_path(text).then(|| Value::Text(text.to_owned())).ok_or_else(|| no_path(text))
             }
+            Self::Pattern if text.starts_with(['/', '*']) => {
+                let holds = is_url_path(&format!("/{text}"));
+                holds.then(|| Value::Text(text.to_owned())).ok_or_else(|| no_path(text))
+            }
+            Self::UrlPath | Self::Pattern => Err(wrong()),
             Self::Path if text.is_empty() || text.contains('\0') => Err(wrong()),
             Self::Path => Ok(Value::Path(text.into())),
             Self::Flag | Self::Integer { .. } | Self::Share | Self::Number { .. } | Self::Words => {
@@ -299,6 +309,11 @@ fn is_host(text: &str) -> bool {
 
 fn is_url_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte))
+}
+
+/// What is wrong with a text that begins like a path.
+fn no_path(text: &str) -> String {
+    format!("expected a path of visible ASCII characters, without a query (\"?\") and \"#\", not {text:?}")
 }
 
 /// `*:80`, `10.0.0.0/8:8000-8099`, `[2001:db8::1]:443`, or an address, a prefix or `*` for every port.

@@ -119,7 +119,21 @@ fn limit(section: &Values, name: &str, report: &mut Report<'_>) -> Option<Profil
 }
 
 fn connection(section: &Values, report: &mut Report<'_>) -> Option<ConnectionRule> {
-    let destination: Destination = destination(&section.text("destination")?)?;
+    let text = section.text("destination")?;
+    let destination: Destination = destination(&text)?;
+    // "fd44::1:80" is an address too.
+    if let Some((address, port)) = text.rsplit_once(':')
+        && let (Ok(address), Ok(port)) = (address.parse::<std::net::Ipv6Addr>(), port.parse::<u16>())
+    {
+        let offset = section.offset_of("destination").unwrap_or(section.offset);
+        report.warn(
+            offset,
+            format!(
+                "connection.destination: {text:?} is an address, and means its every port: write \"[{address}]:{port}\" \
+                 for port {port}, or \"[{text}]:*\""
+            ),
+        );
+    }
     Some(ConnectionRule {
         destination,
         source: section.prefix("source"),

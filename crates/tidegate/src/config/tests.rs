@@ -169,6 +169,22 @@ fn errors_say_where_what_and_what_was_meant() {
             "[[connection]]\ndestination = \"somewhere\"\n".into(),
             "t.toml:2:15: connection.destination: expected ADDRESS:PORT",
         ),
+        (
+            "[[connection]]\ndestination = \"*:0\"\n".into(),
+            "t.toml:2:15: connection.destination: expected ADDRESS:PORT such as \"*:80\", not \"*:0\": no connection comes to port 0",
+        ),
+        (
+            "[[request]]\npath = \"/x?a=b\"\n".into(),
+            "t.toml:2:8: request.path: expected a path of visible ASCII characters, without a query",
+        ),
+        (
+            "[[request]]\npath = \"/x y\"\n".into(),
+            "t.toml:2:8: request.path: expected a path of visible ASCII characters, without a query",
+        ),
+        (
+            "[[request]]\npath = \"x\"\n".into(),
+            "t.toml:2:8: request.path: expected a path that begins with \"/\" or \"*\"",
+        ),
         ("[stress]\nmemory = 0\n".into(), "t.toml:2:10: stress.memory: expected a number above 0"),
         ("[stress]\nmemory = nan\n".into(), "t.toml:2:10: stress.memory: expected a number above 0"),
         (
@@ -256,6 +272,12 @@ fn rules_mean_what_they_say() {
     assert_eq!(gate.options.hold_depth, Some(5));
     assert!(gate.is_configured && !accepted("").gate.is_configured);
     assert_eq!(warnings("[[connection]]\nburst = 1\n").len(), 1);
+    let to = |text: &str| warnings(&format!("[[connection]]\ndestination = \"{text}\"\n"));
+    let [forgotten] = to("fd44::1:80").try_into().unwrap();
+    assert!(forgotten.contains("write \"[fd44::1]:80\" for port 80"), "{forgotten}");
+    for meant in ["[fd44::1]:80", "[fd44::1:80]:*", "fd44::1:80/128", "fd44::80", "::1", "10.0.0.1:80", "*"] {
+        assert_eq!(to(meant), [] as [String; 0], "{meant}");
+    }
     assert_eq!(warnings("[[connection]]\nrate = 1\nwhen = \"overload\"\n"), [] as [String; 0]);
     let stress = accepted("[stress]\nmemory = 0.5\nqueue_delay = \"70ms\"\n").gate.wanted.stress;
     assert_eq!((stress.memory, stress.queue_delay.as_millis()), (0.5, 70));

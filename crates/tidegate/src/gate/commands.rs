@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{
-    Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Pilot, Report, Running, ServerTotals,
+    Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Pilot, Report, Running, ServerTotals, Why,
 };
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::cli::{Failure, print};
 use crate::client::AskError;
-use crate::gate::{BACKLOG, block_slow_readers, log, slow_readers, view};
+use crate::gate::{BACKLOG, block_slow_readers, log, log_interfaces, slow_readers, view};
 use crate::units::ListenAddress;
 use crate::{client, config};
 
@@ -60,15 +60,15 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     let _held = listen_for_servers(attach, &gate, &rules)?;
     let (mut keeper, notes) = Keeper::start(&gate, &settings.blocks);
     log(notes);
+    let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
+    let wanted = settings.wanted;
+    let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
     let report = gate.show().map_err(failed)?;
     tracing::info!(rules = report.rules.len(), "attached to {}", report.interfaces.join(", "));
     warn_of_the_unenforced(&report);
     for item in &report.unavailable {
         tracing::warn!("not available: {}: {}", item.what, item.why);
     }
-    let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
-    let wanted = settings.wanted;
-    let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
     let mut slow = slow_readers(&gate, settings.shut_windows);
     let every = |period| {
         let mut ticks = tokio::time::interval(period);
@@ -101,17 +101,26 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 }
             }
             _ = ticks.tick() => {
-                if !gate.is_attached() {
-                    tracing::info!("detached by another process");
-                    return Ok(());
-                }
+                log_interfaces(&gate.look_at_interfaces());
                 log(keeper.tick(&gate));
+                if !gate.is_attached() {
+                    return no_interface_left(&gate);
+                }
             }
         }
     }
     log(keeper.tick(&gate));
     gate.detach();
     tracing::info!("detached");
+    Ok(())
+}
+
+/// Whoever has detached all of them wanted that; otherwise nothing is enforced that should be.
+fn no_interface_left(gate: &Gate) -> Result<(), Failure> {
+    if gate.misses_an_interface() {
+        return Err(Failure::runtime("error: no interface is left that the gate is attached to".to_owned()));
+    }
+    tracing::info!("detached by another process");
     Ok(())
 }
 
@@ -122,6 +131,11 @@ const NAMED: usize = 10;
 fn warn_of_the_unenforced(report: &Report) {
     let unenforced: Vec<_> = report.rules.iter().filter(|rule| rule.mechanism == Mechanism::Nobody).collect();
     for rule in unenforced.iter().take(NAMED) {
+        if rule.why == Why::PriorityOnly {
+            let rule = &rule.rule;
+            tracing::warn!("nobody goes by the priority of `{rule}`: only [adapt] or `tidegate run` would");
+            continue;
+        }
         tracing::warn!("nobody enforces `{}`: {}; only `tidegate run` would", rule.rule, rule.why);
     }
     if unenforced.len() > NAMED {
@@ -184,8 +198,16 @@ pub(crate) fn detach(interface: Option<&str>, json: bool) -> Result<(), Failure>
     }
     let mut interfaces: Vec<String> = Vec::new();
     for gate in running {
-        interfaces.extend(gate.interfaces().iter().cloned());
-        gate.detach().map_err(failed)?;
+        match interface {
+            Some(name) => {
+                interfaces.push(name.to_owned());
+                gate.detach_from(name).map_err(failed)?;
+            }
+            None => {
+                interfaces.extend(gate.interfaces().iter().cloned());
+                gate.detach().map_err(failed)?;
+            }
+        }
     }
     if json {
         return client::print_json(&json!({ "detached": interfaces }));
@@ -196,6 +218,11 @@ pub(crate) fn detach(interface: Option<&str>, json: bool) -> Result<(), Failure>
 /// The gates of other processes; none where looking for them is not allowed or not possible.
 fn running() -> Result<Vec<Running>, GateError> {
     Running::all(None)
+}
+
+/// Whether there is a gate in this network namespace, as far as this process may know.
+pub(crate) fn is_any_attached() -> bool {
+    running().is_ok_and(|gates| !gates.is_empty())
 }
 
 /// `tidegate gate show`: what enforces which rule, in every process of this network namespace.

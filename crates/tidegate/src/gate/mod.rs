@@ -13,7 +13,8 @@ use tidegate_accelerator::settings::Settings;
 use tidegate_accelerator::{Admission, Asked, Engine};
 use tidegate_core::Verdict;
 use tidegate_gate::{
-    ClassListeners, Gate, GateError, Keeper, KeeperNote, ListenQueue, Pilot, ServerTotals, SlowReaders,
+    ClassListeners, Gate, GateError, InterfaceChange, Keeper, KeeperNote, ListenQueue, Pilot, Running,
+    ServerTotals, SlowReaders,
 };
 use tidegate_policy::{PortRange, RuleSet};
 
@@ -34,6 +35,8 @@ pub(crate) struct Gatekeeper {
     pilot: Mutex<Option<Pilot>>,
     /// Held for as long as the process lives.
     queues: Mutex<Vec<ListenQueue>>,
+    /// Accept queues of the listener that has most of them, if another process holds its sockets.
+    held: usize,
 }
 
 /// Ends the thread that looks after the gate, when dropped.
@@ -50,11 +53,14 @@ impl Gatekeeper {
     ) -> Result<(Arc<Self>, Vec<Vec<TcpListener>>), GateError> {
         let ports: Vec<u16> = listen.iter().map(SocketAddr::port).collect();
         let rules = in_force(settings, &ports);
-        let gate = attach(settings, &rules, listen)?;
+        let from_holder: Vec<Vec<TcpListener>> = listen.iter().map(|address| from_holder(*address)).collect();
+        let held = from_holder.iter().map(Vec::len).max().unwrap_or_default();
+        let gate = attach(settings, &rules, listen, held > 0)?;
         gate.blocks().set_lifetime(settings.block_for)?;
         let (keeper, notes) = Keeper::start(&gate, &settings.blocks);
         log(notes);
-        let queues = sorted_by_kernel(&gate, &rules, listen);
+        // Nothing can be bound beside the sockets of a holder.
+        let queues = if held > 0 { Vec::new() } else { sorted_by_kernel(&gate, &rules, listen) };
         let sockets: std::io::Result<Vec<Vec<TcpListener>>> = queues
             .iter()
             .map(|queue| queue.listeners().sockets().iter().map(TcpListener::try_clone).collect())
@@ -62,7 +68,7 @@ impl Gatekeeper {
         // Without its sockets a queue sorts nothing: the engine binds its own.
         let (queues, mut sockets) = sockets.map_or_else(|_| Default::default(), |sockets| (queues, sockets));
         if queues.is_empty() {
-            sockets = listen.iter().map(|address| from_holder(*address)).collect();
+            sockets = from_holder;
         }
         let keeper = Self {
             gate: RwLock::new(Arc::new(gate)),
@@ -71,6 +77,7 @@ impl Gatekeeper {
             ports: Mutex::new(ports),
             pilot: Mutex::new(None),
             queues: Mutex::new(queues),
+            held,
         };
         Ok((Arc::new(keeper), sockets))
     }
@@ -150,10 +157,19 @@ impl Gatekeeper {
     /// How connections are put into the order of their classes.
     pub(crate) fn classes(&self) -> Vec<String> {
         let classes = lock(&self.settings).rules.classes();
-        let how = match lock(&self.queues).len() {
+        if self.held > 1 {
+            let held = self.held;
+            return vec![format!(
+                "{held} accept queues from the process that holds the sockets (`tidegate gate attach --listen`), whose \
+                 rules say which connections the kernel steers to which"
+            )];
+        }
+        let how = match lock(&self.queues).first() {
             _ if classes < 2 => return Vec::new(),
-            0 => "sorted after they are accepted",
-            _ => "steered by the kernel, each class to an accept queue of its own",
+            Some(queue) if queue.is_steered() => {
+                "steered by the kernel, each class to an accept queue of its own"
+            }
+            _ => "sorted after they are accepted",
         };
         vec![format!("{classes} priority classes of connections, {how}")]
     }
@@ -181,22 +197,26 @@ impl Gatekeeper {
 
     fn tick(&self) {
         let gate = self.gate();
+        log_interfaces(&gate.look_at_interfaces());
         if gate.is_in_kernel() && !gate.is_attached() {
-            match self.leave_the_kernel(&gate) {
-                Ok(()) => tracing::warn!(
-                    "the kernel programs were detached (`tidegate gate detach`): the rules act in user space now"
-                ),
-                Err(error) => tracing::error!(%error, "the kernel programs were detached and no rule acts"),
+            let why = if gate.misses_an_interface() {
+                "no interface is left with kernel programs"
+            } else {
+                "the kernel programs were detached (`tidegate gate detach`)"
+            };
+            match self.leave_the_kernel(&gate, why) {
+                Ok(()) => tracing::warn!("{why}: the rules act in user space now"),
+                Err(error) => tracing::error!(%error, "{why} and no rule acts"),
             }
         }
         log(lock(&self.keeper).tick(&self.gate()));
     }
 
     /// The rules go on in user space, with the same blocks.
-    fn leave_the_kernel(&self, before: &Gate) -> Result<(), GateError> {
+    fn leave_the_kernel(&self, before: &Gate, why: &str) -> Result<(), GateError> {
         let settings = self.settings();
         let rules = in_force(&settings, &lock(&self.ports));
-        let why = "the kernel programs were detached; restart to attach them again";
+        let why = format!("{why}; restart to attach them again");
         let gate = Gate::user_space(&rules, &settings.options, why)?;
         gate.blocks().take_over(&before.blocks())?;
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
@@ -261,7 +281,13 @@ fn in_force(settings: &config::Gate, ports: &[u16]) -> RuleSet {
     rules
 }
 
-fn attach(settings: &config::Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Result<Gate, GateError> {
+/// `held`: the listeners' sockets come from another process.
+fn attach(
+    settings: &config::Gate,
+    rules: &RuleSet,
+    listen: &[SocketAddr],
+    held: bool,
+) -> Result<Gate, GateError> {
     let options = tidegate_gate::Options { for_server: true, ..settings.options };
     let user_space = |why: &str| Gate::user_space(rules, &options, why);
     if !settings.is_configured {
@@ -279,6 +305,14 @@ fn attach(settings: &config::Gate, rules: &RuleSet, listen: &[SocketAddr]) -> Re
     };
     if interfaces.is_empty() {
         return user_space("every listener is on loopback; gate.interfaces = [\"lo\"] attaches them there");
+    }
+    // To detach that gate, so that this one can attach, would end the holder.
+    let has_gate = |name: &String| Running::all(Some(name)).is_ok_and(|gates| !gates.is_empty());
+    if let (true, Some(name)) = (held, interfaces.iter().find(|name| has_gate(name))) {
+        return user_space(&format!(
+            "the gate that holds the sockets (`tidegate gate attach --listen`) is on `{name}`: rules for the kernel \
+             belong into its configuration"
+        ));
     }
     Gate::attach_or_fall_back(&interfaces, rules, &options)
 }
@@ -343,6 +377,16 @@ fn block_slow_readers(slow: &mut Option<SlowReaders>, gate: &Gate) {
         }
         Some(Err(error)) => tracing::warn!(%error, "slow readers could not be looked for"),
         None => {}
+    }
+}
+
+fn log_interfaces(changes: &[InterfaceChange]) {
+    for change in changes {
+        if change.is_fault() {
+            tracing::warn!("{change}");
+        } else {
+            tracing::info!("{change}");
+        }
     }
 }
 

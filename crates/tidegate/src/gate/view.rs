@@ -7,7 +7,7 @@ use tidegate_gate::{Blocked, Report, RuleKind};
 
 /// What one gate enforces; `holder` says whose it is.
 pub(crate) fn report(holder: &str, report: &Report) -> Value {
-    let in_kernel = !report.interfaces.is_empty();
+    let in_kernel = !report.totals.is_empty();
     let rules: Vec<Value> = report
         .rules
         .iter()
@@ -28,6 +28,7 @@ pub(crate) fn report(holder: &str, report: &Report) -> Value {
         report.totals.iter().map(|sample| (sample.name.to_owned(), sample.value.into())).collect();
     let reason = match report.unavailable.first() {
         Some(item) if !in_kernel => item.why.clone(),
+        _ if report.interfaces.is_empty() => "no interface is left".to_owned(),
         _ => format!("kernel programs on {}", report.interfaces.join(", ")),
     };
     json!({
