@@ -199,11 +199,19 @@ impl ReplayWindow {
         let Some(key) = self.verify(&numbered.ticket) else { return not_ours };
         let age_s = self.age_s(now).saturating_sub(key.0);
         let current = age_s <= self.lifetime_s();
-        if !self.tickets.contains_key(&key) {
+        let network = network_of(client);
+        if let Some(ticket) = self.tickets.get(&key) {
+            if ticket.network != network {
+                // Whoever has read a ticket on its way learns nothing by it, and does nothing to its owner's requests.
+                return match channel {
+                    Channel::Datagram => Admission::Running,
+                    Channel::Stream => Admission::Unknown,
+                };
+            }
+        } else {
             if age_s > self.lifetime_s() + GRACE_S {
                 return not_ours;
             }
-            let network = network_of(client);
             if current && self.takes_up(network, key.0) {
                 let ticket = Ticket { network, floor: 0, numbers: BTreeMap::new() };
                 self.tickets.insert(key, ticket);
@@ -223,8 +231,10 @@ impl ReplayWindow {
         }
         let until_s = Some(self.age_s(now));
         match self.networks.get_mut(&network) {
-            Some(network) if self.tickets.len() < self.config.tickets => network.closed_until_s = until_s,
-            _ => self.closed_until_s = until_s,
+            Some(network) if self.tickets.len() < self.config.tickets => {
+                network.closed_until_s = network.closed_until_s.max(until_s);
+            }
+            _ => self.closed_until_s = self.closed_until_s.max(until_s),
         }
         if channel == Channel::Stream { Admission::Execute } else { Admission::UseTcp }
     }
@@ -289,7 +299,9 @@ impl ReplayWindow {
         }
         let now_s = self.age_s(now);
         let most_s = self.lifetime_s() + GRACE_S;
-        while let Some(oldest) = self.tickets.first_entry().filter(|ticket| now_s - ticket.key().0 > most_s) {
+        while let Some(oldest) =
+            self.tickets.first_entry().filter(|ticket| now_s.saturating_sub(ticket.key().0) > most_s)
+        {
             let network = oldest.remove().network;
             if let Some(network) = self.networks.get_mut(&network) {
                 network.tickets -= 1;
@@ -404,6 +416,34 @@ mod tests {
 
     fn after(now: Instant, seconds: u64) -> Instant {
         now + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_ticket_that_somebody_else_has_read_tells_and_changes_nothing() {
+        let (mut window, now) = window(WindowConfig::default());
+        let ticket = window.issue(client(), now).unwrap();
+        let one = Numbered { ticket, number: 0 };
+        assert_eq!(window.admit(&one, client(), Channel::Datagram, now), Admission::Execute);
+        window.executed(&one, Some(b"secret"), now);
+        let stranger: IpAddr = "198.51.100.99".parse().unwrap();
+        let farthest = Numbered { ticket, number: u32::MAX };
+        for number in [one, farthest] {
+            assert_eq!(window.admit(&number, stranger, Channel::Datagram, now), Admission::Running);
+            assert_eq!(window.admit(&number, stranger, Channel::Stream, now), Admission::Unknown);
+        }
+        let again = window.admit(&one, client(), Channel::Stream, now);
+        assert_eq!(again, Admission::Executed(Bytes::from_static(b"secret")));
+        window.check_invariants();
+    }
+
+    #[test]
+    fn a_batch_that_was_taken_before_a_ticket_was_issued_does_not_forget_it() {
+        let (mut window, now) = window(WindowConfig::default());
+        let ticket = window.issue(client(), after(now, 10)).unwrap();
+        let one = Numbered { ticket, number: 0 };
+        assert_eq!(window.admit(&one, client(), Channel::Datagram, after(now, 10)), Admission::Execute);
+        assert_eq!(window.admit(&one, client(), Channel::Datagram, after(now, 9)), Admission::Running);
+        window.check_invariants();
     }
 
     #[test]
