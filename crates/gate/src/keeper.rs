@@ -140,11 +140,9 @@ impl Keeper {
             notes.extend(restore(&gate.blocks(), directory, &path));
             Saved { path, changed_ns: gate.blocks().changed_ns().unwrap_or(0) }
         });
-        let list =
-            |path: &PathBuf| List { path: path.clone(), version: None, again_in: 0, blocked: HashSet::new() };
         let mut keeper = Self {
             saved,
-            lists: sources.files.iter().map(list).collect(),
+            lists: sources.files.iter().map(|path| List::new(path)).collect(),
             commanded: HashMap::new(),
             prefixes: PrefixEnds::default(),
             whole: (0, 0),
@@ -182,12 +180,7 @@ impl Keeper {
         }
         for path in &sources.files {
             if !self.lists.iter().any(|list| list.path == *path) {
-                self.lists.push(List {
-                    path: path.clone(),
-                    version: None,
-                    again_in: 0,
-                    blocked: HashSet::new(),
-                });
+                self.lists.push(List::new(path));
             }
         }
         notes.extend(self.read_lists(&blocks));
@@ -257,6 +250,11 @@ fn either(result: Result<KeeperNote, KeeperNote>) -> KeeperNote {
 }
 
 impl List {
+    /// One that was not read yet.
+    fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), version: None, again_in: 0, blocked: HashSet::new() }
+    }
+
     fn read_if_changed(
         &mut self,
         blocks: &Blocks<'_>,
