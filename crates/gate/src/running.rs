@@ -54,7 +54,7 @@ impl Running {
             if xdp.ifindex == 0 || wanted.is_some_and(|index| xdp.ifindex != index as u32) {
                 continue;
             }
-            let maps = open_maps(&programs[&link.prog_id])?;
+            let Some(maps) = open_maps(&programs[&link.prog_id])? else { continue };
             // The same number may be another interface in another namespace.
             if maps.control(abi::TG_CONTROL_NETNS)? == cookie {
                 let control = map_id(&maps)?;
@@ -141,8 +141,14 @@ impl Running {
     }
 }
 
-fn detach_all<'l>(mut links: impl Iterator<Item = &'l OneLink>) -> Result<(), GateError> {
-    links.try_for_each(|link| system::detach_link(&system::open_link(link.id)?))
+/// The holder lets go of an interface's other links as soon as it sees that one is detached.
+fn detach_all<'l>(links: impl Iterator<Item = &'l OneLink>) -> Result<(), GateError> {
+    for link in links {
+        if let Some(link) = system::open_link(link.id)? {
+            system::detach_link(&link)?;
+        }
+    }
+    Ok(())
 }
 
 fn our_programs() -> HashMap<u32, ProgramInfo> {
@@ -156,13 +162,18 @@ fn our_programs() -> HashMap<u32, ProgramInfo> {
     ProgInfoIter::with_query_opts(options).filter(ours).map(|program| (program.id, program)).collect()
 }
 
-fn open_maps(program: &ProgramInfo) -> Result<Maps, GateError> {
+/// `None` if the program's holder, of whatever namespace, has ended since its number was read.
+fn open_maps(program: &ProgramInfo) -> Result<Option<Maps>, GateError> {
     let mut by_name = HashMap::new();
     for id in &program.map_ids {
-        let map = MapHandle::from_map_id(*id).map_err(GateError::kernel("opening a map"))?;
+        let map = match MapHandle::from_map_id(*id) {
+            Ok(map) => map,
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(GateError::kernel("opening a map")(error)),
+        };
         by_name.insert(map.name().to_string_lossy().into_owned(), map);
     }
-    Ok(Maps::new(by_name))
+    Ok(Some(Maps::new(by_name)))
 }
 
 fn map_id(maps: &Maps) -> Result<u32, GateError> {

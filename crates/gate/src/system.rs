@@ -186,13 +186,16 @@ pub(crate) fn program_size(program: std::os::fd::BorrowedFd<'_>) -> Result<(u32,
     Ok((info.verified_insns, info.xlated_prog_len))
 }
 
-/// Opens a link by its number.
-pub(crate) fn open_link(id: u32) -> Result<OwnedFd, GateError> {
+/// Opens a link by its number; `None` if its holder has let it go since the number was read.
+pub(crate) fn open_link(id: u32) -> Result<Option<OwnedFd>, GateError> {
     // SAFETY: takes a number and gives a descriptor or an error.
     let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(id) };
+    if fd == -libc::ENOENT {
+        return Ok(None);
+    }
     check(fd.min(0), "opening a link")?;
     // SAFETY: the call gave a new descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// Detaches a link, whoever holds it.
