@@ -140,11 +140,13 @@ async fn an_attacker_who_guesses_ids_and_floods_a_clients_ports_is_ignored() {
 async fn clients_that_ask_for_long_answers_to_closed_ports_cost_one_syn_each() {
     let site = Site::start();
     let mut buffer = vec![0; 2000];
+    // Bound, so that nobody else listens there, and not listening; all of them to the end, so that no port comes twice.
+    let mut bound = Vec::new();
     for _ in 0..20 {
-        // Bound, so that nobody else listens there, and not listening.
         let closed = TcpSocket::new_v4().unwrap();
         closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = closed.local_addr().unwrap().port();
+        bound.push(closed);
         let socket = client_socket().await;
         socket.send_to(&datagram(1, port, Some(&[]), "/bytes/100000"), site.address).await.unwrap();
         let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
