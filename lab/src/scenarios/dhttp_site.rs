@@ -92,9 +92,11 @@ impl Site {
         let mut origin = None;
         match content {
             Content::Made => {
+                // Patience with an origin that shares its processors: what is refused for overload is no fault of a link.
                 let _ = writeln!(
                     config,
-                    "[[upstream]]\nname = \"site\"\nservers = [\"{ORIGIN}\"]\n[[route]]\nupstream = \"site\""
+                    "[[upstream]]\nname = \"site\"\nservers = [\"{ORIGIN}\"]\nconnect_timeout = \"60s\"\n\
+                     [[route]]\nupstream = \"site\""
                 );
                 origin = Some(start_origin(namespace, &executed)?);
             }
