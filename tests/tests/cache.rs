@@ -205,40 +205,6 @@ fn stale_while_revalidate_stale_object_is_served_and_fetched_anew() {
     assert_eq!(origin.count(), 2);
 }
 
-#[test]
-fn fifty_clients_at_once_for_one_missing_object_ask_the_origin_once() {
-    let gate = Gate::default();
-    let held = gate.clone();
-    let origin = Origin::start(move |_| {
-        held.pass();
-        Reply::cacheable("shared")
-    });
-    let tidegate = Tidegate::before(&origin);
-    let barrier = Arc::new(Barrier::new(51));
-    let clients: Vec<_> = (0..50)
-        .map(|_| {
-            let (barrier, mut client) = (Arc::clone(&barrier), tidegate.connect());
-            std::thread::spawn(move || {
-                client.send("GET /popular HTTP/1.1\r\nHost: example.org\r\n\r\n");
-                barrier.wait();
-                client.response()
-            })
-        })
-        .collect();
-    barrier.wait();
-    eventually("the origin is asked", || (origin.count() > 0).then_some(()));
-    gate.open();
-    let mut collapsed = 0;
-    for client in clients {
-        let response = client.join().unwrap();
-        assert_eq!(response.text(), "shared");
-        collapsed += usize::from(response.field("Cache-Status").contains("; collapsed"));
-    }
-    assert_eq!(origin.count(), 1);
-    // Those that came late found it stored.
-    assert!((1..50).contains(&collapsed), "{collapsed} say that they waited for another request");
-}
-
 /// Sends `body` as a response that may be stored, its second half once the gate is open.
 fn in_two_parts(fields: &'static str, body: &Arc<Vec<u8>>, gate: &Gate) -> Origin {
     let (body, gate) = (Arc::clone(body), gate.clone());
@@ -507,29 +473,6 @@ fn get_with_an_empty_body_is_answered_from_the_cache() {
     let tidegate = Tidegate::before(&origin);
     assert_eq!(tidegate.get_with("/", "Content-Length: 0\r\n").text(), "answer 1");
     assert_eq!(tidegate.get_with("/", "Content-Length: 0\r\n").text(), "answer 1");
-}
-
-#[test]
-fn one_request_that_is_not_stored_others_still_wait_for_each_other() {
-    let gate = Gate::default();
-    let door = gate.clone();
-    let origin = Origin::start(move |request| {
-        if request.field("Cache-Control") != "no-store" {
-            door.pass();
-        }
-        Reply::cacheable("shared")
-    });
-    let tidegate = Tidegate::before(&origin);
-    tidegate.get_with("/", "Cache-Control: no-store\r\n");
-    let address = tidegate.address();
-    let clients: Vec<_> =
-        (0..8).map(|_| std::thread::spawn(move || Client::connect(address).get("/").text())).collect();
-    eventually("seven wait", || (tidegate.metric("tidegate_cache_collapsed_total") >= 7.0).then_some(()));
-    gate.open();
-    for client in clients {
-        assert_eq!(client.join().unwrap(), "shared");
-    }
-    assert_eq!(origin.count(), 2);
 }
 
 #[test]

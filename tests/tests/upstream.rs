@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tidegate_e2e::{Builder, Origin, Reply, Tidegate, eventually, free_port};
+use tidegate_e2e::{Builder, Client, Origin, Reply, Tidegate, eventually, free_port};
 
 fn named(name: &'static str) -> Origin {
     Origin::start(move |_| Reply::ok(name).with("Cache-Control", "no-store"))
@@ -366,6 +366,23 @@ fn no_more_connections_than_allowed_are_open_at_once() {
         assert_eq!(client.join().unwrap(), 200);
     }
     assert_eq!(most.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn one_client_sends_its_bodies_slowly_others_still_get_connections() {
+    let origin = Origin::start(|_| Reply::ok("x").with("Cache-Control", "no-store"));
+    let tidegate = group(&[&origin], "max_connections = 4").top("workers = 1").start();
+    let slow = |number: u8| {
+        let mut client = Client::try_connect_from([127, 0, 0, 9].into(), tidegate.address()).unwrap();
+        client.send(format!("POST /{number} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"));
+        client
+    };
+    let _slow: Vec<Client> = (0..8).map(slow).collect();
+    eventually("three have their connections", || (origin.connections() == 3).then_some(()));
+    for number in 0..3 {
+        assert_eq!(tidegate.get(&format!("/{number}")).status, 200);
+    }
+    assert_eq!(origin.connections(), 4);
 }
 
 #[test]

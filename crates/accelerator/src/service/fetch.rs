@@ -15,21 +15,25 @@ use tidegate_http::{
     ResponseParser,
 };
 use tidegate_store::{Object, Store};
+use tokio::time::Instant;
 
 use crate::data_core::DataCore;
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
-use crate::service::flights::{Epoch, Join, Leader, News, Outcome};
+use crate::service::flights::{Epoch, Flight, Join, Leader, News, Outcome, Started};
 use crate::service::lookup::{Found, Hit, count_hit, find, hit};
 use crate::service::plan::{Destination, Plan, cookies};
 use crate::service::seen::Seen;
+use crate::upstream::turns::network_of;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
-/// Times a request looks into the cache again after another one's answer came.
+/// Answers of others that a request finds in the cache and cannot use, before it asks for itself.
 const FOLLOW_ATTEMPTS: usize = 3;
-/// How much longer than the upstream may take to answer a request waits for another one's answer before it asks for
-/// itself: an upstream that does not answer is found out once, not once by each.
+/// Clients for whom the upstream has failed to answer, until others believe that it would fail for them too.
+const FAILURES_BELIEVED: usize = 3;
+/// How much longer than the upstream may take to answer a request waits for others' answers: an upstream that does not
+/// answer is found out by few, and not by each.
 const FOLLOW_GRACE: Duration = Duration::from_secs(1);
 
 /// How often a request may come by. More than once is not yet a loop: gateways in a row may share a pseudonym.
@@ -91,6 +95,28 @@ pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incomi
             fetch.answer(body).await
         }
     }
+}
+
+/// A request that waits for others' answers.
+#[derive(Default)]
+struct Follower {
+    until: Option<Instant>,
+    /// Answers that came into the cache and were of no use to it.
+    looks: usize,
+    /// For which other clients the upstream has failed to answer, and with what status the last one was told so.
+    failed_for: Vec<IpAddr>,
+    failed: Option<u16>,
+    forward: Option<Forward>,
+}
+
+/// What a follower does next.
+enum Next<'f> {
+    Look,
+    Read(&'f Started),
+    Overtake,
+    /// Asks for itself.
+    Ask,
+    Fail(u16),
 }
 
 /// One request to one upstream group.
@@ -164,10 +190,11 @@ impl Fetch<'_> {
 
     async fn cached_or_fetched<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
         let head = self.incoming.head;
-        let mut collapsed = None;
-        for attempt in 0..FOLLOW_ATTEMPTS {
+        let mut follower = Follower::default();
+        let mut is_absent = self.incoming.is_absent;
+        loop {
             let mut key = url_key.to_vec();
-            let found = match self.incoming.is_absent && attempt == 0 {
+            let found = match std::mem::take(&mut is_absent) {
                 // Whoever leads looks again.
                 true => Found::Nothing(Forwarded::UriMiss),
                 false => find(self.core, store, head, &mut key),
@@ -178,7 +205,7 @@ impl Fetch<'_> {
                     if refresh && self.may_fill() {
                         self.refresh_in_background(url_key, hit.object.clone());
                     }
-                    return self.stored(Hit { forwarded: collapsed, ..hit });
+                    return self.stored(Hit { forwarded: follower.forward, ..hit });
                 }
                 Found::Unusable { object, reason } => (Some(object), reason),
                 Found::Nothing(reason) => (None, reason),
@@ -192,7 +219,8 @@ impl Fetch<'_> {
             if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
                 return self.fetch(store, url_key, stale, None, reason, body).await;
             }
-            match self.core.flights.join(&key, self.core.flights.epoch(url_key)) {
+            let epoch = self.core.flights.epoch(url_key);
+            let leader = match self.core.flights.join(&key, epoch) {
                 Join::Lead(leader) => {
                     // Another request may have ended between the look and the join.
                     key.truncate(url_key.len());
@@ -200,28 +228,62 @@ impl Fetch<'_> {
                         leader.finish(Outcome::Stored);
                         return self.stored(hit);
                     }
-                    return self.fetch(store, url_key, stale, Some(leader), reason, body).await;
+                    Some(leader)
                 }
                 Join::Follow(flight) => {
-                    self.core.metrics.cache_collapsed_total.add(1);
-                    collapsed = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
-                    let news = flight.news(self.may_read_along());
-                    match tokio::time::timeout(self.patience(), news).await {
-                        Ok(News::Started(started)) => {
+                    follower.forward = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
+                    match self.follow(&flight, &mut follower).await {
+                        Next::Look => continue,
+                        Next::Overtake => match self.core.flights.overtake(&key, epoch, &flight) {
+                            Some(leader) => Some(leader),
+                            None => continue,
+                        },
+                        Next::Read(started) => {
                             let forward = self.forward(reason, started.status);
                             let forward = Forward { collapsed: true, ..forward };
                             return Answer::Streamed(Box::new(Streamed::following(started, forward)));
                         }
-                        Ok(News::Ended(Outcome::Stored | Outcome::Abandoned)) => {}
-                        Ok(News::Ended(Outcome::Failed(status))) => {
-                            return self.stale_or(stale, reason, status);
-                        }
-                        Ok(News::Ended(Outcome::NotShared)) | Err(_) => break,
+                        Next::Fail(status) => return self.stale_or(stale, reason, status),
+                        Next::Ask => None,
                     }
                 }
-            }
+            };
+            return self.fetch(store, url_key, stale, leader, reason, body).await;
         }
-        self.fetch(store, url_key, None, None, Forwarded::Miss, body).await
+    }
+
+    /// Waits for another request's answer. What one request's fields, or its client's leaving, make fail is no reason to
+    /// fail the others, nor for all of them to ask at once: one of them asks next.
+    async fn follow<'f>(&self, flight: &'f Flight, follower: &mut Follower) -> Next<'f> {
+        if follower.until.is_none() {
+            self.core.metrics.cache_collapsed_total.add(1);
+        }
+        let until = *follower.until.get_or_insert_with(|| Instant::now() + self.patience());
+        let Ok(news) = tokio::time::timeout_at(until, flight.news(self.may_read_along())).await else {
+            return Next::Fail(follower.failed.unwrap_or(504));
+        };
+        match news {
+            News::Started(started) => Next::Read(started),
+            News::Late => Next::Overtake,
+            News::Ended(Outcome::Stored) => {
+                follower.looks += 1;
+                if follower.looks < FOLLOW_ATTEMPTS { Next::Look } else { Next::Ask }
+            }
+            News::Ended(Outcome::Abandoned) => Next::Look,
+            News::Ended(Outcome::Failed { status, client }) => {
+                follower.failed = Some(status);
+                if !follower.failed_for.contains(&client) {
+                    follower.failed_for.push(client);
+                }
+                let is_own = client == network_of(self.incoming.seen.client);
+                match is_own || follower.failed_for.len() >= FAILURES_BELIEVED {
+                    true => Next::Fail(status),
+                    false => Next::Look,
+                }
+            }
+            News::Ended(Outcome::Unreachable(status)) => Next::Fail(status),
+            News::Ended(Outcome::NotShared) => Next::Ask,
+        }
     }
 
     /// Whether the upstream's answer to this request, asked for as a whole, may be stored.
@@ -303,7 +365,11 @@ impl Fetch<'_> {
             }
             (Err(error), _) => {
                 if let Some(leader) = leader.filter(|_| !error.is_clients_fault()) {
-                    leader.finish(Outcome::Failed(error.status()));
+                    let status = error.status();
+                    leader.finish(match error.is_servers_state() {
+                        true => Outcome::Unreachable(status),
+                        false => Outcome::Failed { status, client: network_of(self.incoming.seen.client) },
+                    });
                 }
                 return self.failed(error);
             }
@@ -421,6 +487,7 @@ impl Fetch<'_> {
         let request = OutgoingRequest {
             head: &bytes,
             method: head.method,
+            client: self.incoming.seen.client,
             class: self.class(),
             framing,
             hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),

@@ -260,7 +260,9 @@ impl Storing<'_> {
             Err(reason) => {
                 tracing::trace!(?reason, "response is not to be stored");
                 let is_requests = matches!(reason, NotStorable::RequestNoStore | NotStorable::Authorization);
-                return Err(!is_requests && response.status < 500);
+                // An error may be what this request's fields have brought about.
+                let is_resources = matches!(response.status, 200..400 | 404 | 410);
+                return Err(!is_requests && is_resources);
             }
         };
         if tag_bytes(response) > TAG_BYTES {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,9 @@ const SHARDS: usize = 16;
 const NOT_SHARED: usize = 4096;
 /// Places in which invalidations are noted; two in one place during one request stand for any URL of that place.
 const EPOCHS: usize = 4096;
+/// How long a leader may go without an answer before another request may ask beside it: what makes one request slow need
+/// not make the others slow.
+pub(crate) const LEAD_AGE: Duration = Duration::from_secs(5);
 /// How long a follower waits for the end of a response that has begun and that it cannot read along.
 const END_WAIT: Duration = Duration::from_secs(1);
 /// How long a URL's requests go to the upstream side by side after an answer was for one of them alone.
@@ -29,8 +33,11 @@ pub(crate) enum Outcome {
     Stored,
     /// The answer is for the leader alone: ask the upstream yourself.
     NotShared,
-    /// The upstream did not answer; the leader was told so with this status.
-    Failed(u16),
+    /// The upstream cannot be reached, whatever is asked of it; the leader was told so with this status.
+    Unreachable(u16),
+    /// The upstream did not answer this client's request as it should, and the leader was told so with this status: it may
+    /// answer somebody else's.
+    Failed { status: u16, client: IpAddr },
     /// The leader went away before the answer was whole: somebody else may lead.
     Abandoned,
 }
@@ -91,6 +98,8 @@ pub(crate) struct Flight {
 pub(crate) enum News<'f> {
     Started(&'f Started),
     Ended(Outcome),
+    /// Nothing for as long as [`LEAD_AGE`]: see [`Flights::overtake`].
+    Late,
 }
 
 /// What a request is to do.
@@ -112,17 +121,25 @@ pub(crate) struct Leader {
 impl Flights {
     /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined.
     pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: Epoch) -> Join {
-        let mut named = Vec::with_capacity(key.len() + EPOCH_BYTES);
-        named.extend_from_slice(key);
-        named.extend_from_slice(&epoch.invalidations.to_le_bytes());
-        named.extend_from_slice(&epoch.purges.to_le_bytes());
-        match self.shard(&named).entry(named.clone().into()) {
+        let name = named(key, epoch);
+        match self.shard(&name).entry(name.clone()) {
             Entry::Occupied(entry) => Join::Follow(Arc::clone(entry.get())),
             Entry::Vacant(entry) => {
                 let flight = Arc::clone(entry.insert(Arc::default()));
-                Join::Lead(Leader { flights: Arc::clone(self), name: named.into(), flight })
+                Join::Lead(Leader { flights: Arc::clone(self), name, flight })
             }
         }
+    }
+
+    /// Begins another request beside one that is late. Of those who follow it one leads from now on; `None` tells the
+    /// others to join again.
+    pub(crate) fn overtake(self: &Arc<Self>, key: &[u8], epoch: Epoch, late: &Arc<Flight>) -> Option<Leader> {
+        let name = named(key, epoch);
+        let mut shard = self.shard(&name);
+        let current = shard.get_mut(&name).filter(|current| Arc::ptr_eq(current, late))?;
+        *current = Arc::default();
+        let flight = Arc::clone(current);
+        Some(Leader { flights: Arc::clone(self), name, flight })
     }
 
     /// The epoch of a URL, to be asked for before the request is sent.
@@ -181,6 +198,15 @@ impl Flights {
     }
 }
 
+/// A flight's name.
+fn named(key: &[u8], epoch: Epoch) -> Box<[u8]> {
+    let mut name = Vec::with_capacity(key.len() + EPOCH_BYTES);
+    name.extend_from_slice(key);
+    name.extend_from_slice(&epoch.invalidations.to_le_bytes());
+    name.extend_from_slice(&epoch.purges.to_le_bytes());
+    name.into()
+}
+
 /// The hash of a key's URL, whatever follows it.
 fn url_hash(key: &[u8]) -> u64 {
     xxh3_64(url_of(key))
@@ -205,7 +231,12 @@ impl Leader {
     }
 
     fn end(&self, outcome: Outcome) {
-        self.flights.shard(&self.name).remove(&self.name);
+        let mut shard = self.flights.shard(&self.name);
+        // Unless another request has overtaken this one.
+        if shard.get(&self.name).is_some_and(|current| Arc::ptr_eq(current, &self.flight)) {
+            shard.remove(&self.name);
+        }
+        drop(shard);
         // An outcome is final: the first one counts.
         let _ = self.flight.outcome.set(outcome);
         self.flight.changed.notify_waiters();
@@ -221,7 +252,7 @@ impl Drop for Leader {
 }
 
 impl Flight {
-    /// Waits for the leader's outcome, or for its start if the caller can do with that.
+    /// Waits for the leader's outcome, or for its start if the caller can do with that; for [`LEAD_AGE`] if neither comes.
     pub(crate) async fn news(&self, reads_along: bool) -> News<'_> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -238,7 +269,11 @@ impl Flight {
                         return News::Ended(Outcome::NotShared);
                     }
                 }
-                None => changed.await,
+                None => {
+                    if tokio::time::timeout(LEAD_AGE, changed).await.is_err() {
+                        return News::Late;
+                    }
+                }
             }
         }
     }

@@ -79,6 +79,11 @@ impl UpstreamError {
         }
     }
 
+    /// Whether it would be the same for any request: the upstream was not even asked.
+    pub(crate) fn is_servers_state(&self) -> bool {
+        matches!(self, Self::NoServer | Self::Busy | Self::Connect(_) | Self::ConnectTimeout)
+    }
+
     /// Whether the client is to blame, so that the server's health does not suffer.
     pub(crate) fn is_clients_fault(&self) -> bool {
         matches!(self, Self::Client(_))

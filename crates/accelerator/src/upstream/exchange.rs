@@ -1,6 +1,7 @@
 //! One request on one connection: its body goes out while the response's head comes in.
 
 use std::io;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(crate) struct OutgoingRequest<'a> {
     /// The whole head, framing fields included.
     pub head: &'a [u8],
     pub method: Method,
+    /// Whose it is: one client gets at most three quarters of a server's connections.
+    pub client: IpAddr,
     /// Its priority class: where requests wait for a connection, 0 goes first.
     pub class: u8,
     /// How the body is framed.

@@ -10,7 +10,7 @@ mod groups;
 mod health;
 mod pool;
 mod response;
-mod turns;
+pub(crate) mod turns;
 mod upload;
 
 pub(crate) use error::{BodyReadError, UpstreamError};

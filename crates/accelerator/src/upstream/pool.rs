@@ -25,7 +25,6 @@ pub(crate) struct Pools {
 }
 
 /// Connections to one server.
-#[derive(Default)]
 struct Pool {
     /// The most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
@@ -45,8 +44,12 @@ pub(crate) struct Lease {
 
 impl Pools {
     pub(crate) fn new(groups: Arc<Groups>) -> Self {
-        let pool = || Rc::new(Pool::default());
-        let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
+        let pool = |most| {
+            let (idle, distrusted_until) = Default::default();
+            Rc::new(Pool { idle, turns: Turns::new(most), distrusted_until })
+        };
+        let of = |group: &Group| group.servers.iter().map(|_| pool(group.settings.max_connections)).collect();
+        let pools = groups.iter().map(of).collect();
         Self { groups, pools }
     }
 
@@ -83,7 +86,7 @@ impl Pools {
         for _ in 0..ATTEMPTS {
             let now_ms = self.groups.now_ms();
             let Some(server) = group.pick(&request, &tried, now_ms) else { break };
-            let lease = match self.lease(group, group_index, server, request.class).await {
+            let lease = match self.lease(group, group_index, server, &request).await {
                 Ok(lease) => Rc::new(lease),
                 Err(error) => {
                     last = error;
@@ -151,15 +154,15 @@ impl Pools {
         group: &Group,
         group_index: usize,
         server: usize,
-        class: u8,
+        request: &OutgoingRequest<'_>,
     ) -> Result<Lease, UpstreamError> {
         let pool =
             self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
         let settings = &group.settings;
-        let turn = match pool.turns.take(settings.max_connections) {
+        let turn = match pool.turns.take(request.client) {
             Some(turn) => turn,
             None => {
-                let waiting = pool.turns.wait(class).ok_or(UpstreamError::Busy)?;
+                let waiting = pool.turns.wait(request.client, request.class).ok_or(UpstreamError::Busy)?;
                 let waited = tokio::time::timeout(settings.connect_timeout, waiting).await;
                 waited.ok().and_then(Result::ok).ok_or(UpstreamError::Busy)?
             }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,6 +52,7 @@ fn get(head: &[u8]) -> OutgoingRequest<'_> {
     OutgoingRequest {
         head,
         method: Method::Get,
+        client: Ipv4Addr::LOCALHOST.into(),
         class: 0,
         framing: BodyFraming::None,
         hash_url: 1,

@@ -1,8 +1,11 @@
 //! Who gets the next connection to a server, when more requests want one than it may have: the highest priority class
-//! first, and within a class who came first.
+//! first, and within a class who came first. One client gets at most three quarters of the connections, and half of the
+//! places in the queue: one that sends its bodies slowly, or reads slowly what it asked for, does not keep the others out.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
 use std::rc::Rc;
 
 use tokio::sync::oneshot::{self, Receiver, Sender};
@@ -13,50 +16,94 @@ use crate::admission::CLASSES;
 const QUEUE: usize = 1024;
 
 /// Connections in use, and who waits for one.
-#[derive(Default)]
 pub(crate) struct Turns {
+    most: usize,
     in_use: Cell<usize>,
+    /// How many of them each client has; nothing for those who have none.
+    held: RefCell<HashMap<IpAddr, usize>>,
     waiting: RefCell<Waiting>,
 }
 
 /// The right to one connection; dropped, it goes to whoever is next.
-pub(crate) struct Turn(Rc<Turns>);
+pub(crate) struct Turn {
+    turns: Rc<Turns>,
+    client: IpAddr,
+}
 
 #[derive(Default)]
 struct Waiting {
-    classes: [VecDeque<Sender<Turn>>; CLASSES],
+    classes: [VecDeque<Waiter>; CLASSES],
+}
+
+struct Waiter {
+    client: IpAddr,
+    sender: Sender<Turn>,
+}
+
+/// Who counts as one client: an address, or the network of 64 bits that IPv6 gives to one (RFC 6177).
+pub(crate) fn network_of(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
 }
 
 impl Turns {
-    /// A turn, if fewer than `most` are taken. Nobody waits then: a turn that ends goes to who waits.
-    pub(crate) fn take(self: &Rc<Self>, most: usize) -> Option<Turn> {
-        if self.in_use.get() >= most {
+    /// For at most `most` connections.
+    pub(crate) fn new(most: usize) -> Rc<Self> {
+        let (in_use, held, waiting) = Default::default();
+        Rc::new(Self { most, in_use, held, waiting })
+    }
+
+    /// A turn, if one is free for this client. A turn that ends goes to who waits.
+    pub(crate) fn take(self: &Rc<Self>, client: IpAddr) -> Option<Turn> {
+        let client = network_of(client);
+        if self.in_use.get() >= self.most || self.has_its_share(client) {
             return None;
         }
         self.in_use.set(self.in_use.get() + 1);
-        Some(Turn(Rc::clone(self)))
+        Some(self.hand(client))
     }
 
-    /// A place in the queue of a class (0 goes first). `None` where too many wait that are not of a lower class; of
-    /// those the youngest makes room, and learns of it by the end of its channel.
-    pub(crate) fn wait(&self, class: u8) -> Option<Receiver<Turn>> {
+    fn has_its_share(&self, client: IpAddr) -> bool {
+        self.held.borrow().get(&client).is_some_and(|held| *held >= self.most - self.most / 4)
+    }
+
+    fn hand(self: &Rc<Self>, client: IpAddr) -> Turn {
+        *self.held.borrow_mut().entry(client).or_insert(0) += 1;
+        Turn { turns: Rc::clone(self), client }
+    }
+
+    /// A place in the queue of a class (0 goes first). `None` where too many wait that are not of a lower class, or of
+    /// this client; of those of a lower class the youngest makes room, and learns of it by the end of its channel.
+    pub(crate) fn wait(&self, client: IpAddr, class: u8) -> Option<Receiver<Turn>> {
+        let client = network_of(client);
         let class = usize::from(class).min(CLASSES - 1);
         let mut waiting = self.waiting.borrow_mut();
-        if waiting.count() >= QUEUE {
+        if waiting.count() >= QUEUE / 2 {
             waiting.forget_the_gone();
+            if waiting.count_of(client) >= QUEUE / 2 {
+                return None;
+            }
         }
         if waiting.count() >= QUEUE {
             waiting.classes[class + 1..].iter_mut().rev().find_map(VecDeque::pop_back)?;
         }
         let (sender, receiver) = oneshot::channel();
-        waiting.classes[class].push_back(sender);
+        waiting.classes[class].push_back(Waiter { client, sender });
         Some(receiver)
     }
 
-    fn next(&self) -> Option<Sender<Turn>> {
+    /// Who is next of those who have not gone and have less than their share.
+    fn next(&self) -> Option<Waiter> {
         let mut waiting = self.waiting.borrow_mut();
-        std::iter::from_fn(|| waiting.classes.iter_mut().find_map(VecDeque::pop_front))
-            .find(|sender| !sender.is_closed())
+        waiting.classes.iter_mut().find_map(|class| {
+            while class.front().is_some_and(|waiter| waiter.sender.is_closed()) {
+                class.pop_front();
+            }
+            let is_next = |waiter: &Waiter| !waiter.sender.is_closed() && !self.has_its_share(waiter.client);
+            class.iter().position(is_next).and_then(|place| class.remove(place))
+        })
     }
 }
 
@@ -65,18 +112,28 @@ impl Waiting {
         self.classes.iter().map(VecDeque::len).sum()
     }
 
+    fn count_of(&self, client: IpAddr) -> usize {
+        self.classes.iter().flatten().filter(|waiter| waiter.client == client).count()
+    }
+
     /// Requests whose client left, or whose patience ended.
     fn forget_the_gone(&mut self) {
-        self.classes.iter_mut().for_each(|class| class.retain(|sender| !sender.is_closed()));
+        self.classes.iter_mut().for_each(|class| class.retain(|waiter| !waiter.sender.is_closed()));
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let turns = &self.0;
+        let turns = &self.turns;
+        if let Entry::Occupied(mut held) = turns.held.borrow_mut().entry(self.client) {
+            *held.get_mut() -= 1;
+            if *held.get() == 0 {
+                held.remove();
+            }
+        }
         match turns.next() {
             // Its receiver is there, and this thread is the only one that could drop it.
-            Some(sender) => drop(sender.send(Self(Rc::clone(turns)))),
+            Some(waiter) => drop(waiter.sender.send(turns.hand(waiter.client))),
             None => turns.in_use.set(turns.in_use.get() - 1),
         }
     }
@@ -84,33 +141,35 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
-    fn turns() -> Rc<Turns> {
-        Rc::default()
-    }
+    const A: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const B: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+    const C: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
 
     #[test]
     fn the_highest_class_goes_first_and_within_it_who_came_first() {
-        let turns = turns();
-        let taken = turns.take(1).unwrap();
-        let mut low = turns.wait(2).unwrap();
-        let (mut first, mut second) = (turns.wait(0).unwrap(), turns.wait(0).unwrap());
+        let turns = Turns::new(1);
+        let taken = turns.take(A).unwrap();
+        let mut low = turns.wait(A, 2).unwrap();
+        let (mut first, mut second) = (turns.wait(A, 0).unwrap(), turns.wait(A, 0).unwrap());
         drop(taken);
         assert!(second.try_recv().is_err() && low.try_recv().is_err());
         drop(first.try_recv().unwrap());
         drop(second.try_recv().unwrap());
-        assert!(turns.take(1).is_none(), "the turn is the low class's");
+        assert!(turns.take(A).is_none(), "the turn is the low class's");
         drop(low.try_recv().unwrap());
-        assert!(turns.take(1).is_some());
+        assert!(turns.take(A).is_some());
     }
 
     #[test]
     fn a_turn_of_one_that_has_gone_is_passed_on() {
-        let turns = turns();
-        let taken = turns.take(1).unwrap();
+        let turns = Turns::new(1);
+        let taken = turns.take(A).unwrap();
         let (gone, mut granted, mut last) =
-            (turns.wait(0).unwrap(), turns.wait(0).unwrap(), turns.wait(1).unwrap());
+            (turns.wait(A, 0).unwrap(), turns.wait(A, 0).unwrap(), turns.wait(A, 1).unwrap());
         drop(gone);
         drop(taken);
         let turn = granted.try_recv().unwrap();
@@ -119,23 +178,51 @@ mod tests {
         drop(turn);
         // Granted, and gone before it looked.
         drop(last.try_recv().unwrap());
-        let taken = turns.take(1).unwrap();
-        let unseen = turns.wait(0).unwrap();
+        let taken = turns.take(A).unwrap();
+        let unseen = turns.wait(A, 0).unwrap();
         drop(taken);
         drop(unseen);
-        assert!(turns.take(1).is_some());
+        assert!(turns.take(A).is_some());
     }
 
     #[test]
     fn a_full_queue_refuses_unless_a_lower_class_waits() {
-        let turns = turns();
-        let _taken = turns.take(1).unwrap();
-        let mut low: Vec<_> = (0..QUEUE).map(|_| turns.wait(3).unwrap()).collect();
-        assert!(turns.wait(3).is_none() && turns.wait(7).is_none());
-        let _high = turns.wait(0).unwrap();
+        let turns = Turns::new(1);
+        let _taken = turns.take(A).unwrap();
+        let mut low: Vec<_> =
+            (0..QUEUE).map(|n| turns.wait(if n % 2 == 0 { A } else { B }, 3).unwrap()).collect();
+        assert!(turns.wait(C, 3).is_none() && turns.wait(C, 7).is_none());
+        let _high = turns.wait(C, 0).unwrap();
         let crowded_out = low.pop().unwrap();
         assert!(crowded_out.blocking_recv().is_err());
         drop(low);
-        assert!(turns.wait(7).is_some(), "those that have gone make room");
+        assert!(turns.wait(C, 7).is_some(), "those that have gone make room");
+    }
+
+    #[test]
+    fn one_client_takes_its_share_of_the_turns_and_of_the_queue_another_one_gets_in() {
+        let turns = Turns::new(4);
+        let taken = [turns.take(A).unwrap(), turns.take(A).unwrap(), turns.take(A).unwrap()];
+        assert!(turns.take(A).is_none(), "it has its share");
+        let mut waits: Vec<_> = (0..QUEUE / 2).map(|_| turns.wait(A, 0).unwrap()).collect();
+        assert!(turns.wait(A, 0).is_none());
+        let last = turns.take(B).unwrap();
+        let mut behind = turns.wait(B, 7).unwrap();
+        drop(last);
+        let last = behind.try_recv().expect("those before it have their share");
+        drop(taken);
+        assert!(waits.iter_mut().filter_map(|wait| wait.try_recv().ok()).count() > 0);
+        drop((waits, last));
+        assert!(turns.take(A).is_some() && turns.held.borrow().is_empty() && turns.in_use.get() == 0);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one_client() {
+        let turns = Turns::new(4);
+        let client = |text: &str| turns.take(text.parse().unwrap());
+        let _taken = ["2001:db8::1", "2001:db8::2", "2001:db8::3"].map(|address| client(address).unwrap());
+        assert!(client("2001:db8::2:3").is_none());
+        assert!(client("2001:db8:0:1::1").is_some());
+        assert!(client("::ffff:192.0.2.1").is_some());
     }
 }

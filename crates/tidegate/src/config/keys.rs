@@ -223,7 +223,7 @@ static UPSTREAM: Section = Section {
             "max_connections",
             Kind::Integer { min: 1, max: 65_535 },
             Is("1024"),
-            "Connections open at once, per data core and server.",
+            "Connections open at once, per data core and server. One client's requests get at most three quarters of them.",
         ),
         key(
             "max_failures",

@@ -1,0 +1,188 @@
+//! Requests for one object that is not there: one asks the origin, and the others wait for its answer (RFC 9111 §4),
+//! whatever becomes of the one.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidegate_e2e::{Client, Gate, Origin, Reply, Tidegate, eventually};
+
+/// Clients that ask for an object that another request is already on its way for, once all of them wait.
+fn followers(tidegate: &Tidegate, count: usize) -> Vec<JoinHandle<String>> {
+    let address = tidegate.address();
+    let already = tidegate.metric("tidegate_cache_collapsed_total");
+    let clients = (0..count).map(|_| std::thread::spawn(move || Client::connect(address).get("/").text()));
+    let clients = clients.collect();
+    eventually("all wait", || {
+        (tidegate.metric("tidegate_cache_collapsed_total") >= already + count as f64).then_some(())
+    });
+    clients
+}
+
+/// A client with another address than those that has asked for the object with one field more.
+fn leader(tidegate: &Tidegate, field: &str) -> Client {
+    let mut client = Client::try_connect_from([127, 0, 0, 9].into(), tidegate.address()).unwrap();
+    client.send(format!("GET / HTTP/1.1\r\nHost: example.org\r\n{field}\r\n\r\n"));
+    client
+}
+
+fn all_shared(clients: Vec<JoinHandle<String>>) {
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "shared");
+    }
+}
+
+#[test]
+fn fifty_clients_at_once_for_one_missing_object_ask_the_origin_once() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let barrier = Arc::new(Barrier::new(51));
+    let clients: Vec<_> = (0..50)
+        .map(|_| {
+            let (barrier, mut client) = (Arc::clone(&barrier), tidegate.connect());
+            std::thread::spawn(move || {
+                client.send("GET /popular HTTP/1.1\r\nHost: example.org\r\n\r\n");
+                barrier.wait();
+                client.response()
+            })
+        })
+        .collect();
+    barrier.wait();
+    eventually("the origin is asked", || (origin.count() > 0).then_some(()));
+    gate.open();
+    let mut collapsed = 0;
+    for client in clients {
+        let response = client.join().unwrap();
+        assert_eq!(response.text(), "shared");
+        collapsed += usize::from(response.field("Cache-Status").contains("; collapsed"));
+    }
+    assert_eq!(origin.count(), 1);
+    // Those that came late found it stored.
+    assert!((1..50).contains(&collapsed), "{collapsed} say that they waited for another request");
+}
+
+#[test]
+fn one_request_that_is_not_stored_others_still_wait_for_each_other() {
+    let gate = Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |request| {
+        if request.field("Cache-Control") != "no-store" {
+            door.pass();
+        }
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get_with("/", "Cache-Control: no-store\r\n");
+    let address = tidegate.address();
+    let clients: Vec<_> =
+        (0..8).map(|_| std::thread::spawn(move || Client::connect(address).get("/").text())).collect();
+    eventually("seven wait", || (tidegate.metric("tidegate_cache_collapsed_total") >= 7.0).then_some(()));
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "shared");
+    }
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn the_origin_gives_up_on_one_request_those_who_wait_for_it_are_answered() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if request.field("X-Bad").is_empty() {
+            return Reply::cacheable("shared");
+        }
+        held.pass();
+        Reply::Close
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut bad = leader(&tidegate, "X-Bad: 1");
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    let clients = followers(&tidegate, 5);
+    gate.open();
+    all_shared(clients);
+    assert_eq!(bad.response().status, 502);
+    // A connection that was kept may have been tried before a new one.
+    let asked = origin.count();
+    assert!((2..=3).contains(&asked), "{asked}");
+}
+
+#[test]
+fn the_origin_hangs_on_one_request_those_who_wait_for_it_are_answered() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if !request.field("X-Bad").is_empty() {
+            held.pass();
+        }
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut bad = leader(&tidegate, "X-Bad: 1");
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    all_shared(followers(&tidegate, 5));
+    let asked = origin.count();
+    assert!((2..5).contains(&asked), "{asked}");
+    gate.open();
+    assert_eq!(bad.response().text(), "shared");
+}
+
+#[test]
+fn clients_leave_one_after_the_other_the_rest_do_not_all_ask_the_origin() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").start();
+    let mut leaving = Vec::new();
+    for waiting in 0..4 {
+        leaving.push(leader(&tidegate, "X-Leaves: 1"));
+        eventually("it asks or waits", || {
+            let waits = tidegate.metric("tidegate_cache_collapsed_total");
+            (origin.count() == 1 && waits == f64::from(waiting)).then_some(())
+        });
+    }
+    let clients = followers(&tidegate, 30);
+    for (number, client) in leaving.into_iter().enumerate() {
+        // With a reset, not a mere end of what it sends.
+        rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
+        drop(client);
+        // Of those who came first, the next one asks.
+        eventually("another one asks", || (origin.count() >= number + 2).then_some(()));
+    }
+    gate.open();
+    all_shared(clients);
+    // One for each who left and one for all the others; a machine that stands still for seconds adds a few.
+    let asked = origin.count();
+    assert!((5..20).contains(&asked), "{asked}");
+}
+
+#[test]
+fn one_request_gets_an_error_of_its_own_the_next_ones_still_wait_for_each_other() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if !request.field("X-Bad").is_empty() {
+            return Reply::status(431, "too large");
+        }
+        held.pass();
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "X-Bad: 1\r\n").status, 431);
+    let first = leader(&tidegate, "X-Good: 1");
+    eventually("the origin is asked", || (origin.count() == 2).then_some(()));
+    let clients = followers(&tidegate, 5);
+    gate.open();
+    all_shared(clients);
+    drop(first);
+    assert_eq!(origin.count(), 2);
+}
