@@ -1,4 +1,4 @@
-//! What each mechanism costs a packet: `cargo bench -p tidegate-gate` as root. Runs the kernel programs on a frame
+//! What each mechanism costs a packet: `cargo bench -p tidegate-gate [-- syns|requests|blocks]` as root. Runs the kernel programs on a frame
 //! (BPF_PROG_TEST_RUN) and prints the median of several runs with the least and the greatest, in nanoseconds.
 #![allow(clippy::unwrap_used, reason = "a failure ends the measurement")]
 
@@ -23,9 +23,11 @@ fn main() {
     needs_root();
     let _namespace = Namespace::enter_new();
     println!("{:<52} {:>8} {:>8} {:>8}  ns a packet", "", "median", "least", "most");
-    syns();
-    requests();
-    blocks();
+    let only = std::env::args().nth(1).filter(|argument| !argument.starts_with('-'));
+    let groups: [(&str, fn()); 3] = [("syns", syns), ("requests", requests), ("blocks", blocks)];
+    for (_, measure) in groups.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)) {
+        measure();
+    }
 }
 
 fn row(name: &str, mut ns: Vec<u128>) {
@@ -95,10 +97,23 @@ fn requests() {
         );
         measure(&format!("request matched by path, {count} rules"), &gate, Mechanism::Tc, &segment);
     }
-    // Of the frames above, all the same, every fifth needs the socket; of these, as of first requests, each.
+    // Of the frames above, all the same, only the first needs the socket; of those that are refused, each.
+    let rare = RequestRule { limit: Some(Profile::new(0.001, 1).unwrap()), ..request("/cgi-bin/*", None) };
+    explained(gate.replace_rules(&set(vec![rare])));
+    measure("... and refused", &gate, Mechanism::Tc, &segment);
     let received = connection.frame_at(-(text.len() as i64), text.as_bytes());
     explained(gate.replace_rules(&set(vec![request("/cgi-bin/*", None)])));
-    measure("... and its socket looked up: received before", &gate, Mechanism::Tc, &received);
+    measure("... and received before", &gate, Mechanism::Tc, &received);
+    // One connection's requests one after the other; each run counts its own cost.
+    explained(gate.replace_rules(&set(Vec::new())));
+    let frames: Vec<Vec<u8>> = (0..COLD).map(|_| connection.frame(text.as_bytes())).collect();
+    let one_by_one = |_| {
+        let taken = frames.iter().map(|frame| explained(gate.try_frame(Mechanism::Tc, frame, 1)).mean.as_nanos());
+        taken.sum::<u128>() / u128::from(COLD)
+    };
+    row("request, no rule, run by run", (0..ROUNDS).map(one_by_one).collect());
+    explained(gate.replace_rules(&set(vec![request("/cgi-bin/*", None)])));
+    row("next request matched by path, run by run", (0..ROUNDS).map(one_by_one).collect());
     explained(gate.replace_rules(&set(vec![request("*bin/search*", None)])));
     measure("request matched by infix", &gate, Mechanism::Tc, &segment);
     for count in [1, 3, 4000] {
