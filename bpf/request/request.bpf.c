@@ -171,10 +171,7 @@ static __always_inline int stray(enum connection connection, const struct tg_rul
 	count(TG_COUNT_REQUEST_STRAY);
 	if (connection == CONNECTION_BEYOND)
 		return TC_ACT_SHOT;
-	if (rule && rule->flags & TG_RULE_REFUSE &&
-	    (!(rule->flags & TG_RULE_ON_OVERLOAD) || control_get(TG_CONTROL_OVERLOAD)))
-		return TC_ACT_SHOT;
-	return TC_ACT_OK;
+	return rule && rule->flags & TG_RULE_REFUSE && acts_now(rule) ? TC_ACT_SHOT : TC_ACT_OK;
 }
 
 SEC("tcx/ingress")
@@ -221,9 +218,15 @@ int tidegate_url(struct __sk_buff *skb)
 			penalize(&ends, now_ns);
 			return refuse(skb, &ends);
 		}
-		count(TG_COUNT_REQUEST_PASSED);
 	}
+	if (admitted(&ends, set, rule, now_ns)) {
+		if (acting)
+			count(TG_COUNT_REQUEST_PASSED);
+		return TC_ACT_OK;
+	}
+	if (acting && !paying.repeated)
+		give_back(acting);
 	/* Dropped, the segment would come again, and until then a server with a process for each connection would have
 	 * one wait for it. The client is not to blame, and may connect again at once. */
-	return admitted(&ends, set, rule, now_ns) ? TC_ACT_OK : refuse(skb, &ends);
+	return refuse(skb, &ends);
 }
