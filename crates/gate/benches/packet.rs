@@ -108,7 +108,8 @@ fn requests() {
     explained(gate.replace_rules(&set(Vec::new())));
     let frames: Vec<Vec<u8>> = (0..COLD).map(|_| connection.frame(text.as_bytes())).collect();
     let one_by_one = |_| {
-        let taken = frames.iter().map(|frame| explained(gate.try_frame(Mechanism::Tc, frame, 1)).mean.as_nanos());
+        let taken =
+            frames.iter().map(|frame| explained(gate.try_frame(Mechanism::Tc, frame, 1)).mean.as_nanos());
         taken.sum::<u128>() / u128::from(COLD)
     };
     row("request, no rule, run by run", (0..ROUNDS).map(one_by_one).collect());

@@ -309,7 +309,11 @@ impl List {
         if let Err(source) = put_in_force() {
             self.again_in = RETRY_TICKS;
             // Said once.
-            return if is_known { Ok(None) } else { Err(KeeperNote::NotInForce { path: self.path.clone(), source }) };
+            return if is_known {
+                Ok(None)
+            } else {
+                Err(KeeperNote::NotInForce { path: self.path.clone(), source })
+            };
         }
         self.blocked = next;
         Ok(Some(KeeperNote::Read { path: self.path.clone(), added: fresh.len(), removed: gone.len() }))

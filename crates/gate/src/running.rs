@@ -67,12 +67,7 @@ impl Running {
         Ok(found.into_iter().map(|(_, running)| running).collect())
     }
 
-    fn of(
-        maps: Maps,
-        control: u32,
-        programs: &HashMap<u32, ProgramInfo>,
-        links: &[LinkInfo],
-    ) -> Self {
+    fn of(maps: Maps, control: u32, programs: &HashMap<u32, ProgramInfo>, links: &[LinkInfo]) -> Self {
         let mut running = Self { maps, interfaces: Vec::new(), links: Vec::new(), segments: false };
         for link in links.iter().filter(|link| programs[&link.prog_id].map_ids.contains(&control)) {
             let index = match &link.info {

@@ -55,7 +55,11 @@ fn what_its_class_has_no_token_for_is_counted_as_refused_and_costs_its_rule_noth
     // No token comes back while the test runs.
     let limit = |burst| Some(Profile::new(0.001, burst).unwrap());
     let rules = RuleSet {
-        connections: vec![ConnectionRule { class: Some(0), limit: limit(5), ..connection("*:80", "*", 0.0, 0) }],
+        connections: vec![ConnectionRule {
+            class: Some(0),
+            limit: limit(5),
+            ..connection("*:80", "*", 0.0, 0)
+        }],
         requests: vec![RequestRule { limit: limit(5), ..rule("/a", Some(Action::Drop), Some(0)) }],
         http_ports: vec![PortRange::one(80)],
         ..RuleSet::default()

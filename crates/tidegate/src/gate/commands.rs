@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{
-    Blocks, Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Options, Pilot, Report, RuleKind, RuleReport,
-    Running, ServerTotals, Why,
+    Blocks, Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Options, Pilot, Report, RuleKind,
+    RuleReport, Running, ServerTotals, Why,
 };
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
