@@ -69,11 +69,15 @@ static __always_inline __u32 load_path(struct __sk_buff *skb, const struct endpo
 /* Reads the path, if the segment begins a request. A method of four bytes, as most have, takes one copy. */
 static __always_inline int read_path(struct __sk_buff *skb, const struct endpoints *ends, struct request *request)
 {
-	__u32 length = load_path(skb, ends, 0, request);
+	__u64 *begin = (__u64 *)&request->path;
+	__u32 length;
 
-	if (length + BEFORE_PATH < sizeof(__u64))
+	/* What is shorter than a word does not go on as the segment before did. */
+	*begin = 0;
+	length = load_path(skb, ends, 0, request);
+	if (!length)
 		return 0;
-	request->method = method_length(*(const __u64 *)&request->path);
+	request->method = method_length(*begin);
 	if (!request->method || ends->length <= request->method)
 		return 0;
 	if (request->method != BEFORE_PATH) {

@@ -189,6 +189,26 @@ fn path_that_goes_on_in_the_next_segment_or_beyond_what_is_searched_has_no_end()
     assert!(!passes("GET /a.php ") && !passes("GET /a.php?") && !passes("GET /noaccess"));
 }
 
+#[test]
+fn shortest_requests_are_seen_and_nothing_of_the_segment_before() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = explained(Gate::load(&set(vec![rule("/0*", Some(Action::Drop))]), &Options::default()));
+    let passes = |text: &str| {
+        let segment = frame("10.0.0.9", "10.0.0.1", 80, ACK, text.as_bytes());
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    for method in ["GET", "PUT", "POST", "HEAD", "PATCH", "DELETE", "OPTIONS"] {
+        // Without a version, as some servers answer it (HTTP/0.9).
+        let short = format!("{method} /0");
+        assert!(!passes(&short) && !passes(&format!("{short}\n")) && !passes(&head(method, "/0", None)));
+        for cut in 1..short.len() {
+            assert!(passes(&short[..cut]), "{:?}", &short[..cut]);
+        }
+        assert!(passes(&format!("{method} /1")) && passes(&format!("{method}/0")), "{method}");
+    }
+}
+
 /// Listens like a server that sets TCP_DEFER_ACCEPT: it is woken by data.
 fn deferring(address: &str) -> TcpListener {
     let listener = TcpListener::bind(address).unwrap();
