@@ -79,6 +79,28 @@ fn request(path: &str, cookie: Option<(&str, &str)>) -> RequestRule {
     }
 }
 
+/// First and second requests of many connections, one run each with its own cost; each round is about another rule.
+fn first_requests(gate: &Gate) {
+    let open = |i: u32| Connection::open(&format!("10.1.0.{i}"), &format!("10.2.0.{i}"));
+    let connections: Vec<Connection> = (1..=200).map(open).collect();
+    explained(gate.replace_rules(&set((0..ROUNDS).map(|i| request(&format!("/{i}/*"), None)).collect())));
+    let mean = |path: &str| {
+        let text = format!("GET {path} HTTP/1.1\r\nHost: www.example.org\r\n\r\n");
+        let run = |connection: &Connection| {
+            explained(gate.try_frame(Mechanism::Tc, &connection.frame(text.as_bytes()), 1)).mean.as_nanos()
+        };
+        connections.iter().map(run).sum::<u128>() / connections.len() as u128
+    };
+    for name in ["no rule", "first request matched by path", "second request matched by path"] {
+        let path = |i| if name == "no rule" { "/x".to_owned() } else { format!("/{i}/x") };
+        row(&format!("{name}, connection by connection"), (0..ROUNDS).map(|i| mean(&path(i))).collect());
+    }
+}
+
+fn set(requests: Vec<RequestRule>) -> RuleSet {
+    RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() }
+}
+
 fn requests() {
     let text = "GET /cgi-bin/search?q=x HTTP/1.1\r\nHost: www.example.org\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) \
                 AppleWebKit/537.36\r\nAccept: text/html,application/xhtml+xml\r\nAccept-Language: en\r\nCookie: session=0123456789abcdef; \
@@ -86,7 +108,6 @@ fn requests() {
     let connection = Connection::open("10.0.0.9", "10.0.0.1");
     let segment = connection.frame(text.as_bytes());
     let elsewhere = frame("10.0.0.9", "10.0.0.1", 81, ACK, text.as_bytes());
-    let set = |requests| RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() };
     let gate = explained(Gate::load(&set(Vec::new()), &Options::default()));
     measure("segment of a port without HTTP", &gate, Mechanism::Tc, &elsewhere);
     measure("request, no rule", &gate, Mechanism::Tc, &segment);
@@ -115,6 +136,7 @@ fn requests() {
     row("request, no rule, run by run", (0..ROUNDS).map(one_by_one).collect());
     explained(gate.replace_rules(&set(vec![request("/cgi-bin/*", None)])));
     row("next request matched by path, run by run", (0..ROUNDS).map(one_by_one).collect());
+    first_requests(&gate);
     explained(gate.replace_rules(&set(vec![request("*bin/search*", None)])));
     measure("request matched by infix", &gate, Mechanism::Tc, &segment);
     for count in [1, 3, 4000] {
