@@ -131,6 +131,13 @@ static __always_inline __u16 port_entry(__u32 set, __u16 port)
 	return table ? table->class_of[port] : 0;
 }
 
+/* Whether a rule may refuse now. */
+static __always_inline int acts_now(const struct tg_rule *rule)
+{
+	return rule->flags & (TG_RULE_LIMITED | TG_RULE_REFUSE) &&
+	       (!(rule->flags & TG_RULE_ON_OVERLOAD) || control_get(TG_CONTROL_OVERLOAD));
+}
+
 /* Takes one token: <rate, burst> of the paper's section 3.1. Not 0: the connection or request is compliant. */
 static __always_inline int take(const struct tg_rule *rule, __u64 now_ns)
 {
@@ -141,8 +148,7 @@ static __always_inline int take(const struct tg_rule *rule, __u64 now_ns)
 
 	if (!state)
 		return 1;
-	if (!(rule->flags & (TG_RULE_LIMITED | TG_RULE_REFUSE)) ||
-	    ((rule->flags & TG_RULE_ON_OVERLOAD) && !control_get(TG_CONTROL_OVERLOAD))) {
+	if (!acts_now(rule)) {
 		__sync_fetch_and_add(&state->passed, 1);
 		return 1;
 	}
@@ -170,6 +176,28 @@ static __always_inline int take(const struct tg_rule *rule, __u64 now_ns)
 	}
 	bpf_spin_unlock(&state->lock);
 	return compliant;
+}
+
+/* What `take` let pass is refused by another limit: the rule has its token back, and counts a refusal. */
+static __always_inline void give_back(const struct tg_rule *rule)
+{
+	__u32 slot = rule->slot;
+	__u64 capacity = rule->capacity;
+	struct tg_state *state = bpf_map_lookup_elem(&states, &slot);
+
+	if (!state)
+		return;
+	if (!acts_now(rule)) {
+		__sync_fetch_and_add(&state->passed, -1);
+		__sync_fetch_and_add(&state->refused, 1);
+		return;
+	}
+	bpf_spin_lock(&state->lock);
+	state->passed -= 1;
+	state->refused += 1;
+	if (state->tokens + TG_TOKEN_UNITS <= capacity)
+		state->tokens += TG_TOKEN_UNITS;
+	bpf_spin_unlock(&state->lock);
 }
 
 #endif

@@ -41,6 +41,7 @@ struct packet {
 	struct iphdr *v4;	/* one of these two, or neither */
 	struct ipv6hdr *v6;
 	struct tcphdr *tcp;	/* only in a packet or a fragment that shows all of it */
+	__u32 partial;		/* not 0: a fragment, and not one that is all of its packet (RFC 6946) */
 };
 
 /* These give not 0 for a fragment, or a chain of extension headers, that hides a TCP header. */
@@ -69,7 +70,8 @@ static __always_inline int parse_ip4(struct packet *packet, void *cursor)
 	/* RFC 3128: a second fragment at offset 8 would rewrite the flags of the first. */
 	if (fragment & IP_FRAGMENT_OFFSET)
 		return (fragment & IP_FRAGMENT_OFFSET) == 1;
-	return parse_tcp(packet, cursor + ip->ihl * 4, fragment & IP_MORE_FRAGMENTS);
+	packet->partial = fragment & IP_MORE_FRAGMENTS;
+	return parse_tcp(packet, cursor + ip->ihl * 4, packet->partial);
 }
 
 /* Of the extension headers those that the stack looks behind. */
@@ -109,6 +111,7 @@ static __always_inline int parse_ip6(struct packet *packet, void *cursor)
 			if (header->offset & bpf_htons(IPV6_FRAGMENT_OFFSET))
 				return bpf_ntohs(header->offset) >> 3 == 1 && header->next == IPPROTO_TCP;
 			fragment = 1;
+			packet->partial |= header->offset & bpf_htons(IPV6_MORE_FRAGMENTS);
 			next = header->next;
 			cursor += sizeof(*header);
 		} else {

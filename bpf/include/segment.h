@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The headers of a segment at TC, where the packet need not lie in one piece. */
+/* The headers of a segment at TC, where the packet need not lie in one piece. They are read where they lie: each call of a
+ * helper costs as much as all of this. */
 #ifndef TIDEGATE_SEGMENT_H
 #define TIDEGATE_SEGMENT_H
 
@@ -8,7 +9,6 @@
 struct endpoints {
 	__u32 v6;
 	__u32 network;			/* offset of the IP header */
-	__u32 tcp;			/* offset of the TCP header */
 	__u32 payload;			/* offset and length of what it carries */
 	__u32 length;
 	__u8 source[16];		/* IPv4 as IPv4-mapped */
@@ -16,88 +16,73 @@ struct endpoints {
 	struct tcphdr header;
 };
 
-/* Where the TCP header is behind an IPv6 header and its extension headers; 0: nowhere. */
-static __always_inline __u32 tcp_behind(struct __sk_buff *skb, __u32 network, __u8 next)
+/* Every header that is looked behind lies in so many bytes, or the stack drops the packet (RFC 7112). */
+#define HEADERS_BYTES 2048
+
+/* Whether a TCP header may be behind what was parsed, in a piece of the packet that was not. */
+static __always_inline int may_be_behind(const struct packet *packet)
 {
-	__u32 at = network + sizeof(struct ipv6hdr);
-
-	for (int i = 0; i < EXTENSION_HEADERS_MAX; i++) {
-		struct fragment_header header;	/* the others begin alike, but for their length */
-
-		if (!is_extension(next))
-			break;
-		if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)))
-			return 0;
-		/* RFC 6946: a fragment that is all of its packet. */
-		if (next == IPPROTO_FRAGMENT && header.offset & bpf_htons(IPV6_FRAGMENT_OFFSET | IPV6_MORE_FRAGMENTS))
-			return 0;
-		at += next == IPPROTO_FRAGMENT ? sizeof(header) : (header.reserved + 1) * 8;
-		next = header.next;
-	}
-	return next == IPPROTO_TCP ? at : 0;
+	if (packet->v4)
+		return packet->v4->protocol == IPPROTO_TCP;
+	return !packet->v6 || packet->v6->nexthdr == IPPROTO_TCP || is_extension(packet->v6->nexthdr);
 }
 
-/* Of the tags the stack has taken off the first. What is behind the others; not IP: what no program looks at. */
-static __always_inline __be16 behind_tags(struct __sk_buff *skb, struct endpoints *ends)
+static __always_inline void *find_headers(struct __sk_buff *skb, struct packet *packet)
 {
-	__be16 protocol = skb->protocol;
+	void *data = (void *)(long)skb->data;
 
-	ends->network = ETH_HLEN;
-	for (int i = 0; i < VLAN_TAGS_MAX && is_vlan(protocol); i++) {
-		struct vlan_tag tag;
+	packet->end = (void *)(long)skb->data_end;
+	packet->v4 = 0;
+	packet->v6 = 0;
+	packet->tcp = 0;
+	packet->partial = 0;
+	parse(packet, data);
+	return data;
+}
 
-		if (bpf_skb_load_bytes(skb, ends->network, &tag, sizeof(tag)))
-			return 0;
-		protocol = tag.protocol;
-		ends->network += sizeof(tag);
-	}
-	return protocol;
+static __always_inline void map_v4(__u8 *to, __be32 address)
+{
+	__builtin_memset(to, 0, 10);
+	to[10] = to[11] = 0xff;
+	__builtin_memcpy(to + 12, &address, 4);
 }
 
 /* Reads the headers; 0 if the segment cannot carry a request. */
 static __always_inline int read_headers(struct __sk_buff *skb, struct endpoints *ends)
 {
-	__be16 protocol = behind_tags(skb, ends);
+	struct packet packet;
+	void *data = find_headers(skb, &packet);
 	__u32 end;
 
-	if (protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, ends->network, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP || ip.ihl < 5 ||
-		    ip.frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET))
+	if (!packet.tcp && packet.end - data < skb->len && may_be_behind(&packet)) {
+		if (bpf_skb_pull_data(skb, skb->len < HEADERS_BYTES ? skb->len : HEADERS_BYTES))
 			return 0;
+		data = find_headers(skb, &packet);
+	}
+	if (!packet.tcp || packet.partial || packet.tcp->syn || packet.tcp->rst || packet.tcp->doff < 5)
+		return 0;
+	ends->header = *packet.tcp;
+	ends->payload = (void *)packet.tcp - data + packet.tcp->doff * 4;
+	if (packet.v4) {
 		ends->v6 = 0;
-		ends->tcp = ends->network + ip.ihl * 4;
-		end = ends->network + bpf_ntohs(ip.tot_len);
-		__builtin_memset(ends->source, 0, 10);
-		ends->source[10] = ends->source[11] = 0xff;
-		__builtin_memset(ends->destination, 0, 10);
-		ends->destination[10] = ends->destination[11] = 0xff;
-		__builtin_memcpy(ends->source + 12, &ip.saddr, 4);
-		__builtin_memcpy(ends->destination + 12, &ip.daddr, 4);
-	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
+		ends->network = (void *)packet.v4 - data;
+		end = ends->network + bpf_ntohs(packet.v4->tot_len);
+		map_v4(ends->source, packet.v4->saddr);
+		map_v4(ends->destination, packet.v4->daddr);
+	} else if (packet.v6) {
+		const struct in6_addr *from = &packet.v6->saddr;
 
-		if (bpf_skb_load_bytes(skb, ends->network, &ip, sizeof(ip)))
-			return 0;
 		/* It would pass for an IPv4 client, whose connection it cannot be of. The stack drops it. */
-		if (!ip.saddr.s6_addr32[0] && !ip.saddr.s6_addr32[1] && ip.saddr.s6_addr32[2] == bpf_htonl(0xffff))
+		if (!from->s6_addr32[0] && !from->s6_addr32[1] && from->s6_addr32[2] == bpf_htonl(0xffff))
 			return 0;
 		ends->v6 = 1;
-		ends->tcp = tcp_behind(skb, ends->network, ip.nexthdr);
-		if (!ends->tcp)
-			return 0;
-		end = ends->network + sizeof(ip) + bpf_ntohs(ip.payload_len);
-		__builtin_memcpy(ends->source, &ip.saddr, 16);
-		__builtin_memcpy(ends->destination, &ip.daddr, 16);
+		ends->network = (void *)packet.v6 - data;
+		end = ends->network + sizeof(*packet.v6) + bpf_ntohs(packet.v6->payload_len);
+		__builtin_memcpy(ends->source, from, 16);
+		__builtin_memcpy(ends->destination, &packet.v6->daddr, 16);
 	} else {
 		return 0;
 	}
-	if (bpf_skb_load_bytes(skb, ends->tcp, &ends->header, sizeof(ends->header)))
-		return 0;
-	if (ends->header.syn || ends->header.rst || ends->header.doff < 5)
-		return 0;
-	ends->payload = ends->tcp + ends->header.doff * 4;
 	/* Receive offload may have merged segments into one that no IP header can describe. */
 	if (end > skb->len || end < ends->payload)
 		end = skb->len;

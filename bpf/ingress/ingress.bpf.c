@@ -293,8 +293,11 @@ int tidegate_in(struct xdp_md *ctx)
 		count(TG_COUNT_SYN_POLICED);
 		return XDP_DROP;
 	}
-	if (control_get(TG_CONTROL_CLASSES) & TG_CLASSES_SYNS && !class_take(class_of(set, rule), now_ns))
+	if (control_get(TG_CONTROL_CLASSES) & TG_CLASSES_SYNS && !class_take(class_of(set, rule), now_ns)) {
+		if (rule)
+			give_back(rule);
 		return XDP_DROP;
+	}
 	count(TG_COUNT_SYN_PASSED);
 	return XDP_PASS;
 }

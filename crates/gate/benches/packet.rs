@@ -1,4 +1,4 @@
-//! What each mechanism costs a packet: `cargo bench -p tidegate-gate` as root. Runs the kernel programs on a frame
+//! What each mechanism costs a packet: `cargo bench -p tidegate-gate [-- syns|requests|blocks]` as root. Runs the kernel programs on a frame
 //! (BPF_PROG_TEST_RUN) and prints the median of several runs with the least and the greatest, in nanoseconds.
 #![allow(clippy::unwrap_used, reason = "a failure ends the measurement")]
 
@@ -23,9 +23,11 @@ fn main() {
     needs_root();
     let _namespace = Namespace::enter_new();
     println!("{:<52} {:>8} {:>8} {:>8}  ns a packet", "", "median", "least", "most");
-    syns();
-    requests();
-    blocks();
+    let only = std::env::args().nth(1).filter(|argument| !argument.starts_with('-'));
+    let groups: [(&str, fn()); 3] = [("syns", syns), ("requests", requests), ("blocks", blocks)];
+    for (_, measure) in groups.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)) {
+        measure();
+    }
 }
 
 fn row(name: &str, mut ns: Vec<u128>) {
@@ -77,6 +79,28 @@ fn request(path: &str, cookie: Option<(&str, &str)>) -> RequestRule {
     }
 }
 
+/// First and second requests of many connections, one run each with its own cost; each round is about another rule.
+fn first_requests(gate: &Gate) {
+    let open = |i: u32| Connection::open(&format!("10.1.0.{i}"), &format!("10.2.0.{i}"));
+    let connections: Vec<Connection> = (1..=200).map(open).collect();
+    explained(gate.replace_rules(&set((0..ROUNDS).map(|i| request(&format!("/{i}/*"), None)).collect())));
+    let mean = |path: &str| {
+        let text = format!("GET {path} HTTP/1.1\r\nHost: www.example.org\r\n\r\n");
+        let run = |connection: &Connection| {
+            explained(gate.try_frame(Mechanism::Tc, &connection.frame(text.as_bytes()), 1)).mean.as_nanos()
+        };
+        connections.iter().map(run).sum::<u128>() / connections.len() as u128
+    };
+    for name in ["no rule", "first request matched by path", "second request matched by path"] {
+        let path = |i| if name == "no rule" { "/x".to_owned() } else { format!("/{i}/x") };
+        row(&format!("{name}, connection by connection"), (0..ROUNDS).map(|i| mean(&path(i))).collect());
+    }
+}
+
+fn set(requests: Vec<RequestRule>) -> RuleSet {
+    RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() }
+}
+
 fn requests() {
     let text = "GET /cgi-bin/search?q=x HTTP/1.1\r\nHost: www.example.org\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) \
                 AppleWebKit/537.36\r\nAccept: text/html,application/xhtml+xml\r\nAccept-Language: en\r\nCookie: session=0123456789abcdef; \
@@ -84,7 +108,6 @@ fn requests() {
     let connection = Connection::open("10.0.0.9", "10.0.0.1");
     let segment = connection.frame(text.as_bytes());
     let elsewhere = frame("10.0.0.9", "10.0.0.1", 81, ACK, text.as_bytes());
-    let set = |requests| RuleSet { requests, http_ports: vec![PortRange::one(80)], ..RuleSet::default() };
     let gate = explained(Gate::load(&set(Vec::new()), &Options::default()));
     measure("segment of a port without HTTP", &gate, Mechanism::Tc, &elsewhere);
     measure("request, no rule", &gate, Mechanism::Tc, &segment);
@@ -95,10 +118,25 @@ fn requests() {
         );
         measure(&format!("request matched by path, {count} rules"), &gate, Mechanism::Tc, &segment);
     }
-    // Of the frames above, all the same, every fifth needs the socket; of these, as of first requests, each.
+    // Of the frames above, all the same, only the first needs the socket; of those that are refused, each.
+    let rare = RequestRule { limit: Some(Profile::new(0.001, 1).unwrap()), ..request("/cgi-bin/*", None) };
+    explained(gate.replace_rules(&set(vec![rare])));
+    measure("... and refused", &gate, Mechanism::Tc, &segment);
     let received = connection.frame_at(-(text.len() as i64), text.as_bytes());
     explained(gate.replace_rules(&set(vec![request("/cgi-bin/*", None)])));
-    measure("... and its socket looked up: received before", &gate, Mechanism::Tc, &received);
+    measure("... and received before", &gate, Mechanism::Tc, &received);
+    // One connection's requests one after the other; each run counts its own cost.
+    explained(gate.replace_rules(&set(Vec::new())));
+    let frames: Vec<Vec<u8>> = (0..COLD).map(|_| connection.frame(text.as_bytes())).collect();
+    let one_by_one = |_| {
+        let taken =
+            frames.iter().map(|frame| explained(gate.try_frame(Mechanism::Tc, frame, 1)).mean.as_nanos());
+        taken.sum::<u128>() / u128::from(COLD)
+    };
+    row("request, no rule, run by run", (0..ROUNDS).map(one_by_one).collect());
+    explained(gate.replace_rules(&set(vec![request("/cgi-bin/*", None)])));
+    row("next request matched by path, run by run", (0..ROUNDS).map(one_by_one).collect());
+    first_requests(&gate);
     explained(gate.replace_rules(&set(vec![request("*bin/search*", None)])));
     measure("request matched by infix", &gate, Mechanism::Tc, &segment);
     for count in [1, 3, 4000] {

@@ -220,8 +220,8 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// How many addresses had to make room for others before their time.
-    pub(crate) fn evicted(&self) -> Result<u64, GateError> {
+    /// How many addresses had to make room for others before their time, since the list was made.
+    pub fn evicted(&self) -> Result<u64, GateError> {
         match self.backend {
             Backend::Kernel(maps) => maps.control(abi::TG_CONTROL_BLOCK_EVICTED),
             Backend::User(list) => Ok(list.lock().unwrap_or_else(PoisonError::into_inner).evicted()),

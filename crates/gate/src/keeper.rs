@@ -63,6 +63,14 @@ pub enum KeeperNote {
         /// What is wrong with it.
         source: ListFileError,
     },
+    /// What a list, or the file of the process before, has cannot be put in force.
+    #[error("{}: {source}; what it blocked before stays blocked", path.display())]
+    NotInForce {
+        /// The file.
+        path: PathBuf,
+        /// What the block list said.
+        source: GateError,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
@@ -298,10 +306,14 @@ impl List {
                 release(blocks, prefix, others, commanded)
             })
         };
-        if let Err(error) = put_in_force() {
+        if let Err(source) = put_in_force() {
             self.again_in = RETRY_TICKS;
             // Said once.
-            return if is_known { Ok(None) } else { Err(error.into()) };
+            return if is_known {
+                Ok(None)
+            } else {
+                Err(KeeperNote::NotInForce { path: self.path.clone(), source })
+            };
         }
         self.blocked = next;
         Ok(Some(KeeperNote::Read { path: self.path.clone(), added: fresh.len(), removed: gone.len() }))
@@ -407,12 +419,13 @@ fn restore(blocks: &Blocks<'_>, directory: &Path, path: &Path) -> Result<KeeperN
         by_end.entry(block.until_unix_s).or_default().push(block.prefix);
         reasons.extend(block.reason.map(|reason| (block.prefix, reason)));
     }
-    for (end, prefixes) in by_end {
-        blocks.add_many(&prefixes, end.map(|until| Duration::from_secs(until - now_s)))?;
-    }
-    for (prefix, reason) in reasons {
-        blocks.set_reason(prefix, &reason)?;
-    }
+    let put_in_force = || {
+        for (end, prefixes) in by_end {
+            blocks.add_many(&prefixes, end.map(|until| Duration::from_secs(until - now_s)))?;
+        }
+        reasons.into_iter().try_for_each(|(prefix, reason)| blocks.set_reason(prefix, &reason))
+    };
+    put_in_force().map_err(|source| KeeperNote::NotInForce { path: path.to_owned(), source })?;
     Ok(KeeperNote::Restored { path: path.to_owned(), count, damaged })
 }
 

@@ -77,10 +77,8 @@ impl Programs {
 
     /// Attaches to an interface; the links detach when they are dropped, and so when the process ends.
     pub(crate) fn attach(&self, interface: &str) -> Result<Attached, GateError> {
+        system::check_interface(interface)?;
         let index = system::interface_index(interface)?;
-        if !system::carries_ethernet(interface)? {
-            return Err(GateError::NotEthernet { name: interface.to_owned() });
-        }
         let attachable = program(&self.ingress, INGRESS_PROGRAM)?;
         let descriptor = attachable.as_fd();
         let in_use = |source: libbpf_rs::Error| {

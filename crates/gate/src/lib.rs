@@ -41,4 +41,4 @@ pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};
 pub use report::{Mechanism, Report, RuleKind, RuleReport, Unavailable, Why};
 pub use running::Running;
 pub use slow_readers::SlowReaders;
-pub use system::interfaces_of;
+pub use system::{check_interface, interfaces_of};

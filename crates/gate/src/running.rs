@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
 use libbpf_rs::{MapCore, MapHandle};
 
 use crate::abi;
@@ -44,9 +44,10 @@ impl Running {
         }
         let wanted = interface.map(system::interface_index).transpose()?;
         let cookie = system::namespace_cookie()?;
+        // Programs after links: what is attached has all its maps, what is only being loaded has not.
+        let mut links = system::links();
         let programs = our_programs();
-        let links: Vec<_> =
-            LinkInfoIter::default().filter(|link| programs.contains_key(&link.prog_id)).collect();
+        links.retain(|link| programs.contains_key(&link.prog_id));
         let mut found: Vec<(u32, Self)> = Vec::new();
         for link in &links {
             let LinkTypeInfo::Xdp(xdp) = &link.info else { continue };
@@ -66,12 +67,7 @@ impl Running {
         Ok(found.into_iter().map(|(_, running)| running).collect())
     }
 
-    fn of(
-        maps: Maps,
-        control: u32,
-        programs: &HashMap<u32, ProgramInfo>,
-        links: &[libbpf_rs::query::LinkInfo],
-    ) -> Self {
+    fn of(maps: Maps, control: u32, programs: &HashMap<u32, ProgramInfo>, links: &[LinkInfo]) -> Self {
         let mut running = Self { maps, interfaces: Vec::new(), links: Vec::new(), segments: false };
         for link in links.iter().filter(|link| programs[&link.prog_id].map_ids.contains(&control)) {
             let index = match &link.info {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use zerocopy::IntoBytes;
 
 use crate::GateError;
@@ -66,9 +66,15 @@ pub(crate) enum Insertion {
 impl Singles {
     /// The table of this map of maps, if it has been made.
     pub(crate) fn open(outer: &MapHandle) -> Result<Option<Self>, GateError> {
-        let Some(id) = Self::current(outer)? else { return Ok(None) };
-        let map = MapHandle::from_map_id(id).map_err(GateError::kernel("opening the block list"))?;
-        Self::of(&map, id).map(Some)
+        while let Some(id) = Self::current(outer)? {
+            match MapHandle::from_map_id(id) {
+                Ok(map) => return Self::of(&map, id).map(Some),
+                // Another process has put its own in its place since the number was read.
+                Err(error) if error.kind() == ErrorKind::NotFound && Self::current(outer)? != Some(id) => {}
+                Err(error) => return Err(GateError::kernel("opening the block list")(error)),
+            }
+        }
+        Ok(None)
     }
 
     /// The table, made if there is none yet.

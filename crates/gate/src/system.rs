@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use libbpf_rs::query::LinkInfo;
 use libbpf_rs::{MapCore, MapHandle, libbpf_sys};
 use rustix::thread::CapabilitySet;
 
@@ -45,9 +46,15 @@ pub(crate) fn interface_name(index: u32) -> Option<String> {
     String::from_utf8(name[..end].to_vec()).ok()
 }
 
+/// Fails for an interface that is not there, or that no program fits because it carries no Ethernet frames (a tunnel).
+pub fn check_interface(name: &str) -> Result<(), GateError> {
+    interface_index(name)?;
+    if carries_ethernet(name)? { Ok(()) } else { Err(GateError::NotEthernet { name: name.to_owned() }) }
+}
+
 /// Whether what passes an interface of the calling thread's network namespace are Ethernet frames, by the hardware type
 /// (ARPHRD) that the kernel gives it.
-pub(crate) fn carries_ethernet(name: &str) -> Result<bool, GateError> {
+fn carries_ethernet(name: &str) -> Result<bool, GateError> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)
         .map_err(GateError::io("opening a socket"))?;
     // SAFETY: the structure is plain numbers, for which zero is a value.
@@ -196,6 +203,19 @@ pub(crate) fn open_link(id: u32) -> Result<Option<OwnedFd>, GateError> {
     check(fd.min(0), "opening a link")?;
     // SAFETY: the call gave a new descriptor that nothing else owns.
     Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Every link of the host that is there and that the kernel tells of; those of other programs come and go meanwhile.
+pub(crate) fn links() -> Vec<LinkInfo> {
+    let mut found = Vec::new();
+    let mut id = 0;
+    // SAFETY: takes a number and writes another, for which there is room.
+    while unsafe { libbpf_sys::bpf_link_get_next_id(id, &mut id) } == 0 {
+        if let Ok(Some(link)) = open_link(id) {
+            found.extend(LinkInfo::from_fd(link.as_fd()).ok());
+        }
+    }
+    found
 }
 
 /// Detaches a link, whoever holds it.

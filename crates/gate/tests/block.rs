@@ -3,11 +3,11 @@
 
 mod support;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use rustix::thread::CapabilitySet;
-use support::{ACK, Namespace, explained, frame, needs_root};
+use support::{ACK, Namespace, Pair, SERVER4, SERVER6, explained, frame, needs_root, total};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{BlockSources, Blocks, Gate, GateError, Keeper, Mechanism, Options, Running};
 use tidegate_policy::RuleSet;
@@ -53,6 +53,65 @@ fn blocked_addresses_and_prefixes_are_dropped_and_counted() {
     // Nothing of a list with an error is taken.
     assert!(matches!(blocks.add_list("10.9.0.1\nten\n", None), Err(GateError::List(_))));
     assert!(passes(&gate, "10.9.0.1"));
+}
+
+/// An IP packet of a protocol: UDP to the ports of DHTTP, Trickles' own, an echo request, a later fragment.
+fn of_protocol(source: &str, protocol: u8) -> Vec<u8> {
+    let to = if source.contains(':') { "2001:db8::1" } else { TO };
+    let mut packet = frame(source, to, 80, ACK, b"x");
+    let at = if source.contains(':') { 14 + 6 } else { 14 + 9 };
+    packet[at] = protocol;
+    packet
+}
+
+#[test]
+fn blocked_sources_are_dropped_whatever_protocol_they_speak() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    explained(gate.blocks().add_list("10.9.0.1\n192.0.2.0/24\n2001:db8::5\n2001:db8:9::/48\n", None));
+    let passes = |packet: &[u8]| explained(gate.try_frame(Mechanism::Xdp, packet, 1)).passed;
+    // ICMP, UDP, ICMPv6, experiments (Trickles' default), no next header; TCP is tried elsewhere.
+    for protocol in [1, 17, 58, 253, 59] {
+        for blocked in ["10.9.0.1", "192.0.2.77", "2001:db8::5", "2001:db8:9::1"] {
+            assert!(!passes(&of_protocol(blocked, protocol)), "{blocked} {protocol}");
+        }
+        for other in ["10.9.0.2", "2001:db8::6"] {
+            assert!(passes(&of_protocol(other, protocol)), "{other} {protocol}");
+        }
+    }
+    // A datagram's later fragments show no ports.
+    let mut fragment = of_protocol("10.9.0.1", 17);
+    fragment[14 + 6..14 + 8].copy_from_slice(&185u16.to_be_bytes());
+    assert!(!passes(&fragment));
+    // An address resolution is no IP packet: the host stays reachable for the rest of its link.
+    let mut arp = of_protocol("10.9.0.1", 17);
+    arp[12..14].copy_from_slice(&[8, 6]);
+    assert!(passes(&arp));
+}
+
+#[test]
+fn datagrams_of_a_blocked_client_reach_no_socket() {
+    needs_root();
+    let pair = Pair::new();
+    let gate = pair.gate(&RuleSet::default());
+    let server = UdpSocket::bind("[::]:4433").unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    for (blocked, other, to) in [("10.77.0.2", "10.77.0.3", SERVER4), ("fd77::2", "fd77::3", SERVER6)] {
+        explained(gate.blocks().add(prefix(blocked), None));
+        let before = total(&gate, "gate_blocked_packets_total");
+        pair.client.run(|| {
+            for (from, text) in [(blocked, b"blocked"), (other, b"another")] {
+                let socket = UdpSocket::bind((from.parse::<IpAddr>().unwrap(), 0)).unwrap();
+                socket.send_to(text, (to.parse::<IpAddr>().unwrap(), 4433)).unwrap();
+            }
+        });
+        // One interface keeps the order of its packets.
+        let mut received = [0; 64];
+        let length = server.recv(&mut received).unwrap();
+        assert_eq!(&received[..length], b"another", "{blocked}");
+        assert!(total(&gate, "gate_blocked_packets_total") > before, "{blocked}");
+    }
 }
 
 #[test]
@@ -145,7 +204,9 @@ fn million_addresses_fit_and_the_least_recently_hit_make_room() {
     let hit = [0, 1, 4095, 500_000, Blocks::MAX_ADDRESSES - 1];
     assert!(hit.iter().all(|&i| !passes(&gate, &name(i))));
     assert!(passes(&gate, "12.0.0.1"));
+    assert_eq!(explained(blocks.evicted()), 0);
     explained(blocks.add(prefix("12.0.0.1"), None));
+    assert_eq!(explained(blocks.evicted()), u64::from(Blocks::MAX_ADDRESSES / 100));
     assert!(!passes(&gate, "12.0.0.1"));
     assert!(hit.iter().all(|&i| !passes(&gate, &name(i))));
     let left = explained(blocks.stats()).addresses;

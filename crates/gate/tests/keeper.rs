@@ -180,8 +180,11 @@ fn list_that_does_not_fit_is_told_of_once_and_tried_again_until_it_fits() {
     let all: Vec<IpPrefix> = (0..Blocks::MAX_PREFIXES).map(net).collect();
     gate.blocks().add_many(&all, None).unwrap();
     rewrite(&path, "192.0.2.0/24\n");
+    let name = path.display().to_string();
     let (mut keeper, notes) = Keeper::start(&gate, &BlockSources { directory: None, files: vec![path] });
     assert!(notes.len() == 1 && notes[0].is_fault(), "{notes:?}");
+    let said = notes[0].to_string();
+    assert!(said.starts_with(&name) && said.contains("holds at most 65536 entries"), "{said}");
     let notes: Vec<KeeperNote> = (0..30).flat_map(|_| keeper.tick(&gate)).collect();
     assert!(notes.is_empty() && !is_blocked(&gate, "192.0.2.1"), "{notes:?}");
     gate.blocks().remove(&all[7]).unwrap();

@@ -86,6 +86,11 @@ impl TokenBucket {
         Self { units: profile.capacity_units(), last_ns: now_ns }
     }
 
+    /// Puts back a token that was taken for nothing; a full bucket holds no more.
+    pub fn give_back(&mut self, profile: &Profile) {
+        self.units = (self.units + TOKEN_UNITS).min(profile.capacity_units());
+    }
+
     /// Takes a token if there is one. Profiles may change between calls; a smaller burst takes effect at once.
     pub fn take(&mut self, profile: &Profile, now_ns: u64) -> bool {
         let elapsed_ns = now_ns.saturating_sub(self.last_ns);

@@ -46,6 +46,15 @@ impl State {
         compliant
     }
 
+    /// What was let pass is refused by another limit: the rule has its token back, and counts a refusal.
+    fn give_back(&mut self, limit: Option<Profile>) {
+        if let (Some(profile), Some(bucket)) = (limit, &mut self.bucket) {
+            bucket.give_back(&profile);
+        }
+        self.counts.passed -= 1;
+        self.counts.refused += 1;
+    }
+
     fn count(&mut self, compliant: bool) {
         if compliant {
             self.counts.passed += 1;
@@ -147,6 +156,9 @@ impl Policer {
         let class = rule.class.unwrap_or(self.lowest);
         let compliant = self.connection_states[index].take(limit, now_ns);
         let verdict = if compliant { self.class_verdict(class, true, now_ns) } else { Verdict::Drop };
+        if compliant && verdict != Verdict::Continue {
+            self.connection_states[index].give_back(limit);
+        }
         Decision { verdict, class, rule: Some(index) }
     }
 
@@ -215,17 +227,20 @@ impl Policer {
         };
         let rule = &self.requests.rules()[index];
         let in_force = rule.when == When::Always || self.overloaded;
+        let limit = rule.limit.filter(|_| in_force);
         let state = &mut self.request_states[index];
-        let compliant = match (rule.limit, rule.action) {
-            (None, Some(_)) if in_force => {
-                state.count(false);
-                false
-            }
-            (limit, _) => state.take(limit.filter(|_| in_force), now_ns),
+        let compliant = if rule.limit.is_none() && rule.action.is_some() && in_force {
+            state.count(false);
+            false
+        } else {
+            state.take(limit, now_ns)
         };
         let (class, mut verdict) = (rule.class.unwrap_or(self.lowest), rule.verdict(compliant));
         if verdict == Verdict::Continue {
             verdict = self.class_verdict(class, false, now_ns);
+            if verdict != Verdict::Continue {
+                self.request_states[index].give_back(limit);
+            }
         }
         Decision { verdict, class, rule: Some(index) }
     }
@@ -310,6 +325,33 @@ mod tests {
         };
         assert!(policer.replace(&wrong).is_err());
         assert_eq!(policer.connection_counts().len(), 1, "the rules before stay in force");
+    }
+
+    #[test]
+    fn what_its_class_has_no_token_for_is_refused_under_its_rule_and_costs_the_rule_nothing() {
+        let rules = RuleSet {
+            connections: vec![ConnectionRule { class: Some(0), ..connection("*:80", 1.0, 3) }],
+            requests: vec![RequestRule {
+                limit: Some(Profile::new(1.0, 3).unwrap()),
+                class: Some(0),
+                ..request("/a")
+            }],
+            ..RuleSet::default()
+        };
+        let mut policer = Policer::new(&rules).unwrap();
+        let one = Some(Profile::new(1.0, 1).unwrap());
+        policer.limit_classes(&[one], true, false, 0);
+        assert_eq!(std::array::from_fn(|_| connect(&mut policer, 0)), [Verdict::Continue, Verdict::Drop]);
+        policer.limit_classes(&[one], false, true, 1_000_000_000);
+        let mut ask = |now_ns| policer.on_request(b"/a", None, now_ns).verdict;
+        assert_eq!([ask(1_000_000_000), ask(1_000_000_000)], [Verdict::Continue, Verdict::Refuse]);
+        let once = [RuleCounts { passed: 1, refused: 1 }];
+        assert_eq!((policer.connection_counts(), policer.request_counts()), (once.to_vec(), once.to_vec()));
+        // Two of three tokens are left.
+        policer.limit_classes(&[], true, true, 1_000_000_000);
+        assert_eq!((0..5).filter(|_| connect(&mut policer, 0) == Verdict::Continue).count(), 2);
+        let mut ask = || policer.on_request(b"/a", None, 1_000_000_000).verdict;
+        assert_eq!((0..5).filter(|_| ask() == Verdict::Continue).count(), 2);
     }
 
     #[test]

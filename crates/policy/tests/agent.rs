@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use tidegate_policy::{Agent, ClassObservation, Goals, Observation, Profile, TokenBucket};
+use tidegate_policy::{Agent, ClassObservation, Goals, Observation, Profile, Stress, TokenBucket};
 
 const SECOND_US: u64 = 1_000_000;
 const INTERVAL_US: u64 = Agent::INTERVAL.as_micros() as u64;
@@ -446,6 +446,64 @@ fn pulses_are_survived_on_every_seed() {
 #[test]
 fn heavy_tails_are_survived_on_every_seed() {
     check(Shape::HeavyTail, &Bounds { swing: [2.2, 0.85], late: 7, one_queue: 13.0 });
+}
+
+/// Memory, upstream and stress are no signals of the simulated server: each by itself is overload, and says so.
+#[test]
+fn what_presses_the_host_limits_the_lower_classes_until_it_is_over() {
+    let stress = Stress { memory: 0.8, queue_delay: Duration::from_millis(100) };
+    let presses: [(Observation, &str); 4] = [
+        (
+            Observation { memory_pressure: 0.5, ..Observation::default() },
+            "tasks wait for memory 50 % of the time",
+        ),
+        (
+            Observation { upstream_errors: 0.4, ..Observation::default() },
+            "the upstream fails 40 % of requests",
+        ),
+        (
+            Observation { stress: stress.level(Some(0.96), None), ..Observation::default() },
+            "96 % of the memory is in use",
+        ),
+        (Observation { queue_fill: 0.8, ..Observation::default() }, "the accept queue is 80 % full"),
+    ];
+    for (pressed, why) in presses {
+        let mut agent = Agent::new(GOALS, 3);
+        let mut limits = vec![None; 3];
+        let mut lines: Vec<String> = Vec::new();
+        let mut overload = false;
+        let mut once = |seen: &Observation, per_s: u64| {
+            let each = ClassObservation {
+                offered: per_s / 4,
+                admitted: per_s / 4,
+                completed: per_s / 4,
+                latency: Some(GOALS.latency / 10),
+            };
+            let seen = Observation { elapsed: Agent::INTERVAL, classes: vec![each; 3], ..seen.clone() };
+            let adjustment = agent.observe(&seen);
+            agent.check_invariants();
+            if let Some(adjustment) = adjustment {
+                (limits, overload) = (adjustment.limits, adjustment.overload);
+                lines.extend(adjustment.lines);
+            }
+            (limits.clone(), overload)
+        };
+        let mut observe = |times: u32, seen: &Observation, per_s: u64| {
+            (1..times).for_each(|_| _ = once(seen, per_s));
+            once(seen, per_s)
+        };
+        let calm = Observation::default();
+        assert_eq!(observe(20, &calm, 400), (vec![None; 3], false), "{why}");
+        // Less than what is given to the lower classes to help (PATIENCE).
+        let (during, is_overload) = observe(40, &pressed, 400);
+        assert!(is_overload && during[0].is_none() && during[2].is_some(), "{why}: {during:?}");
+        let (after, is_overload) = observe(1200, &calm, 40);
+        assert!(!is_overload && after == vec![None; 3], "{why}: {after:?}");
+        let first = lines.iter().find(|line| line.starts_with("priority ")).unwrap();
+        assert!(first.starts_with("priority 3: unlimited -> ") && first.ends_with(why), "{lines:#?}");
+        assert!(lines.contains(&format!("overload: {why}")), "{lines:#?}");
+        assert!(!lines.iter().any(|line| line.starts_with("priority 1: ")), "{lines:#?}");
+    }
 }
 
 #[test]

@@ -389,18 +389,23 @@ async fn block_add(State(admin): State<Admin>, Json(block): Json<Block>) -> Resp
     let gate = admin.gatekeeper.gate();
     let blocks = gate.blocks();
     let add = || {
+        let before = blocks.evicted()?;
         blocks.add_many(&prefixes, Some(lifetime).filter(|time| !time.is_zero()))?;
+        let evicted = blocks.evicted()?.saturating_sub(before);
         let reason = block.reason.as_deref().unwrap_or_default();
-        if reason.is_empty() {
-            return Ok(());
+        if !reason.is_empty() {
+            prefixes.iter().try_for_each(|prefix| blocks.set_reason(*prefix, reason))?;
         }
-        prefixes.iter().try_for_each(|prefix| blocks.set_reason(*prefix, reason))
+        Ok(evicted)
     };
     match add() {
-        Ok(()) => done(match prefixes.as_slice() {
-            [one] => format!("{one} is blocked"),
-            all => format!("{} addresses and prefixes are blocked", all.len()),
-        }),
+        Ok(evicted) => {
+            let message = match prefixes.as_slice() {
+                [one] => format!("{one} is blocked"),
+                all => format!("{} addresses and prefixes are blocked", all.len()),
+            };
+            Json(json!({ "message": message, "evicted": evicted })).into_response()
+        }
         Err(error @ GateError::Full { .. }) => refuse(StatusCode::INSUFFICIENT_STORAGE, &error.to_string()),
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }

@@ -245,6 +245,26 @@ enum GateCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_535))]
         hold_depth: Option<u32>,
     },
+    /// Check what the rules of a file would become here: compile them, load them with the programs into the kernel, and
+    /// say what would be enforced where. Nothing is attached.
+    #[command(after_help = "Example:\n  tidegate gate check eth0 --config rules.toml --http 80")]
+    Check {
+        /// Network interfaces that the gate is to be attached to.
+        #[arg(value_name = "IFACE")]
+        interfaces: Vec<String>,
+        /// Configuration file with the rules and the `[gate]` section; other sections are ignored.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Ports on which cleartext HTTP is spoken; those of the file's listeners, or 80, by default.
+        #[arg(long, value_name = "PORTS")]
+        http: Vec<PortRange>,
+        /// As `tidegate run` would, which also decides what no segment shows.
+        #[arg(long)]
+        run: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Detach, whichever process holds the programs.
     #[command(after_help = "Example:\n  tidegate gate detach eth0")]
     Detach {
@@ -339,6 +359,16 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
                     hold_depth,
                 };
                 commands::attach(&attach)
+            }
+            GateCommand::Check { interfaces, config, http, run, json } => {
+                let attach = Attach {
+                    interfaces: &interfaces,
+                    config: Some(&config),
+                    http: &http,
+                    listen: &[],
+                    hold_depth: None,
+                };
+                commands::check(&attach, run, json)
             }
             GateCommand::Detach { interface, json } => commands::detach(interface.as_deref(), json),
             GateCommand::Show(args) => commands::show(args.admin, args.json),

@@ -8,10 +8,18 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::{Pair, SERVER4, connect, ip, is_answered, needs_root};
-use tidegate_e2e::{Process, eventually};
+use tidegate_e2e::{Process, within};
+
+/// Programs take the verifier a second of a processor, which a busy machine gives in its own time.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn eventually<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
+    within(PATIENCE, what, probe)
+}
 
 /// In the calling thread's network namespace.
 fn spawn(arguments: &[&str]) -> Process {
@@ -119,6 +127,57 @@ fn gate_is_attached_before_any_server_shown_fed_and_detached() {
     assert!(error(&["gate", "detach", "gate0"]).contains("no gate is attached to `gate0`"));
     assert!(error(&["gate", "show"]).contains("no gate is attached"));
     drop(server);
+}
+
+#[test]
+fn a_file_is_checked_without_attaching_anything() {
+    needs_root();
+    let _pair = Pair::new();
+    let folder = Folder::with(
+        "gate.toml",
+        "[[connection]]\ndestination = \"*:80\"\nrate = 5\nburst = 2\n[[request]]\npath = \"/busy\"\n\
+         action = \"refuse\"\n[[request]]\npath = \"/cgi-bin/*\"\naction = \"reset\"\n",
+    );
+    let file = folder.name("gate.toml");
+    let places = |arguments: &[&str]| {
+        let checked = json(&[&["gate", "check", "gate0", "--config", &file, "--json"], arguments].concat());
+        assert_eq!((checked["loaded"].as_bool(), &checked["reason"]), (Some(true), &Value::Null));
+        [0, 1, 2].map(|rule| checked["rules"][rule]["mechanism"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(places(&[]), ["xdp", "nobody", "tc"]);
+    assert_eq!(places(&["--run"]), ["xdp", "server", "tc"]);
+    let output = tidegate(&["gate", "check", "--config", &file]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.starts_with("This kernel takes the programs"), "{text}");
+    assert!(text.contains("*:80 from * rate=5 burst=2") && text.contains("only a server can answer 503"));
+    assert!(!attached() && gates().is_empty());
+    assert!(error(&["gate", "check", "none0", "--config", &file]).contains("no network interface `none0`"));
+    std::fs::write(folder.path("bad.toml"), "[[connection]]\ndestination = \"ten\"\nrate = 1\nburst = 2\n")
+        .unwrap();
+    assert!(error(&["gate", "check", "--config", &folder.name("bad.toml")]).contains("bad.toml:2:"));
+}
+
+#[test]
+fn lists_that_do_not_fit_are_told_of_by_name_or_by_what_was_evicted() {
+    needs_root();
+    let _pair = Pair::new();
+    let folder = Folder::with("file", "");
+    let _holder = spawn(&["gate", "attach", "gate0"]);
+    eventually("it is attached", || (interfaces() == ["gate0"]).then_some(()));
+    let add = |name: &str, lines: &mut dyn Iterator<Item = String>| {
+        std::fs::write(folder.path(name), lines.collect::<String>()).unwrap();
+        tidegate(&["block", "add", "--file", &folder.name(name)])
+    };
+    let line = |number: u32, length: u32| format!("{}/{length}\n", std::net::Ipv4Addr::from(number));
+    let refused = add("nets.list", &mut (0..65_537).map(|net| line((20 << 24) + (net << 8), 24)));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("nets.list: the list of blocked prefixes"), "{said}");
+    let taken = add("hosts.list", &mut (0..1_000_000).map(|host| line((20 << 24) + host, 32)));
+    assert!(taken.status.success() && taken.stderr.is_empty(), "{taken:?}");
+    let taken = tidegate(&["block", "add", "10.9.0.1"]);
+    let said = String::from_utf8(taken.stderr).unwrap();
+    assert!(taken.status.success() && said.contains("full, at 1000000"), "{said}");
+    assert!(said.contains(": 10000 that had not been heard of"), "{said}");
 }
 
 #[test]

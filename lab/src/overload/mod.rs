@@ -2,6 +2,7 @@
 //! priorities, and senders of more packets than anybody asked for.
 
 mod clients;
+mod established;
 mod greedy;
 mod guard;
 mod packets;
@@ -9,6 +10,7 @@ mod server;
 mod testbed;
 
 pub use clients::{Asked, Clients, Group, Pace, load};
+pub use established::Established;
 pub use greedy::Greedy;
 pub use guard::{Guard, by_source, by_url, only, rules};
 pub use packets::{Flood, Sent, Template, frame};

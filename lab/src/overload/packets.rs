@@ -52,10 +52,13 @@ impl Sent {
     }
 }
 
-/// A frame with such a packet, for kernel programs that are run without a network.
-pub fn frame(template: Template, from: Ipv4Addr) -> Vec<u8> {
+/// The port that frames come from.
+pub(super) const FRAME_PORT: u16 = 40_000;
+
+/// A frame with such a packet and sequence number, for kernel programs that are run without a network.
+pub fn frame(template: Template, from: Ipv4Addr, sequence: u32) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend_from_slice(Packet::new(template).from(from, 40_000, 1));
+    frame.extend_from_slice(Packet::new(template).from(from, FRAME_PORT, sequence));
     frame
 }
 

@@ -52,7 +52,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let load_s = begun.elapsed().as_secs_f64();
     lab.progress(1, 3, &format!("{} addresses loaded in {load_s:.2} s", thousands(entries.into())));
     let once = |from: Ipv4Addr, repeat| -> Result<f64, Error> {
-        let frame = frame(Template::Acknowledgement, from);
+        let frame = frame(Template::Acknowledgement, from, 1);
         let trial = gate.try_frame(Mechanism::Xdp, &frame, repeat).map_err(failed)?;
         if trial.passed {
             Err(Error::Testbed(format!("{from} is not blocked")))

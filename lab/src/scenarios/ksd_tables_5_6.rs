@@ -7,7 +7,7 @@ use tidegate_gate::{Gate, GateError, Mechanism, Options};
 use tidegate_policy::{Action, ConnectionRule, CookiePattern, Profile, RequestRule, RuleSet};
 
 use super::ksd::PAPER;
-use crate::overload::{Template, Testbed, by_source, by_url, frame, only, rules};
+use crate::overload::{Established, Template, Testbed, by_source, by_url, only, rules};
 use crate::plot::{Plot, Point, Series};
 use crate::stats::Spread;
 use crate::table::Table;
@@ -34,8 +34,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     method: "The kernel runs the programs on a frame (BPF_PROG_TEST_RUN) many times and gives the mean of a run, its own \
              cost included; so the first rows are what every packet of the kind costs. The \
              cases take turns five times, and the median of all runs counts. Every rule has a token bucket that \
-             never runs out, but for requests that are refused: theirs is empty. A frame that comes again and again is a \
-             retransmission four times of five, which takes no token. The request has three cookies, of which one is that of a rule.",
+             never runs out, but for requests that are refused: theirs is empty. Requests are the next segment of a connection of the \
+             kernel's TCP: before one costs tokens, its socket is looked up. For each request that is refused that is done \
+             anew, as for the first of a connection. A request policed, whose frame comes again and again, is a \
+             retransmission four times of five, which takes no token, and the fifth time in the window of one that fitted. The \
+             request has three cookies, of which one is that of a rule.",
     run,
 };
 
@@ -57,16 +60,30 @@ struct Case {
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let bed = Testbed::new()?;
-    let (passes, rounds, repeat) = (lab.choose(PASSES, 1), lab.choose(5, 2), lab.choose(200_000, 1000));
-    let options = Options::default();
-    let gate = bed.on_server(|| Gate::load(&rules(Vec::new(), Vec::new()), &options))?.map_err(failed)?;
-    let from = Ipv4Addr::new(10, 77, 9, 9);
     let cases = cases()?;
+    let connection = Established::open(&bed, Ipv4Addr::new(10, 77, 9, 9))?;
+    // The programs look for the connection where the thread that runs them is.
+    let taken = bed.on_server(|| measure(lab, &cases, &connection))??;
+    let costs: Option<Vec<Cost>> = cases
+        .iter()
+        .zip(taken)
+        .map(|(case, taken)| {
+            let ns = Spread::of(taken)?;
+            Some(Cost { what: case.what, rules: case.rules, ns, at_most: case.at_most })
+        })
+        .collect();
+    Ok(outcome(&costs.ok_or(Error::Nothing("the kernel"))?))
+}
+
+/// Nanoseconds a run, of each case.
+fn measure(lab: &Lab, cases: &[Case], connection: &Established) -> Result<Vec<Vec<f64>>, Error> {
+    let (passes, rounds, repeat) = (lab.choose(PASSES, 1), lab.choose(5, 2), lab.choose(200_000, 1000));
+    let gate = Gate::load(&rules(Vec::new(), Vec::new()), &Options::default()).map_err(failed)?;
     let mut taken: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     for pass in 0..passes {
         for (index, (case, taken)) in cases.iter().zip(&mut taken).enumerate() {
             gate.replace_rules(&case.set).map_err(failed)?;
-            let frame = frame(case.template, from);
+            let frame = connection.frame(case.template);
             let is_request = matches!(case.template, Template::Browser(..));
             let mechanism = if is_request { Mechanism::Tc } else { Mechanism::Xdp };
             for _ in 0..rounds {
@@ -77,16 +94,18 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
             let (done, all) = (pass * cases.len() + index + 1, passes * cases.len());
             lab.progress(done, all, &format!("{}, {} rules: {} ns", case.what, case.rules, ns.text(0)));
         }
+        strays(&gate)?;
     }
-    let costs: Option<Vec<Cost>> = cases
-        .iter()
-        .zip(taken)
-        .map(|(case, taken)| {
-            let ns = Spread::of(taken)?;
-            Some(Cost { what: case.what, rules: case.rules, ns, at_most: case.at_most })
-        })
-        .collect();
-    Ok(outcome(&costs.ok_or(Error::Nothing("the kernel"))?))
+    Ok(taken)
+}
+
+/// A frame that fitted no connection would have cost less than a request does.
+fn strays(gate: &Gate) -> Result<(), Error> {
+    let totals = gate.show().map_err(failed)?.totals;
+    match totals.iter().find(|total| total.name == "gate_requests_stray_total") {
+        Some(total) if total.value == 0 => Ok(()),
+        _ => Err(Error::Testbed("the requests that were measured fitted no connection".into())),
+    }
 }
 
 fn cases() -> Result<Vec<Case>, Error> {

@@ -1,6 +1,8 @@
 //! `tidegate gate` and `tidegate block`: kernel mechanisms in front of any server of the host, and who is kept out.
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,7 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_core::IpPrefix;
 use tidegate_gate::{
-    Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Pilot, Report, Running, ServerTotals, Why,
+    Blocks, Gate, GateError, Handover, Keeper, ListenQueue, Mechanism, Options, Pilot, Report, RuleKind,
+    RuleReport, Running, ServerTotals, Why,
 };
 use tidegate_policy::{PortRange, RuleSet};
 use tokio::signal::unix::{SignalKind, signal};
@@ -190,6 +193,41 @@ fn rules_of(attach: &Attach<'_>) -> Result<(config::Gate, RuleSet), Failure> {
     Ok((settings, rules))
 }
 
+/// `tidegate gate check`: what the rules of a file would become here. Nothing is attached.
+pub(crate) fn check(attach: &Attach<'_>, for_server: bool, json: bool) -> Result<(), Failure> {
+    let (settings, rules) = rules_of(attach)?;
+    for interface in attach.interfaces {
+        tidegate_gate::check_interface(interface).map_err(failed)?;
+    }
+    let options = Options { for_server, ..settings.options };
+    let (gate, why) = match Gate::load(&rules, &options) {
+        Ok(gate) => (gate, None),
+        Err(why @ GateError::NotPermitted) => {
+            (Gate::user_space(&rules, &options, why.to_string()).map_err(failed)?, Some(why.to_string()))
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    let report = gate.show().map_err(failed)?;
+    if json {
+        let rules = view::report("tidegate gate check", &report)["rules"].take();
+        return client::print_json(&json!({ "loaded": why.is_none(), "reason": why, "rules": rules }));
+    }
+    let mut out = match why {
+        None => "This kernel takes the programs with these rules; nothing was attached.\n".to_owned(),
+        Some(why) => format!("The rules compile; this kernel was not asked: {why}\n"),
+    };
+    for item in &report.unavailable {
+        let _ = writeln!(out, "not available: {}: {}", item.what, item.why);
+    }
+    let kind = |kind| if kind == RuleKind::Connection { "connection" } else { "request" };
+    let row = |rule: &RuleReport| {
+        vec![rule.mechanism.to_string(), kind(rule.kind).into(), rule.rule.clone(), rule.why.to_string()]
+    };
+    let rows: Vec<Vec<String>> = report.rules.iter().map(row).collect();
+    client::write_table(&["WHERE", "KIND", "RULE", "WHY"], &rows, &mut out);
+    print(&out)
+}
+
 /// `tidegate gate detach`
 pub(crate) fn detach(interface: Option<&str>, json: bool) -> Result<(), Failure> {
     let running = Running::all(interface).map_err(failed)?;
@@ -279,15 +317,22 @@ pub(crate) fn block_add(admin: SocketAddr, add: &Add<'_>, json: bool) -> Result<
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
         prefixes.extend(tidegate_policy::parse_list(&text).map_err(|error| failed(error.to_string()))?);
     }
+    // A list that does not fit is named: of several, one is meant.
+    let not_taken = |error: GateError| match add.file {
+        Some(path) => Failure::runtime(format!("error: {}: {error}", path.display())),
+        None => failed(error),
+    };
     let gates = running();
-    let mut done = false;
+    let (mut done, mut evicted) = (false, 0);
     for gate in gates.iter().flatten() {
         let blocks = gate.blocks();
         let lifetime = match add.lifetime {
             None => blocks.lifetime().map_err(failed)?,
             some => some,
         };
-        blocks.add_many(&prefixes, lifetime.filter(|time| !time.is_zero())).map_err(failed)?;
+        let before = blocks.evicted().map_err(failed)?;
+        blocks.add_many(&prefixes, lifetime.filter(|time| !time.is_zero())).map_err(not_taken)?;
+        evicted += blocks.evicted().map_err(failed)?.saturating_sub(before);
         if let Some(reason) = add.reason {
             prefixes.iter().try_for_each(|prefix| blocks.set_reason(*prefix, reason)).map_err(failed)?;
         }
@@ -299,14 +344,26 @@ pub(crate) fn block_add(admin: SocketAddr, add: &Add<'_>, json: bool) -> Result<
             "prefixes": prefixes, "for_ms": add.lifetime.map(|time| time.as_millis() as u64), "reason": add.reason,
         });
         match client::send(admin, "/api/block", &body) {
-            Ok(_) => done = true,
+            Ok(answer) => {
+                done = true;
+                // Of a gate that was found above the server has the same list, and there is room for what is in it.
+                evicted += answer["evicted"].as_u64().unwrap_or_default();
+            }
             Err(AskError::Absent(_)) if done => break,
             Err(AskError::Absent(failure)) => return Err(nobody(Some(failure), gates.err())),
             Err(AskError::Refused(failure)) => return Err(failure),
         }
     }
     if json {
-        return client::print_json(&json!({ "blocked": prefixes.len() }));
+        return client::print_json(&json!({ "blocked": prefixes.len(), "evicted": evicted }));
+    }
+    if evicted > 0 {
+        let max = Blocks::MAX_ADDRESSES;
+        let _ = writeln!(
+            std::io::stderr(),
+            "warning: the list of addresses is full, at {max} of each family: {evicted} that had not been heard of for \
+             longest are blocked no more; block prefixes that join them instead"
+        );
     }
     print(&match prefixes.as_slice() {
         [one] => format!("{one} is blocked\n"),
