@@ -36,9 +36,11 @@ pub(super) enum Passes {
 /// When standard input and output are no links, or no event counters.
 pub fn pass_on(wakes: bool) -> std::io::Result<()> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
-    while wakes {
-        await_wake(input.as_fd())?;
-        wake(output.as_fd())?;
+    if wakes {
+        loop {
+            await_wake(input.as_fd())?;
+            wake(output.as_fd())?;
+        }
     }
     while let Some(descriptor) = receive(input.as_fd())? {
         send(output.as_fd(), descriptor.as_fd())?;
