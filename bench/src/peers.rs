@@ -1,7 +1,7 @@
 //! Servers that run on one core until they are dropped, and what they use of the machine.
 
 use std::io::{Read, Seek, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -269,9 +269,7 @@ fn last_line(mut file: std::fs::File) -> String {
 }
 
 pub(crate) fn free_address() -> Result<SocketAddr, String> {
-    TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .map_err(|error| error.to_string())
+    tidegate_ports::free_address().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy takes helpers of tests for no tests.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Output};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Drop for Running {
 
 /// The bare responder, and a connection to it.
 fn bare(size_bytes: usize) -> (Running, TcpStream) {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = tidegate_ports::free_address().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
     let running =
         Running(command.args(["bare", &address.to_string(), &size_bytes.to_string()]).spawn().unwrap());

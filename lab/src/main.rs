@@ -57,9 +57,13 @@ enum Command {
     /// A load process; its orders come on standard input.
     #[command(hide = true)]
     Load,
-    /// Pass on messages with their descriptors, from standard input to standard output, both links.
+    /// Pass on messages with their descriptors, from standard input to standard output, both links; or wake-ups, both
+    /// event counters.
     #[command(hide = true)]
-    PassOn,
+    PassOn {
+        #[arg(long)]
+        wakes: bool,
+    },
     /// An attacking process; it ends with its standard input.
     #[command(hide = true)]
     Attack {
@@ -104,7 +108,9 @@ fn main() -> ExitCode {
         Command::Bare { address, size_bytes } => tidegate_bench::bare::serve(address, size_bytes)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| Error::Server(format!("bare: {error}"))),
-        Command::PassOn => scenarios::cc_hop::pass_on().map(|()| ExitCode::SUCCESS).map_err(Error::Load),
+        Command::PassOn { wakes } => {
+            scenarios::cc_hop::pass_on(wakes).map(|()| ExitCode::SUCCESS).map_err(Error::Load)
+        }
         Command::Attack { server, connections, source, text, reopen } => {
             scenarios::cc_attack::attack(server, connections, source, &text, reopen)
                 .map(|()| ExitCode::SUCCESS)

@@ -48,7 +48,7 @@ fn server(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
 
 /// The bare responder, once it listens.
 fn bare() -> SocketAddr {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = tidegate_ports::free_address().unwrap();
     std::thread::spawn(move || tidegate_bench::bare::serve(address, 100));
     while TcpStream::connect(address).is_err() {
         std::thread::sleep(Duration::from_millis(5));
@@ -91,7 +91,7 @@ fn a_server_that_closes_fails_every_connection() {
 
 #[test]
 fn a_port_that_nobody_listens_on_fails_every_connection() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = tidegate_ports::free_address().unwrap();
     let reports = reports(&plan(address, 40), &[establish(1)]);
     assert_eq!((reports[0].answers, reports[0].failed), (0, 40));
 }

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Chain, Client, Site, free_port, strs, wait_until};
 
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
@@ -110,6 +112,52 @@ fn a_request_that_drips_in_is_served_when_it_is_whole() {
     for byte in b"GET /small HTTP/1.1\r\nHost: test\r\n\r\n" {
         client.send(&[*byte]);
     }
+    assert_eq!(client.response(false).body, b"small\n");
+}
+
+#[test]
+fn an_incomplete_request_of_which_no_more_comes_is_not_looked_at_again() {
+    for filters in [&["package=timeout=120s", "persist"][..], &["package=timeout=120s"]] {
+        let site = Site::new();
+        let chain = start(&site, filters);
+        let mut client = chain.client();
+        for byte in b"GET /small HTTP/1.1\r\nHost: te" {
+            client.send(&[*byte]);
+        }
+        let package = chain.processes("cc-package")[0];
+        let switches = || {
+            let status = std::fs::read_to_string(format!("/proc/{package}/status")).unwrap();
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+            line.to_owned()
+        };
+        // Its clock ticks once a second; between two ticks, nothing wakes it.
+        wait_until("package sleeps", || {
+            let before = switches();
+            std::thread::sleep(Duration::from_millis(400));
+            switches() == before
+        });
+        client.send(b"st\r\n\r\n");
+        assert_eq!(client.response(false).body, b"small\n");
+        assert_eq!(client.get("/small").body, b"small\n");
+    }
+}
+
+#[test]
+fn a_client_that_ends_its_side_within_a_request_is_not_waited_for() {
+    let site = Site::new();
+    let chain = start(&site, &["package=timeout=120s", "persist=timeout=120s"]);
+    for served_before in [false, true] {
+        let mut client = chain.client();
+        if served_before {
+            assert_eq!(client.get("/small").body, b"small\n");
+        }
+        client.send(b"GET /small HTTP/1.1\r\nHost:");
+        client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(client.is_ended());
+    }
+    let mut client = chain.client();
+    client.send(b"GET /small HTTP/1.1\r\nHost: test\r\n\r\n");
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(client.response(false).body, b"small\n");
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::cc::{PAPER, at_most, slope};
+use super::cc_hop::{Passes, measure};
 use super::cc_load::{Client, connect, on_load_core};
 use super::cc_servers::{Program, Server, object, site};
 use crate::plot::{Plot, Point, Series};
@@ -30,7 +31,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
              a round; processor time is that of the filters, as the kernel accounts it. The slopes are those of the lines of \
              least squares through the medians of the rounds. Beside it, a row of processes is measured that only receive a \
              message with a descriptor and send it on: what the kernel takes for that and for switching between processes \
-             depends on the machine (much on a virtual one), and no filter can take less.",
+             depends on the machine (much on a virtual one), and no filter can take less. A second row passes on nothing: \
+             each process waits for an event counter and wakes the next one (eventfd(2)), the least of any way to pass \
+             something on to another process, shared memory included.",
     run,
 };
 
@@ -77,16 +80,16 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         let what = format!("{filters} filters: {:.1} us, {:.1} us CPU", last.latency_us, last.cpu_us);
         lab.progress(filters, MOST_FILTERS, &what);
     }
-    outcome(&runs, super::cc_hop::measure(count)?)
+    outcome(&runs, measure(count, Passes::Descriptors)?, measure(count, Passes::Wakes)?)
 }
 
 fn of(runs: &[Run], filters: usize, value: fn(&Run) -> f64) -> Option<Spread> {
     Spread::of(runs.iter().filter(|run| run.filters == filters).map(value))
 }
 
-/// `bare` is what each process of a row takes that does nothing but pass on, in microseconds of latency and of processor
-/// time.
-fn outcome(runs: &[Run], bare: (f64, f64)) -> Result<Outcome, Error> {
+/// `bare` is what each process of a row takes that does nothing but pass on, `woken` of one that is woken and wakes the next,
+/// in microseconds of latency and of processor time.
+fn outcome(runs: &[Run], bare: (f64, f64), woken: (f64, f64)) -> Result<Outcome, Error> {
     let medians = |value: fn(&Run) -> f64| -> Vec<(f64, f64)> {
         let points =
             (1..=MOST_FILTERS).map(|filters| Some((filters as f64, of(runs, filters, value)?.median)));
@@ -103,8 +106,9 @@ fn outcome(runs: &[Run], bare: (f64, f64)) -> Result<Outcome, Error> {
     ];
     let note = format!(
         "each filter adds {latency_us:.1} µs of latency and {cpu_us:.1} µs of processor time, of which {:.1} µs and {:.1} µs \
-         are what a process takes here that receives, sends on and does nothing else",
-        bare.0, bare.1
+         are what a process takes here that receives, sends on and does nothing else; to be woken and to wake the next, \
+         without which no process passes anything on, takes {:.1} µs and {:.1} µs",
+        bare.0, bare.1, woken.0, woken.1
     );
     let line = |value: fn(&Run) -> f64| -> Vec<Point> {
         let points =
@@ -144,8 +148,8 @@ mod tests {
             let run = |filters| Run { filters, latency_us: 50.0 + latency_us * filters as f64, cpu_us: 2.0 };
             (1..=MOST_FILTERS).map(run).collect()
         };
-        assert!(outcome(&runs(5.9), (4.0, 1.0)).unwrap().verdict.holds);
-        let missed = outcome(&runs(6.2), (4.0, 1.0)).unwrap().verdict;
+        assert!(outcome(&runs(5.9), (4.0, 1.0), (3.0, 0.9)).unwrap().verdict.holds);
+        let missed = outcome(&runs(6.2), (4.0, 1.0), (3.0, 0.9)).unwrap().verdict;
         assert!(!missed.holds && missed.text.contains("adds 6.2 µs of latency"), "{}", missed.text);
     }
 }

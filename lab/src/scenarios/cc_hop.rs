@@ -1,11 +1,13 @@
 //! What a chain costs of which the programs do nothing: a message and its descriptor are received and sent on, and that is
-//! all. No filter can cost less than the kernel takes for that and for the switch of processes.
+//! all. No filter can cost less than the kernel takes for that and for the switch of processes. And the least of any way to
+//! pass something on to another process: to wake it, and nothing else.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use rustix::event::EventfdFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -19,15 +21,40 @@ use crate::Error;
 /// As long as the bundle of a short request.
 const MESSAGE: [u8; 100] = [0; 100];
 
-/// A process that passes on until its input ends: one call to receive and one to send for each message.
+/// What a process of a row passes on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Passes {
+    /// A message with a descriptor.
+    Descriptors,
+    /// Nothing: it is woken, and wakes the next.
+    Wakes,
+}
+
+/// A process that passes on until its input ends: one call to receive and one to send for each message, or for each wake-up.
 ///
 /// # Errors
-/// When standard input and output are no links.
-pub fn pass_on() -> std::io::Result<()> {
+/// When standard input and output are no links, or no event counters.
+pub fn pass_on(wakes: bool) -> std::io::Result<()> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
+    if wakes {
+        loop {
+            await_wake(input.as_fd())?;
+            wake(output.as_fd())?;
+        }
+    }
     while let Some(descriptor) = receive(input.as_fd())? {
         send(output.as_fd(), descriptor.as_fd())?;
     }
+    Ok(())
+}
+
+fn wake(next: BorrowedFd<'_>) -> std::io::Result<()> {
+    rustix::io::write(next, &1u64.to_ne_bytes())?;
+    Ok(())
+}
+
+fn await_wake(own: BorrowedFd<'_>) -> std::io::Result<()> {
+    rustix::io::read(own, &mut [0u8; 8][..])?;
     Ok(())
 }
 
@@ -56,16 +83,25 @@ fn receive(from: BorrowedFd<'_>) -> std::io::Result<Option<OwnedFd>> {
 
 /// Processes in a row on the server's core, and both ends of the row.
 struct Row {
+    passes: Passes,
     processes: Vec<Child>,
     first: OwnedFd,
     last: OwnedFd,
 }
 
 impl Row {
-    fn start(length: usize) -> Result<Self, Error> {
-        let link = || {
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(|error| Error::Load(error.into()))
+    fn start(length: usize, passes: Passes) -> Result<Self, Error> {
+        let link = || match passes {
+            Passes::Descriptors => {
+                let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+                rustix::net::socketpair(family, SocketType::SEQPACKET, flags, None)
+                    .map_err(|error| Error::Load(error.into()))
+            }
+            Passes::Wakes => {
+                let counter = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+                    .map_err(|error| Error::Load(error.into()))?;
+                Ok((counter.try_clone().map_err(Error::Load)?, counter))
+            }
         };
         let (first, mut input) = link()?;
         let mut processes = Vec::new();
@@ -73,12 +109,15 @@ impl Row {
             let (output, next) = link()?;
             let mut command = Command::new(std::env::current_exe().map_err(Error::Load)?);
             command.arg("pass-on");
+            if passes == Passes::Wakes {
+                command.arg("--wakes");
+            }
             let mut command = pinned(SERVER_CORE, &command);
             command.stdin(Stdio::from(input)).stdout(Stdio::from(output));
             processes.push(command.spawn().map_err(Error::Load)?);
             input = next;
         }
-        Ok(Self { processes, first, last: input })
+        Ok(Self { passes, processes, first, last: input })
     }
 
     fn cpu_s(&self) -> f64 {
@@ -90,8 +129,12 @@ impl Row {
     }
 
     fn go_round(&self) -> Result<(), Error> {
-        send(self.first.as_fd(), self.first.as_fd()).map_err(Error::Load)?;
-        receive(self.last.as_fd()).map_err(Error::Load).map(drop)
+        let gone = match self.passes {
+            Passes::Descriptors => send(self.first.as_fd(), self.first.as_fd())
+                .and_then(|()| receive(self.last.as_fd()).map(drop)),
+            Passes::Wakes => wake(self.first.as_fd()).and_then(|()| await_wake(self.last.as_fd())),
+        };
+        gone.map_err(Error::Load)
     }
 }
 
@@ -108,10 +151,10 @@ impl Drop for Row {
 ///
 /// # Errors
 /// When a process cannot be started.
-pub(super) fn measure(count: usize) -> Result<(f64, f64), Error> {
+pub(super) fn measure(count: usize, passes: Passes) -> Result<(f64, f64), Error> {
     const LENGTH: usize = 10;
     let median = |length: usize| -> Result<(f64, f64), Error> {
-        let row = Row::start(length)?;
+        let row = Row::start(length, passes)?;
         for _ in 0..count / 10 + 1 {
             row.go_round()?;
         }

@@ -1,7 +1,7 @@
 //! Servers as they are and behind a chain, all processes of each on the server's core.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -77,8 +77,7 @@ impl Server {
         let directory = tempfile::tempdir().map_err(Error::file("write", &std::env::temp_dir()))?;
         let open = std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777));
         open.map_err(Error::file("write", directory.path()))?;
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let address = free.map_err(|error| Error::Server(error.to_string()))?;
+        let address = tidegate_ports::free_address().map_err(|error| Error::Server(error.to_string()))?;
         let own = command(lab, program, chain, site, directory.path(), address.port())?;
         let command = match chain {
             Some(filters) if program != Program::CcServer => conditioned(lab, filters, address, &own)?,

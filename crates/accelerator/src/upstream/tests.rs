@@ -37,7 +37,7 @@ fn server(scripts: Vec<Vec<&'static [u8]>>) -> (SocketAddr, JoinHandle<usize>) {
 
 /// An address at which nobody listens.
 fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    tidegate_ports::free_address().unwrap()
 }
 
 fn pools(servers: Vec<SocketAddr>, change: impl FnOnce(&mut Upstream)) -> Pools {

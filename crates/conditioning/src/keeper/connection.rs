@@ -37,14 +37,20 @@ pub struct Connection {
     pub ticket: Option<u64>,
     /// Whether epoll knows the socket.
     pub is_watched: bool,
+    /// Whether epoll reports each arrival, not only the next.
+    pub is_followed: bool,
     /// Whether nothing is to be reported of it although epoll knows it.
     pub is_muted: bool,
+    /// Whether the client has ended its side.
+    pub is_half_closed: bool,
     /// More than the request is on the socket: the next one may not be reported.
     pub has_more: bool,
     /// Whether a request of it was served before.
     pub has_served: bool,
     /// How often its incomplete request was looked at.
     pub looks: u8,
+    /// Whether more of a request that drips in has arrived since the last look.
+    pub has_dripped: bool,
     /// How often the request was handed more than once.
     pub again: u8,
     /// The last presentation.
@@ -65,10 +71,13 @@ impl Connection {
             since: now,
             ticket: None,
             is_watched: false,
+            is_followed: false,
             is_muted: false,
+            is_half_closed: false,
             has_more: false,
             has_served: false,
             looks: 0,
+            has_dripped: false,
             again: 0,
             id: None,
             bundle: None,

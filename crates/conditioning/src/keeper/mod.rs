@@ -35,12 +35,14 @@ const KEY_LISTENERS: u64 = LAST_LISTENER + 1 - MOST_LISTENERS as u64;
 pub(crate) const MOST_LISTENERS: usize = 16;
 /// What the ledger knows and no notice said is looked for this often.
 const SWEEP: Duration = TICK;
-/// A request that drips in is looked at this often at most, so that each byte does not cost a look at all before it.
+/// A request that drips in is looked at this often at most, and only when more of it arrived, so that each byte does not
+/// cost a look at all before it.
 const DRIP: Duration = Duration::from_millis(50);
 /// Looks before a connection counts as dripping.
 const PROMPT_LOOKS: u8 = 8;
 const READ_ONCE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ONESHOT);
-/// What arrives is reported once, while the server has the connection, too: that is how its next request is found.
+/// What arrives is reported once: of a request that has begun, because what was peeked at is still there and would be
+/// reported again and again; and while the server has the connection, because that is how its next request is found.
 const READ_ALWAYS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// A keeper at work.
@@ -151,7 +153,7 @@ impl Keeper {
                     Ok(Some(_)) => {}
                 }
             },
-            key => self.look_at_event(key),
+            key => self.look_at_event(key, flags),
         }
         Ok(Flow::Continue(()))
     }
@@ -181,7 +183,7 @@ impl Keeper {
         if !connection.is_reading() {
             return;
         }
-        let index = key as u32;
+        let (index, is_all) = (key as u32, connection.is_half_closed);
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         match rustix::net::recv(&connection.socket, &mut self.peeked[..], flags) {
             Ok((0, _)) => self.end(index),
@@ -194,6 +196,8 @@ impl Keeper {
                 Ok(whole::Progression::Incomplete) if length == self.peeked.len() => {
                     self.refuse(index, 413);
                 }
+                // The client has said its last word (RFC 9112 §9.6), and it is no request.
+                Ok(whole::Progression::Incomplete) if is_all => self.end(index),
                 Ok(whole::Progression::Incomplete) => self.wait_for_more(key, true),
                 Err(error) => {
                     self.counters.malformed_total.add(1);
@@ -218,11 +222,7 @@ impl Keeper {
         let Some(connection) = self.connections.get(key) else { return };
         let phase = if has_begun || !connection.has_served { Phase::Incomplete } else { Phase::Idle };
         connection.looks = connection.looks.saturating_add(u8::from(has_begun));
-        let drips = connection.looks > PROMPT_LOOKS;
-        if drips {
-            self.dripping.push(key);
-            self.mute(key);
-        } else if !self.watch(key) {
+        if !self.watch(key) {
             return self.end(index);
         }
         let Some(connection) = self.connections.get(key) else { return };
@@ -266,6 +266,9 @@ impl Keeper {
             return;
         }
         for key in std::mem::take(&mut self.dripping) {
+            if let Some(connection) = self.connections.get(key) {
+                connection.has_dripped = false;
+            }
             self.look(key);
         }
         self.connections.last_drip = Some(self.now);
@@ -329,6 +332,10 @@ impl Keeper {
             }
             connection.phase = Phase::Handed;
             connection.since = self.now;
+            if !self.place.keeps {
+                // What arrives now is `persist`'s business.
+                self.mute(key);
+            }
             self.counters.handed_total.add(1);
             self.queue.pop_front();
         }

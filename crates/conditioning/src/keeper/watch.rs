@@ -7,7 +7,7 @@
 use std::os::fd::AsFd;
 
 use crate::keeper::connection::Phase;
-use crate::keeper::{Keeper, READ_ALWAYS, READ_ONCE};
+use crate::keeper::{Keeper, PROMPT_LOOKS, READ_ALWAYS, READ_ONCE};
 use crate::ledger::State;
 use crate::wire::Id;
 use rustix::event::epoll::EventFlags;
@@ -16,35 +16,43 @@ impl Keeper {
     /// Has epoll report what arrives; false if that cannot be.
     pub(super) fn watch(&mut self, key: u64) -> bool {
         let Some(connection) = self.connections.get(key) else { return true };
-        let keeps = self.place.keeps;
-        let events = if keeps { READ_ALWAYS } else { READ_ONCE };
+        // Most requests arrive whole: one report is enough where `persist` follows the connection from then on.
+        let follows = self.place.keeps || connection.looks > 0;
+        if follows && connection.is_followed && !connection.is_muted {
+            return true;
+        }
+        let events = if follows { READ_ALWAYS } else { READ_ONCE };
         let socket = connection.socket.as_fd();
-        let armed = if !connection.is_watched {
-            self.poller.add(socket, key, events)
-        } else if connection.is_muted || !keeps {
+        let armed = if connection.is_watched {
             self.poller.rearm(socket, key, events)
         } else {
-            Ok(())
+            self.poller.add(socket, key, events)
         };
         connection.is_watched = true;
+        connection.is_followed = follows;
         connection.is_muted = false;
         armed.is_ok()
     }
 
     /// Has epoll report nothing for now, but once that the connection is broken.
     pub(super) fn mute(&mut self, key: u64) {
-        let keeps = self.place.keeps;
         let Some(connection) = self.connections.get(key) else { return };
-        if keeps && connection.is_watched && !connection.is_muted {
+        if connection.is_followed && !connection.is_muted {
             connection.is_muted = self.poller.rearm(connection.socket.as_fd(), key, EventFlags::ET).is_ok();
         }
     }
 
     /// Something arrived, or the client is gone.
-    pub(super) fn look_at_event(&mut self, key: u64) {
+    pub(super) fn look_at_event(&mut self, key: u64, flags: EventFlags) {
         let Some(connection) = self.connections.get(key) else { return };
+        connection.is_half_closed |= flags.contains(EventFlags::RDHUP);
         match (connection.phase, connection.id) {
             (Phase::Queued | Phase::Handed, Some(id)) if self.place.keeps => self.stirred(key, id),
+            (Phase::Incomplete, _) if connection.looks > PROMPT_LOOKS => {
+                if !std::mem::replace(&mut connection.has_dripped, true) {
+                    self.dripping.push(key);
+                }
+            }
             _ => self.look(key),
         }
     }

@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -24,9 +24,9 @@ pub fn library(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} was not built"))
 }
 
-/// A port that was free a moment ago.
+/// A port that no other test is given.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    tidegate_ports::free_port().unwrap()
 }
 
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

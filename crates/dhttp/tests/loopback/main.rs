@@ -349,7 +349,7 @@ async fn a_server_without_dhttp_is_asked_by_http_at_once() {
     let site = Site::start();
     let mut request = get(&site, "/_dhttp_/x");
     // A port where nobody listens.
-    let unused = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let unused = tidegate_ports::free_address().unwrap();
     request.server = unused;
     request.http = Some(http_address);
     let client = client();
@@ -362,7 +362,7 @@ async fn a_server_without_dhttp_is_asked_by_http_at_once() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_at_all_is_an_error() {
-    let unused = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let unused = tidegate_ports::free_address().unwrap();
     let error = client().get(&format!("dhttp://{unused}/")).await.unwrap_err();
     assert!(matches!(error, FetchError::NoAnswer { sent: false, .. }), "{error}");
 }

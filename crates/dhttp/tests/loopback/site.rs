@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use tidegate_dhttp::driver::{
-    BindError, DhttpUrl, FetchRequest, Listener, Request, Response, ServerHandle, ServerOptions, Service,
-    method_of, serve,
+    DhttpUrl, FetchRequest, Listener, Request, Response, ServerHandle, ServerOptions, Service, method_of,
+    serve,
 };
 use tidegate_dhttp::ports::ClientPorts;
 use tidegate_http::Method;
@@ -45,7 +45,7 @@ impl Site {
     fn start_cores_with(ip: IpAddr, cores: usize, options: ServerOptions) -> Self {
         let gate = Arc::new(Notify::new());
         let executed = Arc::new(AtomicU64::new(0));
-        let first = free_port(ip);
+        let first = listen(ip);
         let address = first.1;
         let mut listeners = vec![first.0];
         while listeners.len() < cores {
@@ -92,21 +92,9 @@ impl Drop for Site {
 }
 
 /// A port below the clients' range that nobody has.
-fn free_port(ip: IpAddr) -> (Listener, SocketAddr) {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    for _ in 0..1000 {
-        let n = u64::from(std::process::id()) * 31 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let address = SocketAddr::new(ip, 10_000 + (n % 22_000) as u16);
-        // Without SO_REUSEPORT, so that a port of another test is not shared.
-        let alone =
-            std::net::TcpListener::bind(address).is_ok() && std::net::UdpSocket::bind(address).is_ok();
-        match Listener::bind(address, &ClientPorts::default()) {
-            Ok(listener) if alone => return (listener, address),
-            Ok(_) | Err(BindError::Io(_)) => {}
-            Err(error) => panic!("{error}"),
-        }
-    }
-    panic!("no free port");
+fn listen(ip: IpAddr) -> (Listener, SocketAddr) {
+    let address = SocketAddr::new(ip, tidegate_ports::free_port().unwrap());
+    (Listener::bind(address, &ClientPorts::default()).unwrap(), address)
 }
 
 pub async fn client_socket() -> UdpSocket {
