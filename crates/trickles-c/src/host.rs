@@ -216,7 +216,9 @@ impl Host {
             match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(system(&error)),
+                // Events that were taken off the socket are given out before its error is.
+                Err(error) if events.is_empty() => return Err(system(&error)),
+                Err(_) => break,
                 Ok(_) => {}
             }
         }

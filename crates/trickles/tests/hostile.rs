@@ -6,7 +6,7 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use support::{Generated, Random, objects};
-use tidegate_trickles::client::{self, Client, PeerError, Read};
+use tidegate_trickles::client::{self, Client, LARGEST_DATAGRAM_BYTES, PeerError, Read};
 use tidegate_trickles::continuation::ProvedRun;
 use tidegate_trickles::files::FileService;
 use tidegate_trickles::keys::KeyRing;
@@ -95,6 +95,15 @@ fn account(datagram: &[u8]) -> Option<(Account, Option<u8>)> {
 
 fn is_open(datagram: &[u8]) -> bool {
     account(datagram).is_none()
+}
+
+/// An open without its padding, which is its last frame.
+fn unpadded(open: &[u8]) -> &[u8] {
+    let mut at = 16;
+    while open[at] != 0 {
+        at += 3 + usize::from(u16::from_be_bytes([open[at + 1], open[at + 2]]));
+    }
+    &open[..at]
 }
 
 /// `datagram` with another account; its frames stay.
@@ -256,18 +265,37 @@ fn an_open_when_of_any_size_then_the_answer_is_at_most_three_times_as_long() {
     let mut host = Host::new();
     let sent = transfer(&mut Host::new(), 0);
     let (open, _) = sent.iter().find(|(datagram, _)| is_open(datagram)).unwrap();
-    let head = open.len() - open.iter().rev().take_while(|&&byte| byte == 0).count();
+    let bare = unpadded(open);
     for limit in [576_u16, 1200, 9000, u16::MAX] {
-        for length in head..1500 {
-            let mut datagram = open[..head].to_vec();
+        for length in bare.len()..=usize::from(LARGEST_DATAGRAM_BYTES) {
+            let mut datagram = bare.to_vec();
             datagram[14..16].copy_from_slice(&limit.to_be_bytes());
-            // The padding frame's length.
             wire::pad(length, &mut datagram);
-            let (_, answers) = host.ask(&datagram, peer(), NOW_MS);
+            let (result, answers) = host.ask(&datagram, peer(), NOW_MS);
+            assert!(matches!(result, Ok(()) | Err(Refusal::TooSmall)), "{length}: {result:?}");
             let answered: usize = answers.iter().map(Vec::len).sum();
+            assert_eq!(answered > 0, result.is_ok(), "{length}");
             let factor = if datagram.len() >= wire::PADDED_BYTES { 3 } else { 1 };
             assert!(answered <= factor * datagram.len(), "{answered} bytes for {}", datagram.len());
         }
+    }
+}
+
+#[test]
+fn an_open_when_longer_than_a_server_takes_then_it_is_refused_and_counted() {
+    let mut host = Host::new();
+    let sent = transfer(&mut Host::new(), 0);
+    let (open, _) = sent.iter().find(|(datagram, _)| is_open(datagram)).unwrap();
+    let most = usize::from(LARGEST_DATAGRAM_BYTES);
+    for (length, taken) in [(most, true), (most + 1, false), (60_000, false)] {
+        let mut datagram = unpadded(open).to_vec();
+        wire::pad(length, &mut datagram);
+        assert_eq!(datagram.len(), length);
+        let before = host.server.counters().trickles_malformed_total.get();
+        let (result, answers) = host.ask(&datagram, peer(), NOW_MS);
+        assert_eq!((result.is_ok(), !answers.is_empty()), (taken, taken), "{length}: {result:?}");
+        let counted = host.server.counters().trickles_malformed_total.get() - before;
+        assert_eq!(counted, u64::from(!taken), "{length}");
     }
 }
 

@@ -21,6 +21,13 @@ struct Weather {
     delay: Duration,
     jitter: Duration,
     loss: u64,
+    /// Lost beside those on the way to the server.
+    loss_up: u64,
+    /// Bursts of losses (Gilbert and Elliott), each way by itself: chances that one begins and that it ends; most packets of a
+    /// burst are lost.
+    bursts: Option<(u64, u64)>,
+    /// Come up to a round trip late, after several later ones.
+    late: u64,
     duplication: u64,
     damage: u64,
     /// Time between the deaths of servers; another instance takes over each time.
@@ -62,6 +69,8 @@ struct World {
     peer: SocketAddr,
     client: Client,
     link_free: Duration,
+    /// Whether a burst of losses is under way, to the server and to the client.
+    in_burst: [bool; 2],
     sent: u64,
     refused: u64,
     next_wipe: Duration,
@@ -69,6 +78,10 @@ struct World {
     next_rebind: Duration,
 }
 
+/// Of 1000 packets of a burst so many are lost.
+const BURST_LOSS: u64 = 700;
+/// Opens before a client gives up: no weather here lasts longer.
+const PATIENCE: u32 = 100;
 const CLOCK_START_MS: u64 = 1_700_000_000_000;
 
 impl World {
@@ -102,11 +115,12 @@ impl World {
             turn: 0,
             peer: "192.0.2.1:4000".parse().unwrap(),
             client: Client::new(
-                client::Config { max_attempts: 16, cubic: seed % 2 == 1, ..client::Config::default() },
+                client::Config { max_attempts: PATIENCE, cubic: seed % 2 == 1, ..client::Config::default() },
                 &[seed as u8; 16],
                 start,
             ),
             link_free: Duration::ZERO,
+            in_burst: [false; 2],
             sent: 0,
             refused: 0,
             next_wipe: weather.wipe_every.unwrap_or(Duration::MAX),
@@ -149,7 +163,7 @@ impl World {
             self.link_free = self.link_free.max(self.now) + each;
             at = self.link_free;
         }
-        if self.random.chance(self.weather.loss) {
+        if self.loses(matches!(delivery, Delivery::ToServer { .. })) {
             return;
         }
         if self.random.chance(self.weather.damage) {
@@ -163,7 +177,10 @@ impl World {
         }
         let copies = if self.random.chance(self.weather.duplication) { 2 } else { 1 };
         for _ in 0..copies {
-            let jitter = self.weather.jitter.mul_f64(self.random.below(1000) as f64 / 1000.0);
+            let mut jitter = self.weather.jitter.mul_f64(self.random.below(1000) as f64 / 1000.0);
+            if self.random.chance(self.weather.late) {
+                jitter += 2 * self.weather.delay.mul_f64(self.random.below(1000) as f64 / 1000.0);
+            }
             self.sequence += 1;
             self.queue.push(Reverse((at + self.weather.delay + jitter, self.sequence)));
             let copy = match &delivery {
@@ -176,6 +193,17 @@ impl World {
             };
             self.deliveries.insert(self.sequence, copy);
         }
+    }
+
+    fn loses(&mut self, up: bool) -> bool {
+        if let Some((begins, ends)) = self.weather.bursts {
+            let turns = self.random.chance(if self.in_burst[usize::from(up)] { ends } else { begins });
+            self.in_burst[usize::from(up)] ^= turns;
+            if self.in_burst[usize::from(up)] && self.random.chance(BURST_LOSS) {
+                return true;
+            }
+        }
+        self.random.chance(self.weather.loss) || (up && self.random.chance(self.weather.loss_up))
     }
 
     fn transmit(&mut self) {
@@ -310,6 +338,9 @@ fn calm() -> Weather {
         delay: Duration::from_millis(25),
         jitter: Duration::ZERO,
         loss: 0,
+        loss_up: 0,
+        bursts: None,
+        late: 0,
         duplication: 0,
         damage: 0,
         wipe_every: None,
@@ -333,7 +364,10 @@ fn random_weather(random: &mut Random) -> Weather {
         delay: milliseconds(random, 150),
         jitter: if random.chance(500) { milliseconds(random, 40) } else { Duration::ZERO },
         loss: if random.chance(700) { random.below(200) } else { 0 },
-        duplication: if random.chance(300) { random.below(100) } else { 0 },
+        loss_up: if random.chance(300) { random.below(250) } else { 0 },
+        bursts: random.chance(300).then(|| (1 + random.below(20), 50 + random.below(300))),
+        late: if random.chance(300) { random.below(200) } else { 0 },
+        duplication: if random.chance(300) { random.below(400) } else { 0 },
         damage: if random.chance(200) { random.below(50) } else { 0 },
         wipe_every,
         outage,
@@ -483,7 +517,7 @@ fn a_server_that_never_comes_back_is_an_error_not_a_hang() {
     while world.step() {
         assert!(world.now < Duration::from_secs(3600));
     }
-    assert_eq!(world.client.failure(), Some(client::ClientError::Unreachable { attempts: 16 }));
+    assert_eq!(world.client.failure(), Some(client::ClientError::Unreachable { attempts: PATIENCE }));
     assert!(world.client.read(request, &mut [0; 10]).is_err());
 }
 

@@ -161,5 +161,6 @@ async fn a_request_when_nobody_answers_then_it_fails() {
     let error = stream.read_u8().await.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
     let reason = error.get_ref().and_then(|source| source.downcast_ref::<StreamError>());
-    assert_eq!(reason, Some(&StreamError::Connection(ClientError::Unreachable { attempts: 8 })));
+    let attempts = tidegate_trickles::client::Config::default().max_attempts;
+    assert_eq!(reason, Some(&StreamError::Connection(ClientError::Unreachable { attempts })));
 }

@@ -15,6 +15,7 @@ use tun_rs::SyncDevice;
 
 /// Packets that may be on their way at once; more are lost. At 1500 bytes this is a second of 400 Mbit/s.
 const MOST_PACKETS: usize = 1 << 15;
+const NS_PER_S: u64 = 1_000_000_000;
 /// Longest packet of a device.
 const PACKET_BYTES: usize = 2048;
 /// Packets that are read from a device before the other gets its turn.
@@ -38,6 +39,12 @@ pub struct Profile {
     /// Of 1,000,000 packets as many arrive twice.
     pub duplicate_ppm: u32,
 }
+
+/// Longest packet of the links, in bits: for up to its time on the link a packet waits by chance before it comes to the queue.
+/// Without such a wait a flow keeps its distance to the moments at which a full queue has room again, and packets that a
+/// kernel sends in pairs at one moment lose what those get that a busy program sends one after the other. Floyd and Jacobson
+/// ask for this wait at the sender (On Traffic Phase Effects in Packet-Switched Gateways, §4).
+const LONGEST_PACKET_BITS: u64 = 1500 * 8;
 
 impl Profile {
     /// A link without faults whose queue holds what a round trip brings, at least 64 packets.
@@ -94,6 +101,8 @@ struct Due {
     at: Instant,
     /// Keeps the order of packets that are due together.
     sequence: u64,
+    /// Whether it leaves the link then, or comes to its queue.
+    leaves: bool,
     to_second: bool,
     packet: Vec<u8>,
 }
@@ -103,6 +112,9 @@ pub(super) struct Emulator {
     devices: [SyncDevice; 2],
     profiles: Vec<Profile>,
     busy_until: HashMap<(usize, bool), Instant>,
+    /// When the last packet of each flow comes to the queue, by direction and the client's port: what waits by chance stays in
+    /// order. Flows with the same port share an entry, and wait for each other.
+    last_at: [Vec<Instant>; 2],
     due: BinaryHeap<Reverse<Due>>,
     sequence: u64,
     random: Random,
@@ -121,6 +133,7 @@ impl Emulator {
             devices,
             profiles,
             busy_until: HashMap::new(),
+            last_at: [(); 2].map(|()| vec![Instant::now(); 1 << 16]),
             due: BinaryHeap::new(),
             sequence: 0,
             random: Random::new(seed),
@@ -160,6 +173,10 @@ impl Emulator {
             && due.at <= now
         {
             let Some(Reverse(due)) = self.due.pop() else { return };
+            if !due.leaves {
+                self.queue(due);
+                continue;
+            }
             // A device that takes no more has lost the packet, as a network card would.
             if self.devices[usize::from(due.to_second)].send(&due.packet).is_ok() {
                 self.traffic.delivered.fetch_add(1, Ordering::Relaxed);
@@ -167,33 +184,59 @@ impl Emulator {
         }
     }
 
+    /// The index of a packet's link, and what it is like.
+    fn link_of(&self, packet: &[u8], to_second: bool) -> Option<(usize, Profile)> {
+        let link = client_of(packet, to_second)?.min(self.profiles.len().checked_sub(1)?);
+        Some((link, *self.profiles.get(link)?))
+    }
+
+    /// Takes a packet from a device.
     fn take(&mut self, packet: &[u8], to_second: bool) {
-        let Some(link) = client_of(packet, to_second) else { return };
-        let Some(profile) = self.profiles.get(link).or(self.profiles.last()).copied() else { return };
-        let now = Instant::now();
+        let Some((_, profile)) = self.link_of(packet, to_second) else { return };
+        if self.due.len() >= MOST_PACKETS {
+            self.traffic.overflowed.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let most_ns = LONGEST_PACKET_BITS * NS_PER_S / profile.rate_bits_per_s.max(1);
+        let at = Instant::now() + Duration::from_nanos(self.random.draw() % most_ns.max(1));
+        let last_at = &mut self.last_at[usize::from(to_second)][usize::from(port_of(packet, to_second))];
+        let at = at.max(*last_at);
+        *last_at = at;
+        self.push(Due { at, sequence: 0, leaves: false, to_second, packet: packet.to_vec() });
+    }
+
+    fn push(&mut self, due: Due) {
+        self.sequence += 1;
+        self.due.push(Reverse(Due { sequence: self.sequence, ..due }));
+    }
+
+    /// Has a packet wait for its link, unless too many do.
+    fn queue(&mut self, packet: Due) {
+        let Some((link, profile)) = self.link_of(&packet.packet, packet.to_second) else { return };
         if self.random.chance(profile.loss_ppm) {
             self.traffic.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let free = self.busy_until.entry((link.min(self.profiles.len() - 1), to_second)).or_insert(now);
-        let begins = (*free).max(now);
+        let comes = packet.at;
+        let free = self.busy_until.entry((link, packet.to_second)).or_insert(comes);
+        let begins = (*free).max(comes);
         let waiting =
-            begins.saturating_duration_since(now).as_secs_f64() * profile.rate_bits_per_s as f64 / 8.0;
-        if waiting > profile.queue_bytes as f64 || self.due.len() >= MOST_PACKETS {
+            begins.saturating_duration_since(comes).as_secs_f64() * profile.rate_bits_per_s as f64 / 8.0;
+        if waiting > profile.queue_bytes as f64 {
             self.traffic.overflowed.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        *free = begins + Duration::from_secs_f64(packet.len() as f64 * 8.0 / profile.rate_bits_per_s as f64);
+        let bits = packet.packet.len() as f64 * 8.0;
+        *free = begins + Duration::from_secs_f64(bits / profile.rate_bits_per_s as f64);
         let mut at = *free + profile.delay;
         if self.random.chance(profile.reorder_ppm) {
             at += profile.delay / 4;
         }
-        let copies = 1 + usize::from(self.random.chance(profile.duplicate_ppm));
-        for _ in 0..copies {
-            self.sequence += 1;
-            let due = Due { at, sequence: self.sequence, to_second, packet: packet.to_vec() };
-            self.due.push(Reverse(due));
+        if self.random.chance(profile.duplicate_ppm) {
+            let Due { sequence, to_second, ref packet, .. } = packet;
+            self.push(Due { at, sequence, leaves: true, to_second, packet: packet.clone() });
         }
+        self.push(Due { at, leaves: true, ..packet });
     }
 }
 
@@ -202,6 +245,13 @@ fn client_of(packet: &[u8], from_client: bool) -> Option<usize> {
     let at = if from_client { 12 } else { 16 };
     let address = packet.get(at..at + 4).filter(|_| packet[0] >> 4 == 4)?;
     usize::from(u16::from_be_bytes([address[2], address[3]])).checked_sub(2)
+}
+
+/// The client's port; 0 where there is none.
+fn port_of(packet: &[u8], from_client: bool) -> u16 {
+    let header = usize::from(packet.first().unwrap_or(&0) & 0xf) * 4;
+    let at = if from_client { header } else { header + 2 };
+    packet.get(at..at + 2).map_or(0, |port| u16::from_be_bytes([port[0], port[1]]))
 }
 
 #[cfg(test)]
@@ -218,6 +268,16 @@ mod tests {
         assert_eq!(client_of(&packet[..10], true), None);
         packet[0] = 0x60;
         assert_eq!(client_of(&packet, true), None);
+    }
+
+    #[test]
+    fn a_flow_goes_by_the_port_of_its_client() {
+        let mut packet = vec![0; 28];
+        packet[0] = 0x45;
+        packet[20..24].copy_from_slice(&[0x12, 0x34, 0x56, 0x78]);
+        assert_eq!((port_of(&packet, true), port_of(&packet, false)), (0x1234, 0x5678));
+        assert_eq!((port_of(&packet[..23], true), port_of(&packet[..23], false)), (0x1234, 0));
+        assert_eq!(port_of(&[], true), 0);
     }
 
     #[test]

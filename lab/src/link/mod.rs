@@ -22,6 +22,8 @@ use emulator::Emulator;
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 98, 0, 1));
 /// Packets that the kernel keeps for a device until the emulator takes them.
 const DEVICE_QUEUE: u32 = 10_000;
+/// Of the link's thread, SCHED_FIFO: above everything that is not.
+const PRIORITY: &str = "10";
 /// Namespaces of one process have different names.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -94,7 +96,10 @@ impl Hosts {
         let stopped = Arc::clone(&stop);
         let emulator = std::thread::Builder::new()
             .name("link".into())
-            .spawn(move || emulator.run(&stopped))
+            .spawn(move || {
+                keep_time();
+                emulator.run(&stopped);
+            })
             .map_err(|error| Error::Link(error.to_string()))?;
         Ok(Self { client, server, stop, emulator: Some(emulator), traffic })
     }
@@ -168,6 +173,17 @@ pub fn needs_root() -> Result<(), Error> {
     Err(Error::Link("an emulated link needs root: it makes network namespaces and TUN devices".into()))
 }
 
+/// Has the calling thread run as soon as it has something to do. Else it waits for other threads' slices, some milliseconds
+/// each, and delivers in bursts what came meanwhile: hosts that wait for nobody, as kernels do, then lose by it what others
+/// that wait themselves get.
+fn keep_time() {
+    let thread = rustix::thread::gettid().to_string();
+    let set = Command::new("chrt").args(["--fifo", "--pid", PRIORITY, &thread]).output();
+    if !set.is_ok_and(|output| output.status.success()) {
+        eprintln!("warning: chrt gives the emulated link no real-time priority; its packets come in bursts");
+    }
+}
+
 /// Removes the namespaces of labs that were killed.
 fn remove_leftovers() {
     let Ok(namespaces) = std::fs::read_dir("/run/netns") else { return };
@@ -203,7 +219,8 @@ fn device(namespace: &Namespace, addresses: &[IpAddr]) -> Result<SyncDevice, Err
         on(&["address", "add", &format!("{address}/16"), "dev", "link0"])?;
     }
     let queue = DEVICE_QUEUE.to_string();
-    on(&["link", "set", "link0", "mtu", "1500", "txqueuelen", &queue, "up"])?;
+    // Segments leave one by one, as in the paper's time: those that leave together meet a full queue together.
+    on(&["link", "set", "link0", "mtu", "1500", "txqueuelen", &queue, "gso_max_segs", "1", "up"])?;
     Ok(device)
 }
 

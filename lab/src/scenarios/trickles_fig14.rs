@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use tidegate_trickles::client::Config;
 use tidegate_trickles::udp::{Connection, Options};
 use tokio::io::AsyncWriteExt;
 
@@ -126,26 +127,15 @@ async fn fetch_all(way: Way, server: SocketAddr, bytes: u64, objects: usize) -> 
             }
         }
         Way::Parallel => {
-            let options = Options { local: Some(client_address(0)), ..Options::to(vec![server]) };
-            let connection = Connection::new(&options).map_err(Error::Load)?;
+            // All of them at once, as by the other ways.
+            let config = Config { max_requests: objects, ..Config::default() };
+            let local = Some(client_address(0));
+            let connection = Connection::new(&Options { config, local, ..Options::to(vec![server]) });
+            let connection = connection.map_err(Error::Load)?;
             let text = request(bytes, true);
-            // As many at once as a connection allows, each followed by the next.
-            let mut waiting = std::collections::VecDeque::new();
-            for _ in 0..objects {
-                let stream = connection.request(text.as_bytes());
-                let stream = match stream {
-                    Ok(stream) => stream,
-                    Err(_) => {
-                        let mut oldest =
-                            waiting.pop_front().ok_or(Error::Nothing("a load without streams"))?;
-                        read_response(&mut oldest, &mut Vec::new(), bytes, |_| ()).await?;
-                        drop(oldest);
-                        connection.request(text.as_bytes()).map_err(|error| Error::Load(error.into()))?
-                    }
-                };
-                waiting.push_back(stream);
-            }
-            for mut stream in waiting {
+            let ask = |_| connection.request(text.as_bytes()).map_err(|error| Error::Load(error.into()));
+            let streams: Vec<_> = (0..objects).map(ask).collect::<Result<_, _>>()?;
+            for mut stream in streams {
                 read_response(&mut stream, &mut Vec::new(), bytes, |_| ()).await?;
             }
         }

@@ -26,7 +26,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "Throughput against the loss rate: Trickles and TCP Reno fall alike.",
     method: "The seeded transfers run through client and server in virtual time, with reordering and duplication besides; \
              a tenth as many each with bursts of losses (Gilbert and Elliott), 20 % lost on one of the ways only, one packet in \
-             ten late by up to a round trip, a third duplicated, and blackouts of 3 s. \
+             ten late by up to a round trip, a third duplicated, blackouts of 3 s, and most of this at once. \
              The throughput beside it is measured on emulated links of 10 Mbit/s, one for each flow, three flows of each kind \
              for each round trip and loss rate, all at once.",
     run,

@@ -74,17 +74,20 @@ pub(super) enum Pattern {
     Duplicates,
     /// Nothing arrives for 3 s, five times, some hundred ms apart.
     Blackouts,
+    /// A good and a bad state again, every tenth packet late, a tenth twice.
+    Mixed,
 }
 
 impl Pattern {
     /// All but the first, which [`transfer`] has, with a name for figures.
-    pub(super) const OTHERS: [(Self, &str); 6] = [
+    pub(super) const OTHERS: [(Self, &str); 7] = [
         (Self::Bursts, "bursts of losses"),
         (Self::OnlyUp, "20 % lost on the way up"),
         (Self::OnlyDown, "20 % lost on the way down"),
         (Self::Reordering, "reordering by up to a round trip"),
         (Self::Duplicates, "a third duplicated"),
         (Self::Blackouts, "blackouts of 3 s"),
+        (Self::Mixed, "bursts, reordering and duplicates at once"),
     ];
 }
 
@@ -113,7 +116,7 @@ impl Link {
             Pattern::OnlyUp => u32::from(to_server) * 200_000,
             Pattern::OnlyDown => u32::from(!to_server) * 200_000,
             Pattern::Reordering | Pattern::Duplicates => 0,
-            Pattern::Bursts => {
+            Pattern::Bursts | Pattern::Mixed => {
                 let bad = &mut self.bad[usize::from(to_server)];
                 *bad ^= self.random.chance(if *bad { BURST_PPM.1 } else { BURST_PPM.0 });
                 if *bad { 600_000 } else { 20_000 }
@@ -136,7 +139,7 @@ impl Link {
         for _ in 0..1 + usize::from(self.random.chance(self.duplicate_ppm)) {
             // A packet that is late by part of a round trip is overtaken by what a window sends meanwhile.
             let late = match self.random.chance(self.reorder_ppm) {
-                true if self.pattern == Pattern::Reordering => {
+                true if matches!(self.pattern, Pattern::Reordering | Pattern::Mixed) => {
                     self.trip.mul_f64(self.random.draw() as f64 / u64::MAX as f64)
                 }
                 true => self.trip / 8,
@@ -207,6 +210,7 @@ fn fetch(
     match pattern {
         Pattern::Reordering => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 0),
         Pattern::Duplicates => link.duplicate_ppm = 333_333,
+        Pattern::Mixed => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 100_000),
         _ => {}
     }
     let start = Instant::now();

@@ -20,6 +20,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Site {
     directory: TempDir,
+    cache_entries: usize,
 }
 
 impl Site {
@@ -39,7 +40,13 @@ impl Site {
         let keys = directory.path().join("keys");
         // They protect nothing but this run.
         std::fs::write(&keys, "1 000102030405060708090a0b0c0d0e0f\n").map_err(Error::file("write", &keys))?;
-        Ok(Self { directory })
+        Ok(Self { directory, cache_entries: 0 })
+    }
+
+    /// Has replicas that are started from here on keep a soft-state cache of so many entries (Trickles §5.1).
+    #[must_use]
+    pub fn with_cache(self, cache_entries: usize) -> Self {
+        Self { cache_entries, ..self }
     }
 
     /// The directory with the files.
@@ -49,11 +56,11 @@ impl Site {
 
     fn config(&self, address: SocketAddr) -> Result<PathBuf, Error> {
         let path = self.directory.path().join(format!("{}.toml", address.port()));
-        let (keys, root) = (self.directory.path().join("keys"), self.root());
+        let (keys, root, cache) = (self.directory.path().join("keys"), self.root(), self.cache_entries);
         let text = format!(
             "workers = 1\n[[listen]]\naddress = \"{address}\"\nprotocol = \"trickles\"\nkeys = {keys:?}\n\
-             [[listen]]\naddress = \"{address}\"\n[admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {root:?}\n\
-             [limits]\nconnections = 1000000\n"
+             cache_entries = {cache}\n[[listen]]\naddress = \"{address}\"\n[admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {root:?}\n\
+             [limits]\nconnections = 1000000\n[[exempt]]\nsource = \"10.98.0.0/16\"\n[[exempt]]\nsource = \"127.0.0.0/8\"\n"
         );
         std::fs::write(&path, text).map_err(Error::file("write", &path))?;
         Ok(path)

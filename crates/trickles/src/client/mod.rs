@@ -67,7 +67,7 @@ impl Default for Config {
             min_rto: Duration::from_millis(200),
             delayed_ack: Duration::from_millis(25),
             park_limit: Duration::from_secs(20),
-            max_attempts: 8,
+            max_attempts: 14,
         }
     }
 }
@@ -609,7 +609,11 @@ impl Client {
         if self.failure.is_some() || self.open_due || self.timeout_due {
             return None;
         }
-        self.waiting_since.map(|since| since + self.round_trip.backed_off(self.backoff))
+        let wait = match self.established {
+            true => self.round_trip.backed_off(self.backoff),
+            false => self.round_trip.backed_off_open(self.backoff),
+        };
+        self.waiting_since.map(|since| since + wait)
     }
 
     fn probe_at(&self) -> Option<Instant> {

@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 const MAX_RTO: Duration = Duration::from_secs(60);
+/// Longest wait before an open is repeated. It is a single packet, and the path may be back long before a minute is over.
+const MAX_OPEN_RTO: Duration = Duration::from_secs(16);
 const INITIAL_RTO: Duration = Duration::from_secs(1);
 const MAX_REORDERING: Duration = Duration::from_millis(100);
 const GRANULARITY: Duration = Duration::from_millis(1);
@@ -84,6 +86,11 @@ impl RoundTrip {
         (self.timeout() * (1 << backoff.min(8))).min(MAX_RTO)
     }
 
+    /// The same of an open.
+    pub(super) fn backed_off_open(&self, backoff: u32) -> Duration {
+        self.backed_off(backoff).min(MAX_OPEN_RTO)
+    }
+
     /// How long a packet may lag behind a later one before it counts as lost (RFC 8985 §6.2: a quarter round trip).
     pub(super) fn reordering(&self) -> Duration {
         self.smoothed.map_or(MAX_REORDERING, |(srtt, _)| (srtt / 4).clamp(GRANULARITY, MAX_REORDERING))
@@ -110,6 +117,7 @@ mod tests {
         assert!(rto > Duration::from_millis(399) && rto < Duration::from_millis(420), "{rto:?}");
         assert_eq!(round_trip.backed_off(1), rto * 2);
         assert_eq!(round_trip.backed_off(1000), MAX_RTO);
+        assert_eq!(round_trip.backed_off_open(1000), MAX_OPEN_RTO);
         for _ in 0..100 {
             round_trip.sample(Duration::from_millis(1), 1, 1, now);
         }

@@ -328,6 +328,10 @@ impl Server {
         peer: SocketAddr,
         now_ms: u64,
     ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
+        if datagram.len() > self.config.datagram_bytes.max(LARGEST_DATAGRAM_BYTES).into() {
+            // What waits for the application is kept: its length has to be bounded as its number is.
+            return Err(WireError::Bounds { what: "datagram length", value: datagram.len() as u64 }.into());
+        }
         let request = Request::decode(datagram)?;
         let socket = match &request.ask {
             Ask::Open { datagram_bytes } => self.open(&request, *datagram_bytes, outer, peer, now_ms)?,
