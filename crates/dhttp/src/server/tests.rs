@@ -189,7 +189,7 @@ fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
         let ticket = bench.request(true);
         bench.server.abandon(ticket);
     }
-    assert_eq!(bench.server.metrics.dhttp_high_loss.get(), 1);
+    assert!(bench.server.loss.is_high_for(client().ip(), bench.now));
     let mut by_udp = 0;
     for _ in 0..10_000 {
         let ticket = bench.request(false);
@@ -214,7 +214,7 @@ fn unproved_resends_do_not_cause_the_high_loss_mode() {
         assert_eq!(bench.receive(&datagram), None);
         bench.sent().unwrap();
     }
-    assert_eq!(bench.server.metrics.dhttp_high_loss.get(), 0);
+    assert!(!bench.server.loss.is_high_for(client().ip(), bench.now));
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn under_stress_long_responses_are_answered_use_tcp_and_short_ones_as_ever() {
     let mut bench = Bench::new(ServerConfig::default());
     bench.server.set_stressed(true);
     let ticket = bench.request(false);
-    assert_eq!(bench.respond(ticket, 5000), Route::Datagram);
+    assert_eq!(bench.respond(ticket, 5000), Route::UseTcp);
     assert_eq!(answer(&bench.sent().unwrap()), Answer::UseTcp);
     let ticket = bench.request(false);
     bench.respond(ticket, 100);
