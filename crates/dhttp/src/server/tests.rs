@@ -179,6 +179,28 @@ fn a_resend_of_a_request_in_flight_makes_its_answer_go_by_a_connection() {
 }
 
 #[test]
+fn resends_of_what_is_still_being_made_are_no_sign_of_loss_and_those_of_what_was_sent_are() {
+    let mut bench = Bench::new(ServerConfig::default());
+    let token = bench.token();
+    let is_high = |bench: &mut Bench| bench.server.loss.is_high_for(client().ip(), bench.now);
+    let mut datagrams = Vec::new();
+    for _ in 0..10 {
+        let mut datagram = bench.datagram(Some(&token), false, GET);
+        let ticket = bench.receive(&datagram).unwrap();
+        datagram[10] |= 1;
+        assert_eq!(bench.receive(&datagram), None);
+        bench.server.abandon(ticket);
+        datagrams.push(datagram);
+    }
+    assert!(!is_high(&mut bench));
+    for datagram in &datagrams {
+        let ticket = bench.receive(datagram).unwrap();
+        bench.server.abandon(ticket);
+    }
+    assert!(is_high(&mut bench));
+}
+
+#[test]
 fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
     let config = ServerConfig {
         connections: ConnectionLimits { pending: 100_000, ..ConnectionLimits::default() },
