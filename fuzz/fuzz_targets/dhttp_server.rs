@@ -58,7 +58,7 @@ fuzz_target!(|data: &[u8]| {
                         server.respond_long(ticket, now)
                     };
                     match route {
-                        Route::Datagram => {}
+                        Route::Datagram | Route::UseTcp => {}
                         Route::Connection(Carrier::Busy) => {}
                         Route::Connection(Carrier::Idle(connection)) => {
                             server.next_response(connection, now);

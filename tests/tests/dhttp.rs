@@ -3,9 +3,10 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Output;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate_e2e::{Gate, Origin, Reply, Tidegate, content, eventually, free_port};
+use tidegate_e2e::{Client, Gate, Origin, Reply, Tidegate, content, eventually, free_port};
 
 /// A tidegate that serves `origin` by HTTP and by DHTTP.
 fn start(origin: &Origin, limits: &str) -> (Tidegate, SocketAddr) {
@@ -142,7 +143,7 @@ fn upload_over_the_clients_connection_reaches_the_origin_within_the_limit() {
     let origin = Origin::start(|request| Reply::ok(format!("{} bytes", request.body.len())));
     let (tidegate, dhttp) = start(&origin, "body_size = \"1000B\"");
     for (size, wanted) in [(1000, "HTTP/1.1 200 "), (1001, "HTTP/1.1 413 ")] {
-        let mut client = tidegate_e2e::Client::connect(dhttp);
+        let mut client = Client::connect(dhttp);
         client.send(b"\x01\x02\x03\x04\x05\x06\x07\x08\xa0\x00\x00");
         client.send(format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n"));
         client.send(vec![b'x'; size]);
@@ -183,10 +184,125 @@ fn origin_that_breaks_off_a_short_answer_is_a_502_at_once() {
     assert!(said.contains("in a datagram") && said.contains("< HTTP/1.1 502 "), "{said}");
 }
 
+/// A GET from this socket by datagram, with an id of its own.
+fn ask(socket: &UdpSocket, server: SocketAddr, token: &[u8], target: &str) -> [u8; 8] {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let id = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let mut request = [&id[..], b"\xa0\x00\x02"].concat();
+    request.push(token.len() as u8);
+    request.extend_from_slice(token);
+    // Long enough for a short answer to be less than three times as long.
+    let agent = "x".repeat(200);
+    let head = format!("GET {target} HTTP/1.1\r\nHost: a\r\nUser-Agent: {agent}\r\n\r\n");
+    request.extend_from_slice(head.as_bytes());
+    socket.send_to(&request, server).unwrap();
+    id
+}
+
+/// The answer to a GET by datagram, from its form on. On a machine that is busy enough the answer of an origin comes so
+/// slowly that it is taken for a long one, and "use TCP" is all that comes of it, or nothing: then it is asked again.
+fn told(socket: &UdpSocket, server: SocketAddr, token: &[u8], target: &str) -> Vec<u8> {
+    eventually("there is an answer", || {
+        let id = ask(socket, server, token, target);
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let mut answer = [0; 2000];
+        loop {
+            let length = socket.recv(&mut answer).ok()?;
+            if answer[..8] == id {
+                return Some(answer[8..length].to_vec()).filter(|told| told != b"\x01");
+            }
+        }
+    })
+}
+
+/// The token of an answer that has one.
+fn token_of(answer: &[u8]) -> Vec<u8> {
+    assert!(matches!(answer[0], 2 | 3), "{}", answer.escape_ascii());
+    answer[2..2 + usize::from(answer[1])].to_vec()
+}
+
+#[test]
+fn blocked_source_is_answered_neither_by_datagrams_nor_on_connections() {
+    let origin = Origin::start(|_| Reply::cacheable("here"));
+    let (tidegate, dhttp) = start(&origin, "");
+    let (blocked, other) = (client_socket_at("127.6.6.6"), client_socket());
+    let token = token_of(&told(&blocked, dhttp, &[], "/a"));
+    assert!(told(&blocked, dhttp, &token, "/a").ends_with(b"here"));
+    assert!(tidegate.command(&["block", "add", "127.6.6.0/24"]).status.success());
+    let is_refused = || {
+        let mut client = Client::try_connect_from("127.6.6.7".parse().unwrap(), dhttp).unwrap();
+        let _ = client
+            .try_send(b"\x01\x02\x03\x04\x05\x06\x07\x08\xa0\x00\x00GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        client.is_closed()
+    };
+    eventually("connections are refused", || is_refused().then_some(()));
+    let asked = origin.count();
+    // Hits and misses, proved and not.
+    for target in ["/a", "/b"] {
+        ask(&blocked, dhttp, &token, target);
+        ask(&blocked, dhttp, &[], target);
+    }
+    eventually("all of them are ignored", || {
+        (tidegate.metric("tidegate_dhttp_datagrams_blocked_total") == 4.0).then_some(())
+    });
+    assert_eq!(origin.count(), asked);
+    blocked.set_nonblocking(true).unwrap();
+    let mut answer = [0; 100];
+    assert!(blocked.recv(&mut answer).is_err(), "an answer for a blocked source");
+    // Somebody else is served.
+    let token = token_of(&told(&other, dhttp, &[], "/c"));
+    assert!(told(&other, dhttp, &token, "/a").ends_with(b"here"));
+    assert!(tidegate.command(&["block", "remove", "127.6.6.0/24"]).status.success());
+    eventually("connections are served again", || (!is_refused()).then_some(()));
+}
+
+#[test]
+fn answers_from_the_cache_are_nobodys_until_the_address_is_proved() {
+    let origin = Origin::start(|_| Reply::cacheable("here"));
+    let (tidegate, dhttp) = start(&origin, "");
+    let socket = client_socket_at("127.6.6.6");
+    let token = token_of(&told(&socket, dhttp, &[], "/a"));
+    assert_eq!(origin.count(), 0, "whoever is named need not have asked");
+    let in_log = |client: &str| {
+        let log = std::fs::read_to_string(tidegate.directory().join("access.log")).unwrap();
+        log.lines().filter(|line| line.starts_with(client)).count()
+    };
+    assert!(told(&socket, dhttp, &token, "/a").ends_with(b"here"));
+    eventually("it is in the log", || (in_log("127.6.6.6 ") > 0).then_some(()));
+    assert_eq!(in_log("0.0.0.0 "), 0);
+    // From the cache, whoever it was.
+    assert!(told(&socket, dhttp, &[], "/a").ends_with(b"here"));
+    eventually("it is in the log, as nobody's", || (in_log("0.0.0.0 ") > 0).then_some(()));
+}
+
+#[test]
+fn client_that_guesses_passwords_by_datagrams_is_blocked() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/login" => Reply::status(401, "no"),
+        _ => Reply::cacheable("here"),
+    });
+    let (tidegate, dhttp) = start(&origin, "");
+    let (guessing, other) = (client_socket_at("127.6.6.6"), client_socket());
+    let token = token_of(&told(&guessing, dhttp, &[], "/login"));
+    eventually("the block is on the list", || {
+        for _ in 0..20 {
+            ask(&guessing, dhttp, &token, "/login");
+        }
+        let list = tidegate.command(&["block", "list"]);
+        String::from_utf8_lossy(&list.stdout).contains("127.6.6.6").then_some(())
+    });
+    let token = token_of(&told(&other, dhttp, &[], "/a"));
+    assert!(told(&other, dhttp, &token, "/a").ends_with(b"here"));
+}
+
 /// A socket on one of the ports that clients use.
 fn client_socket() -> UdpSocket {
+    client_socket_at("127.0.0.1")
+}
+
+fn client_socket_at(address: &str) -> UdpSocket {
     let socket = (0..100)
-        .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
+        .map(|_| UdpSocket::bind((address, 0)).unwrap())
         .find(|socket| socket.local_addr().unwrap().port() >= 32_768)
         .unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -37,6 +37,12 @@ pub trait Admission: fmt::Debug + Send + Sync {
 
     /// Decides on an accepted connection; with the verdict its priority class, of which 0 is served first.
     fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> (Verdict, u8);
+
+    /// Whether there are sources of which [`Admission::ignores`] datagrams just now.
+    fn ignores_any(&self) -> bool;
+
+    /// Whether datagrams of this source, which may be forged, are neither answered nor counted as anybody's.
+    fn ignores(&self, source: IpAddr) -> bool;
 
     /// Decides on a request whose head is complete and in its normal form.
     fn on_request(&self, request: &Asked<'_>) -> Verdict;

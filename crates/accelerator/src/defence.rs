@@ -2,7 +2,7 @@
 //! empty `Option`.
 
 use std::cell::Cell;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
@@ -100,6 +100,48 @@ impl Defence {
                 peer: Peer { address: seen.client, via: Via::Proxy },
             },
         }
+    }
+
+    /// The client of a request that came by a datagram, from an address that is proved, or on a connection for such.
+    fn client_at(&self, peer: IpAddr, seen: &Seen<'_>, now_ms: u64) -> Client {
+        let (address, via) =
+            if seen.via_proxy { (seen.client, Via::Proxy) } else { (peer.to_canonical(), Via::Direct) };
+        Client { id: self.chain.locate(address, now_ms), peer: Peer { address, via } }
+    }
+
+    /// Decides on a request by DHTTP: what is answered to it, if it may not go on. There is no connection that could be
+    /// held or reset, and a client that hears nothing asks again.
+    pub(crate) fn judge_message(
+        &self,
+        peer: IpAddr,
+        seen: &Seen<'_>,
+        head: &RequestHead<'_>,
+        normalized: &Normalized<'_>,
+        now_ms: u64,
+    ) -> Option<Reply> {
+        let client = self.client_at(peer, seen, now_ms);
+        let decision = self.judge(client, head, normalized, now_ms);
+        let later = || Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() };
+        let refused = || Reply { status: 503, ..Reply::default() };
+        match decision.verdict {
+            Verdict::Continue => None,
+            Verdict::Delay | Verdict::Tarpit => Some(later()),
+            _ => Some(self.reply(client, head, normalized, decision, now_ms).unwrap_or_else(refused)),
+        }
+    }
+
+    /// Tells of the response to such a request. What is decided acts on the next.
+    pub(crate) fn responded_to_message(
+        &self,
+        peer: IpAddr,
+        seen: &Seen<'_>,
+        normalized: &Normalized<'_>,
+        status: u16,
+        source: (Source, u64),
+        now_ms: u64,
+    ) {
+        let client = self.client_at(peer, seen, now_ms);
+        let _ = self.responded(client, normalized, status, source, now_ms);
     }
 
     /// Decides on a request. What is done to a trusted proxy's connection would be done to all its clients: whatever
@@ -217,20 +259,26 @@ impl DataCore {
 
     /// A connection was accepted: its place in the tree, unless it is refused.
     pub(crate) fn meet(&self, stream: &TcpStream, peer: SocketAddr) -> Result<Option<NodeId>, ()> {
-        let Some(defence) = &self.defence else { return Ok(None) };
-        let now_ms = self.clock.elapsed_ms();
-        let peer = self.direct(peer);
-        let (id, decision) = defence.chain.connect(peer, now_ms);
-        match decision.verdict {
-            Verdict::Continue | Verdict::Delay => return Ok(Some(id)),
+        self.meet_peer(peer).map_err(|verdict| match verdict {
             // Nothing was asked yet that could be left without an answer.
             Verdict::Drop | Verdict::Tarpit => {}
             // With nothing to linger for, closing resets both ends.
             _ => drop(socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO))),
+        })
+    }
+
+    /// The same, where the connection's end is another's business.
+    pub(crate) fn meet_peer(&self, peer: SocketAddr) -> Result<Option<NodeId>, Verdict> {
+        let Some(defence) = &self.defence else { return Ok(None) };
+        let now_ms = self.clock.elapsed_ms();
+        let peer = self.direct(peer);
+        let (id, decision) = defence.chain.connect(peer, now_ms);
+        if matches!(decision.verdict, Verdict::Continue | Verdict::Delay) {
+            return Ok(Some(id));
         }
         self.metrics.connections_policed_total.add(1);
         defence.chain.close(id, peer, now_ms);
-        Err(())
+        Err(decision.verdict)
     }
 
     /// A connection that was met is closed.

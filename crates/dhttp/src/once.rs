@@ -10,8 +10,14 @@
 //! ticket  time of issue, seconds since the window began (4)  serial (4)  MAC (8)
 //! ```
 //!
+//! Tickets and numbers can be read on the way. So with a number goes a keyed hash of its request: who sends another one
+//! under it, which is all that can be done by who has not seen what was sealed, is not told the response.
+//!
 //! The rule behind all that is bounded here: what went past the window (to a connection, because there was no room)
 //! must never be accepted by it afterwards. `Network::closed_until_s` sees to that.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hasher;
@@ -23,21 +29,21 @@ use siphasher::sip::SipHasher24;
 
 use crate::wire::{Numbered, TICKET_BYTES};
 
-/// Most numbers remembered for a ticket: a client's requests under way must lie within so many.
+/// Most numbers remembered for a ticket, the highest: a client's requests under way must lie within so many.
 pub const WINDOW: u32 = 128;
 /// What a kept response is charged besides its bytes.
 const KEPT_OVERHEAD_BYTES: usize = 128;
-/// The part of all room that one client network may have.
+/// One client network may have this part of the room that others leave: a few of them do not take it all.
 const NETWORK_SHARE: usize = 8;
 
 /// Bounds of a [`ReplayWindow`].
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
-    /// Most tickets in use at one time; an eighth of them for clients of one network.
+    /// Most tickets in use at one time; for clients of one network an eighth of what others leave.
     pub tickets: usize,
     /// How long new numbers are taken under a ticket. A ticket is remembered for a minute more.
     pub ticket_lifetime: Duration,
-    /// Most bytes of responses kept for requests that are sent again; an eighth of them for one network.
+    /// Most bytes of responses kept for requests that are sent again; for one network an eighth of what others leave.
     pub kept_bytes: usize,
     /// Longest response that is kept, in bytes.
     pub response_bytes: usize,
@@ -69,6 +75,15 @@ pub enum Channel {
     Stream,
 }
 
+/// What a number stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'r> {
+    /// The HTTP request, head and body.
+    pub http: &'r [u8],
+    /// It came sealed, or by TLS: what was answered to it is not for a copy in the clear.
+    pub secret: bool,
+}
+
 /// What is to be done with a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Admission {
@@ -78,7 +93,8 @@ pub enum Admission {
     Running,
     /// It has been executed; this was the response.
     Executed(Bytes),
-    /// It may have been executed, and what came of it is not known any more: say so.
+    /// It may have been executed, and what came of it is not known any more, or its number stands for another request: say
+    /// so.
     Unknown,
     /// There is no room: it is to come on a connection.
     UseTcp,
@@ -96,15 +112,23 @@ enum Outcome {
     Forgotten,
 }
 
+/// What is remembered of a number.
+#[derive(Debug)]
+struct Known {
+    /// The keyed hash of its request.
+    content: u64,
+    outcome: Outcome,
+}
+
 /// A ticket's time of issue and serial.
 type TicketKey = (u32, u32);
 
 #[derive(Debug)]
 struct Ticket {
     network: IpAddr,
-    /// Numbers below are not known any more.
+    /// Numbers below are not known any more: one of them had to go.
     floor: u32,
-    numbers: BTreeMap<u32, Outcome>,
+    numbers: BTreeMap<u32, Known>,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +145,9 @@ pub struct ReplayWindow {
     config: WindowConfig,
     key: [u8; 16],
     opened: Instant,
+    /// The latest time that any core has named. Cores take the time before they take the lock, and none may make tickets
+    /// younger than another has seen them.
+    latest: Instant,
     next_serial: u32,
     /// In order of issue.
     tickets: BTreeMap<TicketKey, Ticket>,
@@ -148,6 +175,7 @@ impl ReplayWindow {
             config,
             key,
             opened: now,
+            latest: now,
             next_serial: 0,
             tickets: BTreeMap::new(),
             networks: HashMap::new(),
@@ -167,8 +195,15 @@ impl ReplayWindow {
         u32::try_from(now.saturating_duration_since(self.opened).as_secs()).unwrap_or(u32::MAX)
     }
 
+    /// Time does not go backwards, whichever core says what it is.
+    fn advance(&mut self, now: Instant) -> Instant {
+        self.latest = self.latest.max(now);
+        self.latest
+    }
+
     /// A new ticket for a client at `client`; `None` if there would be no room for it.
     pub fn issue(&mut self, client: IpAddr, now: Instant) -> Option<[u8; TICKET_BYTES]> {
+        let now = self.advance(now);
         self.expire(now);
         let issued_s = self.age_s(now);
         if !self.takes_up(network_of(client), issued_s) {
@@ -187,16 +222,19 @@ impl ReplayWindow {
     pub fn admit(
         &mut self,
         numbered: &Numbered,
+        content: Content<'_>,
         client: IpAddr,
         channel: Channel,
         now: Instant,
     ) -> Admission {
+        let now = self.advance(now);
         self.expire(now);
         let not_ours = match channel {
             Channel::Datagram => Admission::NewTicket,
             Channel::Stream => Admission::Unknown,
         };
         let Some(key) = self.verify(&numbered.ticket) else { return not_ours };
+        let content = self.hash(content);
         let age_s = self.age_s(now).saturating_sub(key.0);
         let current = age_s <= self.lifetime_s();
         let network = network_of(client);
@@ -220,7 +258,7 @@ impl ReplayWindow {
                 return self.pass_by(network, channel, current, now);
             }
         }
-        self.admit_number(key, numbered.number, channel, current)
+        self.admit_number(key, (numbered.number, content), channel, current)
     }
 
     /// A request whose ticket cannot be taken up: it was not executed, and must not be by another copy of it.
@@ -239,22 +277,31 @@ impl ReplayWindow {
         if channel == Channel::Stream { Admission::Execute } else { Admission::UseTcp }
     }
 
-    fn admit_number(&mut self, key: TicketKey, number: u32, channel: Channel, current: bool) -> Admission {
-        let most_kept = self.config.kept_bytes;
-        let full = self.kept_bytes >= most_kept;
+    fn admit_number(
+        &mut self,
+        key: TicketKey,
+        (number, content): (u32, u64),
+        channel: Channel,
+        current: bool,
+    ) -> Admission {
         let Some(ticket) = self.tickets.get_mut(&key) else { return Admission::Unknown };
-        let full = full
-            || self
-                .networks
-                .get(&ticket.network)
-                .is_some_and(|network| network.kept_bytes >= most_kept / NETWORK_SHARE);
-        if number < ticket.floor {
+        let is_full = ticket.numbers.len() >= WINDOW as usize;
+        let lowest = ticket.numbers.first_key_value().map_or(0, |(lowest, _)| *lowest);
+        if number < ticket.floor || (is_full && number < lowest) {
             return match channel {
                 Channel::Datagram => Admission::Running,
                 Channel::Stream => Admission::Unknown,
             };
         }
-        let (outcome, admission) = match (ticket.numbers.get(&number), channel) {
+        let known = ticket.numbers.get(&number);
+        if known.is_some_and(|known| known.content != content) {
+            return Admission::Unknown;
+        }
+        let kept_by_network = self.networks.get(&ticket.network).map_or(0, |network| network.kept_bytes);
+        let kept_by_others = self.kept_bytes.saturating_sub(kept_by_network);
+        let full = self.kept_bytes >= self.config.kept_bytes
+            || kept_by_network >= self.config.kept_bytes.saturating_sub(kept_by_others) / NETWORK_SHARE;
+        let (outcome, admission) = match (known.map(|known| &known.outcome), channel) {
             (Some(Outcome::Running), _) => return Admission::Running,
             (Some(Outcome::Kept(response)), _) => return Admission::Executed(response.clone()),
             (Some(Outcome::Forgotten), _) => return Admission::Unknown,
@@ -265,18 +312,24 @@ impl ReplayWindow {
                 (Outcome::Running, Admission::Execute)
             }
         };
-        ticket.numbers.insert(number, outcome);
-        ticket.floor = ticket.floor.max(number.saturating_sub(WINDOW - 1));
-        ticket.numbers = ticket.numbers.split_off(&ticket.floor);
+        ticket.numbers.insert(number, Known { content, outcome });
+        // The lowest goes, not what is far below the highest: whoever else has seen the ticket cannot make its owner's
+        // requests too old by one high number.
+        if ticket.numbers.len() > WINDOW as usize {
+            ticket.numbers.pop_first();
+            ticket.floor = lowest.saturating_add(1);
+        }
         admission
     }
 
     /// A request was executed, with this response if it is there whole. It is kept if there is room.
     pub fn executed(&mut self, numbered: &Numbered, response: Option<&[u8]>, now: Instant) {
+        let now = self.advance(now);
         let Some(key) = self.verify(&numbered.ticket) else { return };
         let Some(ticket) = self.tickets.get_mut(&key) else { return };
         let network = ticket.network;
-        let Some(outcome @ Outcome::Running) = ticket.numbers.get_mut(&numbered.number) else { return };
+        let known = ticket.numbers.get_mut(&numbered.number).map(|known| &mut known.outcome);
+        let Some(outcome @ Outcome::Running) = known else { return };
         let Some(response) = response.filter(|response| response.len() <= self.config.response_bytes) else {
             *outcome = Outcome::Forgotten;
             return;
@@ -320,9 +373,9 @@ impl ReplayWindow {
         if let Some(network) = self.networks.get_mut(&kept.network) {
             network.kept_bytes -= kept.charge_bytes;
         }
-        let outcome = self.tickets.get_mut(&kept.key).and_then(|ticket| ticket.numbers.get_mut(&kept.number));
-        if let Some(outcome) = outcome {
-            *outcome = Outcome::Forgotten;
+        let known = self.tickets.get_mut(&kept.key).and_then(|ticket| ticket.numbers.get_mut(&kept.number));
+        if let Some(known) = known {
+            known.outcome = Outcome::Forgotten;
         }
     }
 
@@ -341,7 +394,8 @@ impl ReplayWindow {
             && self.networks.len() <= 2 * most
             && is_open(self.closed_until_s)
             && network.is_none_or(|network| {
-                network.tickets < (most / NETWORK_SHARE).max(1) && is_open(network.closed_until_s)
+                let left_by_others = most - (self.tickets.len() - network.tickets);
+                network.tickets < (left_by_others / NETWORK_SHARE).max(1) && is_open(network.closed_until_s)
             })
     }
 
@@ -354,6 +408,15 @@ impl ReplayWindow {
         let (issued_s, serial) = (number(0), number(4));
         // One comparison: its time does not tell how many bytes were right.
         (self.mac(issued_s, serial).to_be_bytes() == ticket[8..]).then_some((issued_s, serial))
+    }
+
+    /// Nobody who does not know the key can make two requests with one hash.
+    fn hash(&self, content: Content<'_>) -> u64 {
+        let mut hasher = SipHasher24::new_with_key(&self.key);
+        hasher.write(b"tidegate dhttp once content");
+        hasher.write(&[u8::from(content.secret)]);
+        hasher.write(content.http);
+        hasher.finish()
     }
 
     fn mac(&self, issued_s: u32, serial: u32) -> u64 {
@@ -386,7 +449,7 @@ impl Network {
 }
 
 /// Whose share it is: one IPv4 address, or 64 bits of an IPv6 address, of which one client has all.
-fn network_of(client: IpAddr) -> IpAddr {
+pub(crate) fn network_of(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(address) => {
             let mut octets = address.octets();
@@ -394,216 +457,5 @@ fn network_of(client: IpAddr) -> IpAddr {
             Ipv6Addr::from(octets).into()
         }
         v4 => v4,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const CLIENT: &str = "192.0.2.1";
-
-    fn client() -> IpAddr {
-        CLIENT.parse().unwrap()
-    }
-
-    fn window(config: WindowConfig) -> (ReplayWindow, Instant) {
-        let now = Instant::now();
-        (ReplayWindow::new(config, [7; 16], now), now)
-    }
-
-    fn after(now: Instant, seconds: u64) -> Instant {
-        now + Duration::from_secs(seconds)
-    }
-
-    #[test]
-    fn a_ticket_that_somebody_else_has_read_tells_and_changes_nothing() {
-        let (mut window, now) = window(WindowConfig::default());
-        let ticket = window.issue(client(), now).unwrap();
-        let one = Numbered { ticket, number: 0 };
-        assert_eq!(window.admit(&one, client(), Channel::Datagram, now), Admission::Execute);
-        window.executed(&one, Some(b"secret"), now);
-        let stranger: IpAddr = "198.51.100.99".parse().unwrap();
-        let farthest = Numbered { ticket, number: u32::MAX };
-        for number in [one, farthest] {
-            assert_eq!(window.admit(&number, stranger, Channel::Datagram, now), Admission::Running);
-            assert_eq!(window.admit(&number, stranger, Channel::Stream, now), Admission::Unknown);
-        }
-        let again = window.admit(&one, client(), Channel::Stream, now);
-        assert_eq!(again, Admission::Executed(Bytes::from_static(b"secret")));
-        window.check_invariants();
-    }
-
-    #[test]
-    fn a_batch_that_was_taken_before_a_ticket_was_issued_does_not_forget_it() {
-        let (mut window, now) = window(WindowConfig::default());
-        let ticket = window.issue(client(), after(now, 10)).unwrap();
-        let one = Numbered { ticket, number: 0 };
-        assert_eq!(window.admit(&one, client(), Channel::Datagram, after(now, 10)), Admission::Execute);
-        assert_eq!(window.admit(&one, client(), Channel::Datagram, after(now, 9)), Admission::Running);
-        window.check_invariants();
-    }
-
-    #[test]
-    fn a_request_is_executed_once_and_answered_as_often_as_it_is_sent() {
-        let (mut window, now) = window(WindowConfig::default());
-        let ticket = window.issue(client(), now).unwrap();
-        let one = Numbered { ticket, number: 0 };
-        let admit = |window: &mut ReplayWindow, channel| window.admit(&one, client(), channel, now);
-        assert_eq!(admit(&mut window, Channel::Datagram), Admission::Execute);
-        assert_eq!(admit(&mut window, Channel::Datagram), Admission::Running);
-        assert_eq!(admit(&mut window, Channel::Stream), Admission::Running);
-        window.executed(&one, Some(b"done"), now);
-        for channel in [Channel::Datagram, Channel::Stream] {
-            assert_eq!(admit(&mut window, channel), Admission::Executed(Bytes::from_static(b"done")));
-        }
-        let later = after(now, 61);
-        assert_eq!(window.admit(&one, client(), Channel::Stream, later), Admission::Unknown);
-        window.check_invariants();
-    }
-
-    #[test]
-    fn another_window_knows_nothing_of_a_ticket_and_executes_nothing_by_it() {
-        let (mut before, now) = window(WindowConfig::default());
-        let ticket = before.issue(client(), now).unwrap();
-        let mut restarted = ReplayWindow::new(WindowConfig::default(), [8; 16], now);
-        let one = Numbered { ticket, number: 0 };
-        assert_eq!(restarted.admit(&one, client(), Channel::Datagram, now), Admission::NewTicket);
-        assert_eq!(restarted.admit(&one, client(), Channel::Stream, now), Admission::Unknown);
-    }
-
-    #[test]
-    fn an_old_number_is_not_executed_again() {
-        let (mut window, now) = window(WindowConfig::default());
-        let ticket = window.issue(client(), now).unwrap();
-        let admit = |window: &mut ReplayWindow, number, channel| {
-            window.admit(&Numbered { ticket, number }, client(), channel, now)
-        };
-        assert_eq!(admit(&mut window, 0, Channel::Datagram), Admission::Execute);
-        assert_eq!(admit(&mut window, WINDOW - 1, Channel::Datagram), Admission::Execute);
-        assert_eq!(admit(&mut window, 0, Channel::Datagram), Admission::Running);
-        assert_eq!(admit(&mut window, WINDOW, Channel::Datagram), Admission::Execute);
-        assert_eq!(admit(&mut window, 0, Channel::Datagram), Admission::Running);
-        assert_eq!(admit(&mut window, 0, Channel::Stream), Admission::Unknown);
-        assert_eq!(
-            admit(&mut window, 1, Channel::Datagram),
-            Admission::Execute,
-            "late, but within the window"
-        );
-        window.check_invariants();
-    }
-
-    #[test]
-    fn a_ticket_out_of_date_executes_nothing_new_but_knows_what_it_did() {
-        let (mut window, now) = window(WindowConfig::default());
-        let ticket = window.issue(client(), now).unwrap();
-        let numbered = |number| Numbered { ticket, number };
-        window.admit(&numbered(0), client(), Channel::Datagram, after(now, 600));
-        window.executed(&numbered(0), Some(b"x"), after(now, 600));
-        let late = after(now, 601);
-        assert_eq!(window.admit(&numbered(1), client(), Channel::Datagram, late), Admission::NewTicket);
-        assert!(matches!(
-            window.admit(&numbered(0), client(), Channel::Datagram, late),
-            Admission::Executed(_)
-        ));
-        let gone = after(now, 661);
-        assert_eq!(window.admit(&numbered(0), client(), Channel::Stream, gone), Admission::Unknown);
-        assert_eq!(window.tickets.len(), 0);
-        window.check_invariants();
-    }
-
-    #[test]
-    fn what_a_full_window_sends_to_a_connection_is_never_taken_by_datagram_afterwards() {
-        let (mut window, now) = window(WindowConfig { tickets: 2, ..WindowConfig::default() });
-        let others: Vec<IpAddr> = (2..5).map(|n| IpAddr::from([192, 0, 2, n])).collect();
-        let tickets: Vec<_> = others.iter().map(|other| window.issue(*other, now).unwrap()).collect();
-        let one = |n: usize| Numbered { ticket: tickets[n], number: 0 };
-        let soon = after(now, 100);
-        for n in [0, 1] {
-            assert_eq!(window.admit(&one(n), others[n], Channel::Datagram, soon), Admission::Execute);
-        }
-        assert_eq!(window.admit(&one(2), others[2], Channel::Datagram, soon), Admission::UseTcp);
-        assert_eq!(window.admit(&one(2), others[2], Channel::Stream, soon), Admission::Execute);
-        assert_eq!(window.issue(others[2], soon), None, "there is no room: no ticket is issued in vain");
-        // The other tickets go; a copy that comes very late is still not executed.
-        window.tickets.clear();
-        window.networks.clear();
-        assert_eq!(window.admit(&one(2), others[2], Channel::Datagram, soon), Admission::UseTcp);
-        let next = window.issue(others[2], after(soon, 1)).unwrap();
-        let next = Numbered { ticket: next, number: 0 };
-        assert_eq!(window.admit(&next, others[2], Channel::Datagram, after(soon, 1)), Admission::Execute);
-    }
-
-    #[test]
-    fn without_room_for_responses_requests_go_to_connections_and_are_executed_there_once() {
-        let config = WindowConfig { kept_bytes: 8 * 400, ..WindowConfig::default() };
-        let (mut window, now) = window(config);
-        let ticket = window.issue(client(), now).unwrap();
-        let numbered = |number| Numbered { ticket, number };
-        assert_eq!(window.admit(&numbered(0), client(), Channel::Datagram, now), Admission::Execute);
-        window.executed(&numbered(0), Some(&[0; 300]), now);
-        for _ in 0..2 {
-            assert_eq!(window.admit(&numbered(1), client(), Channel::Datagram, now), Admission::UseTcp);
-        }
-        assert_eq!(window.admit(&numbered(1), client(), Channel::Stream, now), Admission::Execute);
-        assert_eq!(window.admit(&numbered(1), client(), Channel::Datagram, now), Admission::Running);
-        let other = IpAddr::from([198, 51, 100, 1]);
-        let theirs = Numbered { ticket: window.issue(other, now).unwrap(), number: 0 };
-        assert_eq!(
-            window.admit(&theirs, other, Channel::Datagram, now),
-            Admission::Execute,
-            "their own share"
-        );
-        window.check_invariants();
-    }
-
-    #[test]
-    fn one_network_takes_an_eighth_of_the_tickets() {
-        let (mut window, now) = window(WindowConfig { tickets: 16, ..WindowConfig::default() });
-        let tickets: Vec<_> = (0..3).map(|_| window.issue(client(), now).unwrap()).collect();
-        let mut admit =
-            |ticket| window.admit(&Numbered { ticket, number: 0 }, client(), Channel::Datagram, now);
-        let admitted: Vec<_> = tickets.into_iter().map(&mut admit).collect();
-        assert_eq!(admitted, [Admission::Execute, Admission::Execute, Admission::UseTcp]);
-        assert!(window.issue(IpAddr::from([198, 51, 100, 1]), now).is_some());
-        window.check_invariants();
-    }
-
-    proptest! {
-        /// Copies of requests come in any order, on any channel, at any time: none is executed twice.
-        #[test]
-        fn nothing_is_executed_twice(
-            steps in prop::collection::vec((0..4_usize, 0..200_u32, any::<bool>(), 0..120_u64, any::<bool>()), 1..300),
-        ) {
-            let config = WindowConfig { tickets: 2, kept_bytes: 4000, ..WindowConfig::default() };
-            let (mut window, mut now) = window(config);
-            let addresses: Vec<IpAddr> = (0..4).map(|n| IpAddr::from([192, 0, 2, n])).collect();
-            let tickets: Vec<_> = addresses.iter().map(|a| window.issue(*a, now).unwrap()).collect();
-            let mut executed = std::collections::HashSet::new();
-            let mut streamed = std::collections::HashSet::new();
-            for (who, number, stream, wait, keeps) in steps {
-                now = after(now, wait / 30);
-                // A client sends a request on a connection once at most.
-                if stream && !streamed.insert((who, number)) {
-                    continue;
-                }
-                let numbered = Numbered { ticket: tickets[who], number };
-                let channel = if stream { Channel::Stream } else { Channel::Datagram };
-                if window.admit(&numbered, addresses[who], channel, now) == Admission::Execute {
-                    prop_assert!(executed.insert((who, number)), "{who} {number}");
-                    window.executed(&numbered, keeps.then_some(&b"response"[..]), now);
-                }
-                window.check_invariants();
-            }
-        }
-
-        #[test]
-        fn any_bytes_are_refused_as_a_ticket(ticket: [u8; TICKET_BYTES], number: u32) {
-            let (mut window, now) = window(WindowConfig::default());
-            let admission = window.admit(&Numbered { ticket, number }, client(), Channel::Datagram, now);
-            prop_assert_eq!(admission, Admission::NewTicket);
-        }
     }
 }

@@ -339,6 +339,25 @@ impl Gate {
         }
     }
 
+    /// Whether there are sources of which [`Gate::ignores`] datagrams.
+    pub fn ignores_any(&self) -> bool {
+        match &self.engine {
+            // A list that cannot be read may hold something.
+            Engine::Kernel(kernel) => {
+                kernel.block_stats().map_or(true, |stats| stats.addresses + stats.prefixes > 0)
+            }
+            Engine::User(user) => user.ignores_any(),
+        }
+    }
+
+    /// Whether datagrams of this source are to be ignored. Kernel programs look at TCP only.
+    pub fn ignores(&self, source: IpAddr) -> bool {
+        match &self.engine {
+            Engine::Kernel(_) => self.blocks().blocks(source).unwrap_or(false),
+            Engine::User(user) => user.ignores(source),
+        }
+    }
+
     /// Whether [`Gate::on_connect`] has anything to say just now besides that all go on in one class.
     pub fn has_connection_rules(&self) -> bool {
         match &self.engine {

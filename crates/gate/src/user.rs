@@ -47,18 +47,25 @@ impl User {
     }
 
     pub(crate) fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> Decision {
-        let (source, now_ns) = (peer.ip(), system::now_ns());
-        if lock(&self.blocked).hit(source, now_ns) || lock(&self.penalties).holds(source, now_ns) {
+        let source = peer.ip();
+        if self.ignores(source) {
             return Decision { verdict: Verdict::Drop, class: 0, rule: None };
         }
-        lock(&self.policer).on_connect(source, local.ip(), local.port(), now_ns)
+        lock(&self.policer).on_connect(source, local.ip(), local.port(), system::now_ns())
+    }
+
+    pub(crate) fn ignores(&self, source: IpAddr) -> bool {
+        let now_ns = system::now_ns();
+        lock(&self.blocked).hit(source, now_ns) || lock(&self.penalties).holds(source, now_ns)
+    }
+
+    pub(crate) fn ignores_any(&self) -> bool {
+        !lock(&self.blocked).is_empty() || !lock(&self.penalties).until_ns.is_empty()
     }
 
     /// Whether there is anything to decide on connections just now.
     pub(crate) fn acts_on_connections(&self) -> bool {
-        !lock(&self.blocked).is_empty()
-            || !lock(&self.penalties).until_ns.is_empty()
-            || !lock(&self.policer).connections().rules().is_empty()
+        self.ignores_any() || !lock(&self.policer).connections().rules().is_empty()
     }
 
     /// Nobody measures latencies here.

@@ -3,16 +3,19 @@
 mod body;
 mod respond;
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use tidegate_core::Verdict;
+use tidegate_core::hooks::{Reply, Source};
+use tidegate_core::{NodeId, Verdict};
 use tidegate_dhttp::driver::{
-    Arrival, Body, Immediate, Listener, Reading, Request, Response, Room, Security, ServerHandle,
+    Arrival, Body, Immediate, Listener, Note, Reading, Request, Response, Room, Security, ServerHandle,
     ServerOptions, Service, Window, serve as serve_listener,
 };
 use tidegate_http::normalize::normalize;
@@ -21,13 +24,19 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::data_core::{Bytes, DataCore, Scratch};
+use crate::defence::source;
 use crate::dhttp::body::UploadedBody;
 use crate::dhttp::respond::{Exchange, Extents, error_response};
 use crate::inner::InnerRequest;
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::lookup::{self, Lookup};
 use crate::service::seen::Seen;
-use crate::session::respond::write_hit;
+use crate::session::respond::{self as heads, write_hit};
+
+/// One client network may have this part of the connections that clients may open.
+const CLIENT_SHARE: usize = 8;
+/// In the log, who asked from an address that is not proved.
+const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// What every DHTTP server of a core is started with.
 pub(crate) struct DhttpStart {
@@ -67,8 +76,14 @@ pub(crate) fn serve(core: &Rc<DataCore>, listener: Listener, start: &DhttpStart)
     options.progress_timeout = options.progress_timeout.max(limits.header_timeout);
     options.min_rate_bytes_per_s = limits.response_min_rate_bytes_per_s.min(limits.body_min_rate_bytes_per_s);
     options.accepted = (limits.connections / start.workers).max(1);
+    options.accepted_per_client = (options.accepted / CLIENT_SHARE).max(1);
     options.protocol.connections.total = options.protocol.connections.total.min(options.accepted);
-    let site = Site { core: Rc::clone(core), local: listener.local_addr() };
+    let site = Site {
+        core: Rc::clone(core),
+        local: listener.local_addr(),
+        places: RefCell::default(),
+        next_note: Cell::new(0),
+    };
     let (handle, run) = serve_listener(listener, site, options)?;
     start.handles.lock().unwrap_or_else(PoisonError::into_inner).push(handle.clone());
     Ok(Server { handle, task: tokio::task::spawn_local(run) })
@@ -78,9 +93,71 @@ pub(crate) fn serve(core: &Rc<DataCore>, listener: Listener, start: &DhttpStart)
 struct Site {
     core: Rc<DataCore>,
     local: SocketAddr,
+    /// Whose connections are open, where there is a defence.
+    places: RefCell<HashMap<Note, NodeId>>,
+    next_note: Cell<Note>,
+}
+
+impl Site {
+    /// Writes what refuses a request, if there is room for it.
+    fn refuse(
+        &self,
+        peer: IpAddr,
+        head: &RequestHead<'_>,
+        reply: &Reply,
+        room: Room,
+        http: &mut Vec<u8>,
+    ) -> Immediate {
+        let core = &self.core;
+        core.metrics.requests_total.add(1);
+        core.metrics.requests_policed_total.add(1);
+        let (out, bytes) = heads::reply(core, head, reply, true);
+        core.account(peer, head, reply.status, bytes, "none", None);
+        if out.len() <= room.most_bytes {
+            http.extend_from_slice(&out);
+            return Immediate::Written;
+        }
+        if !room.connection {
+            return Immediate::TooLong;
+        }
+        let total_bytes = Some(out.len() as u64);
+        Immediate::Long(Response::from_wire(Body::full(out.into()), total_bytes))
+    }
 }
 
 impl Service for Site {
+    fn blocks(&self) -> bool {
+        self.core.with_plan(|plan| plan.connections.as_ref().is_some_and(|admission| admission.ignores_any()))
+    }
+
+    fn is_blocked(&self, source: IpAddr) -> bool {
+        self.core
+            .with_plan(|plan| plan.connections.as_ref().is_some_and(|admission| admission.ignores(source)))
+    }
+
+    fn meet(&self, peer: SocketAddr, local: SocketAddr) -> Option<Note> {
+        let refused = self.core.with_plan(|plan| {
+            let admission = plan.connections.as_ref().filter(|admission| admission.acts_on_connections());
+            admission.is_some_and(|admission| admission.on_connect(peer, local).0 != Verdict::Continue)
+        });
+        if refused {
+            self.core.metrics.connections_policed_total.add(1);
+            return None;
+        }
+        let place = self.core.meet_peer(peer).ok()?;
+        let note = self.next_note.get();
+        self.next_note.set(note + 1);
+        if let Some(place) = place {
+            self.places.borrow_mut().insert(note, place);
+        }
+        Some(note)
+    }
+
+    fn part(&self, peer: SocketAddr, note: Note) {
+        let place = self.places.borrow_mut().remove(&note);
+        self.core.part(place, peer);
+    }
+
     fn reading(&self) -> Reading {
         self.core.with_plan(|plan| Reading { personality: plan.personality, limits: plan.limits.head })
     }
@@ -117,6 +194,16 @@ impl Service for Site {
         let (start, end) = form.body;
         let bytes = Bytes { head: (stored_head.len() + out.len()) as u64, body: end - start };
         let total_bytes = bytes.head + bytes.body;
+        if total_bytes > room.most_bytes as u64 && !room.connection {
+            return Immediate::TooLong;
+        }
+        let peer = arrival.client.ip().to_canonical();
+        if let (Some(defence), true) = (&core.defence, room.proved) {
+            let now_ms = core.clock.elapsed_ms();
+            if let Some(reply) = defence.judge_message(peer, &seen, head, &normalized, now_ms) {
+                return self.refuse(peer, head, &reply, room, http);
+            }
+        }
         let written = if total_bytes <= room.most_bytes as u64 {
             http.extend_from_slice(stored_head);
             http.extend_from_slice(out);
@@ -128,21 +215,28 @@ impl Service for Site {
                 at += take as u64;
             }
             Immediate::Written
-        } else if room.connection {
+        } else {
             let first = [stored_head, out].concat();
             let pieces = Extents { object: hit.object.clone(), at: start, end };
             Immediate::Long(Response::from_wire(Body::pieces(first.into(), pieces), Some(total_bytes)))
-        } else {
-            return Immediate::TooLong;
         };
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);
-        core.account(arrival.client.ip(), head, form.status, bytes, hit.label(), Some(began));
+        if let (Some(defence), true) = (&core.defence, room.proved && form.status >= 400) {
+            let now_ms = core.clock.elapsed_ms();
+            let here = (Source::Here, 0);
+            defence.responded_to_message(peer, &seen, &normalized, form.status, here, now_ms);
+        }
+        // Whoever is named as the source of a datagram need not have sent it.
+        let peer = if room.proved { peer } else { NOBODY };
+        core.account(peer, head, form.status, bytes, hit.label(), Some(began));
         written
     }
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {
-        answer(Rc::clone(&self.core), self.local, request)
+        let core = Rc::clone(&self.core);
+        let is_defended = core.defence.is_some();
+        answer(core, self.local, request, is_defended)
     }
 }
 
@@ -152,13 +246,15 @@ pub(crate) async fn answer_inside(core: Rc<DataCore>, mut requests: mpsc::Receiv
         let core = Rc::clone(&core);
         tokio::task::spawn_local(async move {
             // Who asked may have gone.
-            let _ = answered.send(answer(core, local, request).await.into_wire());
+            let _ = answered.send(answer(core, local, request, false).await.into_wire());
         });
     }
 }
 
 /// Answers a request that the cache alone could not, or whose answer is long.
-async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Response {
+///
+/// If it `is_defended`, the defence decides about its client, whose address is proved, and hears of the response.
+async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, is_defended: bool) -> Response {
     let began = Instant::now();
     let plan = core.plan();
     let mut parser = RequestParser::new(plan.limits.head);
@@ -178,6 +274,16 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
     let peer = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
     let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
+    let seen = Seen::of(&plan, &head, peer);
+    let asked_ms = core.clock.elapsed_ms();
+    let defence = core.defence.as_ref().filter(|_| is_defended);
+    let refused =
+        defence.and_then(|defence| defence.judge_message(peer, &seen, &head, &normalized, asked_ms));
+    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
+    if let Some(reply) = refused {
+        core.metrics.requests_policed_total.add(1);
+        return exchange.refused(&head, &reply);
+    }
     let verdict = plan.police(request.arrival.client, || Ok(asked), &head, normalized.path);
     let answer = if verdict != Verdict::Continue {
         // There is no connection to reset, and a client that hears nothing asks again.
@@ -188,7 +294,6 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
     } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
         Answer::status(413)
     } else {
-        let seen = Seen::of(&plan, &head, peer);
         let is_plain = head.framing == BodyFraming::None && matches!(head.method, Method::Get | Method::Head);
         let found = match is_plain {
             true => lookup::lookup(&core, &plan, &head, &normalized, &seen, &mut Vec::new()),
@@ -211,6 +316,11 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
             fetch::answer(&core, incoming, &mut body).await
         }
     };
-    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
+    if let Some(defence) = defence {
+        let now_ms = core.clock.elapsed_ms();
+        let source = (source(&head, &answer), now_ms.saturating_sub(asked_ms));
+        let status = Exchange::status(&answer);
+        defence.responded_to_message(peer, &seen, &normalized, status, source, now_ms);
+    }
     exchange.respond(&head, answer, body)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes as Buffer;
+use tidegate_core::hooks::Reply;
 use tidegate_dhttp::driver::{Aborted, Body, BodySender, Response};
 use tidegate_http::{Progress, RequestHead, RequestParser, Version, write_chunk_header, write_last_chunk};
 use tidegate_store::Object;
@@ -53,6 +54,23 @@ impl Exchange {
             Answer::Streamed(streamed) => self.streamed(&head, streamed, body),
             Answer::File(file) => self.file(&head, file),
             Answer::Local { status, fields } => self.local(&head, status, &fields),
+        }
+    }
+
+    /// What a client is told that may not go on.
+    pub(crate) fn refused(&self, head: &RequestHead<'_>, reply: &Reply) -> Response {
+        let (out, bytes) = heads::reply(&self.core, head, reply, true);
+        self.account(reply.status, bytes, "none");
+        whole(out)
+    }
+
+    /// The status of an answer, before it is made.
+    pub(crate) fn status(answer: &Answer) -> u16 {
+        match answer {
+            Answer::Stored(hit) => hit.status,
+            Answer::Streamed(streamed) => streamed.status,
+            Answer::File(_) => 200,
+            Answer::Local { status, .. } => *status,
         }
     }
 

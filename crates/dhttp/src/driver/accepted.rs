@@ -4,17 +4,23 @@
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
+use super::handle::Ending;
 use super::security::{Security, is_for_keys};
-use super::server::{Driver, Ending};
+use super::server::Driver;
 use super::service::{Arrival, Body, Request, Response, Service};
 use super::stream::{Reader, StreamError, write_message};
 use crate::client::TLS_RECORD;
+use crate::server::GlobalId;
 use crate::wire::WireError;
+
+/// The longest datagram.
+const DATAGRAM_BYTES: usize = 65_535;
 
 /// Whether a request was answered.
 #[derive(Eq, PartialEq)]
@@ -31,14 +37,26 @@ impl<S: Service> Driver<S> {
             metrics.dhttp_accepted_refused_total.add(1);
             return;
         }
+        let Some(share) = self.accepted.borrow_mut().take(peer.ip()) else {
+            metrics.dhttp_accepted_refused_total.add(1);
+            return;
+        };
+        // It has gone already.
+        let Ok(local) = stream.local_addr() else { return };
+        let Some(note) = self.service.meet(peer, local) else {
+            metrics.dhttp_accepted_policed_total.add(1);
+            return;
+        };
         metrics.dhttp_accepted_total.add(1);
         metrics.dhttp_accepted_open.add(1);
         let driver = Rc::clone(self);
         spawn_local(async move {
+            let _share = share;
             if let Err(error) = driver.serve_stream(stream, peer).await {
                 driver.handle.driver.dhttp_stream_errors_total.add(1);
                 tracing::debug!(%error, %peer, "connection of a client ended");
             }
+            driver.service.part(peer, note);
             driver.handle.driver.dhttp_accepted_open.sub(1);
             driver.changed.notify_one();
         });
@@ -57,7 +75,7 @@ impl<S: Service> Driver<S> {
         // A byte that waits to be read makes the socket readable again at once; the second follows in the same segment.
         while known < first.len() {
             let before = known;
-            known = timeout(self.options.idle_timeout, stream.peek(&mut first))
+            known = timeout(self.options.head_timeout, stream.peek(&mut first))
                 .await
                 .map_err(|_| StreamError::Slow)??;
             if known == 0 || first[..known] != TLS_RECORD[..known] || known == before {
@@ -76,6 +94,22 @@ impl<S: Service> Driver<S> {
         self.serve_requests(read, write, local, peer, Some(security)).await
     }
 
+    /// Answers a request that may be repeated; one of which a sealed copy is being answered has the answer of that.
+    async fn respond_or_join(&self, id: GlobalId, call: Request, secured: Option<&Security>) -> Response {
+        let Some(handover) = secured.map(Security::handover).filter(|handover| handover.has(&id)) else {
+            return self.respond(call).await;
+        };
+        // What came in a datagram is short, and so is what its copy still has to bring.
+        let Some((call, http)) = whole(call).await else { return Response::full(400, &[], b"") };
+        let Some(response) = handover.join(&id, &http) else { return self.respond(call).await };
+        self.handle.driver.dhttp_joined_total.add(1);
+        match timeout(self.options.response_timeout, response).await {
+            Ok(Ok(response)) => response,
+            // It went by datagram after all, or never came.
+            _ => self.respond(call).await,
+        }
+    }
+
     async fn serve_requests<R, W>(
         &self,
         read: R,
@@ -89,14 +123,17 @@ impl<S: Service> Driver<S> {
         W: AsyncWrite + Unpin,
     {
         let mut reader = Reader::new(read, self.limits.clone());
+        // Who opens a connection has something to ask.
+        let mut patience = self.limits.head_timeout;
         let mut ending = self.handle.ending.subscribe();
         loop {
             let request = tokio::select! {
                 biased;
                 // What has not been asked in full by now is not answered.
                 _ = ending.wait_for(|ending| *ending != Ending::NotYet) => return Ok(()),
-                request = reader.request_head(self.service.reading()) => request,
+                request = reader.request_head(self.service.reading(), patience) => request,
             };
+            patience = self.limits.idle_timeout;
             let request = match request {
                 Ok(request) => request,
                 Err(StreamError::Closed) => return Ok(()),
@@ -118,15 +155,18 @@ impl<S: Service> Driver<S> {
             let client = SocketAddr::new(peer.ip().to_canonical(), request.udp_port);
             let arrival = Arrival { client, local: Some(local), server: None };
             let call = Request { arrival, head: request.head, body };
+            let id = (client.ip(), request.id);
             let respond = async {
                 if let Some(keys) = secured.filter(|_| is_for_keys(&call.head)) {
                     return write_message(&mut write, &request.id.0, keys.publish().http, &self.limits)
                         .await
                         .map(|()| Ended::Answered);
                 }
-                let Some(response) = self.respond_once(request.once, call).await else {
-                    return Ok(Ended::Unanswered);
+                let response = match request.once {
+                    Some(numbered) => self.respond_once(&numbered, call, secured.is_some()).await,
+                    None => Some(self.respond_or_join(id, call, secured).await),
                 };
+                let Some(response) = response else { return Ok(Ended::Unanswered) };
                 write_message(&mut write, &request.id.0, response.http, &self.limits).await?;
                 Ok::<_, std::io::Error>(Ended::Answered)
             };
@@ -142,4 +182,12 @@ impl<S: Service> Driver<S> {
             }
         }
     }
+}
+
+/// A request with its body, and the bytes of both; `None` if no datagram could have held it, or it has broken off.
+pub(super) async fn whole(call: Request) -> Option<(Request, Bytes)> {
+    let Request { arrival, head, body } = call;
+    let body = body.collect(DATAGRAM_BYTES.saturating_sub(head.len())).await.ok()?;
+    let http = if body.is_empty() { head.clone() } else { [&head[..], &body].concat().into() };
+    Some((Request { arrival, head, body: Body::full(body) }, http))
 }

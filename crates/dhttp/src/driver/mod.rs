@@ -2,6 +2,8 @@
 
 mod accepted;
 mod client;
+mod handle;
+mod handover;
 mod icmp;
 mod listener;
 mod once;
@@ -15,12 +17,13 @@ pub(crate) mod stream;
 mod udp;
 
 pub use client::{ClientOptions, DhttpClient};
+pub use handle::{DriverMetrics, ServerHandle};
 pub use listener::{BindError, Listener};
 pub use once::Window;
 pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 pub use security::{Fingerprint, Security};
-pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
+pub use server::{ServerOptions, random_secret, serve};
 pub use service::{
-    Aborted, Arrival, Body, BodySender, Immediate, Reading, Request, Response, ResponseSender, Room, Service,
-    method_of,
+    Aborted, Arrival, Body, BodySender, Immediate, Note, Reading, Request, Response, ResponseSender, Room,
+    Service, method_of,
 };

@@ -9,9 +9,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+use super::accepted::whole;
 use super::server::{Driver, random};
 use super::service::{Body, Request, Response, Service};
-use crate::once::{Admission, Channel, ReplayWindow, WindowConfig};
+use crate::once::{Admission, Channel, Content, ReplayWindow, WindowConfig};
 use crate::server::once::lock;
 use crate::server::{SharedWindow, Ticket};
 use crate::wire::Numbered;
@@ -52,10 +53,11 @@ impl Window {
     }
 
     /// Decides about a request on a connection, once it is not being executed elsewhere.
-    async fn admit(&self, numbered: &Numbered, client: IpAddr) -> Admission {
+    async fn admit(&self, numbered: &Numbered, content: Content<'_>, client: IpAddr) -> Admission {
         loop {
             let executed = self.executed.notified();
-            let admission = lock(&self.replay).admit(numbered, client, Channel::Stream, Instant::now());
+            let now = Instant::now();
+            let admission = lock(&self.replay).admit(numbered, content, client, Channel::Stream, now);
             if admission != Admission::Running {
                 return admission;
             }
@@ -111,15 +113,18 @@ impl<S: Service> Driver<S> {
     /// or is taking too long, and the connection ends without an answer, as if it had broken.
     pub(super) async fn respond_once(
         &self,
-        numbered: Option<Numbered>,
+        numbered: &Numbered,
         request: Request,
+        secret: bool,
     ) -> Option<Response> {
-        let (Some(numbered), Some(window)) = (numbered, &self.options.window) else {
-            return Some(self.respond(request).await);
-        };
+        let Some(window) = &self.options.window else { return Some(self.respond(request).await) };
         let client = request.arrival.client.ip();
+        // What has a number was sent in a datagram before, or could have been.
+        let (request, http) = whole(request).await?;
+        let content = Content { http: &http, secret };
         let admission =
-            tokio::time::timeout(self.options.response_timeout, window.admit(&numbered, client)).await;
+            tokio::time::timeout(self.options.response_timeout, window.admit(numbered, content, client))
+                .await;
         match admission {
             Ok(Admission::Execute) => {}
             Ok(Admission::Executed(response)) => {
@@ -128,13 +133,13 @@ impl<S: Service> Driver<S> {
             }
             Ok(_) | Err(_) => return None,
         }
-        let executing = Executing { window, numbered };
+        let executing = Executing { window, numbered: *numbered };
         let Response { total_bytes, mut http } = self.respond(request).await;
         let most_bytes = lock(&window.replay).response_bytes();
-        if let Ok(whole) = super::server::gather(&mut http, most_bytes).await {
-            match whole {
+        if let Ok(gathered) = super::server::gather(&mut http, most_bytes).await {
+            match gathered {
                 super::server::Gathered::Whole(whole) => {
-                    window.record(&numbered, Some(&whole));
+                    window.record(numbered, Some(&whole));
                     http = Body::full(whole);
                 }
                 super::server::Gathered::TooLong(start) => http.unread(start),

@@ -22,6 +22,7 @@ use tidegate_http::Method;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, server::TlsStream};
 
+use super::handover::Handover;
 use super::request::{FetchBody, FetchRequest, FetchResponse};
 use super::service::Response;
 use crate::sealed::{KeyConfig, ServerKeys};
@@ -80,6 +81,7 @@ pub struct Security {
     acceptor: TlsAcceptor,
     fingerprint: Fingerprint,
     keys: ServerKeys,
+    handover: Handover,
 }
 
 impl fmt::Debug for Security {
@@ -107,7 +109,7 @@ impl Security {
             .map_err(io::Error::other)?;
         config.alpn_protocols = vec![ALPN.to_vec()];
         let keys = ServerKeys::new(super::server::random()?, KEY_EPOCH.as_secs());
-        Ok(Self { acceptor: Arc::new(config).into(), fingerprint, keys })
+        Ok(Self { acceptor: Arc::new(config).into(), fingerprint, keys, handover: Handover::default() })
     }
 
     /// What a client has to know of this server.
@@ -117,6 +119,10 @@ impl Security {
 
     pub(super) fn keys(&self) -> ServerKeys {
         self.keys.clone()
+    }
+
+    pub(super) fn handover(&self) -> &Handover {
+        &self.handover
     }
 
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {

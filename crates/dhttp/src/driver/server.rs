@@ -7,8 +7,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,12 +14,13 @@ use bytes::Bytes;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use rand::TryRng;
-use tidegate_core::metric_set;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 
+use super::handle::{Ending, ServerHandle};
+use super::handover::Offered;
 use super::listener::Listener;
 use super::once::Window;
 use super::security::Security;
@@ -29,7 +28,7 @@ use super::service::{Arrival, Body, Immediate, Request, Response, Room, Service}
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
 use crate::server::{
-    Carrier, ConnectionId, GlobalId, Path, Received, Route, Server, ServerConfig, ServerMetrics, Ticket,
+    Carrier, ConnectionId, GlobalId, Path, Received, Route, Server, ServerConfig, Share, Shares, Ticket,
     Transmit, Unsealed,
 };
 
@@ -67,6 +66,8 @@ pub struct ServerOptions {
     pub min_rate_bytes_per_s: u64,
     /// Most connections that clients opened.
     pub accepted: usize,
+    /// Most of them of one client network: an IPv4 address, 64 bits of an IPv6 address.
+    pub accepted_per_client: usize,
 }
 
 impl ServerOptions {
@@ -86,6 +87,7 @@ impl ServerOptions {
             idle_timeout: Duration::from_secs(15),
             min_rate_bytes_per_s: 500,
             accepted: 10_000,
+            accepted_per_client: 1_250,
         })
     }
 }
@@ -103,77 +105,6 @@ pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
     Ok(bytes)
-}
-
-metric_set! {
-    /// What the driver of one server core counts. The core is the only writer.
-    pub struct DriverMetrics {
-        Counter dhttp_datagrams_received_total: "Datagrams received.",
-        Counter dhttp_datagrams_overflowed_total: "Datagrams that the kernel dropped because those before them had not been read.",
-        Counter dhttp_datagrams_sent_total: "Datagrams handed to the kernel.",
-        Counter dhttp_datagrams_unsent_total: "Datagrams dropped because the socket stayed full.",
-        Counter dhttp_accepted_total: "Connections that clients opened.",
-        Gauge dhttp_accepted_open: "Connections that clients opened, open now.",
-        Counter dhttp_accepted_refused_total: "Connections of clients closed at once because the limit was reached.",
-        Counter dhttp_accept_errors_total: "Failed accepts, such as for want of file descriptors.",
-        Counter dhttp_stream_requests_total: "Requests on connections that clients opened.",
-        Counter dhttp_tls_total: "Connections of clients with TLS.",
-        Counter dhttp_stream_errors_total: "Connections of clients ended by a malformed, slow or broken message.",
-        Counter dhttp_response_timeouts_total: "Requests answered 504 because the service took too long.",
-        Counter dhttp_responses_aborted_total: "Responses that broke off while they were made.",
-    }
-}
-
-/// Watches and stops a server from any thread.
-#[derive(Clone, Debug)]
-pub struct ServerHandle {
-    protocol: Arc<ServerMetrics>,
-    pub(super) driver: Arc<DriverMetrics>,
-    stressed: Arc<AtomicBool>,
-    pub(super) ending: watch::Sender<Ending>,
-}
-
-/// How soon a server ends.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, PartialOrd)]
-pub(super) enum Ending {
-    #[default]
-    NotYet,
-    /// When everything that has been asked is answered.
-    Drained,
-    AtOnce,
-}
-
-impl ServerHandle {
-    /// Counters of the protocol.
-    pub fn metrics(&self) -> &ServerMetrics {
-        &self.protocol
-    }
-
-    /// Counters of the driver.
-    pub fn driver_metrics(&self) -> &DriverMetrics {
-        &self.driver
-    }
-
-    /// Under stress no connections are opened; see [`Server::set_stressed`].
-    pub fn set_stressed(&self, stressed: bool) {
-        self.stressed.store(stressed, Ordering::Relaxed);
-    }
-
-    /// Ends the server's future; what is being answered is given up.
-    pub fn stop(&self) {
-        self.ending.send_replace(Ending::AtOnce);
-    }
-
-    /// Takes no more requests, and ends the server's future when those that have come are answered.
-    pub fn drain(&self) {
-        self.ending.send_if_modified(|ending| {
-            let begins = *ending < Ending::Drained;
-            if begins {
-                *ending = Ending::Drained;
-            }
-            begins
-        });
-    }
 }
 
 /// Serves one core's sockets. The future is to run on that core's thread, inside a runtime with I/O and time.
@@ -194,12 +125,7 @@ pub fn serve<S: Service>(
     if let Some(security) = &options.security {
         core.share_keys(security.keys());
     }
-    let handle = ServerHandle {
-        protocol: core.metrics(),
-        driver: Arc::default(),
-        stressed: Arc::default(),
-        ending: watch::Sender::default(),
-    };
+    let handle = ServerHandle::new(core.metrics());
     let driver = Rc::new(Driver {
         udp: UdpSocket::from_std(listener.udp)?,
         answers: listener.answers.map(UdpSocket::from_std).transpose()?,
@@ -217,6 +143,7 @@ pub fn serve<S: Service>(
             min_rate_bytes_per_s: options.min_rate_bytes_per_s,
         },
         scratch: RefCell::default(),
+        accepted: RefCell::new(Shares::new(options.accepted_per_client)),
         options,
     });
     let tcp = listener.tcp.map(TcpListener::from_std).transpose()?;
@@ -248,6 +175,17 @@ pub(super) struct Driver<S> {
     pub(super) limits: StreamLimits,
     /// Responses that are there already are put together here.
     scratch: RefCell<Vec<u8>>,
+    /// The connections that clients opened.
+    pub(super) accepted: RefCell<Shares>,
+}
+
+/// What is kept of a request while the site works for it.
+struct Work {
+    share: Share,
+    /// See [`Server::respond_long`].
+    long: bool,
+    /// It was sealed.
+    offered: Option<Offered>,
 }
 
 /// Gives a request up unless it is answered.
@@ -304,7 +242,7 @@ impl<S: Service> Driver<S> {
                     self.core.borrow_mut().handle_timeout(Instant::now());
                 }
             }
-            self.core.borrow_mut().set_stressed(self.handle.stressed.load(Ordering::Relaxed));
+            self.core.borrow_mut().set_stressed(self.handle.is_stressed());
             self.flush(&mut sender).await;
         }
     }
@@ -318,6 +256,7 @@ impl<S: Service> Driver<S> {
     fn receive(self: &Rc<Self>, receiver: &mut Receiver) {
         let reading = self.service.reading();
         self.core.borrow_mut().set_reading(reading.personality, reading.limits);
+        let blocks = self.service.blocks();
         let now = Instant::now();
         for _ in 0..4 {
             match receiver.receive(&self.udp) {
@@ -330,6 +269,10 @@ impl<S: Service> Driver<S> {
             self.count_overflow(receiver.overflowed());
             for index in 0..receiver.len() {
                 let (arrival, datagram) = receiver.datagram(index);
+                if blocks && self.service.is_blocked(arrival.client.ip().to_canonical()) {
+                    self.handle.driver.dhttp_datagrams_blocked_total.add(1);
+                    continue;
+                }
                 self.handle_datagram(arrival, datagram, now);
             }
             if receiver.len() < BATCH {
@@ -373,13 +316,17 @@ impl<S: Service> Driver<S> {
         } else if http.len() == head_bytes && !long {
             let mut response = self.scratch.borrow_mut();
             response.clear();
-            let room = Room { most_bytes: core.room_bytes(&ticket), connection: core.may_connect(&ticket) };
+            let room = Room {
+                most_bytes: core.room_bytes(&ticket),
+                connection: core.may_connect(&ticket),
+                proved: core.is_proved(&ticket),
+            };
             let head = core.request_head(http);
             match self.service.respond_now(&arrival, &head, room, &mut response) {
                 Immediate::Written => {
                     let id = ticket.global_id();
                     let route = core.respond(ticket, &response, now);
-                    if route != Route::Datagram {
+                    if matches!(route, Route::Connection(_)) {
                         drop(core);
                         if let Some(job) = self.follow(route, id, arrival.local) {
                             let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
@@ -400,17 +347,24 @@ impl<S: Service> Driver<S> {
                 Immediate::Unknown => {}
             }
         }
-        if !once && !core.is_proved(&ticket) && (long || core.is_stressed() || core.can_prove(&ticket)) {
-            // A forged address must not cost the site work; who is real has a token one round trip later, and keeps it.
+        if !once && !core.is_proved(&ticket) {
+            // A forged address must not cost the site work. Who is real has a token one round trip later, and keeps it; who
+            // does not know tokens comes by TCP.
             core.respond_long(ticket, now);
             return;
         }
+        let sealed = core.is_sealed(&ticket);
+        let Some((ticket, share)) = core.begin(ticket) else { return };
         drop(core);
         let http = Bytes::copy_from_slice(http);
+        // One that must not be repeated is known by its number.
+        let offered = self.options.security.as_ref().filter(|_| sealed && !once && !long);
+        let offered =
+            offered.and_then(|security| security.handover().offer(ticket.global_id(), http.clone()));
         let request =
             Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket), local: arrival.local };
-        let answer = Rc::clone(self).answer(guard, request, long);
+        let answer = Rc::clone(self).answer(guard, request, Work { share, long, offered });
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
         // A response that is there already needs no task.
         if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -418,22 +372,31 @@ impl<S: Service> Driver<S> {
         }
     }
 
-    async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, long: bool) {
+    async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, work: Work) {
+        let Work { share, long, mut offered } = work;
         let Some(id) = guard.ticket.as_ref().map(Ticket::global_id) else { return };
         if long {
             // Set up while the response is made (DHTTP §III).
             if let Some(job) = self.route_long(&mut guard, id) {
-                let response = self.respond(request).await;
+                let Response { mut http, .. } = self.respond(request).await;
+                http.keep(share);
                 // The connection has broken: the core has told the client.
-                let _ = job.send(response.http);
+                let _ = job.send(http);
             }
             return;
         }
         let Response { total_bytes, mut http } = self.respond(request).await;
+        http.keep(share);
+        if let Some(joined) = offered.as_mut().and_then(Offered::joined) {
+            // Its client waits on a connection, and no longer for a datagram.
+            let _ = joined.send(Response { total_bytes, http });
+            return;
+        }
         let threshold = guard.ticket.as_ref().map_or(0, |ticket| self.gathered_bytes(ticket));
         if total_bytes.is_some_and(|bytes| bytes > threshold as u64) {
-            if let Some(job) = self.route_long(&mut guard, id) {
-                let _ = job.send(http);
+            match self.route_long(&mut guard, id) {
+                Some(job) => drop(job.send(http)),
+                None => hand_over(offered, Response { total_bytes, http }).await,
             }
             return;
         }
@@ -444,17 +407,24 @@ impl<S: Service> Driver<S> {
         });
         match gathered {
             Gathered::Whole(whole) => {
+                if let Some(joined) = offered.as_mut().and_then(Offered::joined) {
+                    let _ = joined.send(Response { total_bytes, http: Body::full(whole) });
+                    return;
+                }
                 let Some(ticket) = guard.ticket.take() else { return };
                 let route = self.core.borrow_mut().respond(ticket, &whole, Instant::now());
                 self.executed();
                 if let Some(job) = self.follow(route, id, guard.local) {
                     let _ = job.send(Body::full(whole));
+                } else if route == Route::UseTcp {
+                    hand_over(offered, Response { total_bytes, http: Body::full(whole) }).await;
                 }
             }
             Gathered::TooLong(start) => {
-                if let Some(job) = self.route_long(&mut guard, id) {
-                    http.unread(start);
-                    let _ = job.send(http);
+                http.unread(start);
+                match self.route_long(&mut guard, id) {
+                    Some(job) => drop(job.send(http)),
+                    None => hand_over(offered, Response { total_bytes, http }).await,
                 }
             }
         }
@@ -622,6 +592,13 @@ impl<S: Service> Driver<S> {
                 }
             }
         }
+    }
+}
+
+/// The client has been told to use TCP, or to prove its address: keeps the response to what was sealed until it does.
+async fn hand_over(offered: Option<Offered>, response: Response) {
+    if let Some(offered) = offered {
+        offered.hand_over(response).await;
     }
 }
 

@@ -12,6 +12,8 @@ use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, Method, RequestHead, status_reason, write_chunk_header, write_last_chunk};
 use tokio::sync::mpsc;
 
+use crate::server::Share;
+
 /// Pieces of a body that wait to be taken.
 const BODY_PIECES: usize = 4;
 
@@ -25,6 +27,8 @@ pub struct Aborted;
 pub struct Body {
     first: Option<Bytes>,
     rest: Option<Rest>,
+    /// Of the client it is for, while it is still being made.
+    share: Option<Share>,
 }
 
 enum Rest {
@@ -70,7 +74,7 @@ impl BodySender {
 impl Body {
     /// A body that is there already.
     pub fn full(bytes: Bytes) -> Self {
-        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None }
+        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, share: None }
     }
 
     /// A body that is still being made.
@@ -78,7 +82,7 @@ impl Body {
         let (sender, pieces) = mpsc::channel(BODY_PIECES);
         let complete = Arc::new(AtomicBool::new(false));
         let rest = Rest::Queue { pieces, complete: Arc::clone(&complete) };
-        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest) })
+        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest), share: None })
     }
 
     /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
@@ -105,6 +109,7 @@ impl Body {
             return Some(Ok(piece));
         }
         self.rest = None;
+        self.share = None;
         (!complete).then_some(Err(Aborted))
     }
 
@@ -128,6 +133,13 @@ impl Body {
             whole.extend_from_slice(&piece);
         }
         Ok(whole.into())
+    }
+
+    /// A body that is still being made keeps its client's place until then.
+    pub(super) fn keep(&mut self, share: Share) {
+        if matches!(self.rest, Some(Rest::Queue { .. })) {
+            self.share = Some(share);
+        }
     }
 
     /// Puts `bytes` in front of what is still to come.
@@ -284,6 +296,8 @@ pub struct Room {
     pub most_bytes: usize,
     /// Whether longer ones go at once, by a connection that the server opens.
     pub connection: bool,
+    /// Whether the client's address is proved. If not, it may be that of somebody who has asked for nothing.
+    pub proved: bool,
 }
 
 /// What [`Service::respond_now`] can say of a response.
@@ -299,12 +313,38 @@ pub enum Immediate {
     Unknown,
 }
 
+/// What a service wants to know again of a connection.
+pub type Note = u64;
+
 /// A site. Every core has its own; what it calls may take its time, but a response that is there at the first poll is
 /// sent without a task of its own.
 pub trait Service: 'static {
     /// How request heads are read from now on; asked once for each batch of datagrams.
     fn reading(&self) -> Reading {
         Reading::default()
+    }
+
+    /// Whether anybody's datagrams are to be ignored just now; asked once for each batch of datagrams.
+    fn blocks(&self) -> bool {
+        false
+    }
+
+    /// Whether datagrams of this source are to be ignored, if [`Service::blocks`].
+    fn is_blocked(&self, source: IpAddr) -> bool {
+        let _ = source;
+        false
+    }
+
+    /// Whether a connection that a client has opened to `local` is served. If so there is a note, to be given back to
+    /// [`Service::part`] when it is closed.
+    fn meet(&self, peer: SocketAddr, local: SocketAddr) -> Option<Note> {
+        let _ = (peer, local);
+        Some(Note::default())
+    }
+
+    /// A connection is closed that was met.
+    fn part(&self, peer: SocketAddr, note: Note) {
+        let _ = (peer, note);
     }
 
     /// Writes the response to a request by UDP if it is there already and there is room for it, with its body and

@@ -144,10 +144,14 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(RequestId(id))
     }
 
-    /// The head of the next request, with the protocol's header in front of it.
-    pub async fn request_head(&mut self, reading: Reading) -> Result<RequestHead, StreamError> {
+    /// The head of the next request, with the protocol's header in front of it; `patience` is how long it may take to begin.
+    pub async fn request_head(
+        &mut self,
+        reading: Reading,
+        patience: Duration,
+    ) -> Result<RequestHead, StreamError> {
         if self.buffer.is_empty() {
-            self.fill(self.limits.idle_timeout).await?;
+            self.fill(patience).await?;
         }
         let patience = self.limits.head_timeout;
         let read = async {

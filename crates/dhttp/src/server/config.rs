@@ -28,6 +28,12 @@ pub struct ServerConfig {
     pub answered_ids: usize,
     /// Most requests being answered at one time; more are told to use TCP.
     pub in_flight: usize,
+    /// Most requests of one client network (an IPv4 address, 64 bits of an IPv6 address) that the site works for, or whose
+    /// responses still come from it; more are told to use TCP.
+    pub per_client: usize,
+    /// Most sealed datagrams opened in a second for addresses that are not proved: each costs a key exchange, some 50
+    /// microseconds. More are asked for proof first.
+    pub unproved_opened_per_s: u32,
     /// Most bytes sent for each byte received until a token proves the client's address (RFC 9000 §8.1).
     pub amplification: usize,
     /// How long a token is good.
@@ -54,6 +60,8 @@ impl Default for ServerConfig {
             networks: 4096,
             answered_ids: 10_000,
             in_flight: 10_000,
+            per_client: 64,
+            unproved_opened_per_s: 1000,
             amplification: 3,
             token_lifetime: Duration::from_secs(600),
             client_ports: ClientPorts::default(),

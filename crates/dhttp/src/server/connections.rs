@@ -120,6 +120,19 @@ struct Failures {
 
 /// So many SYNs in a row without an answer are a firewall; fewer may have been lost.
 const SILENCES: u32 = 2;
+/// So many ports of one address refused one after another are a NAT, or somebody who has others make SYNs.
+const REFUSALS: u32 = 8;
+
+/// Who has not accepted a connection.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Failing {
+    /// A TCP channel refused one.
+    Channel(SocketAddr),
+    /// A client refused one, whatever the port.
+    Refusing(IpAddr),
+    /// A client kept silent, as behind a firewall.
+    Silent(IpAddr),
+}
 
 /// What carries a response.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -155,9 +168,7 @@ pub(super) struct Connections {
     opening: BTreeSet<(Instant, ConnectionId)>,
     /// Least recently used first, because every idle connection waits equally long.
     idle: BTreeSet<(Instant, ConnectionId)>,
-    /// Who has not accepted connections: a TCP channel that refused one, or with port 0 a client that kept silent, as
-    /// behind a firewall.
-    unreachable: Recent<SocketAddr, Failures>,
+    unreachable: Recent<Failing, Failures>,
     next: u64,
 }
 
@@ -234,10 +245,12 @@ impl Connections {
     }
 
     fn is_unreachable(&self, peer: SocketAddr, now: Instant) -> bool {
-        let failed = |who: SocketAddr, least: u32| {
+        let failed = |who: Failing, least: u32| {
             self.unreachable.get(&who).is_some_and(|known| known.until > now && known.count >= least)
         };
-        failed(peer, 1) || failed(SocketAddr::new(peer.ip(), 0), SILENCES)
+        failed(Failing::Channel(peer), 1)
+            || failed(Failing::Silent(peer.ip()), SILENCES)
+            || failed(Failing::Refusing(peer.ip()), REFUSALS)
     }
 
     /// If the client never accepted the connection, none is opened to it for some time: to its TCP channel if it was
@@ -248,7 +261,14 @@ impl Connections {
             return;
         };
         let (peer, _) = connection.ends;
-        let who = if silent { SocketAddr::new(peer.ip(), 0) } else { peer };
+        if silent {
+            return self.count_failure(Failing::Silent(peer.ip()), now);
+        }
+        self.count_failure(Failing::Refusing(peer.ip()), now);
+        self.count_failure(Failing::Channel(peer), now);
+    }
+
+    fn count_failure(&mut self, who: Failing, now: Instant) {
         let before =
             self.unreachable.get(&who).filter(|known| known.until > now).map_or(0, |known| known.count);
         let until = now + self.limits.unreachable_for;
@@ -274,9 +294,11 @@ impl Connections {
         match connection.state {
             State::Opening => {
                 self.opening.remove(&(connection.deadline, id));
-                let client = SocketAddr::new(connection.ends.0.ip(), 0);
-                if self.unreachable.get(&client).is_some() {
-                    self.unreachable.insert(client, Failures { count: 0, until: now });
+                let client = connection.ends.0.ip();
+                for who in [Failing::Silent(client), Failing::Refusing(client)] {
+                    if self.unreachable.get(&who).is_some() {
+                        self.unreachable.insert(who, Failures { count: 0, until: now });
+                    }
                 }
             }
             State::Idle => {
@@ -497,6 +519,28 @@ mod tests {
         connections.on_failed(other, true, now);
         connections.check_invariants();
         opened(connections.assign(peer(1, 40_001), owed(4), now));
+    }
+
+    #[test]
+    fn a_client_that_refuses_at_every_port_gets_some_syns_and_no_more() {
+        let (mut now, many) = (Instant::now(), ConnectionLimits { total: 1000, ..limits() });
+        let mut connections = Connections::new(many);
+        let mut syns = 0;
+        for port in 40_000..40_100 {
+            if let Choice::New(id, _) = connections.assign(peer(1, port), owed(1), now) {
+                syns += 1;
+                connections.on_failed(id, false, now);
+                connections.remove(id);
+            }
+            connections.check_invariants();
+        }
+        assert_eq!(syns, REFUSALS);
+        let other = connections.assign(peer(2, 40_000), owed(1), now);
+        assert!(matches!(other, Choice::New(..)), "another client");
+        now += connections.limits.unreachable_for;
+        let id = opened(connections.assign(peer(1, 41_000), owed(1), now));
+        assert_eq!(connections.next(id, now), Some(owed(1)));
+        assert!(!connections.is_unreachable(peer(1, 40_000), now), "it has accepted one");
     }
 
     #[test]

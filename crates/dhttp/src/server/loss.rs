@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::ring::{AnsweredRing, GlobalId};
+
 /// Fresh responses below which the ratio says nothing.
 const LEAST_FRESH: f64 = 100.0;
 
@@ -41,9 +43,15 @@ impl LossMonitor {
         self.resent += 1.0;
     }
 
-    /// Whether resent requests are more than the threshold allows.
-    pub fn is_high(&self) -> bool {
-        self.resent > self.threshold * self.fresh.max(LEAST_FRESH)
+    /// Whether resent requests are more than the threshold allows. Time passes for who only asks, too.
+    pub fn is_high(&mut self, now: Instant) -> bool {
+        self.age(now);
+        self.resent > self.allowed()
+    }
+
+    /// So many resent requests are not high yet.
+    fn allowed(&self) -> f64 {
+        self.threshold * self.fresh.max(LEAST_FRESH)
     }
 
     /// The threshold: also the fraction of short responses that go by UDP all the same while the loss is high.
@@ -51,27 +59,49 @@ impl LossMonitor {
         self.threshold
     }
 
-    fn age(&mut self, now: Instant) {
+    /// By how much what was counted has lost its value.
+    fn age(&mut self, now: Instant) -> f64 {
         let elapsed = now.saturating_duration_since(self.at);
         // In steps, because a power for each datagram would cost more than the rest of the decision.
-        if elapsed >= self.half_life / 8 {
-            let factor = 0.5f64.powf(elapsed.as_secs_f64() / self.half_life.as_secs_f64());
-            self.fresh *= factor;
-            self.resent *= factor;
-            self.at = now;
+        if elapsed < self.half_life / 8 {
+            return 1.0;
         }
+        let factor = 0.5f64.powf(elapsed.as_secs_f64() / self.half_life.as_secs_f64());
+        self.fresh *= factor;
+        self.resent *= factor;
+        self.at = now;
+        factor
     }
 }
 
+/// One network's part in what is known in all: so many have to suffer before those are concerned of which nothing is known.
+const NETWORKS_ALIKE: f64 = 8.0;
+/// Resent requests that are remembered, so that one counts once however often it is sent.
+const COUNTED: usize = 4096;
+
 /// Conditions per network, and in all: the paper's aggregate lets one congested network push clients of all others to
 /// TCP, and hides one that is congested alone (DHTTP §III-C, "finer grained algorithms").
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Conditions {
     overall: LossMonitor,
-    networks: HashMap<Network, LossMonitor>,
+    networks: HashMap<Network, OfNetwork>,
     /// In the order in which they came; the oldest makes room for the newest.
     order: VecDeque<Network>,
     capacity: usize,
+    counted: AnsweredRing,
+}
+
+#[derive(Debug)]
+struct OfNetwork {
+    monitor: LossMonitor,
+    /// What of its resent requests counts in all, too.
+    in_all: f64,
+}
+
+impl OfNetwork {
+    fn age(&mut self, now: Instant) {
+        self.in_all *= self.monitor.age(now);
+    }
 }
 
 /// A client's network: the first 24 bits of an IPv4 address, the first 48 of an IPv6 address.
@@ -93,31 +123,54 @@ impl Network {
 impl Conditions {
     pub fn new(threshold: f64, half_life: Duration, capacity: usize, now: Instant) -> Self {
         let overall = LossMonitor::new(threshold, half_life, now);
-        Self { overall, networks: HashMap::new(), order: VecDeque::new(), capacity: capacity.max(1) }
+        Self {
+            overall,
+            networks: HashMap::new(),
+            order: VecDeque::new(),
+            capacity: capacity.max(1),
+            counted: AnsweredRing::new(COUNTED),
+        }
     }
 
     pub fn on_fresh(&mut self, client: IpAddr, datagrams: usize, now: Instant) {
         self.overall.on_fresh(datagrams, now);
-        self.network(client, now).on_fresh(datagrams, now);
+        let network = self.network(client, now);
+        network.age(now);
+        network.monitor.on_fresh(datagrams, now);
     }
 
-    pub fn on_resent(&mut self, client: IpAddr, now: Instant) {
-        self.overall.on_resent(now);
-        self.network(client, now).on_resent(now);
+    pub fn on_resent(&mut self, id: GlobalId, now: Instant) {
+        if self.counted.contains(&id) {
+            return;
+        }
+        self.counted.insert(id);
+        self.overall.age(now);
+        let most = self.overall.allowed() / NETWORKS_ALIKE;
+        let network = self.network(id.0, now);
+        network.age(now);
+        network.monitor.on_resent(now);
+        let more = (most - network.in_all).clamp(0.0, 1.0);
+        network.in_all += more;
+        self.overall.resent += more;
     }
 
     /// Whether loss on the way to this client is high; where too little is known of its network, whether it is in all.
-    pub fn is_high_for(&self, client: IpAddr) -> bool {
-        match self.networks.get(&Network::of(client)) {
-            Some(network) if network.is_high() => true,
-            Some(network) if network.fresh >= LEAST_FRESH => false,
-            _ => self.overall.is_high(),
+    pub fn is_high_for(&mut self, client: IpAddr, now: Instant) -> bool {
+        if let Some(network) = self.networks.get_mut(&Network::of(client)) {
+            network.age(now);
+            if network.monitor.is_high(now) {
+                return true;
+            }
+            if network.monitor.fresh >= LEAST_FRESH {
+                return false;
+            }
         }
+        self.overall.is_high(now)
     }
 
     /// Whether loss is high in all.
-    pub fn is_high(&self) -> bool {
-        self.overall.is_high()
+    pub fn is_high(&mut self, now: Instant) -> bool {
+        self.overall.is_high(now)
     }
 
     pub fn threshold(&self) -> f64 {
@@ -130,7 +183,7 @@ impl Conditions {
         assert_eq!(self.networks.len(), self.order.len());
     }
 
-    fn network(&mut self, client: IpAddr, now: Instant) -> &mut LossMonitor {
+    fn network(&mut self, client: IpAddr, now: Instant) -> &mut OfNetwork {
         let network = Network::of(client);
         if !self.networks.contains_key(&network) {
             if self.order.len() >= self.capacity
@@ -141,13 +194,17 @@ impl Conditions {
             self.order.push_back(network);
         }
         let (threshold, half_life) = (self.overall.threshold, self.overall.half_life);
-        self.networks.entry(network).or_insert_with(|| LossMonitor::new(threshold, half_life, now))
+        self.networks.entry(network).or_insert_with(|| OfNetwork {
+            monitor: LossMonitor::new(threshold, half_life, now),
+            in_all: 0.0,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::RequestId;
 
     const HALF_LIFE: Duration = Duration::from_secs(10);
 
@@ -157,9 +214,9 @@ mod tests {
         let mut loss = LossMonitor::new(0.01, HALF_LIFE, now);
         (0..1000).for_each(|_| loss.on_fresh(1, now));
         (0..10).for_each(|_| loss.on_resent(now));
-        assert!(!loss.is_high());
+        assert!(!loss.is_high(now));
         loss.on_resent(now);
-        assert!(loss.is_high());
+        assert!(loss.is_high(now));
     }
 
     #[test]
@@ -168,9 +225,9 @@ mod tests {
         let mut loss = LossMonitor::new(0.01, HALF_LIFE, now);
         (0..100).for_each(|_| loss.on_fresh(10, now));
         (0..10).for_each(|_| loss.on_resent(now));
-        assert!(!loss.is_high());
+        assert!(!loss.is_high(now));
         loss.on_resent(now);
-        assert!(loss.is_high());
+        assert!(loss.is_high(now));
     }
 
     #[test]
@@ -178,35 +235,67 @@ mod tests {
         let now = Instant::now();
         let mut loss = LossMonitor::new(0.01, HALF_LIFE, now);
         loss.on_resent(now);
-        assert!(!loss.is_high());
+        assert!(!loss.is_high(now));
         loss.on_resent(now);
-        assert!(loss.is_high());
+        assert!(loss.is_high(now));
     }
 
     #[test]
-    fn loss_that_is_over_is_forgotten() {
+    fn loss_that_is_over_is_forgotten_though_nothing_else_is_heard() {
         let start = Instant::now();
         let mut loss = LossMonitor::new(0.01, HALF_LIFE, start);
         (0..50).for_each(|_| loss.on_resent(start));
-        assert!(loss.is_high());
-        let later = start + HALF_LIFE * 6;
-        loss.on_fresh(1, later);
-        assert!(!loss.is_high());
+        assert!(loss.is_high(start));
+        assert!(!loss.is_high(start + HALF_LIFE * 6));
+        let mut conditions = Conditions::new(0.01, HALF_LIFE, 100, start);
+        let client = ip("192.0.2.1");
+        (0..50).for_each(|n| conditions.on_resent(id(client, n), start));
+        assert!(conditions.is_high_for(client, start));
+        assert!(!conditions.is_high_for(client, start + HALF_LIFE * 6));
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn id(client: IpAddr, n: u64) -> GlobalId {
+        (client, RequestId(n.to_be_bytes()))
     }
 
     #[test]
-    fn a_congested_network_is_told_from_others_once_enough_is_known_of_them() {
+    fn a_congested_network_is_told_from_others() {
         let now = Instant::now();
         let mut conditions = Conditions::new(0.01, HALF_LIFE, 10, now);
-        let [good, bad, unknown]: [IpAddr; 3] =
-            ["192.0.2.1", "198.51.100.1", "203.0.113.1"].map(|address| address.parse().unwrap());
+        let [good, bad, unknown] = ["192.0.2.1", "198.51.100.1", "203.0.113.1"].map(ip);
         (0..200).for_each(|_| conditions.on_fresh(good, 1, now));
-        (0..20).for_each(|_| conditions.on_resent(bad, now));
-        assert!(conditions.is_high_for(bad) && !conditions.is_high_for(good));
-        assert!(conditions.is_high_for("198.51.100.77".parse().unwrap()), "the same network");
-        assert!(conditions.is_high_for(unknown), "as it is in all");
-        (0..2000).for_each(|_| conditions.on_fresh(good, 1, now));
-        assert!(conditions.is_high_for(bad) && !conditions.is_high_for(unknown));
+        (0..20).for_each(|n| conditions.on_resent(id(bad, n), now));
+        assert!(conditions.is_high_for(bad, now) && !conditions.is_high_for(good, now));
+        assert!(conditions.is_high_for(ip("198.51.100.77"), now), "the same network");
+        assert!(!conditions.is_high_for(unknown, now), "one network says nothing of another");
+    }
+
+    #[test]
+    fn many_congested_networks_say_something_of_others() {
+        let now = Instant::now();
+        let mut conditions = Conditions::new(0.01, HALF_LIFE, 100, now);
+        let unknown = ip("203.0.113.1");
+        for network in 0..9 {
+            assert!(!conditions.is_high_for(unknown, now), "{network}");
+            let bad = IpAddr::from([198, 51, network, 1]);
+            (0..1000).for_each(|n| conditions.on_resent(id(bad, n), now));
+        }
+        assert!(conditions.is_high_for(unknown, now));
+    }
+
+    #[test]
+    fn a_request_that_is_sent_again_and_again_counts_once() {
+        let now = Instant::now();
+        let mut conditions = Conditions::new(0.01, HALF_LIFE, 10, now);
+        let client = ip("192.0.2.1");
+        (0..50).for_each(|_| conditions.on_resent(id(client, 1), now));
+        assert!(!conditions.is_high_for(client, now));
+        conditions.on_resent(id(client, 2), now);
+        assert!(conditions.is_high_for(client, now));
     }
 
     #[test]

@@ -20,6 +20,7 @@ metric_set! {
         Counter dhttp_sealed_opened_total: "Sealed requests by UDP that were opened.",
         Counter dhttp_sealed_refused_total: "Sealed requests by UDP of an unknown key, or changed on their way.",
         Counter dhttp_requests_shed_total: "Requests answered with use TCP because too many were being answered.",
+        Counter dhttp_requests_crowded_total: "Requests answered with use TCP because the site worked for too many of their client's.",
         Counter dhttp_tokens_refused_total: "Tokens that were malformed, out of date or of another address.",
         Counter dhttp_tokens_asked_total: "Answers that asked the client to prove its address.",
         Counter dhttp_answers_suppressed_total: "Answers not sent because they were too long for the datagram they answer.",
@@ -37,6 +38,6 @@ metric_set! {
         Counter dhttp_connections_spared_total: "Responses for which no connection was opened because the client had not accepted one.",
         Gauge dhttp_connections_open: "Connections to clients open or being opened now.",
         Gauge dhttp_requests_in_flight: "Requests being answered now.",
-        Gauge dhttp_high_loss: "1 while short responses mostly go by connections because many requests are resent.",
+        Gauge dhttp_high_loss: "1 while short responses to networks of which little is known mostly go by connections, because requests of many networks are resent.",
     }
 }

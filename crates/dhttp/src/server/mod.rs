@@ -14,6 +14,7 @@ pub(crate) mod once;
 mod request;
 mod ring;
 mod seal;
+mod share;
 #[cfg(test)]
 mod tests;
 
@@ -41,6 +42,8 @@ pub use metrics::ServerMetrics;
 pub use once::SharedWindow;
 pub use ring::GlobalId;
 pub use seal::Unsealed;
+pub use share::Share;
+pub(crate) use share::Shares;
 
 use connections::{Choice, Connections, Expiry, Owed, Remains};
 use loss::Conditions;
@@ -97,6 +100,8 @@ pub enum Route {
     /// [`Server::poll_transmit`] has what is to be sent, which may be the answer "use TCP" or nothing: the response
     /// itself is no longer needed.
     Datagram,
+    /// As [`Route::Datagram`], and the answer is "use TCP": the client will ask for the response again on a connection.
+    UseTcp,
     /// Keep the response until [`Server::next_response`] names it for one of the client's connections, or
     /// [`Server::poll_given_up`] does.
     Connection(Carrier),
@@ -157,6 +162,8 @@ struct InFlight {
     once: Option<Numbered>,
     /// It was sealed, and so is its response.
     seal: Option<ResponseSealer>,
+    /// Its client's, once the site is to work for it.
+    share: Option<Share>,
 }
 
 impl InFlight {
@@ -191,6 +198,9 @@ pub struct Server {
     keys: Option<ServerKeys>,
     /// Of the datagram that was opened last.
     unsealed: Option<ResponseSealer>,
+    /// How many datagrams of unproved addresses were opened in this second.
+    opened: (u64, u32),
+    shares: Shares,
     stressed: bool,
     transmits: VecDeque<Transmit>,
     closes: VecDeque<ConnectionId>,
@@ -213,6 +223,7 @@ impl Server {
             rng: StdRng::from_seed(seed),
             started: (now, unix_s),
             loss: Conditions::new(config.loss_threshold, config.loss_half_life, config.networks, now),
+            shares: Shares::new(config.per_client),
             answered: AnsweredRing::new(config.answered_ids),
             in_flight: HashMap::new(),
             connections: Connections::new(config.connections.clone()),
@@ -220,6 +231,7 @@ impl Server {
             window: None,
             keys: None,
             unsealed: None,
+            opened: (0, 0),
             stressed: false,
             transmits: VecDeque::new(),
             closes: VecDeque::new(),
@@ -275,9 +287,24 @@ impl Server {
         self.in_flight.get(&ticket.0).is_some_and(may)
     }
 
-    /// Whether the client knows what a token is, and can be asked for one.
-    pub fn can_prove(&self, ticket: &Ticket) -> bool {
-        self.in_flight.get(&ticket.0).is_some_and(|request| request.knows_tokens)
+    /// Whether the request was sealed.
+    pub fn is_sealed(&self, ticket: &Ticket) -> bool {
+        self.in_flight.get(&ticket.0).is_some_and(|request| request.seal.is_some())
+    }
+
+    /// A place for the request among those of its client, to be kept while the site works for it. `None`: the client has as
+    /// many as it may have, and has been told to use TCP; forget the request.
+    pub fn begin(&mut self, ticket: Ticket) -> Option<(Ticket, Share)> {
+        let request = self.in_flight.get_mut(&ticket.0)?;
+        match request.share.take().or_else(|| self.shares.take(request.client.ip())) {
+            Some(share) => Some((ticket, share)),
+            None => {
+                let request = self.take(ticket.0)?;
+                self.metrics.dhttp_requests_crowded_total.add(1);
+                self.transmit(request.path(), ticket.0.1, Answer::UseTcp);
+                None
+            }
+        }
     }
 
     /// Feeds one datagram; an address alone will do as its path where the server has one address.
@@ -328,10 +355,7 @@ impl Server {
         let wear = self.proves(request.token, client, now);
         let proved = wear.is_some();
         if request.resend && proved {
-            // Who is not proved may be anyone: it must not talk the server into its high-loss mode.
             self.metrics.dhttp_requests_resent_total.add(1);
-            self.loss.on_resent(client.ip(), now);
-            self.report_loss();
         }
         let global_id = (client.ip(), request.id);
         if self.answered.contains(&global_id) {
@@ -341,12 +365,19 @@ impl Server {
         if let Some(in_flight) = self.in_flight.get_mut(&global_id) {
             // The answer goes to the first of them, but for what it may cost they count together.
             if in_flight.client == client {
-                in_flight.resent |= request.resend;
+                // A sealed one would have to be asked for again on a connection: it has come, and is only slow.
+                in_flight.resent |= request.resend && in_flight.seal.is_none();
                 in_flight.proved |= proved;
                 in_flight.received_bytes = in_flight.received_bytes.saturating_add(received_bytes);
             }
             self.metrics.dhttp_requests_duplicate_total.add(1);
             return Received::Done;
+        }
+        if request.resend && proved {
+            // Its answer was lost, or the request before it; one that is being answered is only slow. Who is not proved may be
+            // anyone: it must not talk the server into its high-loss mode.
+            self.loss.on_resent(global_id, now);
+            self.report_loss(now);
         }
         let (head_bytes, repeatable) = match self.checker.check(request.http) {
             Check::Sound { head_bytes } => (head_bytes, true),
@@ -373,6 +404,7 @@ impl Server {
             received_bytes,
             once: None,
             seal: self.unsealed.take(),
+            share: None,
         };
         if !repeatable {
             return self.handle_once(request.id, request.once, request_state, request.http, head_bytes, now);
@@ -420,7 +452,7 @@ impl Server {
         let room = if sealed.is_some() { room.saturating_sub(2) } else { room };
         let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
         let monitor =
-            self.loss.is_high_for(request.client.ip()) && !self.rng.random_bool(self.loss.threshold());
+            self.loss.is_high_for(request.client.ip(), now) && !self.rng.random_bool(self.loss.threshold());
         if !short && !monitor && self.takes_pieces(&request) && http.len() <= self.config.pieces_bytes {
             self.transmit_pieces(id, &request, http, now);
             return Route::Datagram;
@@ -445,7 +477,7 @@ impl Server {
         self.transmit(request.path(), id, Answer::Http { token, http });
         self.metrics.dhttp_responses_udp_total.add(1);
         self.loss.on_fresh(request.client.ip(), 1, now);
-        self.report_loss();
+        self.report_loss(now);
         Route::Datagram
     }
 
@@ -465,12 +497,12 @@ impl Server {
         };
         if matches!(request.pieces, Wanted::Ranges(..)) {
             self.metrics.dhttp_repairs_total.add(1);
-            self.loss.on_resent(request.client.ip(), now);
+            self.loss.on_resent((request.client.ip(), id), now);
         } else {
             self.metrics.dhttp_responses_pieces_total.add(1);
             self.loss.on_fresh(request.client.ip(), total.div_ceil(most), now);
         }
-        self.report_loss();
+        self.report_loss(now);
         let mut left = total;
         for range in ranges {
             let start = (range.offset as usize).min(total);
@@ -556,7 +588,7 @@ impl Server {
                 }
                 self.metrics.dhttp_responses_use_tcp_total.add(1);
                 self.transmit(request.path(), id, Answer::UseTcp);
-                return Route::Datagram;
+                return Route::UseTcp;
             }
         };
         self.metrics.dhttp_responses_connection_total.add(1);
@@ -602,6 +634,7 @@ impl Server {
 
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.report_loss(now);
         while let Some((connection, expiry)) = self.connections.expired(now) {
             if expiry == Expiry::Idle {
                 self.metrics.dhttp_connections_idle_total.add(1);
@@ -658,10 +691,17 @@ impl Server {
     /// An error response, or silence if it would be more than an unproved address may get.
     fn refuse(&mut self, path: Path, id: RequestId, status: u16, received_bytes: usize) {
         let http = format!("HTTP/1.1 {status} {}\r\nContent-Length: 0\r\n\r\n", status_reason(status));
-        if ID_BYTES + http.len() > self.config.amplification.saturating_mul(received_bytes) {
+        // The client of a sealed request takes no other answer than a sealed one.
+        let sealed = self.unsealed.take().map(|seal| seal.seal(http.as_bytes()));
+        let (token, http) = match &sealed {
+            Some(sealed) => (Some(&[][..]), sealed.as_slice()),
+            None => (None, http.as_bytes()),
+        };
+        let bytes = ID_BYTES + token.map_or(0, |_| 2) + http.len();
+        if bytes > self.config.amplification.saturating_mul(received_bytes) {
             self.metrics.dhttp_answers_suppressed_total.add(1);
         } else {
-            self.transmit(path, id, Answer::Http { token: None, http: http.as_bytes() });
+            self.transmit(path, id, Answer::Http { token, http });
         }
     }
 
@@ -679,9 +719,9 @@ impl Server {
         self.started.1 + now.saturating_duration_since(self.started.0).as_secs()
     }
 
-    fn report_loss(&self) {
+    fn report_loss(&mut self, now: Instant) {
         let shown = self.metrics.dhttp_high_loss.get();
-        let high = u64::from(self.loss.is_high());
+        let high = u64::from(self.loss.is_high(now));
         self.metrics.dhttp_high_loss.add(high.wrapping_sub(shown));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::{InFlight, Path, Received, Server, Ticket};
-use crate::once::{Admission, Channel, ReplayWindow};
+use crate::once::{Admission, Channel, Content, ReplayWindow};
 use crate::wire::{Answer, Numbered, Once, RequestId};
 
 /// The window, as cores share it. Few requests need it, and none for long.
@@ -57,7 +57,13 @@ impl Server {
             self.transmit(path, id, Answer::UseTcp);
             return Received::Done;
         }
-        let admission = lock(&window).admit(&numbered, path.client.ip(), Channel::Datagram, now);
+        let Some(share) = self.shares.take(path.client.ip()) else {
+            self.metrics.dhttp_requests_crowded_total.add(1);
+            self.transmit(path, id, Answer::UseTcp);
+            return Received::Done;
+        };
+        let content = Content { http, secret: request.seal.is_some() };
+        let admission = lock(&window).admit(&numbered, content, path.client.ip(), Channel::Datagram, now);
         match admission {
             Admission::Running => {
                 self.metrics.dhttp_requests_duplicate_total.add(1);
@@ -80,6 +86,7 @@ impl Server {
             Admission::Execute | Admission::Executed(_) => {}
         }
         request.once = Some(numbered);
+        request.share = Some(share);
         let key = (path.client.ip(), id);
         self.in_flight.insert(key, request);
         self.metrics.dhttp_requests_in_flight.add(1);

@@ -179,6 +179,28 @@ fn a_resend_of_a_request_in_flight_makes_its_answer_go_by_a_connection() {
 }
 
 #[test]
+fn resends_of_what_is_still_being_made_are_no_sign_of_loss_and_those_of_what_was_sent_are() {
+    let mut bench = Bench::new(ServerConfig::default());
+    let token = bench.token();
+    let is_high = |bench: &mut Bench| bench.server.loss.is_high_for(client().ip(), bench.now);
+    let mut datagrams = Vec::new();
+    for _ in 0..10 {
+        let mut datagram = bench.datagram(Some(&token), false, GET);
+        let ticket = bench.receive(&datagram).unwrap();
+        datagram[10] |= 1;
+        assert_eq!(bench.receive(&datagram), None);
+        bench.server.abandon(ticket);
+        datagrams.push(datagram);
+    }
+    assert!(!is_high(&mut bench));
+    for datagram in &datagrams {
+        let ticket = bench.receive(datagram).unwrap();
+        bench.server.abandon(ticket);
+    }
+    assert!(is_high(&mut bench));
+}
+
+#[test]
 fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
     let config = ServerConfig {
         connections: ConnectionLimits { pending: 100_000, ..ConnectionLimits::default() },
@@ -189,7 +211,7 @@ fn in_high_loss_one_short_response_in_a_hundred_goes_by_udp() {
         let ticket = bench.request(true);
         bench.server.abandon(ticket);
     }
-    assert_eq!(bench.server.metrics.dhttp_high_loss.get(), 1);
+    assert!(bench.server.loss.is_high_for(client().ip(), bench.now));
     let mut by_udp = 0;
     for _ in 0..10_000 {
         let ticket = bench.request(false);
@@ -214,7 +236,7 @@ fn unproved_resends_do_not_cause_the_high_loss_mode() {
         assert_eq!(bench.receive(&datagram), None);
         bench.sent().unwrap();
     }
-    assert_eq!(bench.server.metrics.dhttp_high_loss.get(), 0);
+    assert!(!bench.server.loss.is_high_for(client().ip(), bench.now));
 }
 
 #[test]
@@ -295,7 +317,7 @@ fn under_stress_long_responses_are_answered_use_tcp_and_short_ones_as_ever() {
     let mut bench = Bench::new(ServerConfig::default());
     bench.server.set_stressed(true);
     let ticket = bench.request(false);
-    assert_eq!(bench.respond(ticket, 5000), Route::Datagram);
+    assert_eq!(bench.respond(ticket, 5000), Route::UseTcp);
     assert_eq!(answer(&bench.sent().unwrap()), Answer::UseTcp);
     let ticket = bench.request(false);
     bench.respond(ticket, 100);

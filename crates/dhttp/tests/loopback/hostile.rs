@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tidegate_dhttp::driver::{DhttpClient, FetchBody, Via};
+use tidegate_dhttp::driver::{DhttpClient, FetchBody, ServerHandle, ServerOptions, Via};
 use tidegate_dhttp::wire::{Answer, Once, Pieces, Request, RequestId, Response};
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpSocket, UdpSocket};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
 use crate::site::{Site, client_listener, client_socket, get, pattern};
 use crate::{client, request};
@@ -137,7 +137,7 @@ async fn an_attacker_who_guesses_ids_and_floods_a_clients_ports_is_ignored() {
 }
 
 #[tokio::test]
-async fn clients_that_ask_for_long_answers_to_closed_ports_cost_one_syn_each() {
+async fn clients_that_ask_for_long_answers_to_closed_ports_cost_one_syn_each_and_few_in_all() {
     let site = Site::start();
     let mut buffer = vec![0; 2000];
     // Bound, so that nobody else listens there, and not listening; all of them to the end, so that no port comes twice.
@@ -162,8 +162,9 @@ async fn clients_that_ask_for_long_answers_to_closed_ports_cost_one_syn_each() {
         }
     }
     let metrics = site.handle.metrics();
-    assert_eq!(metrics.dhttp_connections_opened_total.get(), 20);
-    assert_eq!(metrics.dhttp_connections_spared_total.get(), 40);
+    // All of them have one address.
+    assert_eq!(metrics.dhttp_connections_opened_total.get(), 8);
+    assert_eq!(metrics.dhttp_connections_spared_total.get(), 52);
     assert_eq!(metrics.dhttp_connections_open.get(), 0);
 }
 
@@ -204,10 +205,11 @@ async fn clients_that_close_the_servers_connection_early_are_told_to_open_their_
 async fn many_clients_who_leave_amid_their_answers_do_not_hold_up_one_who_stays() {
     let site = Site::start();
     let leaving: Vec<DhttpClient> = (0..20).map(|_| client()).collect();
-    // The longest has begun, and more of it is to come than anybody has room for.
     let mut begun = Vec::new();
     for client in &leaving {
-        let response = client.fetch(get(&site, "/bytes/3000000")).await.unwrap();
+        client.fetch(get(&site, "/bytes/10")).await.unwrap();
+        // It has begun, and goes on when the gate opens.
+        let response = client.fetch(get(&site, "/gated/3000000")).await.unwrap();
         assert_eq!(response.status, 200);
         begun.push(response);
         for path in ["/bytes/9000", "/bytes/10"] {
@@ -215,7 +217,13 @@ async fn many_clients_who_leave_amid_their_answers_do_not_hold_up_one_who_stays(
             let _ = tokio::time::timeout(Duration::ZERO, client.fetch(get(&site, path))).await;
         }
     }
+    // Some of the server's, and the rest of the clients' own, as all of them have one address.
+    let open = |handle: &ServerHandle| {
+        handle.metrics().dhttp_connections_open.get() + handle.driver_metrics().dhttp_accepted_open.get()
+    };
+    assert!(open(&site.handle) >= 20);
     drop((begun, leaving));
+    site.gate.notify_waiters();
     let staying = client();
     for size in [10, 9_000, 1_000_000] {
         let path = format!("/bytes/{size}");
@@ -228,4 +236,73 @@ async fn many_clients_who_leave_amid_their_answers_do_not_hold_up_one_who_stays(
         FetchBody::Full(Bytes::new()),
     );
     assert_eq!(staying.fetch(post).await.unwrap().status, 200);
+    site.until("nothing is left", |handle| handle.metrics().dhttp_requests_in_flight.get() == 0).await;
+}
+
+#[tokio::test]
+async fn one_client_has_a_share_of_the_connections_that_clients_open() {
+    let options = ServerOptions { accepted_per_client: 3, ..ServerOptions::new().unwrap() };
+    let site = Site::start_with(options);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(TcpStream::connect(site.address).await.unwrap());
+    }
+    site.until("they are accepted", |handle| handle.driver_metrics().dhttp_accepted_open.get() == 3).await;
+    let mut refused = TcpStream::connect(site.address).await.unwrap();
+    assert!(matches!(refused.read(&mut [0; 10]).await, Ok(0) | Err(_)));
+    assert_eq!(site.handle.driver_metrics().dhttp_accepted_refused_total.get(), 1);
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.9:0".parse().unwrap()).unwrap();
+    held.push(socket.connect(site.address).await.unwrap());
+    site.until("another is served", |handle| handle.driver_metrics().dhttp_accepted_open.get() == 4).await;
+    drop(held);
+    site.until("all have gone", |handle| handle.driver_metrics().dhttp_accepted_open.get() == 0).await;
+    assert_eq!(client().get(&site.url("/bytes/10")).await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn a_client_that_takes_none_of_its_answers_has_the_site_work_at_a_few_of_them() {
+    let mut options = ServerOptions::new().unwrap();
+    options.protocol.per_client = 3;
+    let site = Site::start_with(options);
+    let socket = client_socket().await;
+    let listener = client_listener().await;
+    let port = listener.local_addr().unwrap().port();
+    let mut buffer = vec![0; 2000];
+    socket.send_to(&datagram(1, port, Some(&[]), "/bytes/1"), site.address).await.unwrap();
+    let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
+    let Answer::ProveAddress { token } = Response::parse(&buffer[..length]).unwrap().answer else {
+        panic!("no token")
+    };
+    let token = token.to_vec();
+    // Those whose head is there are waiting for the gate, and count as much as one that has not begun.
+    for (id, path) in [(2, "/gated/100000"), (3, "/gated/100000"), (4, "/held/10")] {
+        socket.send_to(&datagram(id, port, Some(&token), path), site.address).await.unwrap();
+    }
+    for id in 5..10 {
+        socket.send_to(&datagram(id, port, Some(&token), "/bytes/1"), site.address).await.unwrap();
+        let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
+        let answer = Response::parse(&buffer[..length]).unwrap();
+        assert_eq!((answer.id.0, answer.answer), (id.to_be_bytes(), Answer::UseTcp));
+    }
+    assert_eq!((site.executed(), site.handle.metrics().dhttp_requests_crowded_total.get()), (3, 5));
+    // Whoever opens a connection is served.
+    let by_tcp = site.url("/bytes/10").replace("dhttp:", "dhttpt:");
+    assert_eq!(client().get(&by_tcp).await.unwrap().status, 200);
+    // All of them are made: the client has its places again.
+    site.gate.notify_waiters();
+    let mut id = 10;
+    loop {
+        socket.send_to(&datagram(id, port, Some(&token), "/bytes/1"), site.address).await.unwrap();
+        let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
+        let answer = Response::parse(&buffer[..length]).unwrap();
+        if answer.id.0 == id.to_be_bytes() {
+            match answer.answer {
+                Answer::Http { .. } => break,
+                Answer::UseTcp => id += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

@@ -3,6 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tidegate_dhttp::driver::{
@@ -42,6 +43,17 @@ impl Site {
         Self::start_cores_with("127.0.0.1".parse().unwrap(), 1, options)
     }
 
+    /// Waits for what is soon true.
+    pub async fn until(&self, what: &str, is_so: impl Fn(&ServerHandle) -> bool) {
+        for _ in 0..6000 {
+            if is_so(&self.handle) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("not within a minute: {what}");
+    }
+
     fn start_cores_with(ip: IpAddr, cores: usize, options: ServerOptions) -> Self {
         let gate = Arc::new(Notify::new());
         let executed = Arc::new(AtomicU64::new(0));
@@ -73,6 +85,11 @@ impl Site {
 
     pub fn url(&self, path: &str) -> String {
         format!("dhttp://{}{path}", self.address)
+    }
+
+    /// Requests by UDP that were passed on to be answered, core by core.
+    pub fn asked_of_cores(&self) -> Vec<u64> {
+        self.cores.iter().map(|(handle, _)| handle.metrics().dhttp_requests_total.get()).collect()
     }
 
     pub fn executed(&self) -> u64 {
@@ -143,6 +160,11 @@ async fn page(request: Request, gate: Arc<Notify>, executed: Arc<AtomicU64>) -> 
     let (kind, length) = (parts.next().unwrap(), parts.next().and_then(|n| n.parse().ok()).unwrap_or(0));
     match kind {
         "bytes" if method_of(&request.head) == Method::Head => Response::head_only(200, &[], length as u64),
+        // Nothing of it is there before the gate opens.
+        "held" => {
+            gate.notified().await;
+            Response::full(200, &[], &pattern(length))
+        }
         "bytes" => Response::full(200, &[], &pattern(length)),
         "gated" | "broken" => {
             let (mut sender, response) = Response::streamed(200, &[], Some(length as u64));

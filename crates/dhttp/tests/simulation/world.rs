@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tidegate_dhttp::client::{Client, ClientConfig, Event, Generation, NewRequest};
-use tidegate_dhttp::once::{Admission, Channel, ReplayWindow, WindowConfig};
+use tidegate_dhttp::once::{Admission, Channel, Content, ReplayWindow, WindowConfig};
 use tidegate_dhttp::server::{
     Carrier, ConnectionId, ConnectionLimits, GlobalId, Received, Route, Server, ServerConfig, SharedWindow,
     Ticket,
@@ -320,7 +320,7 @@ impl World {
             self.bind(client);
         }
         let (method, name) = if idempotent { (Method::Get, "GET") } else { (Method::Post, "POST") };
-        let http = Bytes::from(format!("{name} /{n} HTTP/1.1\r\nHost: example\r\n\r\n"));
+        let http = Bytes::from(http_of(name, n));
         let request =
             NewRequest { server: self.server_address, site: "example".into(), method, http, by_tcp: false };
         self.short_asked += u64::from(idempotent && size <= 1460);
@@ -547,7 +547,7 @@ impl World {
             (self.conditions.broken_connections / 2.0, self.conditions.broken_connections / 2.0);
         let mut failed = self.chance(before);
         if !failed {
-            match self.admit_on_stream(client, id) {
+            match self.admit_on_stream(client, id, job) {
                 Admission::Execute => {
                     self.jobs[job as usize].executed += 1;
                     self.executed_on_stream(client, id, job);
@@ -581,11 +581,13 @@ impl World {
         Request::parse_prefix(&header).unwrap().unwrap().once
     }
 
-    fn admit_on_stream(&mut self, client: usize, id: RequestId) -> Admission {
+    fn admit_on_stream(&mut self, client: usize, id: RequestId, job: u64) -> Admission {
         match self.once_on_stream(client, id) {
             Once::Numbered(numbered) => {
                 let ip = self.clients[client].ip;
-                self.window.lock().unwrap().admit(&numbered, ip, Channel::Stream, self.now)
+                let http = http_of("POST", job);
+                let content = Content { http: http.as_bytes(), secret: false };
+                self.window.lock().unwrap().admit(&numbered, content, ip, Channel::Stream, self.now)
             }
             Once::No | Once::Unnumbered => Admission::Execute,
         }
@@ -682,6 +684,10 @@ fn response(job: u64, size: usize) -> Vec<u8> {
 fn job_of(response: &[u8]) -> u64 {
     let text = std::str::from_utf8(response).unwrap();
     text.split("X-Job: ").nth(1).unwrap().split("\r\n").next().unwrap().parse().unwrap()
+}
+
+fn http_of(method: &str, job: u64) -> String {
+    format!("{method} /{job} HTTP/1.1\r\nHost: example\r\n\r\n")
 }
 
 fn new_server(rng: &mut StdRng, now: Instant) -> (Server, SharedWindow) {

@@ -3,7 +3,7 @@
 pub(crate) mod commands;
 pub(crate) mod view;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -235,6 +235,14 @@ impl Admission for Gatekeeper {
     fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> (Verdict, u8) {
         let decision = self.gate().on_connect(peer, local);
         (decision.verdict, decision.class)
+    }
+
+    fn ignores_any(&self) -> bool {
+        self.gate().ignores_any()
+    }
+
+    fn ignores(&self, source: IpAddr) -> bool {
+        self.gate().ignores(source)
     }
 
     fn on_request(&self, request: &Asked<'_>) -> Verdict {
