@@ -8,6 +8,7 @@ mod answer;
 mod config;
 mod metrics;
 mod once;
+mod path;
 mod policy;
 mod seal;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use metrics::ClientMetrics;
 pub use policy::CachePolicy;
 
 use once::{Numbering, Sent};
+use path::Watched;
 use seal::Sealing;
 
 /// How often one request is sent again because a server asks for proof of the address. A cache and its server on one
@@ -84,7 +86,7 @@ pub enum TcpReason {
     Request,
     /// The server asked for it.
     Asked,
-    /// No answer came, however often it was sent.
+    /// No answer came, however often it was sent, or nothing that is sent to the server by UDP gets one.
     NoAnswer,
     /// The answer was of a cache that the policy refuses: TCP passes caches by (DHTTP §IV-A).
     CacheRefused,
@@ -193,6 +195,13 @@ pub struct Client {
     assemblies: HashMap<RequestId, Assembly>,
     tokens: Recent<(Generation, SocketAddr), Bytes>,
     unreachable: Recent<SocketAddr, Instant>,
+    /// Servers that datagrams did not reach, and until when that is thought to be so.
+    silent: Recent<SocketAddr, Instant>,
+    /// Servers that something was sent to, and that have not been heard since.
+    watched: HashMap<SocketAddr, Watched>,
+    watch_deadlines: BTreeSet<(Instant, SocketAddr)>,
+    /// The probes of all that is watched.
+    probes: HashMap<RequestId, (SocketAddr, Generation)>,
     /// By server: how requests that must not be repeated are numbered.
     numberings: Recent<SocketAddr, Numbering>,
     transmits: VecDeque<Transmit>,
@@ -213,6 +222,10 @@ impl Client {
             assemblies: HashMap::new(),
             tokens: Recent::new(config.tokens),
             unreachable: Recent::new(config.unreachable),
+            silent: Recent::new(config.unreachable),
+            watched: HashMap::new(),
+            watch_deadlines: BTreeSet::new(),
+            probes: HashMap::new(),
             numberings: Recent::new(config.tokens),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -255,6 +268,12 @@ impl Client {
             || self.outstanding.values().any(|request| request.generation == generation)
     }
 
+    /// Whether a request to a server at this address is outstanding.
+    pub fn is_asked(&self, server: IpAddr) -> bool {
+        let server = server.to_canonical();
+        self.outstanding.values().any(|request| request.request.server.ip() == server)
+    }
+
     /// Begins a request. Its response comes as an [`Event`] or by [`Client::claim`].
     ///
     /// # Errors
@@ -292,6 +311,7 @@ impl Client {
             && (request.method.is_idempotent() || self.config.once)
             && request.http.len() <= self.config.request_bytes
             && self.token_field(&request, key.is_some(), generation).is_some();
+        let silent = by_udp && self.is_silent(request.server, now);
         let unreachable = by_udp && self.unreachable.get(&request.server).is_some_and(|until| *until > now);
         let seal = key.map(Sealing::new);
         let presented = Bytes::new();
@@ -303,6 +323,8 @@ impl Client {
         self.metrics.dhttp_client_outstanding.add(1);
         if unreachable {
             self.use_http(id);
+        } else if silent {
+            self.use_tcp(id, TcpReason::NoAnswer);
         } else if by_udp {
             self.send(id, 1, 0, now);
         } else {
@@ -323,6 +345,13 @@ impl Client {
             self.metrics.dhttp_client_malformed_total.add(1);
             return;
         };
+        if self.handle_probed(generation, id, &answer) {
+            return;
+        }
+        let asked = self.outstanding.get(&id).filter(|request| request.generation == generation);
+        if let Some(server) = asked.map(|request| request.request.server) {
+            self.heard(server);
+        }
         let Some((server, method, sent, proofs)) = self.awaiting(id, generation) else { return };
         if !self.cache_is_allowed(id, from.ip()) {
             return;
@@ -409,10 +438,11 @@ impl Client {
         from: IpAddr,
         id: RequestId,
     ) -> Result<Method, ClaimError> {
-        let (_, method, ..) = self.awaiting(id, generation).ok_or(ClaimError::Unmatched)?;
+        let (server, method, ..) = self.awaiting(id, generation).ok_or(ClaimError::Unmatched)?;
         if self.is_sealed(id) {
             return Err(ClaimError::Unmatched);
         }
+        self.heard(server);
         if !self.cache_is_allowed(id, from) {
             return Err(ClaimError::CacheRefused);
         }
@@ -451,6 +481,7 @@ impl Client {
 
     /// Lets time pass: requests without an answer are sent again, or given up for a connection.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.handle_silence(now);
         while let Some(&(deadline, id)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
             let channel = self.outstanding.get(&id).map(|request| request.channel);
             match channel {
@@ -488,7 +519,7 @@ impl Client {
         }
     }
 
-    /// The next datagram to send: at most one for each call of another method, and one for each resend that is due.
+    /// The next datagram to send: at most one for each call of another method, and one for each resend or probe that is due.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }
@@ -500,7 +531,9 @@ impl Client {
 
     /// When [`Client::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(deadline, _)| *deadline)
+        let request = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let path = self.watch_deadlines.first().map(|(deadline, _)| *deadline);
+        request.into_iter().chain(path).min()
     }
 
     /// Panics if the tables contradict each other or exceed their bounds; for tests.
@@ -521,6 +554,7 @@ impl Client {
             assert!(matches!(channel, Some(Channel::Udp { .. })));
         }
         assert!(self.tokens.len() <= self.config.tokens);
+        self.check_paths();
         assert!(self.tcp_ports.len() <= self.outstanding.len() + 1);
     }
 
@@ -599,10 +633,12 @@ impl Client {
         }
         message.write(&mut payload);
         mark_sealed(&mut payload, sealed);
-        self.transmits.push_back(Transmit { generation, to: request.server, payload });
+        let server = request.server;
+        self.transmits.push_back(Transmit { generation, to: server, payload });
         if let Some(outstanding) = self.outstanding.get_mut(&id) {
             outstanding.presented = token;
         }
+        self.watch(server, now);
         self.set_channel(id, Channel::Udp { sent, proofs, deadline });
     }
 

@@ -6,6 +6,7 @@ mod icmp;
 mod listener;
 mod once;
 mod opened;
+pub(crate) mod places;
 mod ports;
 mod request;
 mod security;
@@ -17,7 +18,7 @@ mod udp;
 pub use client::{ClientOptions, DhttpClient};
 pub use listener::{BindError, Listener};
 pub use once::Window;
-pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Upload, Via};
 pub use security::{Fingerprint, Security};
 pub use server::{DriverMetrics, ServerHandle, ServerOptions, random_secret, serve};
 pub use service::{

@@ -4,6 +4,7 @@
 mod hostile;
 mod secured;
 mod site;
+mod unheard;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -241,7 +242,7 @@ async fn a_body_that_is_still_being_made_is_uploaded_as_it_comes() {
     let (mut sender, body) = Body::channel();
     let head = "PUT /count HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n";
     let client = client();
-    let fetch = client.fetch(request(&site, head, FetchBody::Streamed(body)));
+    let fetch = client.fetch(request(&site, head, FetchBody::Streamed(body.into())));
     let feed = async {
         for _ in 0..30 {
             sender.send(vec![7; 10_000].into()).await.unwrap();
