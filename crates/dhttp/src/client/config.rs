@@ -40,7 +40,8 @@ pub struct ClientConfig {
     pub port_requests: u32,
     /// Most tokens kept; the oldest goes first.
     pub tokens: usize,
-    /// After how long without a datagram from a server it is asked for a sign of life; zero: never.
+    /// After how long without a datagram from a server it is asked for a sign of life, four times as long if it has given
+    /// a token; zero: never.
     pub probe_after: Duration,
     /// How often it is asked, as far apart, before its requests go over connections, and others to it for some time.
     pub probes: usize,

@@ -15,6 +15,7 @@ metric_set! {
         Counter dhttp_client_proofs_total: "Requests sent again with a token at once.",
         Counter dhttp_client_probes_total: "Datagrams that asked a silent server for a sign of life.",
         Counter dhttp_client_silent_total: "Servers that gave none: UDP does not pass between them and the client.",
+        Counter dhttp_client_unreachable_total: "Servers that ICMP said UDP does not get to.",
         Counter dhttp_client_malformed_total: "Datagrams ignored because they were no responses.",
         Counter dhttp_client_unmatched_total: "Responses ignored because no request waited for them on that port.",
         Counter dhttp_client_late_total: "Responses ignored because another channel already had the request.",

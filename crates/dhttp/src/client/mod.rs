@@ -472,6 +472,7 @@ impl Client {
             return;
         }
         waiting.sort_unstable();
+        self.metrics.dhttp_client_unreachable_total.add(1);
         self.unreachable.insert(server, now + self.config.unreachable_for);
         for id in waiting {
             // Another copy of it may have reached the server while it was there.
@@ -638,7 +639,7 @@ impl Client {
         if let Some(outstanding) = self.outstanding.get_mut(&id) {
             outstanding.presented = token;
         }
-        self.watch(server, now);
+        self.watch(server, generation, now);
         self.set_channel(id, Channel::Udp { sent, proofs, deadline });
     }
 

@@ -4,7 +4,7 @@
 //! for a while, it asks for that; a server that takes its time for a response is told from one that is not reached.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rand::RngExt;
@@ -15,9 +15,15 @@ use crate::wire::{Answer, Once, Pieces, Request, RequestId};
 /// Asks for nothing that a site has, so that nothing but a token can be the answer.
 const PROBE: &[u8] = b"OPTIONS * HTTP/1.1\r\nHost: dhttp.invalid\r\n\r\n";
 
+/// So many times as long is a server waited for that has given a token: it makes responses before it answers, and may be
+/// busy; the others answer at once.
+const KNOWN: u32 = 4;
+
 /// A server that has been sent something and not been heard since.
 #[derive(Debug)]
 pub(super) struct Watched {
+    /// How long a sign of life is waited for.
+    patience: Duration,
     deadline: Instant,
     /// The probes sent, at most as many as the settings allow.
     probes: Vec<RequestId>,
@@ -29,14 +35,16 @@ impl Client {
         self.silent.get(&server).is_some_and(|until| *until > now)
     }
 
-    /// Something has been sent to `server`.
-    pub(super) fn watch(&mut self, server: SocketAddr, now: Instant) {
+    /// Something has been sent to `server` from these ports.
+    pub(super) fn watch(&mut self, server: SocketAddr, generation: Generation, now: Instant) {
         let is_off = self.config.probe_after.is_zero() || self.watched.len() >= self.config.outstanding;
         if is_off || self.watched.contains_key(&server) {
             return;
         }
-        let deadline = now + self.config.probe_after;
-        self.watched.insert(server, Watched { deadline, probes: Vec::new() });
+        let is_known = self.tokens.get(&(generation, server)).is_some();
+        let patience = self.config.probe_after.saturating_mul(if is_known { KNOWN } else { 1 });
+        let deadline = now + patience;
+        self.watched.insert(server, Watched { patience, deadline, probes: Vec::new() });
         self.watch_deadlines.insert((deadline, server));
     }
 
@@ -91,6 +99,7 @@ impl Client {
                 Some((_, generation)) if asked < self.config.probes => self.probe(server, *generation, now),
                 Some(_) => {
                     self.unwatch(server);
+                    self.tokens.retain(|(_, known)| *known != server);
                     // Known for longer once the server has answered by TCP.
                     self.silent.insert(server, now + self.config.max_timeout);
                     self.metrics.dhttp_client_silent_total.add(1);
@@ -130,7 +139,7 @@ impl Client {
         self.probes.insert(id, (server, generation));
         let Some(watched) = self.watched.get_mut(&server) else { return };
         self.watch_deadlines.remove(&(watched.deadline, server));
-        watched.deadline = now + self.config.probe_after;
+        watched.deadline = now + watched.patience;
         watched.probes.push(id);
         self.watch_deadlines.insert((watched.deadline, server));
     }

@@ -598,6 +598,30 @@ fn a_server_that_takes_its_time_shows_that_it_is_there_and_is_waited_for() {
 }
 
 #[test]
+fn a_server_that_was_there_a_moment_ago_is_waited_for_longer_and_then_known_no_more() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let probe_after = ClientConfig::default().probe_after;
+    let id = bench.start(get());
+    bench.receive(server(), id, Answer::Http { token: Some(TOKEN), http: OK });
+    assert!(bench.client.poll_event().is_some());
+    let id = bench.start(get());
+    while bench.sent().is_some() {}
+    next_probe(&mut bench, probe_after * 4);
+    // The request itself is due meanwhile.
+    for _ in 0..10 {
+        if bench.client.metrics.dhttp_client_silent_total.get() == 0 {
+            bench.time_out();
+        }
+    }
+    assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
+    while bench.sent().is_some() {}
+    bench.now += ClientConfig::default().max_timeout;
+    bench.start(get());
+    assert_eq!(Request::parse(&bench.sent().unwrap()).unwrap().token, Some(&[][..]));
+    next_probe(&mut bench, probe_after);
+}
+
+#[test]
 fn a_late_answer_takes_back_that_udp_does_not_pass() {
     let mut bench = Bench::new(ClientConfig::default());
     let id = bench.start(get());

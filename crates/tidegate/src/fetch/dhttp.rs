@@ -44,7 +44,14 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
             Via::ClientConnection => format!("* from {from} on a connection of our own"),
             Via::Http => format!("* from {from} by HTTP"),
         });
-        let resends = client.metrics().dhttp_client_resends_total.get();
+        let metrics = client.metrics();
+        if metrics.dhttp_client_unreachable_total.get() > 0 {
+            args.show("* UDP does not get to the server: ICMP says so");
+        }
+        if metrics.dhttp_client_silent_total.get() > 0 {
+            args.show("* UDP does not get to the server, or back: no sign of life");
+        }
+        let resends = metrics.dhttp_client_resends_total.get();
         if resends > 0 {
             args.show(&format!("* asked again {resends} times"));
         }
