@@ -121,6 +121,28 @@ impl Client {
         }
     }
 
+    /// ICMP says that `server` cannot be reached by UDP: its requests are made by HTTP at once, and so are others for
+    /// some time (DHTTP §IV-E).
+    pub fn handle_unreachable(&mut self, server: SocketAddr, now: Instant) {
+        let mut waiting: Vec<RequestId> = self
+            .outstanding
+            .iter()
+            .filter(|(_, request)| request.request.server == server)
+            .filter(|(_, request)| matches!(request.channel, Channel::Udp { .. }))
+            .map(|(id, _)| *id)
+            .collect();
+        if waiting.is_empty() {
+            return;
+        }
+        waiting.sort_unstable();
+        self.metrics.dhttp_client_unreachable_total.add(1);
+        self.unreachable.insert(server, now + self.config.unreachable_for);
+        for id in waiting {
+            // Another copy of it may have reached the server while it was there.
+            if self.is_numbered(id) { self.outcome_unknown(id) } else { self.use_http(id) }
+        }
+    }
+
     fn probe(&mut self, server: SocketAddr, generation: Generation, now: Instant) {
         let id = loop {
             let id = RequestId(self.rng.random());

@@ -395,9 +395,8 @@ async fn an_unproved_client_is_sent_three_times_its_bytes_at_most_and_no_syn() {
 
 /// A cache on the way: it takes the server's place on the UDP port, and answers from an address of its own.
 async fn cache(site: &str) -> (SocketAddr, tokio::task::JoinHandle<()>) {
-    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let (server, origin) = unheard::port_pair().await;
     let address = server.local_addr().unwrap();
-    let origin = TcpListener::bind(address).await.unwrap();
     let cache = UdpSocket::bind("127.0.0.77:0").await.unwrap();
     let body = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{site}", site.len());
     let task = tokio::spawn(async move {

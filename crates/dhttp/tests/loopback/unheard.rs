@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
 /// UDP and TCP of one port, at which nobody has listened for DHTTP yet.
-async fn port_pair() -> (UdpSocket, TcpListener) {
+pub async fn port_pair() -> (UdpSocket, TcpListener) {
     loop {
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
