@@ -35,7 +35,7 @@ pub enum StartError {
         /// The greatest number of outstanding requests.
         limit: usize,
     },
-    /// [`Client::use_ports`] has not been called.
+    /// [`super::Client::use_ports`] has not been called.
     #[error("the client has no ports yet")]
     NoPorts,
 }
@@ -69,7 +69,7 @@ pub enum Event {
         /// Where its body starts.
         head_bytes: usize,
     },
-    /// Open a connection to the server and send the request there with [`Client::tcp_header`] in front, once.
+    /// Open a connection to the server and send the request there with [`super::Client::tcp_header`] in front, once.
     UseTcp {
         /// The request.
         id: RequestId,
