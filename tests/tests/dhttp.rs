@@ -118,6 +118,98 @@ fn host_of_both_listeners_one_object() {
     assert_eq!(origin.count(), 1);
 }
 
+/// What `tidegate fetch` with these options left.
+fn fetch_with(options: &[&str]) -> Output {
+    std::process::Command::new(Tidegate::binary()).arg("fetch").args(options).output().unwrap()
+}
+
+#[test]
+fn content_for_the_server_is_posted_once_by_each_scheme() {
+    let origin = Origin::start(|request| Reply::ok(format!("{} {}", request.method, request.body.len())));
+    let (tidegate, dhttp) = start(&origin, "");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("long");
+    std::fs::write(&file, content(1, 5000)).unwrap();
+    let long = format!("@{}", file.display());
+    let urls = [
+        format!("dhttp://{dhttp}/form"),
+        format!("dhttpt://{dhttp}/form"),
+        format!("http://{}/form", tidegate.address()),
+    ];
+    for url in &urls {
+        let before = origin.count();
+        let posted = fetch_with(&["-d", "a=1", "-d", "b=2", "-H", "X-Given: yes", url]);
+        assert_eq!(String::from_utf8_lossy(&posted.stdout), "POST 7", "{url}: {posted:?}");
+        let last = origin.last();
+        assert_eq!((last.body.as_slice(), last.field("X-Given").as_str()), (&b"a=1&b=2"[..], "yes"));
+        assert_eq!(last.field("Content-Type"), "application/x-www-form-urlencoded");
+        let put = fetch_with(&["-X", "PUT", "-H", "Content-Type: text/plain", "-d", &long, url]);
+        assert_eq!(String::from_utf8_lossy(&put.stdout), "PUT 5000", "{url}: {put:?}");
+        let last = origin.last();
+        assert!(last.body == content(1, 5000) && last.field("Content-Type") == "text/plain");
+        assert_eq!(origin.count(), before + 2, "{url}");
+    }
+}
+
+#[test]
+fn option_that_the_scheme_would_ignore_is_an_error_with_a_remedy() {
+    let none = "0".repeat(64);
+    for (options, said) in [
+        (
+            vec!["--tls", &none, "http://127.0.0.1:1/"],
+            "--tls is for dhttp:// URLs, not for http://: use dhttp://",
+        ),
+        (vec!["--no-caches", "http://127.0.0.1:1/"], "--no-caches is for dhttp:// URLs"),
+        (vec!["--cubic", "dhttp://127.0.0.1:1/"], "--cubic is for trickles:// URLs"),
+        (vec!["-d", "x", "trickles://127.0.0.1:1/"], "--data is for http:// and dhttp:// URLs"),
+        (vec!["-H", "no colon", "dhttp://127.0.0.1:1/"], "expected 'Name: value'"),
+        (vec!["-H", "Content-Length: 3", "dhttp://127.0.0.1:1/"], "fetch says this itself"),
+        (vec!["-X", "a b", "dhttp://127.0.0.1:1/"], "no method"),
+    ] {
+        let ended = fetch_with(&options);
+        let line = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.code() == Some(2) && line.contains(said), "{options:?}: {line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+}
+
+#[test]
+fn server_that_cannot_answer_as_asked_is_an_error_with_a_remedy() {
+    let origin = Origin::start(|_| Reply::ok("here"));
+    let (tidegate, dhttp) = start(&origin, "");
+    let closed = free_port();
+    let none = "0".repeat(64);
+    let by_dhttp = format!("dhttp://{dhttp}/");
+    for (options, said) in [
+        (
+            vec!["--tls", &none, &by_dhttp],
+            "another certificate than the one announced: it has a new one whenever",
+        ),
+        (vec![&format!("dhttp://{}/", origin.address())], "speaks HTTP at this port, not DHTTP: use http://"),
+        (vec![&format!("http://{dhttp}/")], "use dhttp://"),
+        (vec![&format!("dhttp://127.0.0.1:{closed}/")], "is the server running, and is this its DHTTP port?"),
+        (vec![&format!("http://127.0.0.1:{closed}/")], "is the server running, and is it this port?"),
+    ] {
+        let ended = fetch_with(&options);
+        let line = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.code() == Some(1) && line.contains(said), "{options:?}: {line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+    assert_eq!(tidegate.get("/").text(), "here");
+}
+
+#[test]
+fn client_that_waits_for_100_continue_sends_its_content_at_once() {
+    let origin = Origin::start(|request| Reply::ok(format!("{} bytes", request.body.len())));
+    let (tidegate, _) = start(&origin, "");
+    let mut client = tidegate.connect();
+    client.send("PUT /x HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
+    let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
+    assert_eq!(client.read_bytes(interim.len()), interim);
+    client.send("abc");
+    assert_eq!(client.response().text(), "3 bytes");
+}
+
 #[test]
 fn post_by_udp_is_answered_use_tcp_and_never_forwarded() {
     let origin = Origin::start(|_| Reply::ok("done"));

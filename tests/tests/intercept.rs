@@ -89,6 +89,13 @@ impl Network {
         self.on("r", "nft flush chain ip dhttp way");
     }
 
+    /// Neither the cache nor the server gets UDP: the router's firewall does with it what `verdict` says.
+    fn forbid_udp(&self, verdict: &str) {
+        self.let_pass();
+        self.on("r", "nft add chain ip dhttp on { type filter hook forward priority filter; }");
+        self.on("r", &format!("nft add rule ip dhttp on udp dport 80 {verdict}"));
+    }
+
     /// The same addresses and rules for IPv6.
     fn add_ipv6(&self) {
         for (host, there, here, at_router) in
@@ -172,7 +179,7 @@ fn cache_on_the_way_answers_from_its_own_address_and_asks_the_server_once() {
     network.serve();
     for (path, body, way) in [
         ("short", b"short".to_vec(), "in a datagram"),
-        ("long", content(3, 200_000), "on a connection that the server opened"),
+        ("long", content(3, 200_000), "on a connection that the cache opened"),
     ] {
         let url = format!("dhttp://{SERVER}/{path}");
         for _ in 0..2 {
@@ -244,5 +251,28 @@ fn client_behind_a_nat_with_the_cache_on_it_long_answer_comes_as_ever() {
     let (body, said) = network.fetch(&[&format!("dhttp://{SERVER}/long")]);
     assert!(body == content(3, 200_000), "{said}");
     assert!(said.contains(&format!("* from {CACHE}:")), "{said}");
-    assert!(said.contains("on a connection that the server opened"), "{said}");
+    assert!(said.contains("on a connection that the cache opened"), "{said}");
+}
+
+#[test]
+fn firewall_that_refuses_udp_the_answer_comes_by_tcp_at_once() {
+    let mut network = Network::start();
+    network.serve();
+    for reason in ["admin-prohibited", "host-prohibited"] {
+        network.forbid_udp(&format!("reject with icmp type {reason}"));
+        let (body, said) = network.fetch(&[&format!("dhttp://{SERVER}/short")]);
+        assert!(body == b"short" && said.contains("on a connection of our own"), "{said}");
+        assert!(said.contains("ICMP says so") && !said.contains("no sign of life"), "{said}");
+        network.on("r", "nft delete chain ip dhttp on");
+    }
+}
+
+#[test]
+fn firewall_that_drops_udp_the_answer_comes_by_tcp_when_there_is_no_sign_of_life() {
+    let mut network = Network::start();
+    network.serve();
+    network.forbid_udp("drop");
+    let (body, said) = network.fetch(&[&format!("dhttp://{SERVER}/short")]);
+    assert!(body == b"short" && said.contains("on a connection of our own"), "{said}");
+    assert!(said.contains("no sign of life"), "{said}");
 }

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
-use tidegate_dhttp::driver::{ClientOptions, DhttpClient, Listener, ServerOptions, serve as serve_listener};
+use tidegate_dhttp::driver::{
+    BindError, ClientOptions, DhttpClient, Listener, ServerOptions, serve as serve_listener,
+};
 use tidegate_dhttp::intercept::{CacheOptions, InterceptionCache};
 use tidegate_dhttp::ports::ClientPorts;
 
@@ -32,6 +34,39 @@ pub(crate) struct InterceptArgs {
     max_object: String,
 }
 
+fn check_addresses(args: &InterceptArgs) -> Result<(), Failure> {
+    let InterceptArgs { listen, from, .. } = args;
+    let wrong = |why: &str| Err(Failure::usage(format!("error: {why}")));
+    if listen.port() == 0 || from.port() == 0 {
+        return wrong("--listen and --from: expected definite ports from 1 to 32767");
+    }
+    if listen.port() == from.port() {
+        return wrong("--from: expected another port than --listen's");
+    }
+    if from.ip().is_unspecified() {
+        return wrong(
+            "--from: expected one address of this host, by which clients know the cache, such as 192.0.2.1:8054",
+        );
+    }
+    if listen.is_ipv4() != from.is_ipv4() {
+        return wrong("--from: expected an address of the same family as --listen's");
+    }
+    Ok(())
+}
+
+/// What helps against an error at the start.
+fn remedy(error: &BindError) -> &'static str {
+    let BindError::Io(error) = error else {
+        return "clients of DHTTP use ports 32768 to 65535; choose a lower one";
+    };
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "it needs root, or CAP_NET_ADMIN",
+        io::ErrorKind::AddrInUse => "another program has the port: choose another one",
+        io::ErrorKind::AddrNotAvailable => "expected addresses of this host: `ip address` shows them",
+        _ => "see `tidegate intercept --help`",
+    }
+}
+
 /// Serves until a signal ends it.
 pub(crate) fn run(args: &InterceptArgs, log: LogForm) -> Result<(), Failure> {
     let size = |name: &str, text: &str| {
@@ -42,15 +77,15 @@ pub(crate) fn run(args: &InterceptArgs, log: LogForm) -> Result<(), Failure> {
         memory_bytes: size("memory", &args.memory)?,
         object_bytes: size("max-object", &args.max_object)?,
     };
-    if args.listen.port() == args.from.port() {
-        return Err(Failure::usage("error: --from: expected another port than --listen's".to_owned()));
-    }
+    check_addresses(args)?;
     run::start_log(log);
     run::raise_descriptor_limit();
     let listener = Listener::intercept(args.listen, args.from, &ClientPorts::default()).map_err(|error| {
         Failure::runtime(format!(
-            "error: cannot intercept at {} and answer from {}: {error}; it needs CAP_NET_ADMIN",
-            args.listen, args.from
+            "error: cannot intercept at {} and answer from {}: {error}; {}",
+            args.listen,
+            args.from,
+            remedy(&error)
         ))
     })?;
     let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));

@@ -457,3 +457,31 @@ fn standard_output_whose_reader_is_gone_is_no_error() {
     std::io::Read::read_to_string(process.0.stderr.as_mut().unwrap(), &mut err).unwrap();
     assert_eq!((status.code(), err.as_str()), (Some(0), ""));
 }
+
+#[test]
+fn interception_that_cannot_start_says_what_helps() {
+    let (here, free) = (local(8054), local(free_port()));
+    for (listen, from, code, said) in [
+        ("0.0.0.0:8053", "0.0.0.0:8054", 2, "expected one address of this host"),
+        ("0.0.0.0:8053", "127.0.0.1:8053", 2, "expected another port"),
+        ("0.0.0.0:0", here.as_str(), 2, "expected definite ports"),
+        ("[::]:8053", here.as_str(), 2, "the same family"),
+        ("0.0.0.0:40000", here.as_str(), 1, "choose a lower one"),
+        (free.as_str(), "198.51.100.77:8054", 1, "expected addresses of this host"),
+    ] {
+        let ended = tidegate(&["intercept", "--listen", listen, "--from", from]);
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        assert!(ended.line().contains(said), "{listen} {from}: {ended:?}");
+    }
+}
+
+#[test]
+fn dhttp_listener_with_port_0_is_told_which_ports_there_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"dhttp\"\n[[upstream]]\nname = \"a\"\nservers = [\"http://127.0.0.1:1\"]\n";
+    let ended = tidegate(&["check", &write(folder.path(), config)]);
+    assert!(
+        ended.err.contains("name one from 1 to 32767") && !ended.err.contains("choose a lower one"),
+        "{ended:?}"
+    );
+}

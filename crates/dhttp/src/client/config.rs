@@ -40,6 +40,11 @@ pub struct ClientConfig {
     pub port_requests: u32,
     /// Most tokens kept; the oldest goes first.
     pub tokens: usize,
+    /// After how long without a datagram from a server it is asked for a sign of life, four times as long if it has given
+    /// a token; zero: never.
+    pub probe_after: Duration,
+    /// How often it is asked, as far apart, before its requests go over connections, and others to it for some time.
+    pub probes: usize,
     /// How long a server that could not be reached by UDP is spoken to by other means.
     pub unreachable_for: Duration,
     /// Most such servers remembered; the oldest goes first.
@@ -66,6 +71,8 @@ impl Default for ClientConfig {
             port_lifetime: Duration::from_secs(300),
             port_requests: 1000,
             tokens: 1024,
+            probe_after: Duration::from_millis(500),
+            probes: 2,
             unreachable_for: Duration::from_secs(300),
             unreachable: 1024,
         }

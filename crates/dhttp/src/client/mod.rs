@@ -6,8 +6,10 @@
 
 mod answer;
 mod config;
+mod event;
 mod metrics;
 mod once;
+mod path;
 mod policy;
 mod seal;
 #[cfg(test)]
@@ -29,10 +31,12 @@ use crate::sealed::{KeyConfig, SEALED_FLAG};
 use crate::wire::{Answer, MAX_TOKEN_BYTES, Pieces, Request, RequestId, Response};
 
 pub use config::ClientConfig;
+pub use event::{ClaimError, Event, Generation, NewRequest, StartError, TcpReason, Transmit};
 pub use metrics::ClientMetrics;
 pub use policy::CachePolicy;
 
 use once::{Numbering, Sent};
+use path::Watched;
 use seal::Sealing;
 
 /// How often one request is sent again because a server asks for proof of the address. A cache and its server on one
@@ -43,109 +47,6 @@ const MOST_REPAIRS: u32 = 4;
 
 /// The first bytes of a TLS handshake (RFC 8446 §5.1).
 pub(crate) const TLS_RECORD: &[u8] = &[22, 3];
-
-/// A pair of ports, UDP and TCP, in the order in which they were taken into use.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Generation(u32);
-
-/// A request to be made.
-#[derive(Clone, Debug)]
-pub struct NewRequest {
-    /// The server's address; its UDP and TCP ports have one number.
-    pub server: SocketAddr,
-    /// The host name of the URL, for the policy on caches.
-    pub site: String,
-    /// The request's method.
-    pub method: Method,
-    /// The HTTP request, head and body; empty if the body is too long to be held, which needs `by_tcp`.
-    pub http: Bytes,
-    /// `dhttpt://`: not by UDP (DHTTP §III-A).
-    pub by_tcp: bool,
-}
-
-/// Why a request was not begun.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum StartError {
-    /// Try again when another request is over.
-    #[error("{limit} requests are outstanding already")]
-    TooMany {
-        /// The greatest number of outstanding requests.
-        limit: usize,
-    },
-    /// [`Client::use_ports`] has not been called.
-    #[error("the client has no ports yet")]
-    NoPorts,
-}
-
-/// Why a request goes over a connection that the client opens.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum TcpReason {
-    /// It must not be repeated, is too long for a datagram, or its URL says so.
-    Request,
-    /// The server asked for it.
-    Asked,
-    /// No answer came, however often it was sent.
-    NoAnswer,
-    /// The answer was of a cache that the policy refuses: TCP passes caches by (DHTTP §IV-A).
-    CacheRefused,
-    /// The answer was malformed, or the connection with the answer broke.
-    BadAnswer,
-}
-
-/// What becomes of a request.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// The response came by UDP and is complete.
-    Response {
-        /// The request.
-        id: RequestId,
-        /// Who answered: the server, or a cache.
-        from: SocketAddr,
-        /// The HTTP response.
-        http: Bytes,
-        /// Where its body starts.
-        head_bytes: usize,
-    },
-    /// Open a connection to the server and send the request there with [`Client::tcp_header`] in front, once.
-    UseTcp {
-        /// The request.
-        id: RequestId,
-        /// Why.
-        reason: TcpReason,
-    },
-    /// The request, which must not be repeated, may have been executed; nothing more will be known of it.
-    OutcomeUnknown {
-        /// The request.
-        id: RequestId,
-    },
-    /// The server does not speak DHTTP: make the request by HTTP at once (DHTTP §IV-E).
-    UseHttp {
-        /// The request.
-        id: RequestId,
-    },
-}
-
-/// Why a connection's next response is refused. The connection must be closed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum ClaimError {
-    /// An id is not accepted twice, and not from nowhere.
-    #[error("no request waits for this response")]
-    Unmatched,
-    /// The policy on caches.
-    #[error("answers of this cache are refused")]
-    CacheRefused,
-}
-
-/// A datagram to be sent.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Transmit {
-    /// From the UDP port of this pair.
-    pub generation: Generation,
-    /// The server.
-    pub to: SocketAddr,
-    /// What to send.
-    pub payload: Vec<u8>,
-}
 
 /// Which channel has a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -193,6 +94,13 @@ pub struct Client {
     assemblies: HashMap<RequestId, Assembly>,
     tokens: Recent<(Generation, SocketAddr), Bytes>,
     unreachable: Recent<SocketAddr, Instant>,
+    /// Servers that datagrams did not reach, and until when that is thought to be so.
+    silent: Recent<SocketAddr, Instant>,
+    /// Servers that something was sent to, and that have not been heard since.
+    watched: HashMap<SocketAddr, Watched>,
+    watch_deadlines: BTreeSet<(Instant, SocketAddr)>,
+    /// The probes of all that is watched.
+    probes: HashMap<RequestId, (SocketAddr, Generation)>,
     /// By server: how requests that must not be repeated are numbered.
     numberings: Recent<SocketAddr, Numbering>,
     transmits: VecDeque<Transmit>,
@@ -213,6 +121,10 @@ impl Client {
             assemblies: HashMap::new(),
             tokens: Recent::new(config.tokens),
             unreachable: Recent::new(config.unreachable),
+            silent: Recent::new(config.unreachable),
+            watched: HashMap::new(),
+            watch_deadlines: BTreeSet::new(),
+            probes: HashMap::new(),
             numberings: Recent::new(config.tokens),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -255,6 +167,12 @@ impl Client {
             || self.outstanding.values().any(|request| request.generation == generation)
     }
 
+    /// Whether a request to a server at this address is outstanding.
+    pub fn is_asked(&self, server: IpAddr) -> bool {
+        let server = server.to_canonical();
+        self.outstanding.values().any(|request| request.request.server.ip() == server)
+    }
+
     /// Begins a request. Its response comes as an [`Event`] or by [`Client::claim`].
     ///
     /// # Errors
@@ -292,6 +210,7 @@ impl Client {
             && (request.method.is_idempotent() || self.config.once)
             && request.http.len() <= self.config.request_bytes
             && self.token_field(&request, key.is_some(), generation).is_some();
+        let silent = by_udp && self.is_silent(request.server, now);
         let unreachable = by_udp && self.unreachable.get(&request.server).is_some_and(|until| *until > now);
         let seal = key.map(Sealing::new);
         let presented = Bytes::new();
@@ -303,6 +222,8 @@ impl Client {
         self.metrics.dhttp_client_outstanding.add(1);
         if unreachable {
             self.use_http(id);
+        } else if silent {
+            self.use_tcp(id, TcpReason::NoAnswer);
         } else if by_udp {
             self.send(id, 1, 0, now);
         } else {
@@ -323,6 +244,13 @@ impl Client {
             self.metrics.dhttp_client_malformed_total.add(1);
             return;
         };
+        if self.handle_probed(generation, id, &answer) {
+            return;
+        }
+        let asked = self.outstanding.get(&id).filter(|request| request.generation == generation);
+        if let Some(server) = asked.map(|request| request.request.server) {
+            self.heard(server);
+        }
         let Some((server, method, sent, proofs)) = self.awaiting(id, generation) else { return };
         if !self.cache_is_allowed(id, from.ip()) {
             return;
@@ -409,10 +337,11 @@ impl Client {
         from: IpAddr,
         id: RequestId,
     ) -> Result<Method, ClaimError> {
-        let (_, method, ..) = self.awaiting(id, generation).ok_or(ClaimError::Unmatched)?;
+        let (server, method, ..) = self.awaiting(id, generation).ok_or(ClaimError::Unmatched)?;
         if self.is_sealed(id) {
             return Err(ClaimError::Unmatched);
         }
+        self.heard(server);
         if !self.cache_is_allowed(id, from) {
             return Err(ClaimError::CacheRefused);
         }
@@ -428,29 +357,9 @@ impl Client {
         }
     }
 
-    /// ICMP says that `server` cannot be reached by UDP: its requests are made by HTTP at once, and so are others for
-    /// some time (DHTTP §IV-E).
-    pub fn handle_unreachable(&mut self, server: SocketAddr, now: Instant) {
-        let mut waiting: Vec<RequestId> = self
-            .outstanding
-            .iter()
-            .filter(|(_, request)| request.request.server == server)
-            .filter(|(_, request)| matches!(request.channel, Channel::Udp { .. }))
-            .map(|(id, _)| *id)
-            .collect();
-        if waiting.is_empty() {
-            return;
-        }
-        waiting.sort_unstable();
-        self.unreachable.insert(server, now + self.config.unreachable_for);
-        for id in waiting {
-            // Another copy of it may have reached the server while it was there.
-            if self.is_numbered(id) { self.outcome_unknown(id) } else { self.use_http(id) }
-        }
-    }
-
     /// Lets time pass: requests without an answer are sent again, or given up for a connection.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.handle_silence(now);
         while let Some(&(deadline, id)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
             let channel = self.outstanding.get(&id).map(|request| request.channel);
             match channel {
@@ -488,7 +397,7 @@ impl Client {
         }
     }
 
-    /// The next datagram to send: at most one for each call of another method, and one for each resend that is due.
+    /// The next datagram to send: at most one for each call of another method, and one for each resend or probe that is due.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }
@@ -500,7 +409,9 @@ impl Client {
 
     /// When [`Client::handle_timeout`] is to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(deadline, _)| *deadline)
+        let request = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let path = self.watch_deadlines.first().map(|(deadline, _)| *deadline);
+        request.into_iter().chain(path).min()
     }
 
     /// Panics if the tables contradict each other or exceed their bounds; for tests.
@@ -521,6 +432,7 @@ impl Client {
             assert!(matches!(channel, Some(Channel::Udp { .. })));
         }
         assert!(self.tokens.len() <= self.config.tokens);
+        self.check_paths();
         assert!(self.tcp_ports.len() <= self.outstanding.len() + 1);
     }
 
@@ -599,10 +511,12 @@ impl Client {
         }
         message.write(&mut payload);
         mark_sealed(&mut payload, sealed);
-        self.transmits.push_back(Transmit { generation, to: request.server, payload });
+        let server = request.server;
+        self.transmits.push_back(Transmit { generation, to: server, payload });
         if let Some(outstanding) = self.outstanding.get_mut(&id) {
             outstanding.presented = token;
         }
+        self.watch(server, generation, now);
         self.set_channel(id, Channel::Udp { sent, proofs, deadline });
     }
 

@@ -19,6 +19,11 @@ fn get() -> NewRequest {
     }
 }
 
+/// Waits for the paper's timers only.
+fn unprobed() -> ClientConfig {
+    ClientConfig { probe_after: Duration::ZERO, ..ClientConfig::default() }
+}
+
 struct Bench {
     client: Client,
     generation: Generation,
@@ -97,7 +102,7 @@ fn an_id_is_accepted_once_and_never_from_nowhere() {
 
 #[test]
 fn a_request_without_an_answer_is_sent_again_with_the_flag_and_then_goes_by_tcp() {
-    let mut bench = Bench::new(ClientConfig { jitter: 0.0, ..ClientConfig::default() });
+    let mut bench = Bench::new(ClientConfig { jitter: 0.0, ..unprobed() });
     let start = bench.now;
     let id = bench.start(get());
     assert!(!Request::parse(&bench.sent().unwrap()).unwrap().resend);
@@ -166,7 +171,7 @@ fn numbered(ticket: u8, number: u32) -> Once {
 
 #[test]
 fn what_must_not_be_repeated_is_numbered_within_the_servers_ticket() {
-    let mut bench = Bench::new(ClientConfig::default());
+    let mut bench = Bench::new(unprobed());
     let first = bench.start(post());
     assert_eq!(once_of(bench.sent()), Once::Unnumbered);
     bench.receive(server(), first, new_ticket(7, Once::No, 0));
@@ -207,7 +212,7 @@ fn a_ticket_out_of_date_is_replaced_by_a_server_that_has_been_there_all_the_time
 
 #[test]
 fn what_a_server_may_have_executed_before_it_was_started_again_is_not_sent_again() {
-    let mut bench = Bench::new(ClientConfig::default());
+    let mut bench = Bench::new(unprobed());
     let id = bench.start(post());
     bench.sent();
     bench.receive(server(), id, new_ticket(7, Once::No, 100));
@@ -519,5 +524,126 @@ fn a_sealed_request_never_goes_by_http() {
     let key = crate::sealed::ServerKeys::new([4; 32], 1000).current(0).0;
     let id = bench.client.start_sealed(get(), Some(key), bench.now).unwrap();
     bench.client.handle_unreachable(server(), bench.now);
+    assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
+}
+
+/// The probe that is sent next, after `wait`.
+fn next_probe(bench: &mut Bench, wait: Duration) -> RequestId {
+    let before = bench.now;
+    bench.time_out();
+    assert_eq!(bench.now - before, wait);
+    let payload = bench.sent().expect("a probe is sent");
+    let probe = Request::parse(&payload).unwrap();
+    assert!(probe.http.starts_with(b"OPTIONS * ") && probe.token == Some(b"") && !probe.resend);
+    assert!(bench.sent().is_none());
+    probe.id
+}
+
+#[test]
+fn a_server_that_udp_does_not_reach_is_asked_by_tcp_after_a_moment_and_at_once_the_next_time() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let config = ClientConfig::default();
+    let ids = [bench.start(get()), bench.start(get())];
+    while bench.sent().is_some() {}
+    let other = bench.start(NewRequest { server: "192.0.2.9:80".parse().unwrap(), ..get() });
+    bench.http("192.0.2.9:80".parse().unwrap(), other, OK);
+    assert!(bench.client.poll_event().is_some() && bench.sent().is_some());
+    let probes = [next_probe(&mut bench, config.probe_after), next_probe(&mut bench, config.probe_after)];
+    bench.time_out();
+    let gone: Vec<_> = std::iter::from_fn(|| bench.client.poll_event()).collect();
+    assert!(ids.iter().all(|id| gone.contains(&Event::UseTcp { id: *id, reason: TcpReason::NoAnswer })));
+    assert_eq!(gone.len(), 2);
+    assert_eq!(bench.client.metrics.dhttp_client_silent_total.get(), 1);
+    // That it is so is believed for longer once TCP has brought an answer.
+    bench.client.on_tcp_answered(ids[0], bench.now);
+    bench.now += config.max_timeout * 2;
+    let id = bench.start(get());
+    assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
+    assert!(bench.sent().is_none());
+    bench.now += config.unreachable_for;
+    bench.start(get());
+    assert!(bench.sent().is_some(), "it is tried again");
+    // Answers to probes that nobody waits for any more change nothing.
+    for probe in probes {
+        bench.receive(server(), probe, Answer::ProveAddress { token: TOKEN });
+    }
+}
+
+#[test]
+fn a_server_that_answers_neither_by_tcp_is_tried_by_udp_again_soon() {
+    let mut bench = Bench::new(ClientConfig::default());
+    bench.start(get());
+    bench.sent();
+    (0..3).for_each(|_| bench.time_out());
+    bench.now += ClientConfig::default().max_timeout;
+    while bench.sent().is_some() {}
+    bench.start(get());
+    assert!(bench.sent().is_some());
+}
+
+#[test]
+fn a_server_that_takes_its_time_shows_that_it_is_there_and_is_waited_for() {
+    let mut bench = Bench::new(ClientConfig { jitter: 0.0, ..ClientConfig::default() });
+    let start = bench.now;
+    let id = bench.start(get());
+    bench.sent();
+    let probe = next_probe(&mut bench, ClientConfig::default().probe_after);
+    bench.receive(server(), probe, Answer::ProveAddress { token: TOKEN });
+    assert_eq!((bench.sent(), bench.client.poll_event()), (None, None));
+    bench.time_out();
+    assert_eq!(bench.now - start, Duration::from_secs(5));
+    let resent = bench.sent().unwrap();
+    let resent = Request::parse(&resent).unwrap();
+    assert!(resent.resend && resent.id == id && resent.token == Some(TOKEN), "the token is of use");
+}
+
+#[test]
+fn a_server_that_was_there_a_moment_ago_is_waited_for_longer_and_then_known_no_more() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let probe_after = ClientConfig::default().probe_after;
+    let id = bench.start(get());
+    bench.receive(server(), id, Answer::Http { token: Some(TOKEN), http: OK });
+    assert!(bench.client.poll_event().is_some());
+    let id = bench.start(get());
+    while bench.sent().is_some() {}
+    next_probe(&mut bench, probe_after * 4);
+    // The request itself is due meanwhile.
+    for _ in 0..10 {
+        if bench.client.metrics.dhttp_client_silent_total.get() == 0 {
+            bench.time_out();
+        }
+    }
+    assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
+    while bench.sent().is_some() {}
+    bench.now += ClientConfig::default().max_timeout;
+    bench.start(get());
+    assert_eq!(Request::parse(&bench.sent().unwrap()).unwrap().token, Some(&[][..]));
+    next_probe(&mut bench, probe_after);
+}
+
+#[test]
+fn a_late_answer_takes_back_that_udp_does_not_pass() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(get());
+    bench.sent();
+    (0..3).for_each(|_| bench.time_out());
+    while bench.sent().is_some() {}
+    assert!(matches!(bench.client.poll_event(), Some(Event::UseTcp { .. })));
+    bench.http(server(), id, OK);
+    assert_eq!(bench.client.poll_event(), None, "TCP has it");
+    bench.start(get());
+    assert!(bench.sent().is_some());
+}
+
+#[test]
+fn nobody_but_who_has_seen_the_probe_can_answer_it() {
+    let mut bench = Bench::new(ClientConfig::default());
+    let id = bench.start(get());
+    bench.sent();
+    for _ in 0..2 {
+        next_probe(&mut bench, ClientConfig::default().probe_after);
+        bench.receive(server(), RequestId([9; 8]), Answer::ProveAddress { token: TOKEN });
+    }
+    bench.time_out();
     assert_eq!(bench.client.poll_event(), Some(Event::UseTcp { id, reason: TcpReason::NoAnswer }));
 }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,9 +13,11 @@ use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::opened::{How, Pool};
+use super::places::Places;
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{Fingerprint, Secured};
@@ -43,7 +44,7 @@ pub struct ClientOptions {
     pub progress_timeout: Duration,
     /// How long a connection that a server opened is kept between responses.
     pub idle_timeout: Duration,
-    /// Most connections that servers opened.
+    /// Most connections that servers opened which have been asked something.
     pub accepted: usize,
 }
 
@@ -71,7 +72,9 @@ pub(super) struct Shared {
     /// The core has changed: there may be another time to wait for.
     changed: Arc<Notify>,
     timer: Mutex<Option<AbortHandle>>,
-    accepted: AtomicUsize,
+    /// Connections that servers opened which have been asked something, and those of others.
+    accepted: Places,
+    strangers: Places,
     /// Servers that are spoken to in secret.
     secured: Mutex<Secured>,
     /// Connections of the client's own that wait for another request.
@@ -88,6 +91,13 @@ pub(super) struct State {
     /// The current pair of ports, and those that outstanding requests need.
     pairs: Vec<Pair>,
 }
+
+/// Most connections of a server that has been asked something.
+const OF_SERVER: usize = 64;
+/// Most connections of a peer that has not, and of all of them: interception caches, and whoever found the port.
+const OF_STRANGER: (usize, usize) = (4, 64);
+/// How long a stranger may take to begin its first response.
+const STRANGER_TIME: Duration = Duration::from_secs(10);
 
 /// What a waiting request is told. More than a few cannot come: each ends one of the core's channels.
 const NOTICES: usize = 4;
@@ -144,7 +154,8 @@ impl DhttpClient {
             state: Mutex::new(State { core, waiting: HashMap::new(), pairs: Vec::new() }),
             changed: Arc::default(),
             timer: Mutex::default(),
-            accepted: AtomicUsize::new(0),
+            accepted: Places::default(),
+            strangers: Places::default(),
             secured: Mutex::default(),
             opened: Mutex::default(),
             options,
@@ -178,11 +189,27 @@ impl DhttpClient {
 
     async fn get_by(&self, url: &str, fingerprint: Option<Fingerprint>) -> Result<FetchResponse, FetchError> {
         let url = DhttpUrl::parse(url)?;
+        // Which address it is comes out when the name is resolved.
+        let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), url.port);
+        self.fetch_named(&url, FetchRequest::get(&url, nowhere), fingerprint).await
+    }
+
+    /// Makes a request of the host that `url` names, encrypted if it is known by a fingerprint: `request.server` becomes
+    /// the first of its addresses at which somebody is.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub async fn fetch_named(
+        &self,
+        url: &DhttpUrl,
+        request: FetchRequest,
+        fingerprint: Option<Fingerprint>,
+    ) -> Result<FetchResponse, FetchError> {
         let unresolved = || FetchError::Resolve(url.host.clone());
         let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await.map_err(|_| unresolved())?;
         let mut outcome = Err(unresolved());
         for server in found {
-            let request = FetchRequest::get(&url, server);
+            let request = FetchRequest { server, ..request.clone() };
             outcome = match fingerprint {
                 Some(fingerprint) => self.fetch_secured(request, fingerprint).await,
                 None => self.fetch(request).await,
@@ -259,26 +286,40 @@ impl DhttpClient {
             Notice::Datagram { from, http } => {
                 let (status, head, body) =
                     whole_response(&http, request.method).ok_or(FetchError::BadAnswer)?;
-                Ok(FetchResponse { status, head, body: Body::full(body), via: Via::Datagram, from })
+                Ok(FetchResponse {
+                    status,
+                    head,
+                    body: Body::full(body),
+                    via: Via::Datagram,
+                    from,
+                    asked: request.server,
+                })
             }
-            Notice::Stream { from, head: ResponseHead { status, head, .. }, body } => {
-                Ok(FetchResponse { status, head, body, via: Via::ServerConnection, from })
-            }
-            // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
-            // (DHTTP §IV-E).
-            Notice::UseTcp(_) if self.0.state().core.is_numbered(id) => {
-                // Where it was sent by UDP it may have been executed: only that server can know it again.
-                self.0.by_stream(request, by_dhttp).await.map_err(FetchError::after_sending)
-            }
-            Notice::UseTcp(TcpReason::Request | TcpReason::NoAnswer)
-                if request.http.is_some() && tls.is_none() =>
-            {
-                self.0.by_stream(request, by_http).await
-            }
+            Notice::Stream { from, head: ResponseHead { status, head, .. }, body } => Ok(FetchResponse {
+                status,
+                head,
+                body,
+                via: Via::ServerConnection,
+                from,
+                asked: request.server,
+            }),
             Notice::OutcomeUnknown => Err(FetchError::outcome_unknown()),
             Notice::UseTcp(reason) => {
+                let is_numbered = self.0.state().core.is_numbered(id);
+                // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
+                // (DHTTP §IV-E).
+                let by_http_instead = matches!(reason, TcpReason::Request | TcpReason::NoAnswer)
+                    && request.http.is_some()
+                    && tls.is_none()
+                    && !is_numbered;
+                let how = if by_http_instead { by_http } else { by_dhttp };
                 tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
-                self.0.by_stream(request, by_dhttp).await
+                let answered = self.0.by_stream(request, how).await;
+                if answered.is_ok() && reason == TcpReason::NoAnswer {
+                    self.0.state().core.on_tcp_answered(id, Instant::now());
+                }
+                // Where it was sent by UDP it may have been executed: only that server can know it again.
+                answered.map_err(|error| if is_numbered { error.after_sending() } else { error })
             }
             Notice::UseHttp => match request.http {
                 Some(_) if tls.is_none() => self.0.by_stream(request, by_http).await,
@@ -455,21 +496,25 @@ async fn accept(shared: Weak<Shared>, listener: TcpListener, generation: Generat
         let Some(alive) = shared.upgrade() else { return };
         match accepted {
             Ok((stream, peer)) => {
-                if alive.accepted.fetch_add(1, Ordering::Relaxed) >= alive.options.accepted {
+                let is_asked = alive.state().core.is_asked(peer.ip());
+                let place = match is_asked {
+                    true => alive.accepted.take(peer.ip(), OF_SERVER, alive.options.accepted),
+                    false => alive.strangers.take(peer.ip(), OF_STRANGER.0, OF_STRANGER.1),
+                };
+                let Some(place) = place else {
                     // Closed at once: the server tells us to open one ourselves.
-                    alive.accepted.fetch_sub(1, Ordering::Relaxed);
                     alive.count(|metrics| metrics.dhttp_client_connections_refused_total.add(1));
                     continue;
-                }
+                };
                 let shared = Weak::clone(&shared);
                 let limits = alive.limits();
+                let patience = if is_asked { limits.idle_timeout } else { STRANGER_TIME };
                 tokio::spawn(async move {
-                    if let Err(error) = serve_connection(&shared, stream, peer, generation, limits).await {
+                    let served = serve_connection(&shared, stream, peer, generation, limits, patience).await;
+                    if let Err(error) = served {
                         tracing::debug!(%error, %peer, "connection of a server ended");
                     }
-                    if let Some(shared) = shared.upgrade() {
-                        shared.accepted.fetch_sub(1, Ordering::Relaxed);
-                    }
+                    drop(place);
                 });
             }
             Err(error) => {
@@ -488,17 +533,20 @@ async fn serve_connection(
     peer: SocketAddr,
     generation: Generation,
     limits: StreamLimits,
+    mut first_patience: Duration,
 ) -> Result<(), StreamError> {
-    let patience = limits.progress_timeout;
+    let (patience, idle_timeout) = (limits.progress_timeout, limits.idle_timeout);
     // Both halves live as long as the connection: closing the writing one would tell the server to stop.
     let (read, _write) = stream.split();
     let mut reader = Reader::new(read, limits);
     loop {
-        let id = match reader.response_id().await {
-            Ok(id) => id,
-            Err(StreamError::Closed | StreamError::Slow) => return Ok(()),
-            Err(error) => return Err(error),
+        let id = match timeout(first_patience, reader.response_id()).await {
+            Ok(Ok(id)) => id,
+            Err(_) | Ok(Err(StreamError::Closed | StreamError::Slow)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
         };
+        // From now on it is one that answers.
+        first_patience = idle_timeout + patience;
         let (method, waiting) = {
             let Some(shared) = shared.upgrade() else { return Ok(()) };
             let mut state = shared.state();

@@ -10,10 +10,16 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, 
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// ICMP destination unreachable, and its code for ports (RFC 792).
-const V4_UNREACHABLE: (u8, u8) = (3, 3);
-/// ICMPv6 destination unreachable, and its code for ports (RFC 4443 §3.1).
-const V6_UNREACHABLE: (u8, u8) = (1, 4);
+/// Whether ICMP destination unreachable with this code says that UDP does not get there: nobody listens at the protocol
+/// or port (RFC 792), or a firewall forbids it (RFC 1122 §3.2.2.1, RFC 1812 §5.2.7.1).
+fn is_final_v4((kind, code): (u8, u8)) -> bool {
+    kind == 3 && matches!(code, 2 | 3 | 9 | 10 | 13)
+}
+
+/// The same of ICMPv6: forbidden, nobody there, refused by a policy or a route (RFC 4443 §3.1).
+fn is_final_v6((kind, code): (u8, u8)) -> bool {
+    kind == 1 && matches!(code, 1 | 4 | 5 | 6)
+}
 
 /// Asks the kernel to keep reports.
 pub(super) fn enable(socket: &UdpSocket, v4: bool) -> io::Result<()> {
@@ -22,7 +28,7 @@ pub(super) fn enable(socket: &UdpSocket, v4: bool) -> io::Result<()> {
     Ok(set?)
 }
 
-/// The next destination whose port is unreachable; `None` when there are no more reports.
+/// The next destination that UDP does not reach; `None` when there are no more reports.
 pub(super) fn next_unreachable(socket: &UdpSocket) -> Option<SocketAddr> {
     let mut control = nix::cmsg_space!([u8; 128]);
     // Other reports, such as of a network without a route, do not say that nobody speaks DHTTP there.
@@ -34,12 +40,8 @@ pub(super) fn next_unreachable(socket: &UdpSocket) -> Option<SocketAddr> {
             let message =
                 recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut slices, Some(&mut control), flags)?;
             let unreachable = message.cmsgs()?.any(|message| match message {
-                ControlMessageOwned::Ipv4RecvErr(error, _) => {
-                    (error.ee_type, error.ee_code) == V4_UNREACHABLE
-                }
-                ControlMessageOwned::Ipv6RecvErr(error, _) => {
-                    (error.ee_type, error.ee_code) == V6_UNREACHABLE
-                }
+                ControlMessageOwned::Ipv4RecvErr(error, _) => is_final_v4((error.ee_type, error.ee_code)),
+                ControlMessageOwned::Ipv6RecvErr(error, _) => is_final_v6((error.ee_type, error.ee_code)),
                 _ => false,
             });
             Ok(message.address.filter(|_| unreachable))
@@ -54,4 +56,17 @@ pub(super) fn next_unreachable(socket: &UdpSocket) -> Option<SocketAddr> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firewalls_and_closed_ports_are_final_and_a_missing_route_is_not() {
+        assert!([2, 3, 9, 10, 13].iter().all(|code| is_final_v4((3, *code))));
+        assert!([0, 1, 4, 5].iter().all(|code| !is_final_v4((3, *code))) && !is_final_v4((11, 3)));
+        assert!([1, 4, 5, 6].iter().all(|code| is_final_v6((1, *code))));
+        assert!([0, 2, 3].iter().all(|code| !is_final_v6((1, *code))) && !is_final_v6((3, 1)));
+    }
 }

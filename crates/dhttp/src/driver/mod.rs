@@ -8,6 +8,7 @@ mod icmp;
 mod listener;
 mod once;
 mod opened;
+pub(crate) mod places;
 mod ports;
 mod request;
 mod security;
@@ -20,7 +21,7 @@ pub use client::{ClientOptions, DhttpClient};
 pub use handle::{DriverMetrics, ServerHandle};
 pub use listener::{BindError, Listener};
 pub use once::Window;
-pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
+pub use request::{DEFAULT_PORT, DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Upload, Via};
 pub use security::{Fingerprint, Security};
 pub use server::{ServerOptions, random_secret, serve};
 pub use service::{

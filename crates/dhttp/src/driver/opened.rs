@@ -144,13 +144,11 @@ impl Shared {
         let server = how.tls.map(|(server, _)| server);
         let channel = Channel { to, dhttp: how.dhttp.is_some(), server };
         // A kept connection may end just when the request is sent: only what may be repeated goes there.
-        if let FetchBody::Full(body) = &request.body
+        if matches!(request.body, FetchBody::Full(_))
             && request.method.is_idempotent()
             && let Some(opened) = self.kept(channel).await
         {
-            let body = FetchBody::Full(body.clone());
-            let again = FetchRequest { body, head: request.head.clone(), site: String::new(), ..request };
-            match self.exchange(opened, again, channel, how).await {
+            match self.exchange(opened, request.clone(), channel, how).await {
                 Err(Failed { unanswered: true, .. }) => {}
                 Err(Failed { error, .. }) => return Err(error),
                 Ok(response) => return Ok(response),
@@ -173,7 +171,6 @@ impl Shared {
 
     async fn open(&self, to: SocketAddr, tls: Option<(Fingerprint, &TlsConnector)>) -> io::Result<Opened> {
         let connect_timeout = self.options.connect_timeout;
-        let late = |_| Err(io::ErrorKind::TimedOut.into());
         let stream = timeout(connect_timeout, self.connect(to)).await.unwrap_or_else(late)?;
         stream.set_nodelay(true)?;
         let (read, write): (ReadSide, WriteSide) = match tls {
@@ -183,9 +180,12 @@ impl Shared {
             }
             Some((_, tls)) => {
                 let connect = tls.connect(security::server_name(), stream);
-                let late = |_| Err(io::ErrorKind::TimedOut.into());
-                let (read, write) =
-                    tokio::io::split(timeout(connect_timeout, connect).await.unwrap_or_else(late)?);
+                let (read, write) = tokio::io::split(
+                    timeout(connect_timeout, connect)
+                        .await
+                        .unwrap_or_else(late)
+                        .map_err(security::tls_failure)?,
+                );
                 (Box::new(read), Box::new(write))
             }
         };
@@ -216,11 +216,12 @@ impl Shared {
         let first = [&header[..], &request.head].concat();
         // A task of its own: a server may answer while the body is still sent.
         let upload = tokio::spawn(upload(write, first, request.body, self.limits()));
-        let mut begun = false;
+        let (mut begun, mut speaks_http) = (false, false);
         let response = async {
             if let Some((id, _)) = how.dhttp {
                 let answered = reader.response_id().await?;
                 begun = true;
+                speaks_http = answered.0.starts_with(b"HTTP/1.");
                 if answered != id {
                     return Err(StreamError::Response);
                 }
@@ -232,13 +233,7 @@ impl Shared {
             Err(error) => {
                 let unanswered =
                     matches!(error, StreamError::Io(_) | StreamError::Closed) && !begun && reader.is_empty();
-                let error = match error {
-                    StreamError::Io(reason) => FetchError::NoAnswer { reason, sent: true },
-                    StreamError::Closed | StreamError::Slow => {
-                        FetchError::NoAnswer { reason: io::Error::other(error), sent: true }
-                    }
-                    _ => FetchError::BadAnswer,
-                };
+                let error = if speaks_http { FetchError::SpeaksHttp } else { failure(error) };
                 return Err(Failed { error, unanswered });
             }
         };
@@ -251,12 +246,37 @@ impl Shared {
                 keep(shared, channel, reader, upload).await;
             }
         });
-        Ok(FetchResponse { status: head.status, head: head.head, body, via, from: channel.to })
+        Ok(FetchResponse {
+            status: head.status,
+            head: head.head,
+            body,
+            via,
+            from: channel.to,
+            asked: channel.to,
+        })
     }
 
     fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn late<T>(_: tokio::time::error::Elapsed) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not accept a connection in time"))
+}
+
+/// Why there is no response on a connection.
+fn failure(error: StreamError) -> FetchError {
+    let reason = match error {
+        StreamError::Io(reason) => reason,
+        StreamError::Closed => io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the server closed the connection before it answered",
+        ),
+        StreamError::Slow => io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"),
+        _ => return FetchError::BadAnswer,
+    };
+    FetchError::NoAnswer { reason, sent: true }
 }
 
 /// Whether another request may follow (RFC 9112 §9.3). Fields that concern a connection mean nothing in DHTTP.
@@ -302,7 +322,8 @@ async fn upload(
 ) -> Option<WriteSide> {
     let body = match body {
         FetchBody::Full(bytes) => Body::full(bytes),
-        FetchBody::Streamed(body) => body,
+        // Taken before: this copy of the request breaks off.
+        FetchBody::Streamed(upload) => upload.take()?,
     };
     match write_body(&mut to, &first, body, &limits).await {
         Ok(()) => Some(to),

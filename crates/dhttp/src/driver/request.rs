@@ -1,6 +1,7 @@
 //! What a client is asked to fetch, and what it brings.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tidegate_http::{BodyFraming, HeadError, HeadLimits, Method, Progress, RequestParser};
@@ -12,7 +13,7 @@ use crate::client::StartError;
 pub const DEFAULT_PORT: u16 = 80;
 
 /// A request to be fetched.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FetchRequest {
     /// The server.
     pub server: SocketAddr,
@@ -31,18 +32,35 @@ pub struct FetchRequest {
 }
 
 /// The body of a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum FetchBody {
     /// It is there, perhaps empty, and can be sent again.
     Full(Bytes),
     /// It is still being made: the request goes by TCP, once.
-    Streamed(Body),
+    Streamed(Upload),
+}
+
+/// A body that is still being made. Clones are one body: the first request that has a connection takes it, so that another
+/// address can be tried where none could be opened.
+#[derive(Clone, Debug)]
+pub struct Upload(Arc<Mutex<Option<Body>>>);
+
+impl From<Body> for Upload {
+    fn from(body: Body) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+}
+
+impl Upload {
+    pub(super) fn take(&self) -> Option<Body> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// Which way a response came.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Via {
-    /// In one datagram.
+    /// In one datagram, or in several as pieces.
     Datagram,
     /// On a connection that the server opened.
     ServerConnection,
@@ -65,6 +83,8 @@ pub struct FetchResponse {
     pub via: Via,
     /// Who answered: the server, or an interception cache.
     pub from: SocketAddr,
+    /// Who was asked.
+    pub asked: SocketAddr,
 }
 
 /// Why there is no response.
@@ -101,6 +121,9 @@ pub enum FetchError {
     /// The server's fault: what it sent is no answer to this request.
     #[error("malformed answer")]
     BadAnswer,
+    /// What answers at this port is HTTP.
+    #[error("the server speaks HTTP at this port, not DHTTP")]
+    SpeaksHttp,
     /// The body of the response broke off.
     #[error("{0}")]
     Aborted(#[from] Aborted),
@@ -172,6 +195,12 @@ impl DhttpUrl {
 }
 
 impl FetchError {
+    /// Whether encryption failed because the server's certificate is not the one that was asked for.
+    pub fn is_other_certificate(&self) -> bool {
+        let Self::NoAnswer { reason, .. } = self else { return false };
+        reason.get_ref().is_some_and(|inner| inner.is::<super::security::OtherCertificate>())
+    }
+
     /// The request, which must not be repeated, may have been executed.
     pub(super) fn outcome_unknown() -> Self {
         let reason =

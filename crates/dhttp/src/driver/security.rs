@@ -221,6 +221,33 @@ impl Secured {
     }
 }
 
+/// The server's certificate is not the one that the client was told.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the server has another certificate than the one announced")]
+pub(super) struct OtherCertificate;
+
+/// Why TLS was not agreed on, in words for who asked for it.
+pub(super) fn tls_failure(error: io::Error) -> io::Error {
+    let reason = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let is_no_tls = |reason: &rustls::Error| {
+        matches!(reason, rustls::Error::InvalidMessage(_) | rustls::Error::AlertReceived(_))
+    };
+    match reason {
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            io::Error::new(io::ErrorKind::InvalidData, OtherCertificate)
+        }
+        Some(reason) if is_no_tls(reason) => io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the server does not take encrypted DHTTP there: {reason}"),
+        ),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(
+            error.kind(),
+            "the server closed the connection: it does not take encrypted DHTTP there",
+        ),
+        _ => error,
+    }
+}
+
 fn connector(server: Fingerprint) -> TlsConnector {
     let provider = Arc::new(ring::default_provider());
     let verifier = Arc::new(ByFingerprint { server, provider: Arc::clone(&provider) });

@@ -1,5 +1,6 @@
 //! Heads on their way through the gateway, and tunnels.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::PSEUDONYM;
+use super::refusal::Refusal;
 use crate::driver::stream::StreamError;
 use crate::driver::{FetchResponse, Via};
 
@@ -30,31 +32,35 @@ pub(super) struct Target {
     pub path: Vec<u8>,
     pub keep_alive: bool,
     pub http11: bool,
+    /// It waits for 100 (Continue) before it sends the body.
+    pub expects_continue: bool,
 }
 
 impl Target {
-    /// Reads a well-formed request head of a client that knows that it speaks to a proxy.
+    /// Reads a well-formed request head of a client that knows that it speaks to a proxy, which is at `gateway`.
     ///
     /// # Errors
-    /// The status to answer with.
-    pub fn of(head: &Bytes) -> Result<Self, u16> {
+    /// What to answer.
+    pub fn of(head: &Bytes, gateway: SocketAddr) -> Result<Self, Refusal> {
         let mut parser = RequestParser::new(HeadLimits::default());
-        let Ok(Progress::Complete { .. }) = parser.parse(head) else { return Err(400) };
+        let Ok(Progress::Complete { .. }) = parser.parse(head) else {
+            return Err(Refusal::request("malformed request"));
+        };
         let head = parser.head(head);
         if head.fields.get_all(FieldId::Via).any(names_this_proxy) {
             // RFC 9110 §7.6.3: forwarding it again would never end.
-            return Err(508);
+            return Err(Refusal::new(508, "proxy_loop_detected", "the request has passed this proxy before"));
         }
-        let target = std::str::from_utf8(head.target).map_err(|_| 400_u16)?;
+        let malformed = || Refusal::request("malformed request target");
+        let target = std::str::from_utf8(head.target).map_err(|_| malformed())?;
         let (authority, path) = if head.method == Method::Connect {
             (target, "")
         } else {
-            let scheme =
-                target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://")).ok_or(400_u16)?;
-            let rest = target.get(scheme.len()..).unwrap_or_default();
+            let rest = after_scheme(target, gateway)?;
             rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()))
         };
-        let (host, port) = split_authority(authority, head.method != Method::Connect).ok_or(400_u16)?;
+        let (host, port) =
+            split_authority(authority, head.method != Method::Connect).ok_or_else(malformed)?;
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         Ok(Self {
             method: head.method,
@@ -64,7 +70,30 @@ impl Target {
             path: path.into_bytes(),
             keep_alive: head.keep_alive,
             http11: head.version == Version::Http11,
+            expects_continue: head.expect_continue,
         })
+    }
+
+    /// Host and port, for people.
+    pub fn whom(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+}
+
+/// What follows `http://`.
+fn after_scheme(target: &str, gateway: SocketAddr) -> Result<&str, Refusal> {
+    match target.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => Ok(rest),
+        Some((scheme, _)) if scheme.eq_ignore_ascii_case("https") => {
+            Err(Refusal::request("https goes through a tunnel: ask with CONNECT, as browsers and curl do"))
+        }
+        Some((scheme, _)) if !scheme.starts_with('/') => {
+            Err(Refusal::request(format!("this proxy fetches http:// URLs, not {scheme}://")))
+        }
+        _ => Err(Refusal::request(format!(
+            "this is an HTTP proxy, not a web server: set http://{gateway} as your browser's HTTP proxy, or try curl --proxy http://{gateway} http://www.example.org/"
+        ))),
     }
 }
 
@@ -113,6 +142,10 @@ pub(super) fn request_head(head: &Bytes, target: &Target, framing: BodyFraming) 
             write_field(b"Content-Length", length.to_string().as_bytes(), &mut out);
         }
         BodyFraming::Chunked => write_field(b"Transfer-Encoding", b"chunked", &mut out),
+        // RFC 9110 §8.6: where the method lets a server expect content.
+        BodyFraming::None if matches!(target.method, Method::Post | Method::Put | Method::Patch) => {
+            write_field(b"Content-Length", b"0", &mut out);
+        }
         BodyFraming::None | BodyFraming::UntilClose => {}
     }
     out.extend_from_slice(b"\r\n");
@@ -215,8 +248,10 @@ pub(super) async fn tunnel(
 mod tests {
     use super::*;
 
-    fn target(head: &'static str) -> Result<(String, u16, String), u16> {
-        let target = Target::of(&Bytes::from_static(head.as_bytes()))?;
+    fn target(head: &'static str) -> Result<(String, u16, String), (u16, String)> {
+        let gateway = "127.0.0.1:3128".parse().unwrap();
+        let target = Target::of(&Bytes::from_static(head.as_bytes()), gateway)
+            .map_err(|refusal| (refusal.status, refusal.details))?;
         Ok((target.host, target.port, String::from_utf8(target.path).unwrap()))
     }
 
@@ -232,12 +267,15 @@ mod tests {
             wanted("::1", 81, "/?q")
         );
         assert_eq!(target("CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n"), wanted("a", 443, "/"));
-        assert_eq!(target("GET / HTTP/1.1\r\nHost: a\r\n\r\n"), Err(400));
-        assert_eq!(target("GET https://a/ HTTP/1.1\r\nHost: a\r\n\r\n"), Err(400));
-        assert_eq!(
-            target("GET http://a/ HTTP/1.1\r\nHost: a\r\nVia: 1.1 Tidegate-Gateway\r\n\r\n"),
-            Err(508)
-        );
+        for (head, status, said) in [
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 400, "curl --proxy http://127.0.0.1:3128 "),
+            ("GET https://a/ HTTP/1.1\r\nHost: a\r\n\r\n", 400, "CONNECT"),
+            ("GET ftp://a/ HTTP/1.1\r\nHost: a\r\n\r\n", 400, "not ftp://"),
+            ("GET http://a/ HTTP/1.1\r\nHost: a\r\nVia: 1.1 Tidegate-Gateway\r\n\r\n", 508, "before"),
+        ] {
+            let (got, details) = target(head).unwrap_err();
+            assert!(got == status && details.contains(said), "{head}: {got} {details}");
+        }
     }
 
     #[test]
@@ -245,7 +283,7 @@ mod tests {
         let head = Bytes::from_static(
             b"POST http://a:81/x HTTP/1.1\r\nHost: b\r\nProxy-Connection: keep-alive\r\nConnection: X-One\r\nX-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n",
         );
-        let target = Target::of(&head).unwrap();
+        let target = Target::of(&head, "127.0.0.1:3128".parse().unwrap()).unwrap();
         assert_eq!(
             request_head(&head, &target, BodyFraming::Length(3)),
             "POST /x HTTP/1.1\r\nHost: a:81\r\nX-Two: 2\r\nContent-Length: 3\r\n\r\n"

@@ -4,11 +4,20 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::driver::Fingerprint;
+use crate::ports::ClientPorts;
 
 /// How long an offer holds that names no time (RFC 7838 §3.1).
 const DEFAULT_AGE: Duration = Duration::from_secs(86_400);
 /// Longer promises are not believed.
 const MOST_AGE: Duration = Duration::from_secs(7 * 86_400);
+
+/// Whether a server may speak DHTTP at `port`: none does at a client's port, and below 1024, where other services listen,
+/// it is HTTP's or the one at which the site, `origin`, has answered. Who may choose another port could have datagrams
+/// sent to such a service.
+pub(super) fn may_be_a_servers(port: u16, origin: Option<u16>) -> bool {
+    let is_webs = matches!(port, 80 | 443) || origin == Some(port);
+    (port >= 1024 || is_webs) && !ClientPorts::default().contains(port)
+}
 
 /// Where a server speaks DHTTP.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -48,7 +57,7 @@ impl Offers {
     /// that it may (RFC 7838 §2.1).
     pub fn learn(&mut self, host: &str, port: u16, field: &[u8], now: Instant) {
         let origin = (host.to_ascii_lowercase(), port);
-        let Some(offer) = parse(field, host) else { return };
+        let Some(offer) = parse(field, host, port) else { return };
         self.order.retain(|known| *known != origin);
         match offer {
             Offer::Clear => {
@@ -74,8 +83,8 @@ enum Offer {
     At(Offered, Duration),
 }
 
-/// The first alternative that is DHTTP on the same host; `None` if there is none.
-fn parse(field: &[u8], host: &str) -> Option<Offer> {
+/// The first alternative that is DHTTP on the same host, which has answered at `origin`; `None` if there is none.
+fn parse(field: &[u8], host: &str, origin: u16) -> Option<Offer> {
     let field = std::str::from_utf8(field).ok()?;
     if field.trim() == "clear" {
         return Some(Offer::Clear);
@@ -88,7 +97,7 @@ fn parse(field: &[u8], host: &str) -> Option<Offer> {
         if !name.is_empty() && !name.eq_ignore_ascii_case(host) {
             return None;
         }
-        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let port = port.parse().ok().filter(|port| may_be_a_servers(*port, Some(origin)))?;
         let (mut age, mut tls) = (DEFAULT_AGE, None);
         for parameter in parts {
             if let Some(seconds) = parameter.strip_prefix("ma=") {
@@ -110,25 +119,29 @@ mod tests {
         let day = DEFAULT_AGE;
         let at = |port, age| Some(Offer::At(Offered { port, tls: None }, age));
         let fingerprint = "ab".repeat(32);
-        let secured = format!("dhttp=\":81\"; tls=\"{fingerprint}\"; ma=60");
+        let secured = format!("dhttp=\":8081\"; tls=\"{fingerprint}\"; ma=60");
         let tls = Some(fingerprint.parse().unwrap());
-        let expected = Some(Offer::At(Offered { port: 81, tls }, Duration::from_secs(60)));
-        assert_eq!(parse(secured.as_bytes(), "a.example"), expected);
+        let expected = Some(Offer::At(Offered { port: 8081, tls }, Duration::from_secs(60)));
+        assert_eq!(parse(secured.as_bytes(), "a.example", 80), expected);
         for (field, offer) in [
             ("dhttp=\":8080\"", at(8080, day)),
-            ("h2=\":443\", dhttp=\":81\"; ma=60", at(81, Duration::from_secs(60))),
-            ("dhttp=\"a.example:81\";persist=1", at(81, day)),
-            ("dhttp=\":81\"; ma=99999999", at(81, MOST_AGE)),
+            ("h2=\":443\", dhttp=\":8081\"; ma=60", at(8081, Duration::from_secs(60))),
+            ("dhttp=\"a.example:8081\";persist=1", at(8081, day)),
+            ("dhttp=\":8081\"; ma=99999999", at(8081, MOST_AGE)),
             ("clear", Some(Offer::Clear)),
-            ("dhttp=\"other.example:81\"", None),
+            ("dhttp=\"other.example:8081\"", None),
             ("dhttp=\":0\"", None),
-            ("dhttp=\":81\"; tls=\"abc\"", at(81, day)),
-            ("dhttp=\":81\"; ma=x", None),
-            ("dhttp=:81", None),
+            ("dhttp=\":53\"", None),
+            ("dhttp=\":40000\"", None),
+            ("dhttp=\":953\", dhttp=\":443\"", at(443, day)),
+            ("dhttp=\":82\"", at(82, day)),
+            ("dhttp=\":8081\"; tls=\"abc\"", at(8081, day)),
+            ("dhttp=\":8081\"; ma=x", None),
+            ("dhttp=:8081", None),
             ("h3=\":443\"", None),
             ("", None),
         ] {
-            assert_eq!(parse(field.as_bytes(), "a.example"), offer, "{field}");
+            assert_eq!(parse(field.as_bytes(), "a.example", 82), offer, "{field}");
         }
     }
 
@@ -136,14 +149,14 @@ mod tests {
     fn offers_expire_are_withdrawn_and_are_bounded() {
         let now = Instant::now();
         let mut offers = Offers::new(2);
-        offers.learn("A.example", 80, b"dhttp=\":81\"; ma=60", now);
-        assert_eq!(offers.of("a.EXAMPLE", 80, now).map(|offer| offer.port), Some(81));
+        offers.learn("A.example", 80, b"dhttp=\":8081\"; ma=60", now);
+        assert_eq!(offers.of("a.EXAMPLE", 80, now).map(|offer| offer.port), Some(8081));
         assert_eq!(offers.of("a.example", 8080, now).map(|offer| offer.port), None);
         assert_eq!(offers.of("a.example", 80, now + Duration::from_secs(60)).map(|offer| offer.port), None);
         offers.learn("a.example", 80, b"clear", now);
         assert_eq!(offers.of("a.example", 80, now).map(|offer| offer.port), None);
         for host in ["a", "b", "c"] {
-            offers.learn(host, 80, b"dhttp=\":81\"", now);
+            offers.learn(host, 80, b"dhttp=\":8081\"", now);
         }
         assert_eq!(offers.of("a", 80, now).map(|offer| offer.port), None);
         assert_eq!((offers.known.len(), offers.order.len()), (2, 2));

@@ -4,6 +4,7 @@
 mod hostile;
 mod secured;
 mod site;
+mod unheard;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -241,7 +242,7 @@ async fn a_body_that_is_still_being_made_is_uploaded_as_it_comes() {
     let (mut sender, body) = Body::channel();
     let head = "PUT /count HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n";
     let client = client();
-    let fetch = client.fetch(request(&site, head, FetchBody::Streamed(body)));
+    let fetch = client.fetch(request(&site, head, FetchBody::Streamed(body.into())));
     let feed = async {
         for _ in 0..30 {
             sender.send(vec![7; 10_000].into()).await.unwrap();
@@ -405,9 +406,8 @@ async fn an_unproved_client_is_sent_three_times_its_bytes_at_most_no_syn_and_mak
 
 /// A cache on the way: it takes the server's place on the UDP port, and answers from an address of its own.
 async fn cache(site: &str) -> (SocketAddr, tokio::task::JoinHandle<()>) {
-    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let (server, origin) = unheard::port_pair().await;
     let address = server.local_addr().unwrap();
-    let origin = TcpListener::bind(address).await.unwrap();
     let cache = UdpSocket::bind("127.0.0.77:0").await.unwrap();
     let body = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{site}", site.len());
     let task = tokio::spawn(async move {

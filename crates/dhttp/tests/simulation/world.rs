@@ -125,8 +125,13 @@ impl World {
         let (server, window) = new_server(&mut rng, now);
         let clients = (0..clients)
             .map(|n| SimClient {
+                // Half of them are the paper's, which wait for their timers only.
                 core: Client::new(
-                    ClientConfig { port_requests: 50, ..ClientConfig::default() },
+                    ClientConfig {
+                        port_requests: 50,
+                        probe_after: Duration::from_millis(if n % 2 == 0 { 500 } else { 0 }),
+                        ..ClientConfig::default()
+                    },
                     rng.random(),
                 ),
                 ip: IpAddr::from([10, 0, 0, n as u8]),
@@ -407,6 +412,11 @@ impl World {
     fn server_receives(&mut self, from: SocketAddr, datagram: &[u8]) {
         self.datagrams_to_server += 1;
         match self.server.handle_datagram(from, datagram, self.now) {
+            Received::Request { ticket, http, .. } if http.starts_with(b"OPTIONS * ") => {
+                // A client asks for a sign of life, without a token: it is asked for one before anything is made for it.
+                let route = self.server.respond_long(ticket, self.now);
+                assert_eq!(route, Route::Datagram, "seed {}", self.seed);
+            }
             Received::Request { ticket, http, .. } => {
                 let target = http.split(|byte| *byte == b' ').nth(1).unwrap();
                 let job: u64 = std::str::from_utf8(&target[1..]).unwrap().parse().unwrap();

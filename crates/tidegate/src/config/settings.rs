@@ -182,23 +182,28 @@ fn listeners(
             _ => Protocol::Http,
         };
         if protocol == Protocol::Dhttp
-            && let Err(why) = dhttp_port(listen.address.port())
+            && let Err((why, hint)) = dhttp_port(listen.address.port())
         {
             let offset = section.offset_of("address").unwrap_or(section.offset);
-            let hint = "clients of DHTTP use these ports; choose a lower one".to_owned();
-            report.error(offset, format!("listen.address: {:?}: {why}", listen.written), Some(hint));
+            report.error(
+                offset,
+                format!("listen.address: {:?}: {why}", listen.written),
+                Some(hint.to_owned()),
+            );
         }
         tcp.push((listen, protocol));
     }
     (tcp, trickles)
 }
 
-/// DHTTP §IV-C: servers and clients share no port.
-fn dhttp_port(port: u16) -> Result<(), String> {
+/// DHTTP §IV-C: servers and clients share no port. An error has a hint.
+fn dhttp_port(port: u16) -> Result<(), (String, &'static str)> {
     if port == 0 {
-        return Err("DHTTP needs a definite port".into());
+        return Err(("DHTTP needs a definite port".into(), "name one from 1 to 32767, such as 8081"));
     }
-    ClientPorts::default().allow_server(port).map_err(|error| error.to_string())
+    ClientPorts::default()
+        .allow_server(port)
+        .map_err(|error| (error.to_string(), "clients of DHTTP use these ports; choose a lower one"))
 }
 
 fn upstreams(file: &Values, report: &mut Report<'_>) -> Vec<Upstream> {

@@ -1,21 +1,20 @@
 //! `tidegate fetch`: one URL, by the transport that its scheme names.
 
+mod dhttp;
+mod http;
+mod request;
 mod trickles;
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
-use tidegate_dhttp::client::{CachePolicy, ClientConfig};
-use tidegate_dhttp::driver::{ClientOptions, DhttpClient, FetchError, Fingerprint, Via};
+use tidegate_dhttp::driver::Fingerprint;
 use tidegate_trickles::sealed::{Encryption, PublicBytes, public_from_hex};
 
+use self::request::RequestArgs;
 use crate::cli::Failure;
-
-/// How long an HTTP server may take to begin its response.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What `tidegate fetch` takes.
 #[derive(Args)]
@@ -29,6 +28,8 @@ pub(crate) struct FetchArgs {
     /// Show the response's head, and which way it came, on standard error.
     #[arg(short, long)]
     verbose: bool,
+    #[command(flatten)]
+    request: RequestArgs,
     /// DHTTP: take answers from the server only, not from caches on the way.
     #[arg(long)]
     no_caches: bool,
@@ -81,9 +82,10 @@ impl TricklesArgs {
 /// Fetches the URL; an error status is a failure, but its content is written all the same.
 pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let scheme = args.url.split("://").next().unwrap_or_default().to_ascii_lowercase();
+    args.check_options(&scheme)?;
     let status = match scheme.as_str() {
-        "http" => http(args),
-        "dhttp" | "dhttpt" => dhttp(args),
+        "http" => http::fetch(args),
+        "dhttp" | "dhttpt" => dhttp::fetch(args),
         "trickles" => trickles::fetch(args),
         "https" => Err(Failure::usage(format!("error: {scheme}:// is not available in this version"))),
         _ => Err(Failure::usage(format!(
@@ -99,6 +101,35 @@ pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
 }
 
 impl FetchArgs {
+    /// That no option is given which the URL's scheme would ignore: who asks for encryption shall not believe to have it.
+    fn check_options(&self, scheme: &str) -> Result<(), Failure> {
+        let trickles = &self.trickles;
+        let help =
+            "use dhttp://HOST:PORT/ with the port that this shows: curl -sI http://HOST/ | grep -i alt-svc";
+        let given = [
+            (self.tls.is_some(), "--tls", "dhttp", help),
+            (self.no_caches, "--no-caches", "dhttp", help),
+            (self.tcp_format, "--tcp-format", "trickles", "use trickles://"),
+            (trickles.server_key.is_some(), "--server-key", "trickles", "use trickles://"),
+            (trickles.no_encryption, "--no-encryption", "trickles", "use trickles://"),
+            (trickles.cubic, "--cubic", "trickles", "use trickles://"),
+        ];
+        let is_dhttp = scheme == "dhttpt";
+        for (is_given, option, of, help) in given {
+            if is_given && scheme != of && !(is_dhttp && of == "dhttp") {
+                return Err(Failure::usage(format!(
+                    "error: {option} is for {of}:// URLs, not for {scheme}://: {help}"
+                )));
+            }
+        }
+        match self.request.given() {
+            Some(option) if scheme == "trickles" => Err(Failure::usage(format!(
+                "error: {option} is for http:// and dhttp:// URLs, not for trickles://"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Where the content goes. A file is made only once there is something to write.
     fn sink(&self) -> Result<Box<dyn Write>, Failure> {
         self.open_sink().map_err(|error| Failure::runtime(format!("error: {error}")))
@@ -132,73 +163,4 @@ impl FetchArgs {
             let _ = writeln!(io::stderr(), "{line}");
         }
     }
-}
-
-fn http(args: &FetchArgs) -> Result<u16, Failure> {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_recv_response(Some(HTTP_TIMEOUT))
-        .build()
-        .into();
-    let mut response = agent.get(&args.url).call().map_err(|error| args.failed(error))?;
-    args.show("* by HTTP");
-    args.show(&format!("< {:?} {}", response.version(), response.status()));
-    for (name, value) in response.headers() {
-        args.show(&format!("< {name}: {}", String::from_utf8_lossy(value.as_bytes())));
-    }
-    let mut sink = args.sink()?;
-    let mut body = response.body_mut().as_reader();
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let length = io::Read::read(&mut body, &mut buffer).map_err(|error| args.failed(error))?;
-        if length == 0 {
-            break;
-        }
-        args.write(&mut *sink, buffer.get(..length).unwrap_or_default())?;
-    }
-    args.flush(&mut *sink)?;
-    Ok(response.status().as_u16())
-}
-
-fn dhttp(args: &FetchArgs) -> Result<u16, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::runtime(format!("error: cannot start: {error}")))?;
-    runtime.block_on(async {
-        let caches = CachePolicy { accept: !args.no_caches, ..CachePolicy::default() };
-        let options = ClientOptions {
-            protocol: ClientConfig { caches, ..ClientConfig::default() },
-            ..ClientOptions::default()
-        };
-        let client = DhttpClient::new(options).map_err(|error| args.failed(error))?;
-        let fetched = match args.tls {
-            Some(server) => client.get_secured(&args.url, server).await,
-            None => client.get(&args.url).await,
-        };
-        let mut response = fetched.map_err(|error| match error {
-            FetchError::Url(_) => Failure::usage(format!("error: {}: {error}", args.url)),
-            error => args.failed(error),
-        })?;
-        let way = match response.via {
-            Via::Datagram => "in a datagram",
-            Via::ServerConnection => "on a connection that the server opened",
-            Via::ClientConnection => "on a connection of our own",
-            Via::Http => "by HTTP",
-        };
-        args.show(&format!("* from {} {way}", response.from));
-        let resends = client.metrics().dhttp_client_resends_total.get();
-        if resends > 0 {
-            args.show(&format!("* asked again {resends} times"));
-        }
-        for line in String::from_utf8_lossy(&response.head).lines().filter(|line| !line.is_empty()) {
-            args.show(&format!("< {line}"));
-        }
-        let mut sink = args.sink()?;
-        while let Some(piece) = response.body.next().await {
-            args.write(&mut *sink, &piece.map_err(|error| args.failed(error))?)?;
-        }
-        args.flush(&mut *sink)?;
-        Ok(response.status)
-    })
 }

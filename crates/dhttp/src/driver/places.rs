@@ -1,0 +1,89 @@
+//! Who holds how many connections.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Counts connections, in all and of each peer. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places(Arc<Mutex<Held>>);
+
+#[derive(Debug, Default)]
+struct Held {
+    all: usize,
+    /// Never holds a zero, so that there are at most as many as places.
+    by_peer: HashMap<IpAddr, usize>,
+}
+
+/// A connection's place, which is free again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Places,
+    peer: IpAddr,
+}
+
+/// Who a peer is: of IPv6 a network, because every host has as many addresses as it likes.
+fn peer_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
+        }
+        address => address,
+    }
+}
+
+impl Places {
+    /// A place for a connection of `address`, if there are fewer than `in_all`, and fewer than `of_peer` of this peer's.
+    pub fn take(&self, address: IpAddr, of_peer: usize, in_all: usize) -> Option<Place> {
+        let peer = peer_of(address);
+        let mut held = self.held();
+        let own = held.by_peer.get(&peer).copied().unwrap_or(0);
+        if held.all >= in_all || own >= of_peer {
+            return None;
+        }
+        held.all += 1;
+        held.by_peer.insert(peer, own + 1);
+        Some(Place { places: self.clone(), peer })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut held = self.places.held();
+        held.all -= 1;
+        match held.by_peer.get_mut(&self.peer) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => {
+                held.by_peer.remove(&self.peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_for_each_peer_and_in_all_and_come_back() {
+        let places = Places::default();
+        let take = |peer: &str| places.take(peer.parse().unwrap(), 2, 3);
+        let first = take("192.0.2.1").unwrap();
+        let _second = take("::ffff:192.0.2.1").unwrap();
+        assert!(take("192.0.2.1").is_none(), "a peer has its share");
+        let _third = take("2001:db8::1").unwrap();
+        assert!(take("192.0.2.2").is_none(), "all are taken");
+        drop(first);
+        let _fourth = take("2001:db8::2").unwrap();
+        assert!(take("192.0.2.2").is_none());
+        drop((_second, _third, _fourth));
+        assert_eq!(places.held().all, 0);
+        assert!(places.held().by_peer.is_empty());
+        let _network = [take("2001:db8::1").unwrap(), take("2001:db8::2").unwrap()];
+        assert!(take("2001:db8::3").is_none(), "one network is one peer");
+    }
+}
