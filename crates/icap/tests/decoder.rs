@@ -1,4 +1,5 @@
 //! Servers' messages at every split, and what is refused of them.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use proptest::prelude::*;
 use tidegate_icap::{Body, Decoder, Event, HEAD_BYTES, IcapError, Method, Request, ResponseHead, Transfer};

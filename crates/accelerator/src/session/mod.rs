@@ -207,6 +207,7 @@ impl Asker {
         if head.framing != BodyFraming::None
             || head.upgrade
             || !matches!(head.method, Method::Get | Method::Head)
+            || plan.reviews_request(head.method_bytes, normalized.path)
         {
             return Ok(Handled::NeedsExchange { is_absent: false });
         }

@@ -146,6 +146,10 @@ impl RequestBody for Noting {
         self.0.push(head.status);
     }
 
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
+    }
+
     fn is_replayable(&self) -> bool {
         true
     }
@@ -199,6 +203,10 @@ impl RequestBody for Failing {
         Err(BodyReadError::TooLarge)
     }
 
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
+    }
+
     fn is_replayable(&self) -> bool {
         false
     }
@@ -224,6 +232,10 @@ impl RequestBody for Waiting {
         }
         (&mut self.0).await.map_err(|_| BodyReadError::ClientGone)?;
         Ok(None)
+    }
+
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
     }
 
     fn is_replayable(&self) -> bool {
