@@ -102,7 +102,6 @@ impl Decoder {
     }
 
     fn head(&mut self, input: &[u8]) -> Result<Decoded, IcapError> {
-        let before = self.kept.len();
         // Line by line, so that what follows the head is left alone.
         let mut taken = 0;
         while let Some(end) = memchr::memchr(b'\n', &input[taken..]) {
@@ -116,10 +115,6 @@ impl Decoder {
             }
         }
         self.keep(&input[taken..])?;
-        // Something else than ICAP is found out early.
-        if before < 5 && !b"ICAP/".starts_with(&self.kept[..self.kept.len().min(5)]) {
-            return Err(IcapError::StatusLine);
-        }
         Ok(Decoded { consumed: input.len(), event: None })
     }
 
@@ -129,6 +124,11 @@ impl Decoder {
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Result<(), IcapError> {
+        // Something else than ICAP is found out early.
+        let mut expected = b"ICAP/".iter().skip(self.kept.len()).zip(bytes);
+        if !expected.all(|(expected, byte)| expected == byte) {
+            return Err(IcapError::StatusLine);
+        }
         if self.kept.len() + bytes.len() > HEAD_BYTES {
             return Err(IcapError::HeadTooLarge);
         }
