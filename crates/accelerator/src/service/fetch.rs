@@ -63,6 +63,16 @@ impl Answer {
     pub(crate) fn status(status: u16) -> Self {
         Self::Local { status, fields: Vec::new() }
     }
+
+    /// The status that the client is told; of a file it is not known yet whether all of it is asked for.
+    pub(crate) fn code(&self) -> u16 {
+        match self {
+            Self::Stored(hit) => hit.status,
+            Self::Streamed(streamed) => streamed.status,
+            Self::File(_) => 200,
+            Self::Local { status, .. } => *status,
+        }
+    }
 }
 
 /// A request and where it came from.
