@@ -255,14 +255,13 @@ impl DataCore {
     /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
         if load.tcp_memory > MEMORY_SHORT {
-            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame.
-            let mut holders = 0;
-            self.clients.for_each(|client| {
-                holders += usize::from(transmit::unacknowledged(client) >= HOLDS_MUCH);
-            });
             let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
-            let shed =
-                self.clients.end_heaviest((holders as f32 * surplus) as usize, transmit::unacknowledged);
+            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame. The kernel is asked
+            // once for each.
+            let share = |unread: &mut dyn Iterator<Item = u64>| {
+                (unread.filter(|bytes| *bytes >= HOLDS_MUCH).count() as f32 * surplus) as usize
+            };
+            let shed = self.clients.end_heaviest(share, transmit::unacknowledged);
             self.metrics.connections_shed_total.add(shed as u64);
         }
         if load.connections <= CROWDED {
@@ -271,10 +270,13 @@ impl DataCore {
         let surplus = 1.0 - ROOMY / load.connections;
         let wanted = (self.clients.len() as f32 * surplus) as usize;
         let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
-        let shed = self.clients.end_heaviest(wanted, |client| {
-            let of_address = u64::from(client.place.map_or(0, open));
-            of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
-        });
+        let shed = self.clients.end_heaviest(
+            |_| wanted,
+            |client| {
+                let of_address = u64::from(client.place.map_or(0, open));
+                of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
+            },
+        );
         self.metrics.connections_shed_total.add(shed as u64);
     }
 
