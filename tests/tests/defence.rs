@@ -242,3 +242,16 @@ fn delayed_request_is_answered_late_and_in_full() {
     assert_eq!((late.status, late.text().as_str()), (200, "here"));
     assert!(began.elapsed() >= std::time::Duration::from_secs(1));
 }
+
+#[test]
+fn method_that_is_not_wanted_is_refused_before_the_head_is_whole() {
+    let origin = origin();
+    let filter = "[[filter]]\nmethods = [\"BREW\"]\n";
+    let tidegate = one_core(Tidegate::builder().origin(&origin).tables(filter)).start();
+    let mut slow = connect(&tidegate, "127.0.9.20").unwrap();
+    slow.send("BREW /pot HTTP/1.1\r\nHost: exa");
+    let answer = String::from_utf8(slow.rest()).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    assert_eq!(get(&tidegate, "127.0.9.20", "/", "").unwrap().status, 200);
+    assert_eq!(tidegate.metric("tidegate_defence_form_total"), 1.0);
+}

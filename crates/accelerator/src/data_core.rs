@@ -26,6 +26,7 @@ use crate::clock::Clock;
 use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
 use crate::following::Following;
+use crate::icap;
 use crate::inner::InnerRequest;
 use crate::load::Meter;
 use crate::metrics::CoreMetrics;
@@ -102,6 +103,8 @@ pub(crate) struct DataCore {
     pub scratch: RefCell<Scratch>,
     plan: RefCell<Arc<Plan>>,
     pools: RefCell<Rc<Pools>>,
+    icap: RefCell<Rc<icap::Services>>,
+    workers: usize,
     times: Cell<Times>,
     draining: Cell<bool>,
     open: Arc<AtomicUsize>,
@@ -143,6 +146,8 @@ impl DataCore {
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
                 scratch: RefCell::default(),
                 pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups())))),
+                icap: RefCell::new(Rc::new(icap::Services::new(&plan.icap, plan.folds_case, start.workers))),
+                workers: start.workers,
                 times: Cell::new(Times::new(&plan.limits)),
                 plan: RefCell::new(plan),
                 draining: Cell::new(false),
@@ -256,6 +261,7 @@ impl DataCore {
             interval.tick().await;
             self.clients.sweep(self.clock.elapsed_ms());
             self.pools().sweep();
+            self.icap_services().sweep();
             if let (Some(defence), Some(meter)) = (&self.defence, &mut meter) {
                 let load = meter.read(self.open.load(Ordering::Relaxed), self.plan().limits.connections);
                 defence.tick(&load, self.clock.elapsed_ms());
@@ -278,6 +284,8 @@ impl DataCore {
             if !Arc::ptr_eq(&current, &self.plan()) {
                 *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
                 *self.pools.borrow_mut() = Rc::new(Pools::new(Arc::clone(current.groups())));
+                *self.icap.borrow_mut() =
+                    Rc::new(icap::Services::new(&current.icap, current.folds_case, self.workers));
                 self.times.set(Times::new(&current.limits));
                 *self.plan.borrow_mut() = Arc::clone(&current);
             }
@@ -359,6 +367,11 @@ impl DataCore {
     /// This core's upstream connections.
     pub(crate) fn pools(&self) -> Rc<Pools> {
         Rc::clone(&self.pools.borrow())
+    }
+
+    /// This core's ICAP services.
+    pub(crate) fn icap_services(&self) -> Rc<icap::Services> {
+        Rc::clone(&self.icap.borrow())
     }
 
     /// Tells those who wait for an object that it is stored. One that has to be validated for each of them is of no use

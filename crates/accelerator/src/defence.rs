@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, Decision, Field, Fields, Load, Peer, Reply, RequestView, ResponseView, Slow, Source, Via,
+    Chain, Decision, Field, Fields, Load, Peer, Reply, RequestLine, RequestView, ResponseView, Slow, Source,
+    Via,
 };
 use tidegate_core::{NodeId, Verdict};
 use tidegate_http::normalize::Normalized;
@@ -67,6 +68,15 @@ impl Fields for HeadFields<'_> {
     }
 }
 
+/// Of a head whose fields are not here.
+struct NoFields;
+
+impl Fields for NoFields {
+    fn get(&self, _: Field) -> Option<&[u8]> {
+        None
+    }
+}
+
 /// Whose request it is, and in which place of the tree.
 #[derive(Clone, Copy)]
 pub(crate) struct Client {
@@ -120,7 +130,11 @@ impl Defence {
         now_ms: u64,
     ) -> Option<Reply> {
         let client = self.client_at(peer, seen, now_ms);
-        let decision = self.judge(client, head, normalized, now_ms);
+        let line = RequestLine { method: head.method_bytes, target: head.target };
+        let decision = match self.judge_line(client, &line, now_ms) {
+            decision if decision.is_continue() => self.judge(client, head, normalized, now_ms),
+            decision => decision,
+        };
         let later = || Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() };
         let refused = || Reply { status: 503, ..Reply::default() };
         match decision.verdict {
@@ -142,6 +156,65 @@ impl Defence {
     ) {
         let client = self.client_at(peer, seen, now_ms);
         let _ = self.responded(client, normalized, status, source, now_ms);
+    }
+
+    /// Decides on the first line of a request, if anybody looks at such.
+    #[inline]
+    pub(crate) fn judge_line(&self, client: Client, line: &RequestLine<'_>, now_ms: u64) -> Decision {
+        match self.chain.looks_at_lines() {
+            true => self.chain.request_line(client.id, client.peer, line, now_ms),
+            false => Decision::CONTINUE,
+        }
+    }
+
+    /// The same while the rest of the head is awaited; with the decision the status that tells the client. Nothing is decided
+    /// yet of what a trusted proxy passes on, nor of what is to be held.
+    pub(crate) fn judge_early(
+        &self,
+        connection: NodeId,
+        peer: Peer,
+        head: &[u8],
+        now_ms: u64,
+    ) -> Option<(Decision, u16)> {
+        if !self.chain.looks_at_lines() || peer.via == Via::Proxy {
+            return None;
+        }
+        let line = first_line(head)?;
+        let decision = self.chain.request_line(connection, peer, &line, now_ms);
+        if matches!(decision.verdict, Verdict::Delay | Verdict::Tarpit) {
+            return None;
+        }
+        let RequestLine { method, target } = line;
+        let fields = &NoFields;
+        let request = RequestView { method, path: target, query: None, has_body: false, fields };
+        let status = match decision.is_continue() {
+            true => 0,
+            false => self.chain.reply(peer, &request, decision, now_ms).status,
+        };
+        Some((decision, status))
+    }
+
+    /// Decides on a response of which nothing was sent, if anybody looks at such; with the decision the answer that takes
+    /// its place.
+    #[inline]
+    pub(crate) fn judge_start(
+        &self,
+        client: Client,
+        head: &RequestHead<'_>,
+        normalized: &Normalized<'_>,
+        status: u16,
+        source: (Source, u64),
+        now_ms: u64,
+    ) -> Option<(Decision, Option<Reply>)> {
+        if !self.chain.looks_at_starts() {
+            return None;
+        }
+        let response = response_view(normalized, status, source);
+        let decision = self.chain.response_start(client.id, client.peer, &response, now_ms);
+        if decision.is_continue() {
+            return None;
+        }
+        Some((decision, self.reply(client, head, normalized, decision, now_ms)))
     }
 
     /// Decides on a request. What is done to a trusted proxy's connection would be done to all its clients: whatever
@@ -191,16 +264,10 @@ impl Defence {
         client: Client,
         normalized: &Normalized<'_>,
         status: u16,
-        (source, upstream_ms): (Source, u64),
+        source: (Source, u64),
         now_ms: u64,
     ) -> Decision {
-        let response = ResponseView {
-            path: normalized.path,
-            query: normalized.query,
-            status,
-            source,
-            upstream_ms: u32::try_from(upstream_ms).unwrap_or(u32::MAX),
-        };
+        let response = response_view(normalized, status, source);
         self.chain.response(client.id, client.peer, &response, now_ms)
     }
 }
@@ -234,14 +301,13 @@ impl DataCore {
     /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
         if load.tcp_memory > MEMORY_SHORT {
-            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame.
-            let mut holders = 0;
-            self.clients.for_each(|client| {
-                holders += usize::from(transmit::unacknowledged(client) >= HOLDS_MUCH);
-            });
             let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
-            let shed =
-                self.clients.end_heaviest((holders as f32 * surplus) as usize, transmit::unacknowledged);
+            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame. The kernel is asked
+            // once for each.
+            let share = |unread: &mut dyn Iterator<Item = u64>| {
+                (unread.filter(|bytes| *bytes >= HOLDS_MUCH).count() as f32 * surplus) as usize
+            };
+            let shed = self.clients.end_heaviest(share, transmit::unacknowledged);
             self.metrics.connections_shed_total.add(shed as u64);
         }
         if load.connections <= CROWDED {
@@ -250,10 +316,13 @@ impl DataCore {
         let surplus = 1.0 - ROOMY / load.connections;
         let wanted = (self.clients.len() as f32 * surplus) as usize;
         let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
-        let shed = self.clients.end_heaviest(wanted, |client| {
-            let of_address = u64::from(client.place.map_or(0, open));
-            of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
-        });
+        let shed = self.clients.end_heaviest(
+            |_| wanted,
+            |client| {
+                let of_address = u64::from(client.place.map_or(0, open));
+                of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
+            },
+        );
         self.metrics.connections_shed_total.add(shed as u64);
     }
 
@@ -306,11 +375,34 @@ impl DataCore {
         peer.via == Via::Direct && !judge().is_continue()
     }
 
-    fn direct(&self, peer: SocketAddr) -> Peer {
+    pub(crate) fn direct(&self, peer: SocketAddr) -> Peer {
         let address = peer.ip().to_canonical();
         let is_proxy = self.with_plan(|plan| plan.is_trusted(address));
         Peer { address, via: if is_proxy { Via::Proxy } else { Via::Direct } }
     }
+}
+
+fn response_view<'v>(
+    normalized: &'v Normalized<'_>,
+    status: u16,
+    (source, upstream_ms): (Source, u64),
+) -> ResponseView<'v> {
+    ResponseView {
+        path: normalized.path,
+        query: normalized.query,
+        status,
+        source,
+        upstream_ms: u32::try_from(upstream_ms).unwrap_or(u32::MAX),
+    }
+}
+
+/// The first line of a head, once all of it is here.
+fn first_line(head: &[u8]) -> Option<RequestLine<'_>> {
+    let mut lines = head.split_inclusive(|&byte| byte == b'\n');
+    // RFC 9112 §2.2: empty lines before it are skipped.
+    let line = lines.find(|line| !matches!(line, [b'\n'] | [b'\r', b'\n']))?;
+    let mut words = line.strip_suffix(b"\n")?.split(|&byte| byte == b' ');
+    Some(RequestLine { method: words.next()?, target: words.next()? })
 }
 
 /// Where an answer comes from, as far as the client is to blame for it.
@@ -337,5 +429,22 @@ fn view<'v>(
         query: normalized.query,
         has_body: head.framing != BodyFraming::None,
         fields,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_line_is_there_with_its_last_byte() {
+        let head = b"\r\nGET /a?b HTTP/1.1\r\nHost: h\r\n";
+        let end = head.windows(2).skip(2).position(|pair| pair == b"\r\n").unwrap() + 4;
+        for length in 0..head.len() {
+            let line = first_line(&head[..length]);
+            let expected = RequestLine { method: b"GET", target: b"/a?b" };
+            assert_eq!(line, (length >= end).then_some(expected), "{length}");
+        }
+        assert_eq!(first_line(b"GET\r\n"), None);
     }
 }

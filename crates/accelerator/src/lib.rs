@@ -13,6 +13,7 @@ mod defence;
 mod dhttp;
 mod engine;
 mod following;
+mod icap;
 mod inner;
 mod load;
 pub mod metrics;

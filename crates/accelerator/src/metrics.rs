@@ -36,6 +36,11 @@ metric_set! {
         Counter cache_collapsed_total: "Requests that waited for another request's answer instead of asking again.",
         Counter cache_passed_total: "Requests that are never answered from the cache, such as POST.",
         Counter upstream_errors_total: "Requests for which no upstream gave a valid response.",
+        Counter icap_exchanges_total: "Messages that ICAP services were asked about.",
+        Gauge icap_waiting: "Messages that wait for an ICAP service's decision now.",
+        Counter icap_modified_total: "Messages in whose place an ICAP service put another one, such as a refusal.",
+        Counter icap_failures_total: "Messages about which an ICAP service did not decide.",
+        Counter icap_bypassed_total: "Messages that went on without a decision because failure = \"open\".",
         Counter tunnels_total: "Connections upgraded to another protocol.",
         Counter access_log_dropped_total: "Access log lines dropped because the writer could not keep up.",
     }

@@ -35,6 +35,8 @@ pub struct Settings {
     pub pseudonym: String,
     /// Where requests are logged, if anywhere.
     pub access_log: Option<AccessLog>,
+    /// ICAP services that look at messages; of those responsible for a message, the first.
+    pub icap: Vec<IcapService>,
     /// Who decides on connections; `None` admits all.
     pub connections: Option<Arc<dyn Admission>>,
     /// Who decides on requests; `None` costs nothing.
@@ -136,6 +138,46 @@ pub enum Target {
     Upstream(String),
     /// Files below this directory.
     Root(PathBuf),
+}
+
+/// An ICAP service (RFC 3507), and the messages that it looks at.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct IcapService {
+    /// As it is asked for: `icap://HOST:PORT/NAME`.
+    pub url: String,
+    /// Where it is, resolved.
+    pub address: SocketAddr,
+    /// What it looks at.
+    pub on: IcapSubject,
+    /// Methods of the requests that this is about; empty: all.
+    pub methods: Vec<String>,
+    /// Paths that this is about, in their normal form, with `*` at the start, the end or both; empty: all.
+    pub paths: Vec<String>,
+    /// Paths that it is not about, whatever `paths` says.
+    pub except: Vec<String>,
+    /// Exchanges at once, per data core; as many as 1,024 further messages wait for a turn.
+    pub connections: usize,
+    /// How long a message waits for its turn, the service for a connection, and a decision for the service.
+    pub timeout: Duration,
+    /// Whether messages go on without a decision when the service fails.
+    pub fail_open: bool,
+}
+
+/// What an ICAP service looks at.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum IcapSubject {
+    /// Requests, before the cache is looked into.
+    Requests,
+    /// Upstreams' responses, before they are stored.
+    Responses,
+}
+
+impl IcapService {
+    /// `HOST:PORT`, as in `Host`.
+    pub fn host(&self) -> String {
+        let rest = self.url.split_once("://").map_or("", |(_, rest)| rest);
+        rest.split('/').next().unwrap_or("").to_owned()
+    }
 }
 
 /// The shared cache's budget and place.

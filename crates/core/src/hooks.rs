@@ -94,6 +94,15 @@ impl<'r> RequestView<'r> {
     }
 }
 
+/// The first line of a request, whose fields need not be here yet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RequestLine<'r> {
+    /// As sent, such as `GET`.
+    pub method: &'r [u8],
+    /// The target as sent: not in the normal form, which takes the fields.
+    pub target: &'r [u8],
+}
+
 /// What a response came from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
@@ -105,14 +114,14 @@ pub enum Source {
     Passed,
 }
 
-/// A response that has been sent, or given up.
+/// A response that is to be sent, or has been sent or given up.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseView<'r> {
     /// As in [`RequestView::path`].
     pub path: &'r [u8],
     /// As in [`RequestView::query`].
     pub query: Option<&'r [u8]>,
-    /// The status sent.
+    /// Its status.
     pub status: u16,
     /// Where it came from.
     pub source: Source,
@@ -179,6 +188,17 @@ pub trait Classifier: fmt::Debug + Send {
         Decision::CONTINUE
     }
 
+    /// Whether [`Self::on_request_line`] is to be asked: what nobody asks for costs nothing.
+    fn looks_at_lines(&self) -> bool {
+        false
+    }
+
+    /// A request's first line is here, long before the end of the head if the client is slow. Nothing is counted yet. Of a
+    /// request that a trusted proxy passes on it is asked when the head is complete, which names the client.
+    fn on_request_line(&self, _scene: &mut Scene<'_>, _line: &RequestLine<'_>) -> Decision {
+        Decision::CONTINUE
+    }
+
     /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up.
     fn on_request(&self, _scene: &mut Scene<'_>, _request: &RequestView<'_>, _visit: &Visit) -> Decision {
         Decision::CONTINUE
@@ -186,6 +206,16 @@ pub trait Classifier: fmt::Debug + Send {
 
     /// A piece of a request's body has arrived; `received` counts bytes from the body's start to the piece's end.
     fn on_body(&self, _scene: &mut Scene<'_>, _piece: &[u8], _received: u64) -> Decision {
+        Decision::CONTINUE
+    }
+
+    /// Whether [`Self::on_response_start`] is to be asked.
+    fn looks_at_starts(&self) -> bool {
+        false
+    }
+
+    /// A response is known, and nothing of it was sent. The decision takes its place.
+    fn on_response_start(&self, _scene: &mut Scene<'_>, _response: &ResponseView<'_>) -> Decision {
         Decision::CONTINUE
     }
 
@@ -253,6 +283,14 @@ pub struct Chain {
     arbiter: Box<dyn Arbiter>,
     seed: u64,
     stressed_ms: Cell<Option<u64>>,
+    /// Whether any classifier looks at first lines, and at the start of responses.
+    looks_at: Cell<(bool, bool)>,
+}
+
+/// What the classifiers look at of what few do.
+fn looks_at(classifiers: &[Box<dyn Classifier>]) -> Cell<(bool, bool)> {
+    let any = |looks: fn(&dyn Classifier) -> bool| classifiers.iter().any(|classifier| looks(&**classifier));
+    Cell::new((any(|it| it.looks_at_lines()), any(|it| it.looks_at_starts())))
 }
 
 impl Chain {
@@ -263,8 +301,9 @@ impl Chain {
         arbiter: Box<dyn Arbiter>,
         seed: u64,
     ) -> Self {
+        let looks_at = looks_at(&classifiers);
         let (tree, classifiers) = (RefCell::new(tree), RefCell::new(classifiers));
-        Self { tree, classifiers, arbiter, seed, stressed_ms: Cell::new(None) }
+        Self { tree, classifiers, arbiter, seed, stressed_ms: Cell::new(None), looks_at }
     }
 
     /// Since when the server is under stress; `None`: it is not.
@@ -303,6 +342,17 @@ impl Chain {
         self.classifiers.borrow().iter().for_each(|classifier| classifier.on_close(&mut scene));
     }
 
+    /// Whether anybody looks at first lines.
+    #[inline]
+    pub fn looks_at_lines(&self) -> bool {
+        self.looks_at.get().0
+    }
+
+    /// A request's first line is here.
+    pub fn request_line(&self, client: NodeId, peer: Peer, line: &RequestLine<'_>, now_ms: u64) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_request_line(scene, line))
+    }
+
     /// A request's head is complete.
     #[inline]
     pub fn request(&self, client: NodeId, peer: Peer, request: &RequestView<'_>, now_ms: u64) -> Decision {
@@ -321,6 +371,23 @@ impl Chain {
         self.event(client, peer, now_ms, |classifier, scene| classifier.on_body(scene, piece, received))
     }
 
+    /// Whether anybody looks at the start of responses.
+    #[inline]
+    pub fn looks_at_starts(&self) -> bool {
+        self.looks_at.get().1
+    }
+
+    /// A response is to be sent.
+    pub fn response_start(
+        &self,
+        client: NodeId,
+        peer: Peer,
+        response: &ResponseView<'_>,
+        now_ms: u64,
+    ) -> Decision {
+        self.event(client, peer, now_ms, |classifier, scene| classifier.on_response_start(scene, response))
+    }
+
     /// A response ended.
     pub fn response(&self, client: NodeId, peer: Peer, response: &ResponseView<'_>, now_ms: u64) -> Decision {
         self.event(client, peer, now_ms, |classifier, scene| classifier.on_response(scene, response))
@@ -337,6 +404,7 @@ impl Chain {
         let mut tree = self.tree.borrow_mut();
         self.stressed_ms.set(self.arbiter.on_tick(&mut tree, load, now_ms));
         if let Some(renewed) = self.arbiter.renewed() {
+            self.looks_at.swap(&looks_at(&renewed));
             *self.classifiers.borrow_mut() = renewed;
         }
         self.classifiers.borrow().iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
@@ -433,6 +501,58 @@ mod tests {
                 _ => Decision::CONTINUE,
             }
         }
+    }
+
+    /// Objects to a method as soon as its line is here, and to responses that say too much.
+    #[derive(Debug)]
+    struct Early;
+
+    impl Classifier for Early {
+        fn name(&self) -> &'static str {
+            "word"
+        }
+
+        fn looks_at_lines(&self) -> bool {
+            true
+        }
+
+        fn on_request_line(&self, _: &mut Scene<'_>, line: &RequestLine<'_>) -> Decision {
+            match line.method {
+                b"BREW" => Decision::new(Verdict::Drop, Reason::Form),
+                _ => Decision::CONTINUE,
+            }
+        }
+
+        fn looks_at_starts(&self) -> bool {
+            true
+        }
+
+        fn on_response_start(&self, _: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
+            match response.status {
+                500 => Decision::new(Verdict::Refuse, Reason::Content),
+                _ => Decision::CONTINUE,
+            }
+        }
+    }
+
+    #[test]
+    fn first_lines_and_responses_that_begin_are_judged_where_somebody_looks_at_them() {
+        let tree = || PrefixTree::new(TreeConfig { memory_bytes: 1 << 20, window_ms: 10_000, seed: 1 });
+        let blind = Chain::new(tree(), vec![Box::new(Word)], Box::new(Lenient), 1);
+        assert!(!blind.looks_at_lines() && !blind.looks_at_starts());
+        let chain = Chain::new(tree(), vec![Box::new(Word), Box::new(Early)], Box::new(Lenient), 1);
+        assert!(chain.looks_at_lines() && chain.looks_at_starts());
+        let peer = Peer { address: IpAddr::from([10, 0, 0, 2]), via: Via::Direct };
+        let (client, _) = chain.connect(peer, 0);
+        let line =
+            |method| chain.request_line(client, peer, &RequestLine { method, target: b"/" }, 0).verdict;
+        assert_eq!((line(b"GET"), line(b"BREW")), (Verdict::Continue, Verdict::Drop));
+        let start = |status| {
+            let response =
+                ResponseView { path: b"/", query: None, status, source: Source::Passed, upstream_ms: 1 };
+            chain.response_start(client, peer, &response, 0).verdict
+        };
+        assert_eq!((start(200), start(500)), (Verdict::Continue, Verdict::Refuse));
     }
 
     /// Lets everybody from 10.0.0.1 do what they like.

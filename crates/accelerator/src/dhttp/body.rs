@@ -9,6 +9,8 @@ use crate::upstream::{BodyReadError, RequestBody};
 pub(crate) struct UploadedBody {
     body: Body,
     piece: Bytes,
+    /// What was read ahead and comes again first.
+    ahead: Option<Bytes>,
     received: u64,
     limit: u64,
     untouched: bool,
@@ -17,13 +19,20 @@ pub(crate) struct UploadedBody {
 
 impl UploadedBody {
     pub(crate) fn new(body: Body, limit: u64) -> Self {
-        Self { body, piece: Bytes::new(), received: 0, limit, untouched: true, ended: false }
+        Self { body, piece: Bytes::new(), ahead: None, received: 0, limit, untouched: true, ended: false }
     }
 }
 
 impl RequestBody for UploadedBody {
     async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        if let Some(ahead) = self.ahead.take() {
+            self.piece = ahead;
+            return Ok(Some(&self.piece));
+        }
         self.untouched = false;
+        if self.ended {
+            return Ok(None);
+        }
         loop {
             match self.body.next().await {
                 None => {
@@ -42,6 +51,10 @@ impl RequestBody for UploadedBody {
                 }
             }
         }
+    }
+
+    fn put_back(&mut self, bytes: Vec<u8>) {
+        self.ahead = Some(Bytes::from(bytes)).filter(|bytes| !bytes.is_empty());
     }
 
     fn is_replayable(&self) -> bool {

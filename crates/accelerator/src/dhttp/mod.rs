@@ -180,7 +180,7 @@ impl Service for Site {
             return Immediate::Unknown;
         };
         // Rules act where the request is read again, which is once for each.
-        if plan.requests.is_some() {
+        if plan.requests.is_some() || plan.reviews_request(head.method_bytes, normalized.path) {
             return Immediate::Unknown;
         }
         let began = Instant::now();
@@ -294,7 +294,9 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, is_defe
     } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
         Answer::status(413)
     } else {
-        let is_plain = head.framing == BodyFraming::None && matches!(head.method, Method::Get | Method::Head);
+        let is_plain = head.framing == BodyFraming::None
+            && matches!(head.method, Method::Get | Method::Head)
+            && !plan.reviews_request(head.method_bytes, normalized.path);
         let found = match is_plain {
             true => lookup::lookup(&core, &plan, &head, &normalized, &seen, &mut Vec::new()),
             false => Lookup::Miss,

@@ -18,6 +18,7 @@ use tidegate_store::{Object, Store};
 use tokio::time::Instant;
 
 use crate::data_core::DataCore;
+use crate::icap::{self, AdaptedRequest, Review};
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
@@ -66,6 +67,16 @@ impl Answer {
     pub(crate) fn status(status: u16) -> Self {
         Self::Local { status, fields: Vec::new() }
     }
+
+    /// The status that the client is told; of a file it is not known yet whether all of it is asked for.
+    pub(crate) fn code(&self) -> u16 {
+        match self {
+            Self::Stored(hit) => hit.status,
+            Self::Streamed(streamed) => streamed.status,
+            Self::File(_) => 200,
+            Self::Local { status, .. } => *status,
+        }
+    }
 }
 
 /// A request and where it came from.
@@ -84,6 +95,52 @@ pub(crate) struct Incoming<'a> {
 
 /// Answers a request that the cache alone could not.
 pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
+    let plan = core.plan();
+    if !plan.reviews_request(incoming.head.method_bytes, incoming.normalized.path) {
+        return answer_reviewed(core, incoming, body).await;
+    }
+    match Box::pin(icap::review_request(core, &incoming, body)).await {
+        Review::Unchanged(body) => answer_reviewed(core, incoming, body).await,
+        Review::Refused(status) => Answer::status(status),
+        Review::Answered(response) => answer_of_service(core, &plan, *response),
+        Review::Adapted(adapted) => {
+            let AdaptedRequest { bytes, parser, body } = *adapted;
+            let head = RequestHead { version: incoming.head.version, ..parser.head(&bytes) };
+            let mut scratch = Vec::new();
+            let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else {
+                return Answer::status(502);
+            };
+            let adapted = Incoming {
+                head: &head,
+                normalized: &normalized,
+                buffer: &bytes,
+                is_absent: false,
+                ..incoming
+            };
+            let mut answer = match body {
+                Some(body) => Box::pin(answer_reviewed(core, adapted, body)).await,
+                None => Box::pin(answer_reviewed(core, adapted, EmptyBody)).await,
+            };
+            // A server that answers early gets no more of the body: what the client still sends is not what the service
+            // has put in its place.
+            if let Answer::Streamed(streamed) = &mut answer {
+                drop(streamed.take_upload());
+            }
+            answer
+        }
+    }
+}
+
+/// A service has answered in the upstream's place.
+fn answer_of_service(core: &DataCore, plan: &Plan, response: Response) -> Answer {
+    let mut head = Vec::with_capacity(512);
+    fill::write_client_head(&response.head(), &plan.pseudonym, &core.clock.date(), &mut head);
+    let forward = Forward { reason: Forwarded::Bypass, upstream_status: 0, stored: false, collapsed: false };
+    Answer::Streamed(Box::new(Streamed::passing(response, head, forward)))
+}
+
+/// Answers a request that may go on.
+async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
     let (plan, pools) = core.plan_and_pools();
     match plan.route(incoming.normalized.authority, incoming.normalized.path) {
         None => Answer::status(404),
@@ -487,14 +544,18 @@ impl Fetch<'_> {
         let request = OutgoingRequest {
             head: &bytes,
             method: head.method,
-            client: self.incoming.seen.client,
+            client: Some(self.incoming.seen.client),
             class: self.class(),
             framing,
             hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),
             hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
             upgrade: head.upgrade.then_some(head.fields),
         };
-        self.pools.send(self.group, request, body).await
+        let response = self.pools.send(self.group, request, body).await?;
+        if self.plan.icap.is_empty() {
+            return Ok(response);
+        }
+        Box::pin(icap::review_response(self.core, &self.incoming, response)).await
     }
 
     /// Without rules all requests are equal.

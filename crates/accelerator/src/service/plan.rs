@@ -12,8 +12,9 @@ use tidegate_http::{FieldId, Fields, RequestHead};
 use tidegate_store::Store;
 
 use crate::admission::{Admission, Asked};
+use crate::icap;
 use crate::service::files::{Root, RootPlace};
-use crate::settings::{Limits, Listener, Protocol, Route, Settings, Target};
+use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
 
 /// All cookies of a request. Clients send one field of them (RFC 6265 §5.4); servers join several, and so must rules.
@@ -70,6 +71,7 @@ pub(crate) struct Plan {
     pub pseudonym: String,
     pub connections: Option<Arc<dyn Admission>>,
     pub requests: Option<Arc<dyn Admission>>,
+    pub icap: Vec<IcapService>,
     /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
     pub alternatives: Vec<u8>,
     groups: Arc<Groups>,
@@ -127,12 +129,20 @@ impl Plan {
             pseudonym: settings.pseudonym.clone(),
             connections: settings.connections.clone(),
             requests: settings.requests.clone(),
+            icap: settings.icap.clone(),
             alternatives: alternatives(&settings.listeners),
             groups: Arc::new(Groups::new(&settings.upstreams)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,
             routes,
         })
+    }
+
+    /// Whether an ICAP service looks at such requests, before the cache is looked into.
+    #[inline]
+    pub(crate) fn reviews_request(&self, method: &[u8], path: &[u8]) -> bool {
+        let on = IcapSubject::Requests;
+        self.icap.iter().any(|service| icap::concerns(service, on, method, path, self.folds_case))
     }
 
     /// What answers a request for this normalized host and path.
@@ -267,6 +277,7 @@ mod tests {
             pseudonym: "test".into(),
             access_log: None,
             connections: None,
+            icap: Vec::new(),
             requests: None,
             defence: None,
         };

@@ -28,6 +28,9 @@ pub(crate) struct ClientBody<'c> {
     /// What has arrived; `taken` bytes of it are used.
     buffer: Vec<u8>,
     taken: usize,
+    /// What was read ahead and comes again first, and the piece that was given out of it.
+    ahead: Option<Vec<u8>>,
+    given: Vec<u8>,
     received: u64,
     limit: u64,
     allowance: Allowance,
@@ -65,6 +68,8 @@ impl<'c> ClientBody<'c> {
             framing,
             buffer: rest,
             taken: 0,
+            ahead: None,
+            given: Vec::new(),
             received: 0,
             limit,
             allowance: Allowance::new(rate_bytes_per_s),
@@ -220,6 +225,10 @@ enum Decoded {
 
 impl RequestBody for ClientBody<'_> {
     async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        if let Some(ahead) = self.ahead.take() {
+            self.given = ahead;
+            return Ok(Some(&self.given));
+        }
         self.untouched = false;
         loop {
             match self.decode()? {
@@ -239,6 +248,10 @@ impl RequestBody for ClientBody<'_> {
                 }
             }
         }
+    }
+
+    fn put_back(&mut self, bytes: Vec<u8>) {
+        self.ahead = Some(bytes).filter(|bytes| !bytes.is_empty());
     }
 
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {

@@ -108,12 +108,14 @@ impl Clients {
         self.end_those(|slot| slot.awaits_head() && slot.deadline_ms.get() <= limit_ms)
     }
 
-    /// Ends at most `count` of the connections that keep the server waiting, those with the greatest weight first. Says how
+    /// Ends as many of the connections that keep the server waiting as `count` makes of their weights, those with the greatest
+    /// first. Says how
     /// many there were.
-    pub(crate) fn end_heaviest(&self, count: usize, weight: impl Fn(&Client) -> u64) -> usize {
-        if count == 0 {
-            return 0;
-        }
+    pub(crate) fn end_heaviest(
+        &self,
+        count: impl FnOnce(&mut dyn Iterator<Item = u64>) -> usize,
+        weight: impl Fn(&Client) -> u64,
+    ) -> usize {
         let mut waiting = Vec::new();
         self.for_each(|client| {
             let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
@@ -123,6 +125,7 @@ impl Clients {
                 waiting.push((order, Rc::clone(client)));
             }
         });
+        let count = count(&mut waiting.iter().map(|((Reverse(weight), _), _)| *weight));
         if waiting.len() > count {
             waiting.select_nth_unstable_by_key(count, |(order, _)| *order);
             waiting.truncate(count);
@@ -194,16 +197,16 @@ mod tests {
         all[5].slot.clear();
         let weight =
             |client: &Client| u64::from(std::ptr::eq(client, &*all[3]) || std::ptr::eq(client, &*all[5]));
-        assert_eq!(clients.end_heaviest(3, weight), 3);
+        assert_eq!(clients.end_heaviest(|_| 3, weight), 3);
         assert_eq!(ended(&all), [0, 1, 3]);
     }
 
     #[test]
     fn more_than_wait_are_asked_for_all_are_ended_once() {
         let (clients, all, _peers) = waiting_clients(3);
-        assert_eq!(clients.end_heaviest(0, |_| 0), 0);
-        assert_eq!(clients.end_heaviest(10, |_| 0), 3);
+        assert_eq!(clients.end_heaviest(|_| 0, |_| 0), 0);
+        assert_eq!(clients.end_heaviest(|_| 10, |_| 0), 3);
         assert_eq!(ended(&all), [0, 1, 2]);
-        assert_eq!(clients.end_heaviest(10, |_| 0), 0);
+        assert_eq!(clients.end_heaviest(|_| 10, |_| 0), 0);
     }
 }

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use tidegate_core::hooks::{Slow, Source};
+use tidegate_core::Verdict;
+use tidegate_core::hooks::{Decision, Reply, Slow, Source};
 use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
@@ -87,6 +88,11 @@ impl Connection<'_> {
             };
             let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
             let source = (defence::source(&head, &answer), upstream_ms);
+            if let Some((decision, reply)) =
+                asker.starts(self.core, &seen, &head, &normalized, answer.code(), source)
+            {
+                return self.refuse_response(asker, &head, decision, reply, body).await;
+            }
             let delivered = match answer {
                 Answer::Streamed(streamed) if streamed.status == 101 => {
                     let rest = body.into_rest();
@@ -123,6 +129,31 @@ impl Connection<'_> {
             asker.began,
         );
         (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
+    }
+
+    /// Does to a response of which nothing was sent what the defence says; what the client sent after the request, if the
+    /// connection goes on.
+    async fn refuse_response(
+        self,
+        asker: Asker,
+        head: &RequestHead<'_>,
+        decision: Decision,
+        reply: Option<Reply>,
+        mut body: ClientBody<'_>,
+    ) -> Option<Vec<u8>> {
+        self.core.metrics.requests_policed_total.add(1);
+        let Some(reply) = reply else {
+            if decision.verdict != Verdict::Drop {
+                self.client.set_zero_linger();
+                let _ = self.client.shutdown(std::net::Shutdown::Both);
+            }
+            return None;
+        };
+        let keep_alive = head.keep_alive && body.is_disposable() && !self.core.is_draining();
+        let (out, bytes) = respond::reply(self.core, head, &reply, keep_alive);
+        self.send(&mut RateWatch::new(self.core), &out).await.ok()?;
+        self.core.account(asker.peer.ip(), head, reply.status, bytes, "none", asker.began);
+        (keep_alive && body.discard().await).then(|| body.into_rest())
     }
 
     /// Holds the connection without an answer, until its client gives up or the server is to end.

@@ -17,7 +17,7 @@ use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tidegate_core::hooks::{Decision, Reply, Slow, Source};
+use tidegate_core::hooks::{Decision, Reply, RequestLine, Slow, Source};
 use tidegate_core::{NodeId, Verdict};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
@@ -107,6 +107,8 @@ pub(crate) struct Asker {
     began: Option<Instant>,
     /// Its connection's place in the prefix tree, if anybody watches.
     place: Option<NodeId>,
+    /// The request's first line was judged when it came.
+    is_line_judged: bool,
 }
 
 /// One client connection over TCP.
@@ -122,6 +124,8 @@ pub(crate) struct Partial {
     parser: RequestParser,
     /// There may be whole requests in it, which had to wait for their turn.
     is_waiting: bool,
+    /// Its first line was judged.
+    is_line_judged: bool,
 }
 
 /// A request that needs more than the cache and the bytes at hand.
@@ -152,6 +156,14 @@ enum Step {
     Close,
 }
 
+/// What the defence says of a head's first line.
+enum Early {
+    /// Nothing: it is not here yet, or nobody looks at it before the head is whole.
+    Undecided,
+    Passed,
+    Ended(Step),
+}
+
 /// What became of one request.
 enum Handled {
     Answered {
@@ -174,8 +186,9 @@ enum Handled {
 }
 
 impl Asker {
-    pub(crate) fn new(core: &DataCore, client: &Client) -> Self {
-        Self { peer: client.peer(), began: core.log.is_some().then(Instant::now), place: client.place }
+    pub(crate) fn new(core: &DataCore, client: &Client, is_line_judged: bool) -> Self {
+        let began = core.log.is_some().then(Instant::now);
+        Self { peer: client.peer(), began, place: client.place, is_line_judged }
     }
 
     /// Answers from the cache if that is all it takes.
@@ -188,7 +201,15 @@ impl Asker {
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
             let client = defence.client(place, self.peer, &seen, now_ms);
-            let decision = defence.judge(client, head, &normalized, now_ms);
+            let line = RequestLine { method: head.method_bytes, target: head.target };
+            let decision = match self.is_line_judged {
+                true => Decision::CONTINUE,
+                false => defence.judge_line(client, &line, now_ms),
+            };
+            let decision = match decision.is_continue() {
+                true => defence.judge(client, head, &normalized, now_ms),
+                false => decision,
+            };
             match decision.verdict {
                 Verdict::Continue => {}
                 Verdict::Delay => return Ok(Handled::Held(Hold::Delay)),
@@ -207,6 +228,7 @@ impl Asker {
         if head.framing != BodyFraming::None
             || head.upgrade
             || !matches!(head.method, Method::Get | Method::Head)
+            || plan.reviews_request(head.method_bytes, normalized.path)
         {
             return Ok(Handled::NeedsExchange { is_absent: false });
         }
@@ -215,6 +237,11 @@ impl Asker {
             Lookup::Absent => return Ok(Handled::NeedsExchange { is_absent: true }),
             Lookup::Miss => return Ok(Handled::NeedsExchange { is_absent: false }),
         };
+        if let Some((decision, reply)) =
+            self.starts(core, &seen, head, &normalized, hit.status, (Source::Here, 0))
+        {
+            return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
+        }
         lookup::count_hit(core, &hit);
         let keep_alive = head.keep_alive && !core.is_draining();
         out.clear();
@@ -231,6 +258,23 @@ impl Asker {
             transmit::Sent::Broken => Handled::Answered { keep_alive: false },
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
         })
+    }
+
+    /// Asks the defence about a response of which nothing was sent: what it decides, and says in the response's place.
+    #[inline]
+    fn starts(
+        self,
+        core: &DataCore,
+        seen: &Seen<'_>,
+        head: &RequestHead<'_>,
+        normalized: &Normalized<'_>,
+        status: u16,
+        source: (Source, u64),
+    ) -> Option<(Decision, Option<Reply>)> {
+        let (defence, place) = (core.defence.as_ref()?, self.place?);
+        let now_ms = core.clock.elapsed_ms();
+        let client = defence.client(place, self.peer, seen, now_ms);
+        defence.judge_start(client, head, normalized, status, source, now_ms)
     }
 
     /// Tells the defence of a response; whether the connection may go on.
@@ -316,12 +360,19 @@ impl Connection<'_> {
         partial.buffer.extend_from_slice(bytes);
         match partial.parser.parse(&partial.buffer) {
             Ok(Progress::Incomplete) => {
+                if !partial.is_line_judged {
+                    match self.judge_early(&partial.buffer) {
+                        Early::Ended(step) => return step,
+                        Early::Passed => partial.is_line_judged = true,
+                        Early::Undecided => {}
+                    }
+                }
                 *self.client.pending.borrow_mut() = Some(Box::new(partial));
                 Step::Read
             }
             Ok(Progress::Complete { length }) => {
-                let Partial { buffer, mut parser, .. } = partial;
-                match self.step(&mut parser, &buffer, length) {
+                let Partial { buffer, mut parser, is_line_judged, .. } = partial;
+                match self.step(&mut parser, &buffer, length, is_line_judged) {
                     Some(step) => step,
                     None => {
                         let rest = buffer.get(length..).unwrap_or(&[]).to_vec();
@@ -340,28 +391,32 @@ impl Connection<'_> {
         let mut offset = 0;
         let mut answered = 0;
         while let Some(input) = bytes.get(offset..).filter(|input| !input.is_empty()) {
-            let set_aside = |parser: &mut RequestParser, is_waiting| {
+            let set_aside = |parser: &mut RequestParser, is_waiting, is_line_judged| {
                 let fresh = RequestParser::new(core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
-                let partial = Partial { buffer: input.to_vec(), parser, is_waiting };
+                let partial = Partial { buffer: input.to_vec(), parser, is_waiting, is_line_judged };
                 *self.client.pending.borrow_mut() = Some(Box::new(partial));
             };
             if answered == REQUESTS_AT_ONCE {
-                set_aside(&mut parser, true);
+                set_aside(&mut parser, true, false);
                 return Step::Yield;
             }
             answered += 1;
             parser.reset();
             match parser.parse(input) {
                 Ok(Progress::Complete { length }) => {
-                    if let Some(step) = self.step(&mut parser, input, length) {
+                    if let Some(step) = self.step(&mut parser, input, length, false) {
                         return step;
                     }
                     offset += length;
                 }
                 Ok(Progress::Incomplete) => {
+                    let early = self.judge_early(input);
+                    if let Early::Ended(step) = early {
+                        return step;
+                    }
                     self.await_head();
-                    set_aside(&mut parser, false);
+                    set_aside(&mut parser, false, matches!(early, Early::Passed));
                     return Step::Read;
                 }
                 Err(error) => return self.refuse(error),
@@ -371,9 +426,15 @@ impl Connection<'_> {
     }
 
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
-    fn step(self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
+    fn step(
+        self,
+        parser: &mut RequestParser,
+        input: &[u8],
+        length: usize,
+        is_line_judged: bool,
+    ) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        let asker = Asker::new(self.core, self.client);
+        let asker = Asker::new(self.core, self.client, is_line_judged);
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match asker.answer(self.core, self.client, &parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
@@ -410,6 +471,29 @@ impl Connection<'_> {
             }
             Err(error) => Some(self.refuse(error)),
         }
+    }
+
+    /// Asks the defence about a request of which the first line is here, but not the whole head.
+    fn judge_early(self, head: &[u8]) -> Early {
+        let core = self.core;
+        let (Some(defence), Some(place)) = (&core.defence, self.client.place) else {
+            return Early::Undecided;
+        };
+        let peer = core.direct(self.client.peer());
+        let Some((decision, status)) = defence.judge_early(place, peer, head, core.clock.elapsed_ms()) else {
+            return Early::Undecided;
+        };
+        let ended = match decision.verdict {
+            Verdict::Continue => return Early::Passed,
+            Verdict::Drop => Step::Close,
+            Verdict::Refuse | Verdict::Challenge => {
+                self.last_words(status);
+                Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false }
+            }
+            _ => self.reset(),
+        };
+        core.metrics.requests_policed_total.add(1);
+        Early::Ended(ended)
     }
 
     /// Ends the connection after its last response: at once if the client has announced that it sends no more, and

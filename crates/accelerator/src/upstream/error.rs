@@ -39,12 +39,15 @@ pub(crate) enum UpstreamError {
     /// The server answered 304 to a request without conditions.
     #[error("the server answered 304 to a request without conditions")]
     UnaskedNotModified,
+    /// An ICAP service was to look at the response, and did not decide.
+    #[error("the response was not looked at by the ICAP service")]
+    Unreviewed,
     /// The client's body could not be read.
     #[error("the request body could not be read: {0}")]
     Client(BodyReadError),
 }
 
-/// Why the client's body could not be read; always the client's fault.
+/// Why the client's body could not be read; the client's fault but for the last.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub(crate) enum BodyReadError {
     /// The chunked coding is wrong.
@@ -62,13 +65,16 @@ pub(crate) enum BodyReadError {
     /// The defence does not let it pass.
     #[error("the body is refused")]
     Refused,
+    /// What an ICAP service put in its place ended early; not the client's fault.
+    #[error("the adapted body ended early")]
+    Adaptation,
 }
 
 impl UpstreamError {
     /// The status that tells the client (RFC 9110 §15.6.3–5).
     pub(crate) fn status(&self) -> u16 {
         match self {
-            Self::NoServer | Self::Busy => 503,
+            Self::NoServer | Self::Busy | Self::Unreviewed => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
             Self::Connect(_) | Self::Broken(_) | Self::Incomplete => 502,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
@@ -76,6 +82,7 @@ impl UpstreamError {
             Self::Client(BodyReadError::TooSlow) => 408,
             Self::Client(BodyReadError::TooLarge) => 413,
             Self::Client(BodyReadError::Refused) => 403,
+            Self::Client(BodyReadError::Adaptation) => 502,
         }
     }
 
@@ -86,6 +93,6 @@ impl UpstreamError {
 
     /// Whether the client is to blame, so that the server's health does not suffer.
     pub(crate) fn is_clients_fault(&self) -> bool {
-        matches!(self, Self::Client(_))
+        matches!(self, Self::Client(error) if *error != BodyReadError::Adaptation)
     }
 }

@@ -28,8 +28,8 @@ pub(crate) struct OutgoingRequest<'a> {
     /// The whole head, framing fields included.
     pub head: &'a [u8],
     pub method: Method,
-    /// Whose it is: one client gets at most three quarters of a server's connections.
-    pub client: IpAddr,
+    /// Whose it is, if it is a client's: one client gets at most three quarters of a server's connections.
+    pub client: Option<IpAddr>,
     /// Its priority class: where requests wait for a connection, 0 goes first.
     pub class: u8,
     /// How the body is framed.

@@ -1,6 +1,5 @@
 //! Active health checks: a request to every server at a fixed interval.
 
-use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -52,7 +51,7 @@ async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError>
     let request = OutgoingRequest {
         head: head.as_bytes(),
         method: Method::Get,
-        client: Ipv4Addr::UNSPECIFIED.into(),
+        client: None,
         class: 0,
         framing: BodyFraming::None,
         hash_url: 0,

@@ -14,13 +14,14 @@ pub(crate) mod turns;
 mod upload;
 
 pub(crate) use error::{BodyReadError, UpstreamError};
-pub(crate) use exchange::OutgoingRequest;
+pub(crate) use exchange::{Head, OutgoingRequest, read_more};
 pub(crate) use groups::Groups;
 pub use groups::UpstreamStatus;
 pub(crate) use health::run_health_checks;
 pub(crate) use pool::Pools;
 pub(crate) use response::{Interim, Response};
-pub(crate) use upload::{EmptyBody, RequestBody, Upload};
+pub(crate) use turns::{Turn, Turns};
+pub(crate) use upload::{EmptyBody, RequestBody, Upload, send_all};
 
 #[cfg(test)]
 mod tests;

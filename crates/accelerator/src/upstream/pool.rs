@@ -25,6 +25,7 @@ pub(crate) struct Pools {
 }
 
 /// Connections to one server.
+#[derive(Default)]
 struct Pool {
     /// The most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
@@ -44,12 +45,8 @@ pub(crate) struct Lease {
 
 impl Pools {
     pub(crate) fn new(groups: Arc<Groups>) -> Self {
-        let pool = |most| {
-            let (idle, distrusted_until) = Default::default();
-            Rc::new(Pool { idle, turns: Turns::new(most), distrusted_until })
-        };
-        let of = |group: &Group| group.servers.iter().map(|_| pool(group.settings.max_connections)).collect();
-        let pools = groups.iter().map(of).collect();
+        let pool = || Rc::new(Pool::default());
+        let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
         Self { groups, pools }
     }
 
@@ -159,7 +156,7 @@ impl Pools {
         let pool =
             self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
         let settings = &group.settings;
-        let turn = match pool.turns.take(request.client) {
+        let turn = match pool.turns.take(settings.max_connections, request.client) {
             Some(turn) => turn,
             None => {
                 let waiting = pool.turns.wait(request.client, request.class).ok_or(UpstreamError::Busy)?;

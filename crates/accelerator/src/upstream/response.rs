@@ -9,6 +9,7 @@ use std::time::Duration;
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
 use tokio::net::TcpStream;
 
+use crate::icap::{AdaptedBody, OriginBody};
 use crate::upstream::UpstreamError;
 use crate::upstream::exchange::{Head, Received, read_more};
 use crate::upstream::pool::Lease;
@@ -27,6 +28,9 @@ impl Interim {
 pub(crate) struct Response {
     head: Head,
     interim: Vec<Head>,
+    /// What was read ahead of the body and comes again first, and the piece that was given out of it.
+    ahead: Option<Vec<u8>>,
+    given: Vec<u8>,
     body: Body,
     buffer: Vec<u8>,
     taken: usize,
@@ -40,9 +44,13 @@ pub(crate) struct Response {
 
 enum Body {
     Done,
-    Length { left: u64 },
+    Length {
+        left: u64,
+    },
     Chunked(Box<ChunkedDecoder>),
     UntilClose,
+    /// What an ICAP service has put in the place of the server's.
+    Adapted(Box<AdaptedBody<OriginBody>>),
 }
 
 impl Response {
@@ -63,6 +71,8 @@ impl Response {
         let mut response = Self {
             head: received.head,
             interim: received.interim,
+            ahead: None,
+            given: Vec::new(),
             body,
             buffer: received.rest,
             taken: 0,
@@ -76,6 +86,24 @@ impl Response {
         response
     }
 
+    /// What an ICAP service has put in the place of a server's response.
+    pub(crate) fn adapted(head: Head, content: Option<AdaptedBody<OriginBody>>) -> Self {
+        Self {
+            head,
+            interim: Vec::new(),
+            ahead: None,
+            given: Vec::new(),
+            body: content.map_or(Body::Done, |content| Body::Adapted(Box::new(content))),
+            buffer: Vec::new(),
+            taken: 0,
+            silence: Duration::ZERO,
+            connection: None,
+            keep_alive: false,
+            upload: None,
+            upload_state: None,
+        }
+    }
+
     pub(crate) fn head(&self) -> ResponseHead<'_> {
         self.head.parser.head(&self.head.bytes)
     }
@@ -85,6 +113,22 @@ impl Response {
         self.upload.take()
     }
 
+    /// The same, for [`Self::restore`].
+    pub(crate) fn take_interim(&mut self) -> Vec<Head> {
+        std::mem::take(&mut self.interim)
+    }
+
+    /// What was taken out before an ICAP service looked at the response.
+    pub(crate) fn restore(&mut self, interim: Vec<Head>, upload: Option<Upload>) {
+        self.interim = interim;
+        self.upload = upload;
+    }
+
+    /// Gives back what was read ahead of the body, in one piece.
+    pub(crate) fn put_back(&mut self, bytes: Vec<u8>) {
+        self.ahead = Some(bytes).filter(|bytes| !bytes.is_empty());
+    }
+
     /// The interim responses that came before this one.
     pub(crate) fn take_informational(&mut self) -> VecDeque<Interim> {
         self.interim.drain(..).map(Interim).collect()
@@ -92,6 +136,13 @@ impl Response {
 
     /// The next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
+        if let Some(ahead) = self.ahead.take() {
+            self.given = ahead;
+            return Ok(Some(&self.given));
+        }
+        if matches!(self.body, Body::Adapted(_)) {
+            return self.adapted_chunk().await;
+        }
         let piece = loop {
             match self.decode()? {
                 Decoded::Piece(piece) => break piece,
@@ -104,6 +155,18 @@ impl Response {
             }
         };
         Ok(Some(self.buffer.get(piece).unwrap_or(&[])))
+    }
+
+    async fn adapted_chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
+        match &mut self.body {
+            // Boxed, because it may read from a response of its own.
+            Body::Adapted(content) => Box::pin(content.piece()).await.map_err(|error| match error {
+                // That of the response in whose place it stands.
+                UpstreamError::Client(_) => UpstreamError::Incomplete,
+                error => error,
+            }),
+            _ => Ok(None),
+        }
     }
 
     /// Trailer fields, once the body has been read (RFC 9112 §7.1.2).
@@ -157,7 +220,7 @@ impl Response {
         let input = self.buffer.get(self.taken..).unwrap_or(&[]);
         let available = input.len();
         let take = match &mut self.body {
-            Body::Done => return Ok(Decoded::End),
+            Body::Done | Body::Adapted(_) => return Ok(Decoded::End),
             Body::UntilClose => available,
             Body::Length { left } => {
                 let take = usize::try_from(*left).unwrap_or(usize::MAX).min(available);

@@ -52,7 +52,7 @@ fn get(head: &[u8]) -> OutgoingRequest<'_> {
     OutgoingRequest {
         head,
         method: Method::Get,
-        client: Ipv4Addr::LOCALHOST.into(),
+        client: Some(Ipv4Addr::LOCALHOST.into()),
         class: 0,
         framing: BodyFraming::None,
         hash_url: 1,
@@ -147,6 +147,10 @@ impl RequestBody for Noting {
         self.0.push(head.status);
     }
 
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
+    }
+
     fn is_replayable(&self) -> bool {
         true
     }
@@ -200,6 +204,10 @@ impl RequestBody for Failing {
         Err(BodyReadError::TooLarge)
     }
 
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
+    }
+
     fn is_replayable(&self) -> bool {
         false
     }
@@ -225,6 +233,10 @@ impl RequestBody for Waiting {
         }
         (&mut self.0).await.map_err(|_| BodyReadError::ClientGone)?;
         Ok(None)
+    }
+
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
     }
 
     fn is_replayable(&self) -> bool {

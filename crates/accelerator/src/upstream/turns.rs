@@ -16,8 +16,10 @@ use crate::admission::CLASSES;
 const QUEUE: usize = 1024;
 
 /// Connections in use, and who waits for one.
+#[derive(Default)]
 pub(crate) struct Turns {
-    most: usize,
+    /// As many as could be taken at the last attempt.
+    most: Cell<usize>,
     in_use: Cell<usize>,
     /// How many of them each client has; nothing for those who have none.
     held: RefCell<HashMap<IpAddr, usize>>,
@@ -27,7 +29,7 @@ pub(crate) struct Turns {
 /// The right to one connection; dropped, it goes to whoever is next.
 pub(crate) struct Turn {
     turns: Rc<Turns>,
-    client: IpAddr,
+    client: Option<IpAddr>,
 }
 
 #[derive(Default)]
@@ -36,7 +38,7 @@ struct Waiting {
 }
 
 struct Waiter {
-    client: IpAddr,
+    client: Option<IpAddr>,
     sender: Sender<Turn>,
 }
 
@@ -49,40 +51,39 @@ pub(crate) fn network_of(client: IpAddr) -> IpAddr {
 }
 
 impl Turns {
-    /// For at most `most` connections.
-    pub(crate) fn new(most: usize) -> Rc<Self> {
-        let (in_use, held, waiting) = Default::default();
-        Rc::new(Self { most, in_use, held, waiting })
-    }
-
-    /// A turn, if one is free for this client. A turn that ends goes to who waits.
-    pub(crate) fn take(self: &Rc<Self>, client: IpAddr) -> Option<Turn> {
-        let client = network_of(client);
-        if self.in_use.get() >= self.most || self.has_its_share(client) {
+    /// A turn, if fewer than `most` are taken and this client, if it is known, has less than its share of them. A turn
+    /// that ends goes to who waits.
+    pub(crate) fn take(self: &Rc<Self>, most: usize, client: Option<IpAddr>) -> Option<Turn> {
+        self.most.set(most);
+        let client = client.map(network_of);
+        if self.in_use.get() >= most || self.has_its_share(client) {
             return None;
         }
         self.in_use.set(self.in_use.get() + 1);
         Some(self.hand(client))
     }
 
-    fn has_its_share(&self, client: IpAddr) -> bool {
-        self.held.borrow().get(&client).is_some_and(|held| *held >= self.most - self.most / 4)
+    fn has_its_share(&self, client: Option<IpAddr>) -> bool {
+        let share = self.most.get() - self.most.get() / 4;
+        client.is_some_and(|client| self.held.borrow().get(&client).is_some_and(|held| *held >= share))
     }
 
-    fn hand(self: &Rc<Self>, client: IpAddr) -> Turn {
-        *self.held.borrow_mut().entry(client).or_insert(0) += 1;
+    fn hand(self: &Rc<Self>, client: Option<IpAddr>) -> Turn {
+        if let Some(client) = client {
+            *self.held.borrow_mut().entry(client).or_insert(0) += 1;
+        }
         Turn { turns: Rc::clone(self), client }
     }
 
     /// A place in the queue of a class (0 goes first). `None` where too many wait that are not of a lower class, or of
     /// this client; of those of a lower class the youngest makes room, and learns of it by the end of its channel.
-    pub(crate) fn wait(&self, client: IpAddr, class: u8) -> Option<Receiver<Turn>> {
-        let client = network_of(client);
+    pub(crate) fn wait(&self, client: Option<IpAddr>, class: u8) -> Option<Receiver<Turn>> {
+        let client = client.map(network_of);
         let class = usize::from(class).min(CLASSES - 1);
         let mut waiting = self.waiting.borrow_mut();
         if waiting.count() >= QUEUE / 2 {
             waiting.forget_the_gone();
-            if waiting.count_of(client) >= QUEUE / 2 {
+            if client.is_some() && waiting.count_of(client) >= QUEUE / 2 {
                 return None;
             }
         }
@@ -112,7 +113,7 @@ impl Waiting {
         self.classes.iter().map(VecDeque::len).sum()
     }
 
-    fn count_of(&self, client: IpAddr) -> usize {
+    fn count_of(&self, client: Option<IpAddr>) -> usize {
         self.classes.iter().flatten().filter(|waiter| waiter.client == client).count()
     }
 
@@ -125,7 +126,9 @@ impl Waiting {
 impl Drop for Turn {
     fn drop(&mut self) {
         let turns = &self.turns;
-        if let Entry::Occupied(mut held) = turns.held.borrow_mut().entry(self.client) {
+        if let Some(client) = self.client
+            && let Entry::Occupied(mut held) = turns.held.borrow_mut().entry(client)
+        {
             *held.get_mut() -= 1;
             if *held.get() == 0 {
                 held.remove();
@@ -145,29 +148,29 @@ mod tests {
 
     use super::*;
 
-    const A: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-    const B: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-    const C: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
+    const A: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+    const B: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)));
+    const C: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3)));
 
     #[test]
     fn the_highest_class_goes_first_and_within_it_who_came_first() {
-        let turns = Turns::new(1);
-        let taken = turns.take(A).unwrap();
+        let turns = Rc::<Turns>::default();
+        let taken = turns.take(1, A).unwrap();
         let mut low = turns.wait(A, 2).unwrap();
         let (mut first, mut second) = (turns.wait(A, 0).unwrap(), turns.wait(A, 0).unwrap());
         drop(taken);
         assert!(second.try_recv().is_err() && low.try_recv().is_err());
         drop(first.try_recv().unwrap());
         drop(second.try_recv().unwrap());
-        assert!(turns.take(A).is_none(), "the turn is the low class's");
+        assert!(turns.take(1, A).is_none(), "the turn is the low class's");
         drop(low.try_recv().unwrap());
-        assert!(turns.take(A).is_some());
+        assert!(turns.take(1, A).is_some());
     }
 
     #[test]
     fn a_turn_of_one_that_has_gone_is_passed_on() {
-        let turns = Turns::new(1);
-        let taken = turns.take(A).unwrap();
+        let turns = Rc::<Turns>::default();
+        let taken = turns.take(1, A).unwrap();
         let (gone, mut granted, mut last) =
             (turns.wait(A, 0).unwrap(), turns.wait(A, 0).unwrap(), turns.wait(A, 1).unwrap());
         drop(gone);
@@ -178,17 +181,17 @@ mod tests {
         drop(turn);
         // Granted, and gone before it looked.
         drop(last.try_recv().unwrap());
-        let taken = turns.take(A).unwrap();
+        let taken = turns.take(1, A).unwrap();
         let unseen = turns.wait(A, 0).unwrap();
         drop(taken);
         drop(unseen);
-        assert!(turns.take(A).is_some());
+        assert!(turns.take(1, A).is_some());
     }
 
     #[test]
     fn a_full_queue_refuses_unless_a_lower_class_waits() {
-        let turns = Turns::new(1);
-        let _taken = turns.take(A).unwrap();
+        let turns = Rc::<Turns>::default();
+        let _taken = turns.take(1, A).unwrap();
         let mut low: Vec<_> =
             (0..QUEUE).map(|n| turns.wait(if n % 2 == 0 { A } else { B }, 3).unwrap()).collect();
         assert!(turns.wait(C, 3).is_none() && turns.wait(C, 7).is_none());
@@ -201,25 +204,25 @@ mod tests {
 
     #[test]
     fn one_client_takes_its_share_of_the_turns_and_of_the_queue_another_one_gets_in() {
-        let turns = Turns::new(4);
-        let taken = [turns.take(A).unwrap(), turns.take(A).unwrap(), turns.take(A).unwrap()];
-        assert!(turns.take(A).is_none(), "it has its share");
+        let turns = Rc::<Turns>::default();
+        let taken = [turns.take(4, A).unwrap(), turns.take(4, A).unwrap(), turns.take(4, A).unwrap()];
+        assert!(turns.take(4, A).is_none(), "it has its share");
         let mut waits: Vec<_> = (0..QUEUE / 2).map(|_| turns.wait(A, 0).unwrap()).collect();
         assert!(turns.wait(A, 0).is_none());
-        let last = turns.take(B).unwrap();
+        let last = turns.take(4, B).unwrap();
         let mut behind = turns.wait(B, 7).unwrap();
         drop(last);
         let last = behind.try_recv().expect("those before it have their share");
         drop(taken);
         assert!(waits.iter_mut().filter_map(|wait| wait.try_recv().ok()).count() > 0);
         drop((waits, last));
-        assert!(turns.take(A).is_some() && turns.held.borrow().is_empty() && turns.in_use.get() == 0);
+        assert!(turns.take(4, A).is_some() && turns.held.borrow().is_empty() && turns.in_use.get() == 0);
     }
 
     #[test]
     fn addresses_of_one_ipv6_network_are_one_client() {
-        let turns = Turns::new(4);
-        let client = |text: &str| turns.take(text.parse().unwrap());
+        let turns = Rc::<Turns>::default();
+        let client = |text: &str| turns.take(4, Some(text.parse().unwrap()));
         let _taken = ["2001:db8::1", "2001:db8::2", "2001:db8::3"].map(|address| client(address).unwrap());
         assert!(client("2001:db8::2:3").is_none());
         assert!(client("2001:db8:0:1::1").is_some());

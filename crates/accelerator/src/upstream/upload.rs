@@ -14,6 +14,8 @@ use crate::upstream::{BodyReadError, UpstreamError};
 pub(crate) trait RequestBody {
     /// The next piece; `None` at the end. A call that is dropped while it waits loses nothing.
     async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError>;
+    /// Gives back what was read ahead, in one piece: the next call returns it again. Nothing else was taken out meanwhile.
+    fn put_back(&mut self, bytes: Vec<u8>);
     /// Trailer fields, once the body has been read.
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         Box::new(std::iter::empty())
@@ -32,6 +34,8 @@ impl RequestBody for EmptyBody {
         Ok(None)
     }
 
+    fn put_back(&mut self, _: Vec<u8>) {}
+
     fn is_replayable(&self) -> bool {
         true
     }
@@ -40,6 +44,10 @@ impl RequestBody for EmptyBody {
 impl<B: RequestBody> RequestBody for &mut B {
     async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
         (**self).chunk().await
+    }
+
+    fn put_back(&mut self, bytes: Vec<u8>) {
+        (**self).put_back(bytes);
     }
 
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
@@ -125,6 +133,15 @@ impl Upload {
                     }
                 }
             }
+        }
+    }
+}
+
+impl Drop for Upload {
+    /// Nobody sends the rest any more: the server's silence is no longer the client's.
+    fn drop(&mut self) {
+        if self.state.get() == UploadState::Running {
+            self.state.set(UploadState::Stopped);
         }
     }
 }

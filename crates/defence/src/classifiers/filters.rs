@@ -1,6 +1,6 @@
 //! Requests that are refused by what they look like: rules across layers, such as this prefix with this User-Agent.
 
-use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, Scene};
+use tidegate_core::hooks::{Classifier, Decision, Field, RequestLine, RequestView, Scene};
 use tidegate_core::{Reason, Verdict, Visit};
 
 use super::verdict;
@@ -31,15 +31,38 @@ impl Classifier for Filters {
         self.name
     }
 
+    fn looks_at_lines(&self) -> bool {
+        self.filters.iter().any(|(filter, _)| is_about_the_line(filter))
+    }
+
+    /// A method that is not wanted is refused before the rest of the head is waited for.
+    fn on_request_line(&self, scene: &mut Scene<'_>, line: &RequestLine<'_>) -> Decision {
+        let mut filters = self.filters.iter().filter(|(filter, _)| is_about_the_line(filter));
+        let found = filters.find(|(filter, _)| {
+            comes_from(filter, scene) && filter.methods.iter().any(|method| method.as_bytes() == line.method)
+        });
+        found.map_or(Decision::CONTINUE, |(_, verdict)| Decision::new(*verdict, Reason::Form))
+    }
+
     fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {
         let found = self.filters.iter().find(|(filter, _)| matches(filter, scene, request));
         found.map_or(Decision::CONTINUE, |(_, verdict)| Decision::new(*verdict, Reason::Form))
     }
 }
 
+/// Whether the first line tells all that the filter asks for.
+fn is_about_the_line(filter: &Filter) -> bool {
+    let others = [&filter.path, &filter.user_agent, &filter.content_type];
+    !filter.methods.is_empty() && others.iter().all(|part| part.is_empty())
+}
+
+fn comes_from(filter: &Filter, scene: &Scene<'_>) -> bool {
+    filter.source.is_none_or(|source| source.contains(scene.peer.address))
+}
+
 fn matches(filter: &Filter, scene: &Scene<'_>, request: &RequestView<'_>) -> bool {
     let field = |field| request.field(field).unwrap_or_default();
-    filter.source.is_none_or(|source| source.contains(scene.peer.address))
+    comes_from(filter, scene)
         && (filter.methods.is_empty()
             || filter.methods.iter().any(|method| method.as_bytes() == request.method))
         && request.path.starts_with(filter.path.as_bytes())

@@ -6,7 +6,9 @@
 mod protection;
 
 use super::kind::Kind;
-use protection::{ADAPT, BLOCK, CLASSIFIER, CONNECTION, DEFENCE, EXEMPT, FILTER, GATE, REQUEST, STRESS};
+use protection::{
+    ADAPT, BLOCK, CLASSIFIER, CONNECTION, DEFENCE, EXEMPT, FILTER, GATE, ICAP, REQUEST, STRESS,
+};
 
 /// The file, or a table of it.
 pub(super) struct Section {
@@ -105,6 +107,7 @@ pub(super) static FILE: Section = Section {
         ),
         key("exempt", Kind::Tables(&EXEMPT), Absent("127.0.0.1 and ::1"), "Clients that are never acted on."),
         key("filter", Kind::Tables(&FILTER), Absent("none"), "What is refused by what it looks like."),
+        key("icap", Kind::Tables(&ICAP), Absent("none"), "Services that look at messages."),
         key("gate", Kind::Table(&GATE), Absent("as below"), "Where rules are enforced."),
         key(
             "adapt",

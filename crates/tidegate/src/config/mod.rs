@@ -5,6 +5,7 @@
 //! and for editors.
 
 mod defence;
+mod icap;
 mod keys;
 mod kind;
 #[cfg(test)]

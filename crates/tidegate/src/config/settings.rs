@@ -37,6 +37,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         personality: personality(file),
         pseudonym: file.text("pseudonym").unwrap_or_default(),
         access_log: file.table("log").and_then(|values| access_log(values, report)),
+        icap: super::icap::build(file, report),
         connections: None,
         requests: None,
         defence: None,

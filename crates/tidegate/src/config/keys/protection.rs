@@ -1,7 +1,7 @@
 //! The settings of what protects a site: rules, the block list, the defence, the gate and its agent.
 
 use super::Fallback::{Absent, Is, Required};
-use super::{DAY, GIB, HOUR, MIB, MS, SECOND, Section, key};
+use super::{DAY, GIB, HOUR, MIB, MS, SECOND, Section, TIMEOUT, key};
 use crate::config::kind::Kind;
 
 const RULE_RATE: Kind = Kind::Number { max: tidegate_policy::Profile::MAX_RATE_PER_S };
@@ -284,6 +284,55 @@ pub(super) static ADAPT: Section = Section {
             Kind::Number { max: 50 },
             Is("5"),
             "Per cent of the rate at which a class was served without limits that it is let have in any case.",
+        ),
+    ],
+};
+
+pub(super) static ICAP: Section = Section {
+    name: "icap",
+    doc: "A service that looks at messages before they go on (RFC 3507), such as a virus scanner; of those responsible for a \
+          message, the first is asked. While it decides the message waits and everything else goes on.",
+    enforced: true,
+    keys: &[
+        key("service", Kind::Text, Required, "`icap://HOST:PORT/NAME`; without a port, 1344."),
+        key(
+            "on",
+            Kind::Choice(&["requests", "responses"]),
+            Required,
+            "What it looks at: requests before the cache is looked into, or the upstreams' responses before they are stored. \
+             What is answered from the cache was looked at when it was stored.",
+        ),
+        key(
+            "methods",
+            Kind::List { of: &Kind::Name, min: 1 },
+            Absent("every method"),
+            "Methods of the requests that this is about.",
+        ),
+        key(
+            "paths",
+            Kind::List { of: &Kind::Pattern, min: 1 },
+            Absent("every path"),
+            "Paths that this is about, in their normal form; `*` at the start, the end or both stands for anything.",
+        ),
+        key(
+            "except",
+            Kind::List { of: &Kind::Pattern, min: 1 },
+            Absent("none"),
+            "Paths that this is not about, whatever `paths` says.",
+        ),
+        key(
+            "connections",
+            Kind::Integer { min: 1, max: 65_535 },
+            Is("16"),
+            "Exchanges at once, per data core, if the service takes as many. 1,024 further messages may wait for their turn.",
+        ),
+        key("timeout", TIMEOUT, Is("5s"), "How long a turn, a connection and a decision may each take."),
+        key(
+            "failure",
+            Kind::Choice(&["closed", "open"]),
+            Is("closed"),
+            "What becomes of a message when there is no decision: it is answered with 503, or it goes on. One of which a part \
+             that is not kept has gone to the service cannot go on.",
         ),
     ],
 };

@@ -1,0 +1,214 @@
+//! One core's view of a service: its connections, what it says of itself, and how it has failed.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidegate_icap::{Method, Options, Request};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::icap::link::{Heard, Link};
+use crate::icap::{Failure, concerns};
+use crate::settings::{IcapService, IcapSubject};
+use crate::upstream::{Turn, Turns, UpstreamError, send_all};
+
+/// Failures in a row after which a service is not asked for a while.
+const MAX_FAILURES: u32 = 3;
+/// For how long.
+const OUT: Duration = Duration::from_secs(10);
+/// How long a connection without a message is kept.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// A core's services.
+#[derive(Default)]
+pub(crate) struct Services {
+    all: Vec<Rc<Service>>,
+    folds_case: bool,
+}
+
+/// One service.
+pub(crate) struct Service {
+    pub settings: IcapService,
+    /// `HOST:PORT`.
+    pub host: String,
+    /// Data cores, which share the connections that the service takes.
+    workers: usize,
+    turns: Rc<Turns>,
+    /// The most recently used last.
+    idle: RefCell<Vec<(TcpStream, Instant)>>,
+    known: RefCell<Option<(Rc<Options>, Instant)>>,
+    /// Who asks for the options; the others wait for the answer.
+    asking: tokio::sync::Mutex<()>,
+    failures: Cell<u32>,
+    out_until: Cell<Option<Instant>>,
+}
+
+/// The right to one connection to a service, until it is dropped.
+pub(crate) struct Lease {
+    service: Rc<Service>,
+    _turn: Turn,
+}
+
+impl Services {
+    pub(crate) fn new(settings: &[IcapService], folds_case: bool, workers: usize) -> Self {
+        let service = |settings: &IcapService| {
+            Rc::new(Service {
+                settings: settings.clone(),
+                host: settings.host(),
+                workers,
+                turns: Rc::default(),
+                idle: RefCell::default(),
+                known: RefCell::default(),
+                asking: tokio::sync::Mutex::default(),
+                failures: Cell::default(),
+                out_until: Cell::default(),
+            })
+        };
+        Self { all: settings.iter().map(service).collect(), folds_case }
+    }
+
+    /// The first service that looks at such messages.
+    pub(crate) fn find(&self, on: IcapSubject, method: &[u8], path: &[u8]) -> Option<Rc<Service>> {
+        let concerns =
+            |service: &&Rc<Service>| concerns(&service.settings, on, method, path, self.folds_case);
+        self.all.iter().find(concerns).cloned()
+    }
+
+    /// Closes the connections that were idle for too long.
+    pub(crate) fn sweep(&self) {
+        for service in &self.all {
+            service.idle.borrow_mut().retain(|(_, since)| since.elapsed() <= IDLE);
+        }
+    }
+}
+
+impl Service {
+    /// A place among the messages that the service looks at; waits for one if that takes less than the timeout.
+    pub(crate) async fn lease(self: &Rc<Self>) -> Result<Lease, Failure> {
+        let most = match self.known.borrow().as_ref().and_then(|(options, _)| options.max_connections) {
+            Some(most) => self.settings.connections.min((most / self.workers).max(1)),
+            None => self.settings.connections,
+        };
+        let turn = match self.turns.take(most, None) {
+            Some(turn) => turn,
+            None => {
+                let waiting = self.turns.wait(None, 0).ok_or(Failure::Busy)?;
+                let waited = tokio::time::timeout(self.settings.timeout, waiting).await;
+                waited.ok().and_then(Result::ok).ok_or(Failure::Busy)?
+            }
+        };
+        Ok(Lease { service: Rc::clone(self), _turn: turn })
+    }
+
+    /// What the service says of itself, unless it is out; asked again when that is no longer to be relied on (RFC 3507 §4.10).
+    pub(crate) async fn options(&self) -> Result<Rc<Options>, Failure> {
+        if self.is_out() {
+            return Err(Failure::Down);
+        }
+        if let Some(options) = self.valid_options() {
+            return Ok(options);
+        }
+        let _asking = self.asking.lock().await;
+        if let Some(options) = self.valid_options() {
+            return Ok(options);
+        }
+        if self.is_out() {
+            return Err(Failure::Down);
+        }
+        let options = Rc::new(self.ask_options().await?);
+        *self.known.borrow_mut() = Some((Rc::clone(&options), Instant::now() + options.life()));
+        Ok(options)
+    }
+
+    fn is_out(&self) -> bool {
+        self.out_until.get().is_some_and(|until| Instant::now() < until)
+    }
+
+    fn valid_options(&self) -> Option<Rc<Options>> {
+        let known = self.known.borrow();
+        let (options, until) = known.as_ref()?;
+        (Instant::now() < *until).then(|| Rc::clone(options))
+    }
+
+    async fn ask_options(&self) -> Result<Options, Failure> {
+        let mut out = Vec::with_capacity(256);
+        let request = Request {
+            method: Method::Options,
+            service: &self.settings.url,
+            host: &self.host,
+            client: None,
+            allow_204: true,
+            preview_bytes: None,
+            http_request: b"",
+            http_response: None,
+            has_body: false,
+        };
+        request.write(&mut out);
+        let timeout = self.settings.timeout;
+        let exchange = async {
+            let stream = self.connect().await?;
+            send_all(&stream, &out, timeout).await.map_err(Failure::Connection)?;
+            let mut link = Link::new(stream, None, timeout);
+            match link.hear().await? {
+                Heard::Head(head) if head.status == 200 => Ok(head.options),
+                Heard::Head(head) => Err(Failure::Status(head.status)),
+                _ => Err(Failure::Message),
+            }
+        };
+        let answered = tokio::time::timeout(timeout, exchange).await;
+        answered.unwrap_or(Err(Failure::Connection(UpstreamError::ResponseTimeout)))
+    }
+
+    /// A connection that is idle, if there is one: it may turn out to be dead.
+    pub(crate) fn take_idle(&self) -> Option<TcpStream> {
+        let mut idle = self.idle.borrow_mut();
+        while let Some((stream, since)) = idle.pop() {
+            let mut byte = [0; 1];
+            let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+            // Nothing may have come, not even an end.
+            let is_silent = rustix::net::recv(&stream, &mut byte, flags) == Err(rustix::io::Errno::AGAIN);
+            if since.elapsed() <= IDLE && is_silent {
+                return Some(stream);
+            }
+        }
+        None
+    }
+
+    pub(crate) async fn connect(&self) -> Result<TcpStream, Failure> {
+        let attempt = tokio::time::timeout(self.settings.timeout, TcpStream::connect(self.settings.address));
+        let stream = attempt.await.map_err(|_| Failure::Connection(UpstreamError::ConnectTimeout))?;
+        let stream = stream.map_err(|error| Failure::Connection(UpstreamError::Connect(error)))?;
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    pub(crate) fn succeeded(&self) {
+        self.failures.set(0);
+        self.out_until.set(None);
+    }
+
+    pub(crate) fn failed(&self, failure: &Failure) {
+        tracing::warn!(service = %self.settings.url, %failure, "an ICAP service did not decide");
+        if matches!(failure, Failure::Busy | Failure::Down) {
+            return;
+        }
+        // What it says of itself may have changed.
+        self.known.take();
+        self.failures.set(self.failures.get().saturating_add(1));
+        if self.failures.get() >= MAX_FAILURES {
+            // One failure more takes it out again; one success brings it back for good.
+            self.out_until.set(Some(Instant::now() + OUT));
+        }
+    }
+}
+
+impl Lease {
+    /// Keeps a connection for the next message.
+    pub(crate) fn give_back(&self, stream: TcpStream) {
+        let mut idle = self.service.idle.borrow_mut();
+        if idle.len() < self.service.settings.connections {
+            idle.push((stream, Instant::now()));
+        }
+    }
+}
