@@ -286,6 +286,7 @@ fn view<'v>(
     RequestView {
         method: head.method_bytes,
         path: normalized.path,
+        reading: normalized.reading,
         query: normalized.query,
         has_body: head.framing != BodyFraming::None,
         fields,

@@ -89,10 +89,7 @@ fn each_personality_reads_like_its_server_where_servers_differ() {
         ("/a?100%", [Err(E::BadEscape), Ok("/a?100%25"), Ok("/a?100%25"), Ok("/a?100%25")]),
         ("/a?%%42f", [Err(E::BadEscape), Ok("/a?%25Bf"), Ok("/a?%25Bf"), Ok("/a?%25Bf")]),
         ("/a?%00", [Err(E::EncodedNul), Ok("/a?%00"), Ok("/a?%00"), Ok("/a?%00")]),
-        (
-            "/a/..;/b",
-            [Err(E::DotParameter), Ok("/a/..;/b"), Ok("/a/..;/b"), Ok("/a/..;/b")],
-        ),
+        ("/a/..;/b", [Err(E::DotParameter), Ok("/a/..;/b"), Ok("/a/..;/b"), Ok("/a/..;/b")]),
         ("/a/%2e%2E%3bx", [Err(E::DotParameter), Ok("/a/..%3Bx"), Ok("/a/..%3Bx"), Ok("/a/..%3Bx")]),
         ("/.;x=1", [Err(E::DotParameter), Ok("/.;x=1"), Ok("/.;x=1"), Ok("/.;x=1")]),
         ("/a%5c..;x", [Err(E::EncodedSlash), Ok("/a%5C..;x"), Ok("/a%5C..;x"), Ok("/a/..;x")]),

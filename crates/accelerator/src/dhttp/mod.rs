@@ -178,7 +178,7 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request) -> Resp
     let peer = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
     let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
-    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, normalized.path);
+    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, &normalized);
     let answer = if verdict != Verdict::Continue {
         // There is no connection to reset, and a client that hears nothing asks again.
         core.metrics.requests_policed_total.add(1);

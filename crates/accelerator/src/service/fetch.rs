@@ -81,7 +81,7 @@ pub(crate) struct Incoming<'a> {
 /// Answers a request that the cache alone could not.
 pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
     let (plan, pools) = core.plan_and_pools();
-    match plan.route(incoming.normalized.authority, incoming.normalized.path) {
+    match plan.route(incoming.normalized) {
         None => Answer::status(404),
         Some(Destination::Root(index)) => {
             files::answer(core, &plan, index, incoming.head, incoming.normalized).await

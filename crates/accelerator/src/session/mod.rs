@@ -200,7 +200,7 @@ impl Asker {
                 }
             }
         }
-        let verdict = plan.police(self.peer, || client.local_addr(), head, normalized.path);
+        let verdict = plan.police(self.peer, || client.local_addr(), head, &normalized);
         if verdict != Verdict::Continue {
             return Ok(Handled::Refused(verdict));
         }

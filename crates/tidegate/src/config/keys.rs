@@ -276,7 +276,7 @@ static ROUTE: Section = Section {
     enforced: true,
     keys: &[
         key("host", Kind::Host, Is("*"), "A host name, `*.suffix`, or `*` for every host."),
-        key("path", Kind::UrlPath, Is("/"), "A path prefix."),
+        key("path", Kind::UrlPath, Is("/"), "A path prefix, compared with the path's normal form."),
         key("upstream", Kind::Name, Absent("`root` answers"), "The name of an [[upstream]]."),
         key("root", Kind::Path, Absent("`upstream` answers"), "A directory of files."),
     ],
