@@ -284,7 +284,9 @@ static ROUTE: Section = Section {
 
 static CACHE: Section = Section {
     name: "cache",
-    doc: "The shared cache. A change needs a restart.",
+    doc: "The shared cache. A change needs a restart. A response with `Set-Cookie` is stored if it says how long it is \
+          fresh, as RFC 9111 §7.3 has it, and is then sent to everybody with its cookie; nginx and Varnish store none. \
+          An application that sets one client's cookies has to say `Cache-Control: private`, `no-store` or nothing at all.",
     enforced: true,
     keys: &[
         key(
