@@ -585,3 +585,34 @@ fn endless_response_others_get_one_of_their_own() {
     }
     assert_eq!(origin.count(), 2);
 }
+
+#[test]
+fn field_that_connection_removes_selects_no_variant() {
+    let origin = Origin::start(|request| {
+        Reply::cacheable(format!("rsc {}", request.fields.get("RSC").is_some())).with("Vary", "RSC")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get_with("/", "RSC: 1\r\nConnection: RSC\r\n").text(), "rsc false");
+    assert_eq!(tidegate.get_with("/", "RSC: 1\r\n").text(), "rsc true");
+    assert_eq!(tidegate.get_with("/", "RSC: 1,\r\n").text(), "rsc true");
+    assert_eq!(tidegate.get("/").text(), "rsc false");
+    assert_eq!(origin.count(), 3, "{:?}", origin.requests());
+}
+
+#[test]
+fn what_a_trusted_proxy_says_of_the_url_is_part_of_the_key() {
+    let origin = Origin::start(|request| {
+        Reply::cacheable(format!("{} {}", request.field("X-Forwarded-Host"), request.field("X-Original-URL")))
+    });
+    let tidegate = Tidegate::builder().origin(&origin).top("trusted_proxies = [\"127.0.0.0/8\"]").start();
+    let get = |fields: &str| tidegate.get_with("/", fields).text().trim().to_owned();
+    for _ in 0..2 {
+        assert_eq!(get("X-Forwarded-Host: evil\r\nX-Forwarded-Host: h\r\n"), "h");
+        assert_eq!(get("X-Forwarded-Host: h\r\n"), "h");
+        assert_eq!(get("X-Forwarded-Host: h\r\nX-Original-URL: /evil\r\n"), "h /evil");
+        assert_eq!(get("X-Forwarded-Host: evil\r\n"), "evil");
+        assert_eq!(get("X_Original_URL: /evil\r\nX-Forwarded-Host: h\r\n"), "h");
+    }
+    // The field with underscores is one of its own, and keyed like the others.
+    assert_eq!(origin.count(), 4, "{:?}", origin.requests());
+}

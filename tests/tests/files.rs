@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidegate_e2e::{Tidegate, content, eventually, within};
+use tidegate_e2e::{Origin, Reply, Tidegate, content, eventually, within};
 
 struct Site {
     directory: TempDir,
@@ -187,4 +187,45 @@ fn root_that_is_a_link_is_followed_when_it_points_elsewhere() {
     eventually("the new directory is watched", || {
         (tidegate.get("/page.txt").text() == "edited").then_some(())
     });
+}
+
+#[test]
+fn a_file_has_one_path_whatever_stands_encoded_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in [("dir/f.txt", "v1"), ("private/x", "secret"), ("pub/a", "a"), ("a;b.txt", "c")] {
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let origin = Origin::start(|request| {
+        Reply::ok(format!("from the origin: {}", request.target)).with("Cache-Control", "no-store")
+    });
+    let tidegate = Tidegate::builder()
+        .group("app", &[origin.address()], "")
+        .route("/", &format!("root = \"{}\"", directory.path().display()))
+        .route("/private/", "upstream = \"app\"")
+        .route("/app/", "upstream = \"app\"")
+        .tables("[[request]]\npath = \"/pub/*\"\naction = \"refuse\"")
+        .tables("[[filter]]\npath = \"/app/admin\"")
+        .tables("[[exempt]]\nsource = \"192.0.2.1\"")
+        .start();
+    let status = |target: &str| tidegate.get(target).status;
+    assert_eq!(tidegate.get("/dir/f.txt").text(), "v1");
+    assert_eq!(tidegate.get("/a;b.txt").text(), "c");
+    for alias in ["/dir%2Ff.txt", "/dir%2f%2Ff.txt", "/dir%5Cf.txt", "/private%2Fx", "/;y/private/x"] {
+        assert_eq!(status(alias), 404, "{alias}");
+    }
+    assert!(tidegate.get("/private/x").text().starts_with("from the origin"));
+    for refused in ["/pub/a", "/pub%2Fa", "/pub;x/a", "/%3B/pub/a"] {
+        assert_eq!(status(refused), 503, "{refused}");
+    }
+    assert_eq!(status("/app/other;x"), 200);
+    for refused in ["/app/admin", "/app/;x/admin", "/app/%2Fadmin/x", "/app//admin"] {
+        assert_eq!(status(refused), 403, "{refused}");
+    }
+    assert_eq!(status("/app/..;/x"), 400);
+    // What was asked for by its right name stays right.
+    fs::write(directory.path().join("dir/f.txt"), "v2").unwrap();
+    eventually("the edited file is served", || (tidegate.get("/dir/f.txt").text() == "v2").then_some(()));
+    assert_eq!(status("/dir%2Ff.txt"), 404);
 }

@@ -60,6 +60,9 @@ pub struct Asked<'r> {
     pub local: SocketAddr,
     /// The normalized path, without the query; in lower case where the servers behind do not tell cases apart.
     pub path: &'r [u8],
+    /// The path as an application may read it, where that is another one: what is allowed as one may be forbidden as the
+    /// other.
+    pub reading: Option<&'r [u8]>,
     /// The value of `Cookie`; of several such fields, joined as one would be.
     pub cookie: Option<&'r [u8]>,
 }

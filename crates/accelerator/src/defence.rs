@@ -186,7 +186,8 @@ impl Defence {
         }
         let RequestLine { method, target } = line;
         let fields = &NoFields;
-        let request = RequestView { method, path: target, query: None, has_body: false, fields };
+        let request =
+            RequestView { method, path: target, reading: None, query: None, has_body: false, fields };
         let status = match decision.is_continue() {
             true => 0,
             false => self.chain.reply(peer, &request, decision, now_ms).status,
@@ -426,6 +427,7 @@ fn view<'v>(
     RequestView {
         method: head.method_bytes,
         path: normalized.path,
+        reading: normalized.reading,
         query: normalized.query,
         has_body: head.framing != BodyFraming::None,
         fields,

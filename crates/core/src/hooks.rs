@@ -73,6 +73,8 @@ pub struct RequestView<'r> {
     pub method: &'r [u8],
     /// The path in its normal form.
     pub path: &'r [u8],
+    /// The path as an application may read it, where that is another one.
+    pub reading: Option<&'r [u8]>,
     /// The query, if there is one.
     pub query: Option<&'r [u8]>,
     /// Whether a body follows.

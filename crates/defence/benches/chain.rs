@@ -27,6 +27,7 @@ fn chain(c: &mut Criterion) {
     let request = RequestView {
         method: b"GET",
         path: b"/images/logo.png",
+        reading: None,
         query: None,
         has_body: false,
         fields: &NoFields,

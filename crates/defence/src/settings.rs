@@ -21,6 +21,8 @@ pub struct Settings {
     pub rules: Vec<Rule>,
     /// What is refused by what it looks like, in this order.
     pub filters: Vec<Filter>,
+    /// Whether the servers behind take paths in any case for the same, so that filters have to.
+    pub folds_case: bool,
     /// Leading zero bits that a browser has to find for a challenge; 0: to come back with a cookie is enough.
     pub challenge_bits: u8,
     /// How long a solved challenge is good for.
@@ -127,6 +129,7 @@ impl Default for Settings {
             block_for: Duration::from_secs(600),
             rules: Rule::DEFAULTS.to_vec(),
             filters: Vec::new(),
+            folds_case: false,
             challenge_bits: 16,
             pass_for: Duration::from_secs(3600),
             external: false,

@@ -49,6 +49,7 @@ fn get<'r>(target: &'r str, fields: &'r Sent) -> RequestView<'r> {
     RequestView {
         method: b"GET",
         path: path.as_bytes(),
+        reading: None,
         query: query.map(str::as_bytes),
         has_body: false,
         fields,
@@ -566,6 +567,34 @@ fn filters_match_across_layers() {
     assert_eq!(ask(v4([99, 7], 1), "/api/x", "Mozilla BadBot/1"), Verdict::Continue);
     assert_eq!(ask(v4([99, 6], 1), "/x", "Mozilla BadBot/1"), Verdict::Continue);
     assert_eq!(ask(v4([99, 6], 1), "/api/x", "Mozilla"), Verdict::Continue);
+    assert_eq!(ask(v4([99, 6], 1), "/API/x", "Mozilla BadBot/1"), Verdict::Continue);
+}
+
+#[test]
+fn a_filter_matches_what_the_server_behind_takes_for_its_path() {
+    let filter = Filter {
+        source: None,
+        user_agent: String::new(),
+        path: "/Admin".into(),
+        content_type: String::new(),
+        methods: Vec::new(),
+        action: Action::Refuse,
+        dry_run: false,
+    };
+    let settings = Settings { filters: vec![filter], folds_case: true, ..Settings::default() };
+    let mut site = Site::new(settings, 13);
+    let mut ask = |path: &str, reading: Option<&str>| {
+        let client = site.client(v4([99, 6], 1));
+        let fields = Sent::default();
+        let request = RequestView { reading: reading.map(str::as_bytes), ..get(path, &fields) };
+        site.chain.request(client, Site::peer(v4([99, 6], 1)), &request, 0).verdict
+    };
+    for path in ["/Admin/x", "/ADMIN/x", "/admin"] {
+        assert_eq!(ask(path, None), Verdict::Refuse, "{path}");
+    }
+    assert_eq!(ask("/;x/admin", None), Verdict::Continue);
+    assert_eq!(ask("/;x/admin", Some("/admin")), Verdict::Refuse);
+    assert_eq!(ask("/other;x", Some("/other")), Verdict::Continue);
 }
 
 #[test]

@@ -20,8 +20,14 @@ impl Fields for Plain {
 
 fn ask(chain: &Chain, address: IpAddr, path: &str, now_ms: u64) -> Decision {
     let client = chain.locate(address, now_ms);
-    let request =
-        RequestView { method: b"GET", path: path.as_bytes(), query: None, has_body: false, fields: &Plain };
+    let request = RequestView {
+        method: b"GET",
+        path: path.as_bytes(),
+        reading: None,
+        query: None,
+        has_body: false,
+        fields: &Plain,
+    };
     chain.request(client, Peer { address, via: Via::Direct }, &request, now_ms)
 }
 

@@ -306,6 +306,14 @@ impl Gate {
         decision
     }
 
+    /// Index of the rule that governs a request; counts nothing.
+    pub fn rule_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> Option<usize> {
+        match &self.engine {
+            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify_request(path, cookie).rule,
+            Engine::User(user) => lock(&user.policer).classify_request(path, cookie).rule,
+        }
+    }
+
     /// The priority class of a request that a server has parsed; counts nothing.
     pub fn class_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> Class {
         match &self.engine {

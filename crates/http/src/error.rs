@@ -104,6 +104,9 @@ pub enum HeadError {
     /// An encoded slash where the server behind would take it for a slash, or refuses it itself.
     #[error("encoded slash")]
     EncodedSlash,
+    /// `.` or `..` with a parameter (`..;x`): servers that remove parameters first find a dot segment.
+    #[error("dot segment with a parameter")]
+    DotParameter,
     /// Dot segments that climb above the root, for servers that refuse them.
     #[error("path climbs above the root")]
     AboveRoot,
@@ -162,6 +165,7 @@ answers! {
     Self::BadEscape => 400, "bad_escape";
     Self::EncodedNul => 400, "encoded_nul";
     Self::EncodedSlash => 400, "encoded_slash";
+    Self::DotParameter => 400, "dot_parameter";
     Self::AboveRoot => 400, "above_root";
     Self::Fragment => 400, "fragment";
 }

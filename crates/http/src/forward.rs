@@ -1,7 +1,7 @@
 //! What goes on to the next hop: heads are written anew, never copied (RFC 9110 §7.6).
 
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::chars::is_token;
 use crate::field::{FieldId, Fields};
@@ -162,35 +162,66 @@ fn is_end_to_end(
         FieldId::XRealIp if !context.trusted_client => false,
         FieldId::Other if is_proxy_field(name) || imitates_known_field(name) => false,
         FieldId::Other if !context.trusted_client && claims_provenance(name) => false,
-        FieldId::Other if is_any_of(name, &[b"http2-settings", b"surrogate-capability"], b"") => false,
+        FieldId::Other if is_any_of(name, &[b"http2-settings", b"surrogate-capability"]) => false,
         // A request that is answered from the cache as a GET must be one to the origin too.
-        FieldId::Other if head.method.is_safe() && is_any_of(name, &METHOD_OVERRIDES, b"") => false,
+        FieldId::Other if head.method.is_safe() && is_any_of(name, &METHOD_OVERRIDES) => false,
         _ => !context.removed.contains(&id) && !options.removes(id, name),
     }
 }
 
-/// Fields by which proxies tell servers who the client is or what it asked for, beside `X-Forwarded-*`. Servers believe
-/// them, caches do not key by them: from anybody but a trusted proxy they are lies at best, and poison at worst.
-const PROXY_CLAIMS: [&[u8]; 9] = [
+/// Fields by which proxies tell servers what the client asked for, beside `X-Forwarded-*`. Servers believe them: from
+/// anybody but a trusted proxy they are lies at best, and poison for the cache at worst. A trusted proxy's are part of the
+/// cache's key.
+const URL_CLAIMS: [&[u8]; 15] = [
+    b"front-end-https",
+    b"x-envoy-original-host",
+    b"x-envoy-original-path",
+    b"x-host",
+    b"x-http-host-override",
+    b"x-original-host",
+    b"x-original-method",
+    b"x-original-proto",
+    b"x-original-scheme",
+    b"x-original-uri",
+    b"x-original-url",
+    b"x-rewrite-url",
+    b"x-scheme",
+    b"x-url-scheme",
+    b"x-forwarded",
+];
+
+/// Fields by which proxies tell servers who the client is. Responses that depend on it are not for a cache.
+const CLIENT_CLAIMS: [&[u8]; 14] = [
     b"cf-connecting-ip",
+    b"client-ip",
     b"fastly-client-ip",
+    b"forwarded-for",
     b"true-client-ip",
     b"x-client-ip",
     b"x-cluster-client-ip",
-    b"x-host",
-    b"x-original-host",
-    b"x-original-url",
-    b"x-rewrite-url",
+    b"x-envoy-external-address",
+    b"x-forward-for",
+    b"x-forwarded-client-cert",
+    b"x-original-forwarded-for",
+    b"x-originating-ip",
+    b"x-remote-addr",
+    b"x-remote-ip",
 ];
 
 /// Fields that make some frameworks take a GET for another method.
 const METHOD_OVERRIDES: [&[u8]; 3] = [b"x-http-method", b"x-http-method-override", b"x-method-override"];
 
-/// Whether `name` is one of `names`, or begins with `prefix` if that is not empty; all in lower case.
-fn is_any_of(name: &[u8], names: &[&[u8]], prefix: &[u8]) -> bool {
-    let has_prefix = !prefix.is_empty()
-        && name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
-    has_prefix || names.iter().any(|known| name.eq_ignore_ascii_case(known))
+/// Whether `name` begins with `start`, which is in lower case. An underscore counts as a hyphen: CGI and its descendants
+/// write both so, and to them `X_Forwarded_For` is the field that we set, `Transfer_Encoding` the one that we removed.
+fn begins_like(name: &[u8], start: &[u8]) -> bool {
+    let fold = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+    name.get(..start.len())
+        .is_some_and(|name| name.iter().zip(start).all(|(&byte, &known)| fold(byte) == known))
+}
+
+/// Whether `name` is one of `names`, which are in lower case; see [`begins_like`].
+fn is_any_of(name: &[u8], names: &[&[u8]]) -> bool {
+    names.iter().any(|known| name.len() == known.len() && begins_like(name, known))
 }
 
 /// The protocols of the `Upgrade` fields to which a connection may change (RFC 9110 §7.8). Not among them are those that
@@ -215,17 +246,15 @@ pub(crate) fn is_deceptive(name: &[u8]) -> bool {
 }
 
 fn claims_provenance(name: &[u8]) -> bool {
-    is_any_of(name, &PROXY_CLAIMS, b"x-forwarded-")
+    begins_like(name, b"x-forwarded-") || is_any_of(name, &URL_CLAIMS) || is_any_of(name, &CLIENT_CLAIMS)
 }
 
 /// `Proxy` becomes HTTP_PROXY in CGI programs ("httpoxy").
 fn is_proxy_field(name: &[u8]) -> bool {
-    name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"proxy"))
-        && matches!(name.get(5), None | Some(b'-'))
+    begins_like(name, b"proxy") && matches!(name.get(5), None | Some(b'-' | b'_'))
 }
 
-/// CGI and its descendants write `_` for `-`: to them `X_Forwarded_For` is the field that we set, `Transfer_Encoding` the
-/// one that we removed.
+/// Whether only an underscore tells the name from one that is known here.
 fn imitates_known_field(name: &[u8]) -> bool {
     let mut hyphened = [0; crate::names::NAME_BLOCK];
     let Some(hyphened) = hyphened.get_mut(..name.len()).filter(|_| name.contains(&b'_')) else {
@@ -234,7 +263,55 @@ fn imitates_known_field(name: &[u8]) -> bool {
     for (to, &from) in hyphened.iter_mut().zip(name) {
         *to = if from == b'_' { b'-' } else { from };
     }
-    FieldId::from_name(hyphened) != FieldId::Other || is_proxy_field(hyphened)
+    FieldId::from_name(hyphened) != FieldId::Other
+}
+
+/// What a trusted proxy says last in a list field: its own word, where it appends to what it was sent. The cache's key and
+/// the origin have to be given the same.
+pub fn last_claim<'a>(fields: &Fields<'a>, id: FieldId) -> Option<&'a [u8]> {
+    let line = fields.get_all(id).last()?;
+    let last = line.rsplit(|&byte| byte == b',').next()?.trim_ascii();
+    (!last.is_empty()).then_some(last)
+}
+
+/// Whether a trusted proxy says that the client came by HTTPS, or by WebSocket over TLS.
+pub fn claims_https(fields: &Fields<'_>) -> bool {
+    last_claim(fields, FieldId::XForwardedProto)
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"https") || scheme.eq_ignore_ascii_case(b"wss"))
+}
+
+/// Calls `f` for whatever else a trusted proxy tells the origin about the URL: the fields' names and values, and of
+/// `Forwarded` (RFC 7239) what is about neither the client nor the proxy.
+pub fn other_claims<'a>(fields: &Fields<'a>, mut f: impl FnMut(&'a [u8], &'a [u8])) {
+    for (id, name, value) in fields.iter() {
+        match id {
+            // Split even within quotes: what some parser may read as another parameter counts as one.
+            FieldId::Forwarded => value
+                .split(|byte| matches!(byte, b',' | b';'))
+                .map(<[u8]>::trim_ascii)
+                .filter(|pair| !pair.is_empty() && !begins_like(pair, b"for=") && !begins_like(pair, b"by="))
+                .for_each(|pair| f(name, pair)),
+            FieldId::Other
+                if (begins_like(name, b"x-forwarded-") || is_any_of(name, &URL_CLAIMS))
+                    && !is_any_of(name, &CLIENT_CLAIMS) =>
+            {
+                f(name, value);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A member of `X-Forwarded-For`: an address, with brackets and a port as some proxies write it.
+pub fn parse_address(member: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(member).ok()?.trim_ascii();
+    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6);
+    let address = text
+        .parse::<IpAddr>()
+        .ok()
+        .or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
+        .or_else(bracketed)?;
+    Some(address.to_canonical())
 }
 
 /// How many of the gateways that a request has passed are named `pseudonym` (RFC 9110 §7.6.3).
@@ -316,17 +393,16 @@ fn write_provenance(
     }
     write_kept(head, FieldId::XForwardedFor, b"X-Forwarded-For: ", context, out);
     let _ = write!(out, "{client}\r\n");
-    if !keeps(head, FieldId::XForwardedProto, b"X-Forwarded-Proto", context, out) {
-        write_field(b"X-Forwarded-Proto", context.scheme.as_bytes(), out);
-    }
-    if !keeps(head, FieldId::XForwardedHost, b"X-Forwarded-Host", context, out)
-        && !normalized.authority.is_empty()
-    {
-        write_field(b"X-Forwarded-Host", normalized.authority, out);
+    let scheme = claimed_scheme(head, context).unwrap_or(context.scheme);
+    write_field(b"X-Forwarded-Proto", scheme.as_bytes(), out);
+    let host = last_claim(&head.fields, FieldId::XForwardedHost).filter(|_| context.trusted_client);
+    let host = host.unwrap_or(normalized.authority);
+    if !host.is_empty() {
+        write_field(b"X-Forwarded-Host", host, out);
     }
     write_kept(head, FieldId::Forwarded, b"Forwarded: ", context, out);
     if context.trusted_client && !head.fields.has(FieldId::Forwarded) {
-        write_forwarded_of(head, out);
+        write_forwarded_of(head, context, out);
     }
     write_node(client, out);
     if !normalized.authority.is_empty() {
@@ -340,21 +416,22 @@ fn write_provenance(
     let _ = write!(out, ";proto={}\r\n", context.scheme);
 }
 
+/// How the client reached the trusted proxy, in the form in which the cache's key has it.
+fn claimed_scheme(head: &RequestHead<'_>, context: &ForwardContext<'_>) -> Option<&'static str> {
+    let scheme = if claims_https(&head.fields) { "https" } else { "http" };
+    (context.trusted_client && head.fields.has(FieldId::XForwardedProto)).then_some(scheme)
+}
+
 /// What a proxy that knows only `X-Forwarded-*` would have said in `Forwarded`, so that the two do not contradict.
-fn write_forwarded_of(head: &RequestHead<'_>, out: &mut Vec<u8>) {
+fn write_forwarded_of(head: &RequestHead<'_>, context: &ForwardContext<'_>, out: &mut Vec<u8>) {
     let addresses =
         head.fields.get_all(FieldId::XForwardedFor).flat_map(|value| value.split(|&byte| byte == b','));
-    let mut proto =
-        head.fields.get(FieldId::XForwardedProto).filter(|proto| proto.iter().all(|&byte| is_token(byte)));
-    for address in addresses {
-        let address =
-            std::str::from_utf8(address.trim_ascii()).ok().and_then(|text| text.parse::<IpAddr>().ok());
-        let Some(address) = address else { continue };
-        write_node(address.to_canonical(), out);
+    let mut proto = claimed_scheme(head, context);
+    for address in addresses.filter_map(parse_address) {
+        write_node(address, out);
         // It is what the first proxy saw.
-        if let Some(proto) = proto.take().filter(|proto| !proto.is_empty()) {
-            out.extend_from_slice(b";proto=");
-            out.extend_from_slice(proto);
+        if let Some(proto) = proto.take() {
+            let _ = write!(out, ";proto={proto}");
         }
         out.extend_from_slice(b", ");
     }
@@ -383,21 +460,6 @@ fn write_kept(
             out.extend_from_slice(b", ");
         }
     }
-}
-
-/// Passes on a field that a trusted client set; false if there is none.
-fn keeps(
-    head: &RequestHead<'_>,
-    id: FieldId,
-    name: &[u8],
-    context: &ForwardContext<'_>,
-    out: &mut Vec<u8>,
-) -> bool {
-    match head.fields.get(id).filter(|value| context.trusted_client && !value.is_empty()) {
-        Some(value) => write_field(name, value, out),
-        None => return false,
-    }
-    true
 }
 
 /// Appends the field lines of an upstream's response that may go on to the client; neither status line nor empty line.

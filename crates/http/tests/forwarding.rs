@@ -80,6 +80,70 @@ fn a_field_that_cgi_takes_for_one_of_ours_does_not_go_on() {
     assert!(out.starts_with("GET / HTTP/1.1\r\nHost: a\r\nmy_field: z\r\nVia: "));
 }
 
+/// Every field that only we, or a trusted proxy, may set, as CGI and its descendants may be sent it.
+#[test]
+fn no_field_that_is_dropped_goes_on_with_underscores() {
+    let dropped = [
+        "Forwarded",
+        "X-Forwarded-For",
+        "X-Forwarded-Host",
+        "X-Forwarded-Proto",
+        "X-Forwarded-Port",
+        "X-Forwarded-Prefix",
+        "X-Forwarded-Client-Cert",
+        "X-Forwarded",
+        "X-Real-IP",
+        "Front-End-Https",
+        "X-Envoy-Original-Host",
+        "X-Envoy-Original-Path",
+        "X-Host",
+        "X-HTTP-Host-Override",
+        "X-Original-Host",
+        "X-Original-Method",
+        "X-Original-Proto",
+        "X-Original-Scheme",
+        "X-Original-Uri",
+        "X-Original-URL",
+        "X-Rewrite-Url",
+        "X-Scheme",
+        "X-Url-Scheme",
+        "CF-Connecting-IP",
+        "Client-IP",
+        "Fastly-Client-IP",
+        "Forwarded-For",
+        "True-Client-IP",
+        "X-Client-IP",
+        "X-Cluster-Client-IP",
+        "X-Envoy-External-Address",
+        "X-Forward-For",
+        "X-Original-Forwarded-For",
+        "X-Originating-IP",
+        "X-Remote-Addr",
+        "X-Remote-IP",
+        "X-HTTP-Method",
+        "X-HTTP-Method-Override",
+        "X-Method-Override",
+        "HTTP2-Settings",
+        "Surrogate-Capability",
+        "Proxy",
+        "Proxy-Foo",
+        "Proxy-Authorization",
+        "Keep-Alive",
+    ];
+    let underscored = ["Transfer-Encoding", "Content-Length", "If-None-Match", "Cache-Control", "User-Agent"];
+    let mut names: Vec<String> = dropped.iter().map(|name| (*name).to_owned()).collect();
+    for name in dropped.iter().chain(&underscored).filter(|name| name.contains('-')) {
+        names.push(name.replace('-', "_"));
+        names.push(name.replacen('-', "_", 1).to_ascii_uppercase());
+        names.push(name.rsplitn(2, '-').collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("_"));
+    }
+    for name in names {
+        let out =
+            forwarded(&format!("GET / HTTP/1.1\r\nHost: a\r\n{name}: poison\r\nX_Mine: 1\r\n\r\n"), &CONTEXT);
+        assert!(!out.contains("poison") && out.contains("\r\nX_Mine: 1\r\n"), "{name}: {out}");
+    }
+}
+
 #[test]
 fn more_connection_options_than_sound_peers_name_are_refused() {
     let sent = |options: &str| {
@@ -107,6 +171,60 @@ fn a_trusted_proxy_that_knows_only_x_forwarded_is_not_contradicted() {
     let expected = "\r\nForwarded: for=192.0.2.7;proto=https, for=\"[2001:db8::1]\", for=192.0.2.1;host=a;proto=http\r\n";
     assert!(out.contains(expected), "{out}");
     assert!(forwarded(sent, &CONTEXT).contains("\r\nForwarded: for=192.0.2.1;host=a;proto=http\r\n"));
+}
+
+#[test]
+fn of_a_trusted_proxys_lists_the_origin_is_told_what_the_cache_is_keyed_by() {
+    let trusted = ForwardContext { trusted_client: true, ..CONTEXT };
+    let sent = |fields: &str| forwarded(&format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n"), &trusted);
+    for fields in ["X-Forwarded-Host: evil\r\nX-Forwarded-Host: h\r\n", "X-Forwarded-Host: evil, h\r\n"] {
+        let out = sent(fields);
+        assert!(out.contains("\r\nX-Forwarded-Host: h\r\n") && !out.contains("evil"), "{out}");
+    }
+    assert!(sent("X-Forwarded-Host: h,\r\n").contains("\r\nX-Forwarded-Host: a\r\n"));
+    for (fields, scheme) in [
+        ("X-Forwarded-Proto: https, http\r\n", "http"),
+        ("X-Forwarded-Proto: http\r\nX-Forwarded-Proto: HTTPS\r\n", "https"),
+        ("X-Forwarded-Proto: evil\r\n", "http"),
+    ] {
+        let out = sent(&format!("{fields}X-Forwarded-For: 192.0.2.7\r\n"));
+        let expected = format!("\r\nX-Forwarded-Proto: {scheme}\r\n");
+        assert!(out.contains(&expected) && !out.contains("evil"), "{out}");
+        assert!(out.contains(&format!("for=192.0.2.7;proto={scheme}, ")), "{out}");
+    }
+}
+
+#[test]
+fn what_else_a_trusted_proxy_says_of_the_url_is_found_for_the_key() {
+    let request = b"GET / HTTP/1.1\r\nHost: a\r\nForwarded: for=\"x;host=evil\", by=y;Proto=https\r\nX-Forwarded-For: 1.2.3.4\r\n\
+        X-Forwarded-Port: 8\r\nX-Original-URL: /x\r\nX-Client-IP: 1.2.3.4\r\nX-Other: 1\r\n\r\n";
+    let mut parser = RequestParser::new(HeadLimits::default());
+    let _ = parser.parse(request).unwrap();
+    let mut found = Vec::new();
+    tidegate_http::forward::other_claims(&parser.head(request).fields, |_, value| {
+        found.push(String::from_utf8_lossy(value).into_owned());
+    });
+    assert_eq!(found, ["host=evil\"", "Proto=https", "8", "/x"]);
+}
+
+#[test]
+fn addresses_are_read_with_ports_and_brackets() {
+    let read = |text: &str| {
+        tidegate_http::forward::parse_address(text.as_bytes()).map(|address| address.to_string())
+    };
+    for (text, expected) in [
+        ("192.0.2.1", "192.0.2.1"),
+        (" 192.0.2.1:4711 ", "192.0.2.1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("[2001:db8::1]", "2001:db8::1"),
+        ("[2001:db8::1]:4711", "2001:db8::1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+    ] {
+        assert_eq!(read(text).as_deref(), Some(expected), "{text}");
+    }
+    for text in ["", "unknown", "192.0.2.1:", "192.0.2.1:x", "[192.0.2.1]", "[2001:db8::1", "_hidden"] {
+        assert_eq!(read(text), None, "{text}");
+    }
 }
 
 #[test]

@@ -89,6 +89,11 @@ fn each_personality_reads_like_its_server_where_servers_differ() {
         ("/a?100%", [Err(E::BadEscape), Ok("/a?100%25"), Ok("/a?100%25"), Ok("/a?100%25")]),
         ("/a?%%42f", [Err(E::BadEscape), Ok("/a?%25Bf"), Ok("/a?%25Bf"), Ok("/a?%25Bf")]),
         ("/a?%00", [Err(E::EncodedNul), Ok("/a?%00"), Ok("/a?%00"), Ok("/a?%00")]),
+        ("/a/..;/b", [Err(E::DotParameter), Ok("/a/..;/b"), Ok("/a/..;/b"), Ok("/a/..;/b")]),
+        ("/a/%2e%2E%3bx", [Err(E::DotParameter), Ok("/a/..%3Bx"), Ok("/a/..%3Bx"), Ok("/a/..%3Bx")]),
+        ("/.;x=1", [Err(E::DotParameter), Ok("/.;x=1"), Ok("/.;x=1"), Ok("/.;x=1")]),
+        ("/a%5c..;x", [Err(E::EncodedSlash), Ok("/a%5C..;x"), Ok("/a%5C..;x"), Ok("/a/..;x")]),
+        ("/...;x", [Ok("/...;x"), Ok("/...;x"), Ok("/...;x"), Ok("/...;x")]),
         ("/A/B", [Ok("/A/B"), Ok("/A/B"), Ok("/A/B"), Ok("/A/B")]),
     ];
     for (sent, expected) in table {
@@ -199,4 +204,47 @@ fn paths_are_decoded_once_for_the_file_system() {
     let mut out = b"kept".to_vec();
     tidegate_http::normalize::percent_decode(b"/a%20b/%C3%A4%zz%2%+1%2541%", &mut out);
     assert_eq!(out, b"kept/a b/\xc3\xa4%zz%2%+1%41%");
+}
+
+/// What an application may read in `path`, where that is something else.
+fn reading(path: &str, personality: Personality) -> Option<String> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: A\r\n\r\n");
+    let mut parser = RequestParser::new(HeadLimits::default());
+    assert!(matches!(parser.parse(request.as_bytes()), Ok(Progress::Complete { .. })), "{request:?}");
+    let mut scratch = Vec::new();
+    let normal = normalize(&parser.head(request.as_bytes()), personality, &mut scratch).unwrap();
+    assert_eq!(normal.authority, b"a");
+    assert_eq!(normal.query, path.split_once('?').map(|(_, query)| query.as_bytes()));
+    normal.reading.map(|reading| String::from_utf8(reading.to_vec()).unwrap())
+}
+
+#[test]
+fn what_applications_may_read_differently_is_read_so_too() {
+    for (path, expected) in [
+        ("/private%2Fx", "/private/x"),
+        ("/private%5cx?a", "/private/x"),
+        ("/private\\x", "/private/x"),
+        ("/a%2F%2fb//c", "/a/b/c"),
+        ("/;x/admin?q;r", "/admin"),
+        ("/%3Bx/admin", "/admin"),
+        ("/admin;a=b;c/d;e", "/admin/d"),
+        ("/admin;a%2Fb", "/admin/b"),
+        ("/caf%C3%A9;x", "/caf%C3%A9"),
+        ("/a%2F", "/a/"),
+        ("/;", "/"),
+    ] {
+        assert_eq!(reading(path, Strict).as_deref(), Some(expected), "{path}");
+    }
+    for (path, expected) in
+        [("/a/..;/b", "/b"), ("/..;/..;/b", "/b"), ("/a/b/.;x", "/a/b/"), ("/a%5C..%5Cb", "/b")]
+    {
+        for personality in [Apache, Nginx] {
+            assert_eq!(reading(path, personality).as_deref(), Some(expected), "{path} by {personality}");
+        }
+    }
+    for path in ["/", "/a/b?c;d", "/a%20b%25/c?%2F", "/a//b/../c", "/%252F"] {
+        for personality in [Strict, Apache, Nginx] {
+            assert_eq!(reading(path, personality), None, "{path} by {personality}");
+        }
+    }
 }

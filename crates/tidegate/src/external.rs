@@ -238,8 +238,14 @@ mod tests {
         fn request(&self, address: [u8; 4]) {
             let peer = Peer { address: address.into(), via: Via::Direct };
             let client = self.chain.locate(peer.address, 0);
-            let request =
-                RequestView { method: b"GET", path: b"/a", query: None, has_body: false, fields: &NoFields };
+            let request = RequestView {
+                method: b"GET",
+                path: b"/a",
+                reading: None,
+                query: None,
+                has_body: false,
+                fields: &NoFields,
+            };
             let _ = self.chain.request(client, peer, &request, 0);
         }
     }

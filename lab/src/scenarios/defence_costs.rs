@@ -136,7 +136,14 @@ fn fill(address: fn(u32) -> u32) -> Result<(Vec<(u32, f64)>, u64), Error> {
     let before = anonymous_bytes()?;
     let defence = Defence::new(Settings::default(), 1, [1; 32]);
     let chain = defence.chain(0, 1);
-    let request = RequestView { method: b"GET", path: b"/", query: None, has_body: false, fields: &NoFields };
+    let request = RequestView {
+        method: b"GET",
+        path: b"/",
+        reading: None,
+        query: None,
+        has_body: false,
+        fields: &NoFields,
+    };
     let mut curve = Vec::new();
     for index in 0..ADDRESSES {
         let peer = Peer { address: IpAddr::V4(Ipv4Addr::from(address(index))), via: Via::Direct };

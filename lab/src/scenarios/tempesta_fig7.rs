@@ -113,6 +113,7 @@ fn measure(seed: u64) -> Option<Round> {
             let view = RequestView {
                 method: head.method_bytes,
                 path: normalized.path,
+                reading: None,
                 query: normalized.query,
                 has_body: false,
                 fields: &fields,

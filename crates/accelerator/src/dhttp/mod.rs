@@ -180,7 +180,7 @@ impl Service for Site {
             return Immediate::Unknown;
         };
         // Rules act where the request is read again, which is once for each.
-        if plan.requests.is_some() || plan.reviews_request(head.method_bytes, normalized.path) {
+        if plan.requests.is_some() || plan.reviews_request(head.method_bytes, &normalized) {
             return Immediate::Unknown;
         }
         let began = Instant::now();
@@ -284,7 +284,7 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, is_defe
         core.metrics.requests_policed_total.add(1);
         return exchange.refused(&head, &reply);
     }
-    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, normalized.path);
+    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, &normalized);
     let answer = if verdict != Verdict::Continue {
         // There is no connection to reset, and a client that hears nothing asks again.
         core.metrics.requests_policed_total.add(1);
@@ -296,7 +296,7 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, is_defe
     } else {
         let is_plain = head.framing == BodyFraming::None
             && matches!(head.method, Method::Get | Method::Head)
-            && !plan.reviews_request(head.method_bytes, normalized.path);
+            && !plan.reviews_request(head.method_bytes, &normalized);
         let found = match is_plain {
             true => lookup::lookup(&core, &plan, &head, &normalized, &seen, &mut Vec::new()),
             false => Lookup::Miss,

@@ -16,6 +16,8 @@ pub(crate) use adapted::AdaptedBody;
 pub(crate) use review::{AdaptedRequest, OriginBody, Review, review_request, review_response};
 pub(crate) use service::Services;
 
+use tidegate_http::normalize::Normalized;
+
 use crate::settings::{IcapService, IcapSubject};
 
 /// Why no decision came; the ICAP server is to blame, or nobody.
@@ -50,15 +52,20 @@ pub(crate) fn concerns(
     service: &IcapService,
     on: IcapSubject,
     method: &[u8],
-    path: &[u8],
+    normalized: &Normalized<'_>,
     folds_case: bool,
 ) -> bool {
-    let matches = |patterns: &[String]| match folds_case {
+    let matches_path = |patterns: &[String], path: &[u8]| match folds_case {
         true => {
             let path = path.to_ascii_lowercase();
             patterns.iter().any(|pattern| matches(pattern.to_ascii_lowercase().as_bytes(), &path))
         }
         false => patterns.iter().any(|pattern| matches(pattern.as_bytes(), path)),
+    };
+    // However the application reads it.
+    let matches = |patterns: &[String]| {
+        matches_path(patterns, normalized.path)
+            || normalized.reading.is_some_and(|reading| matches_path(patterns, reading))
     };
     service.on == on
         && (service.methods.is_empty() || service.methods.iter().any(|known| known.as_bytes() == method))

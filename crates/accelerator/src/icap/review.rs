@@ -77,7 +77,7 @@ pub(crate) async fn review_request<B: RequestBody>(
 ) -> Review<B> {
     let (head, normalized) = (incoming.head, incoming.normalized);
     let services = core.icap_services();
-    let found = services.find(IcapSubject::Requests, head.method_bytes, normalized.path);
+    let found = services.find(IcapSubject::Requests, head.method_bytes, normalized);
     let Some(service) = found else { return Review::Unchanged(body) };
     let mut shown = Vec::with_capacity(1024);
     heads::write_request(head, normalized, &mut shown);
@@ -178,9 +178,9 @@ pub(crate) async fn review_response(
     incoming: &Incoming<'_>,
     mut response: Response,
 ) -> Result<Response, UpstreamError> {
-    let (request, path) = (incoming.head, incoming.normalized.path);
+    let request = incoming.head;
     let services = core.icap_services();
-    let found = services.find(IcapSubject::Responses, request.method_bytes, path);
+    let found = services.find(IcapSubject::Responses, request.method_bytes, incoming.normalized);
     // Of a 304 the stored response was looked at; a new protocol is none of HTTP's.
     let is_subject = !matches!(response.head().status, 101 | 304);
     let Some(service) = found.filter(|_| is_subject) else { return Ok(response) };
@@ -190,7 +190,7 @@ pub(crate) async fn review_response(
     let question = Question {
         method: Method::Respmod,
         client: incoming.seen.client,
-        path,
+        path: incoming.normalized.path,
         http_method: request.method,
         http_request: &asked,
         http_response: Some(&shown),

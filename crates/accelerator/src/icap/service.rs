@@ -12,6 +12,7 @@ use crate::icap::link::{Heard, Link};
 use crate::icap::{Failure, concerns};
 use crate::settings::{IcapService, IcapSubject};
 use crate::upstream::{Turn, Turns, UpstreamError, send_all};
+use tidegate_http::normalize::Normalized;
 
 /// Failures in a row after which a service is not asked for a while.
 const MAX_FAILURES: u32 = 3;
@@ -69,9 +70,14 @@ impl Services {
     }
 
     /// The first service that looks at such messages.
-    pub(crate) fn find(&self, on: IcapSubject, method: &[u8], path: &[u8]) -> Option<Rc<Service>> {
+    pub(crate) fn find(
+        &self,
+        on: IcapSubject,
+        method: &[u8],
+        normalized: &Normalized<'_>,
+    ) -> Option<Rc<Service>> {
         let concerns =
-            |service: &&Rc<Service>| concerns(&service.settings, on, method, path, self.folds_case);
+            |service: &&Rc<Service>| concerns(&service.settings, on, method, normalized, self.folds_case);
         self.all.iter().find(concerns).cloned()
     }
 

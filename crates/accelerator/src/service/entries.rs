@@ -23,6 +23,8 @@ pub(crate) const KEY_SEPARATOR: u8 = 0;
 
 /// Precedes a host that only the origin is told of.
 const OTHER_HOST: u8 = 1;
+/// Precedes what else the origin is told about the URL.
+const OTHER_CLAIMS: u8 = 2;
 
 /// What is stored with an object.
 pub(crate) enum Entry<'a> {
@@ -93,7 +95,8 @@ pub(crate) fn encode_variants(generation: u64, names: &[u8], out: &mut Vec<u8>) 
     out.extend_from_slice(names);
 }
 
-/// Writes the key of a URL. The scheme and the host are part of it as the origin is told them.
+/// Writes the key of a URL. The scheme, the host and whatever else a trusted proxy says about the URL are part of it as
+/// the origin is told them.
 #[inline]
 pub(crate) fn write_url_key(normalized: &Normalized<'_>, seen: &Seen<'_>, out: &mut Vec<u8>) {
     out.clear();
@@ -107,6 +110,10 @@ pub(crate) fn write_url_key(normalized: &Normalized<'_>, seen: &Seen<'_>, out: &
     if let Some(host) = seen.host.filter(|host| *host != normalized.authority) {
         out.extend_from_slice(&[KEY_SEPARATOR, OTHER_HOST]);
         out.extend_from_slice(host);
+    }
+    if let Some(claims) = &seen.claims {
+        out.extend_from_slice(&[KEY_SEPARATOR, OTHER_CLAIMS]);
+        claims.write(out);
     }
 }
 
@@ -270,6 +277,7 @@ fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePa
         via_proxy: false,
         https: url.starts_with("https://"),
         host: None,
+        claims: None,
     };
     let mut bytes = b"GET ".to_vec();
     for byte in target.bytes() {

@@ -96,7 +96,7 @@ pub(crate) struct Incoming<'a> {
 /// Answers a request that the cache alone could not.
 pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
     let plan = core.plan();
-    if !plan.reviews_request(incoming.head.method_bytes, incoming.normalized.path) {
+    if !plan.reviews_request(incoming.head.method_bytes, incoming.normalized) {
         return answer_reviewed(core, incoming, body).await;
     }
     match Box::pin(icap::review_request(core, &incoming, body)).await {
@@ -142,7 +142,7 @@ fn answer_of_service(core: &DataCore, plan: &Plan, response: Response) -> Answer
 /// Answers a request that may go on.
 async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
     let (plan, pools) = core.plan_and_pools();
-    match plan.route(incoming.normalized.authority, incoming.normalized.path) {
+    match plan.route(incoming.normalized) {
         None => Answer::status(404),
         Some(Destination::Root(index)) => {
             files::answer(core, &plan, index, incoming.head, incoming.normalized).await

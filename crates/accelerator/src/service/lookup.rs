@@ -76,7 +76,7 @@ pub(crate) fn lookup(
     key: &mut Vec<u8>,
 ) -> Lookup {
     let Some(store) = &core.store else { return Lookup::Miss };
-    match plan.route(normalized.authority, normalized.path) {
+    match plan.route(normalized) {
         Some(Destination::Upstream(_)) => write_url_key(normalized, seen, key),
         Some(Destination::Root(index)) => match plan.roots.get(index) {
             Some(root) => files::write_key(root, head, normalized, key),

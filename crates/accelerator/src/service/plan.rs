@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tidegate_core::{IpPrefix, Verdict};
-use tidegate_http::normalize::Personality;
+use tidegate_http::normalize::{Normalized, Personality};
 use tidegate_http::{FieldId, Fields, RequestHead};
 use tidegate_store::Store;
 
@@ -140,14 +140,28 @@ impl Plan {
 
     /// Whether an ICAP service looks at such requests, before the cache is looked into.
     #[inline]
-    pub(crate) fn reviews_request(&self, method: &[u8], path: &[u8]) -> bool {
+    pub(crate) fn reviews_request(&self, method: &[u8], normalized: &Normalized<'_>) -> bool {
         let on = IcapSubject::Requests;
-        self.icap.iter().any(|service| icap::concerns(service, on, method, path, self.folds_case))
+        self.icap.iter().any(|service| icap::concerns(service, on, method, normalized, self.folds_case))
+    }
+
+    /// What answers a request; nothing does where it depends on who reads the path, or where a root's file could be asked
+    /// for by a path that rules and other routes take for another one.
+    #[inline]
+    pub(crate) fn route(&self, normalized: &Normalized<'_>) -> Option<Destination> {
+        let found = self.route_path(normalized.authority, normalized.path);
+        match normalized.reading {
+            None => found,
+            Some(reading) => found.filter(|found| {
+                let hides_slash = matches!(found, Destination::Root(_)) && hides_slash(normalized.path);
+                !hides_slash && self.route_path(normalized.authority, reading) == Some(*found)
+            }),
+        }
     }
 
     /// What answers a request for this normalized host and path.
     #[inline]
-    pub(crate) fn route(&self, host: &[u8], path: &[u8]) -> Option<Destination> {
+    fn route_path(&self, host: &[u8], path: &[u8]) -> Option<Destination> {
         // RFC 9110 §7.1: `OPTIONS *` is about the server as a whole.
         let path = if path == b"*" { b"/" } else { path };
         self.routes
@@ -164,13 +178,18 @@ impl Plan {
         peer: SocketAddr,
         local: impl FnOnce() -> io::Result<SocketAddr>,
         head: &RequestHead<'_>,
-        path: &[u8],
+        normalized: &Normalized<'_>,
     ) -> Verdict {
         let Some(rules) = &self.requests else { return Verdict::Continue };
         let Ok(local) = local() else { return Verdict::Drop };
-        let path = if self.folds_case { Cow::Owned(path.to_ascii_lowercase()) } else { Cow::Borrowed(path) };
         let cookie = cookies(&head.fields);
-        rules.on_request(&Asked { peer, local, path: &path, cookie: cookie.as_deref() })
+        let fold = |path| match self.folds_case {
+            true => Cow::Owned(<[u8]>::to_ascii_lowercase(path)),
+            false => Cow::Borrowed(path),
+        };
+        let (path, reading) = (fold(normalized.path), normalized.reading.map(fold));
+        let (reading, cookie) = (reading.as_deref(), cookie.as_deref());
+        rules.on_request(&Asked { peer, local, path: &path, reading, cookie })
     }
 
     /// The upstream groups, in the order of the settings.
@@ -244,6 +263,11 @@ impl HostPattern {
     }
 }
 
+/// Whether a normalized path holds an encoded slash or backslash.
+fn hides_slash(path: &[u8]) -> bool {
+    path.windows(3).any(|escape| escape == b"%2F" || escape == b"%5C")
+}
+
 fn without_port(host: &[u8]) -> &[u8] {
     match host.iter().rposition(|byte| *byte == b':') {
         Some(colon) if !host[colon..].contains(&b']') => &host[..colon],
@@ -287,7 +311,7 @@ mod tests {
     #[test]
     fn the_most_specific_route_wins_whatever_the_order() {
         let plan = plan(&[("*", "/", "a"), ("*.example.org", "/", "b"), ("www.example.org", "/api/", "c")]);
-        let route = |host: &str, path: &str| plan.route(host.as_bytes(), path.as_bytes());
+        let route = |host: &str, path: &str| plan.route_path(host.as_bytes(), path.as_bytes());
         assert_eq!(route("other", "/x"), Some(Destination::Upstream(0)));
         assert_eq!(route("www.example.org", "/x"), Some(Destination::Upstream(1)));
         assert_eq!(route("www.example.org:8080", "/api/1"), Some(Destination::Upstream(2)));
@@ -297,15 +321,32 @@ mod tests {
     #[test]
     fn for_servers_that_fold_case_routes_do_so_too() {
         let mut plan = plan(&[("*", "/", "a"), ("*", "/private/", "b")]);
-        assert_eq!(plan.route(b"x", b"/Private/y"), Some(Destination::Upstream(0)));
+        assert_eq!(plan.route_path(b"x", b"/Private/y"), Some(Destination::Upstream(0)));
         plan.folds_case = true;
-        assert_eq!(plan.route(b"x", b"/Private/y"), Some(Destination::Upstream(1)));
+        assert_eq!(plan.route_path(b"x", b"/Private/y"), Some(Destination::Upstream(1)));
+    }
+
+    #[test]
+    fn a_path_that_is_routed_elsewhere_when_an_application_reads_it_has_no_destination() {
+        let plan = plan(&[("*", "/", "a"), ("*", "/private/", "b")]);
+        let route = |path: &str, reading: Option<&str>| {
+            plan.route(&Normalized {
+                authority: b"x",
+                path: path.as_bytes(),
+                query: None,
+                reading: reading.map(str::as_bytes),
+            })
+        };
+        assert_eq!(route("/private%2Fx", Some("/private/x")), None);
+        assert_eq!(route("/;a/private/x", Some("/private/x")), None);
+        assert_eq!(route("/other%2Fx", Some("/other/x")), Some(Destination::Upstream(0)));
+        assert_eq!(route("/private/x;a", Some("/private/x")), Some(Destination::Upstream(1)));
     }
 
     #[test]
     fn a_request_outside_every_route_has_no_destination() {
         let plan = plan(&[("example.org", "/", "a")]);
-        assert_eq!(plan.route(b"example.net", b"/"), None);
+        assert_eq!(plan.route_path(b"example.net", b"/"), None);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use tidegate_http::{FieldId, RequestHead};
+use tidegate_http::forward::{claims_https, last_claim, other_claims, parse_address};
+use tidegate_http::{FieldId, Fields, RequestHead};
 
 use crate::service::plan::Plan;
 
 /// Where a request comes from and under which name it was made.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen<'a> {
     /// The client, not the proxies before us.
     pub client: IpAddr,
@@ -17,6 +18,30 @@ pub(crate) struct Seen<'a> {
     pub https: bool,
     /// The host that the client asked for, where a trusted proxy names another one than `Host`.
     pub host: Option<&'a [u8]>,
+    /// The fields of a request in which a trusted proxy says still more about the URL.
+    pub claims: Option<Claims<'a>>,
+}
+
+/// Fields among which there are claims of a trusted proxy about the URL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claims<'a>(Fields<'a>);
+
+impl<'a> Claims<'a> {
+    fn among(fields: &Fields<'a>) -> Option<Self> {
+        let mut any = false;
+        other_claims(fields, |_, _| any = true);
+        any.then_some(Self(*fields))
+    }
+
+    /// Appends them so that different ones do not look the same.
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        other_claims(&self.0, |name, value| {
+            out.extend(name.iter().map(u8::to_ascii_lowercase));
+            out.push(b':');
+            out.extend_from_slice(value);
+            out.push(b'\n');
+        });
+    }
 }
 
 impl<'a> Seen<'a> {
@@ -24,16 +49,14 @@ impl<'a> Seen<'a> {
     #[inline]
     pub(crate) fn of(plan: &Plan, head: &RequestHead<'a>, peer: IpAddr) -> Self {
         if !plan.is_trusted(peer) {
-            return Self { client: peer, via_proxy: false, https: false, host: None };
+            return Self { client: peer, via_proxy: false, https: false, host: None, claims: None };
         }
-        let last =
-            |id| head.fields.get_all(id).last().and_then(|value| value.rsplit(|&byte| byte == b',').next());
-        let scheme = last(FieldId::XForwardedProto).map(<[u8]>::trim_ascii);
         Self {
             client: client(plan, head).unwrap_or(peer),
             via_proxy: true,
-            https: scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"https")),
-            host: last(FieldId::XForwardedHost).map(<[u8]>::trim_ascii).filter(|host| !host.is_empty()),
+            https: claims_https(&head.fields),
+            host: last_claim(&head.fields, FieldId::XForwardedHost),
+            claims: Claims::among(&head.fields),
         }
     }
 }
@@ -43,7 +66,7 @@ fn client(plan: &Plan, head: &RequestHead<'_>) -> Option<IpAddr> {
     let lines: Vec<&[u8]> = head.fields.get_all(FieldId::XForwardedFor).collect();
     let mut first = None;
     for address in lines.iter().rev().flat_map(|line| line.rsplit(|&byte| byte == b',')) {
-        let address = std::str::from_utf8(address.trim_ascii()).ok()?.parse::<IpAddr>().ok()?.to_canonical();
+        let address = parse_address(address)?;
         first = Some(address);
         if !plan.is_trusted(address) {
             break;

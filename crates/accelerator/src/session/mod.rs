@@ -221,14 +221,14 @@ impl Asker {
                 }
             }
         }
-        let verdict = plan.police(self.peer, || client.local_addr(), head, normalized.path);
+        let verdict = plan.police(self.peer, || client.local_addr(), head, &normalized);
         if verdict != Verdict::Continue {
             return Ok(Handled::Refused(verdict));
         }
         if head.framing != BodyFraming::None
             || head.upgrade
             || !matches!(head.method, Method::Get | Method::Head)
-            || plan.reviews_request(head.method_bytes, normalized.path)
+            || plan.reviews_request(head.method_bytes, &normalized)
         {
             return Ok(Handled::NeedsExchange { is_absent: false });
         }

@@ -10,6 +10,7 @@ use crate::settings::Filter;
 #[derive(Debug)]
 pub(super) struct Filters {
     filters: Vec<(Filter, Verdict)>,
+    folds_case: bool,
     name: &'static str,
 }
 
@@ -22,7 +23,7 @@ impl Filters {
         let with_verdict = |filter: &Filter| (filter.clone(), verdict(filter.action, settings));
         let chosen = settings.filters.iter().filter(|filter| filter.dry_run == dry_run);
         let name = if dry_run { TRIED_OUT } else { Reason::Form.name() };
-        Self { filters: chosen.map(with_verdict).collect(), name }
+        Self { filters: chosen.map(with_verdict).collect(), folds_case: settings.folds_case, name }
     }
 }
 
@@ -45,7 +46,7 @@ impl Classifier for Filters {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {
-        let found = self.filters.iter().find(|(filter, _)| matches(filter, scene, request));
+        let found = self.filters.iter().find(|(filter, _)| self.matches(filter, scene, request));
         found.map_or(Decision::CONTINUE, |(_, verdict)| Decision::new(*verdict, Reason::Form))
     }
 }
@@ -60,14 +61,20 @@ fn comes_from(filter: &Filter, scene: &Scene<'_>) -> bool {
     filter.source.is_none_or(|source| source.contains(scene.peer.address))
 }
 
-fn matches(filter: &Filter, scene: &Scene<'_>, request: &RequestView<'_>) -> bool {
-    let field = |field| request.field(field).unwrap_or_default();
-    comes_from(filter, scene)
-        && (filter.methods.is_empty()
-            || filter.methods.iter().any(|method| method.as_bytes() == request.method))
-        && request.path.starts_with(filter.path.as_bytes())
-        && contains(field(Field::UserAgent), &filter.user_agent)
-        && starts(field(Field::ContentType), &filter.content_type)
+impl Filters {
+    fn matches(&self, filter: &Filter, scene: &Scene<'_>, request: &RequestView<'_>) -> bool {
+        let field = |field| request.field(field).unwrap_or_default();
+        let begins = |path: &[u8]| match self.folds_case {
+            true => starts(path, &filter.path),
+            false => path.starts_with(filter.path.as_bytes()),
+        };
+        comes_from(filter, scene)
+            && (filter.methods.is_empty()
+                || filter.methods.iter().any(|method| method.as_bytes() == request.method))
+            && (begins(request.path) || request.reading.is_some_and(begins))
+            && contains(field(Field::UserAgent), &filter.user_agent)
+            && starts(field(Field::ContentType), &filter.content_type)
+    }
 }
 
 /// Without regard to case; everything contains nothing.

@@ -118,7 +118,8 @@ mod tests {
     use crate::head::Method;
     use proptest::prelude::*;
 
-    const BASE: Normalized<'_> = Normalized { authority: b"a.example", path: b"/x/y", query: Some(b"q=1") };
+    const BASE: Normalized<'_> =
+        Normalized { authority: b"a.example", path: b"/x/y", query: Some(b"q=1"), reading: None };
 
     fn named(method: Method, status: u16, lines: &[(&str, &str)]) -> Vec<String> {
         let (none, fields) = (OwnedFields::new::<&str, &str>(&[]), OwnedFields::new(lines));

@@ -12,6 +12,9 @@ const MAX_SECONDS: u32 = 1 << 31;
 const MAX_HEURISTIC_S: u32 = 86_400;
 /// For how long a response that says nothing about errors may be served stale while the upstream cannot be reached.
 const DISCONNECTED_GRACE_S: u32 = 86_400;
+/// How far ahead of the clock a stored response may be before it counts as stale: data cores and the steps of a clock that is
+/// kept in time differ by less. The age of what was stored before a larger step back is not known.
+const CLOCK_SLACK_S: u64 = 5;
 /// `u32::MAX` stands for an absent number in the encoded form.
 const ABSENT: u32 = u32::MAX;
 const FORMAT: u8 = 1;
@@ -30,7 +33,9 @@ const KNOWN_FLAGS: u8 = NO_CACHE | NEVER_STALE | IMMUTABLE | HEURISTIC;
 pub enum NotStorable {
     /// Only responses to GET and HEAD are stored.
     Method,
-    /// The status code is not final, or its response makes no sense without the request: 1xx, 206, 304.
+    /// The status code is not final, or its response makes no sense without the request: 1xx, 206, 304. Or it blames the
+    /// request for what is not part of the cache's key, so that one client's bad request would answer everybody: 400, 408,
+    /// 413, 431. What 414 is about, the target, is part of the key.
     Status,
     /// `must-understand`, and the status code is not one of RFC 9110 (RFC 9111 §5.2.2.3).
     NotUnderstood,
@@ -286,6 +291,11 @@ impl Policy {
     /// Age at `now_s`, in seconds (RFC 9111 §4.2.3: `current_age`).
     #[inline]
     pub fn age_s(&self, now_s: u64) -> u64 {
+        let ahead_s = self.response_time_s.saturating_sub(now_s);
+        // What is of no time is our own content.
+        if ahead_s > CLOCK_SLACK_S && self.response_time_s != u64::MAX {
+            return u64::from(MAX_SECONDS);
+        }
         u64::from(self.initial_age_s) + now_s.saturating_sub(self.response_time_s)
     }
 
@@ -368,7 +378,7 @@ fn may_store(
     let understood = is_understood(response.status);
     let refusal = if !matches!(request.method, Method::Get | Method::Head) {
         NotStorable::Method
-    } else if response.status < 200 || matches!(response.status, 206 | 304) {
+    } else if response.status < 200 || matches!(response.status, 206 | 304 | 400 | 408 | 413 | 431) {
         NotStorable::Status
     } else if directives.must_understand && !understood {
         NotStorable::NotUnderstood

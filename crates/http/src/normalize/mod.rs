@@ -13,12 +13,17 @@
 //! |---|---|---|---|---|
 //! | `%2F` in the path | kept; refused beside a dot segment | refused | a slash | a slash |
 //! | `\` and `%5C` in the path | `%5C`; refused beside a dot segment | `%5C` | `%5C` | a slash |
+//! | `;` and `%3B` in the path | kept; refused behind `.` and `..` | kept | kept | kept |
 //! | `..` above the root | dropped (RFC 3986 §5.2.4) | refused | refused | dropped |
 //! | encoded control bytes in the path | refused | kept | kept | refused |
 //! | `%25` before two hexadecimal digits in the path | kept | kept | kept | refused |
 //! | `%` without two hexadecimal digits in the query | refused | `%25` | `%25` | `%25` |
 //! | `%00` in the query | refused | kept | kept | kept |
 //! | letters of the path | as sent | as sent | as sent | as sent, but see [`Personality::folds_case`] |
+//!
+//! Applications read further than the servers that carry them: Java containers remove `;parameters` before they look for
+//! dot segments, WSGI decodes `%2F` before anybody asks which part of the site it is. What is decided by the path
+//! therefore has to hold for [`Normalized::reading`] too.
 
 mod authority;
 mod target;
@@ -95,6 +100,9 @@ pub struct Normalized<'a> {
     pub path: &'a [u8],
     /// What follows the first `?`, which may be nothing.
     pub query: Option<&'a [u8]>,
+    /// The path as an application may read it, where that is another one: `%2F` and `%5C` are slashes, what follows a
+    /// `;` or `%3B` within a segment is left out, and dot segments that this brings about are removed.
+    pub reading: Option<&'a [u8]>,
 }
 
 /// A part of the result: as received, or how many bytes of it were written to the scratch buffer.
@@ -119,7 +127,7 @@ impl<'a> Part<'a> {
 }
 
 /// The normal form of what `head` asks for. What is normal already is borrowed from the head; the rest is written to
-/// `scratch`, which is cleared first and never grows beyond three times the target and the host.
+/// `scratch`, which is cleared first and never grows beyond six times the target and the host.
 ///
 /// # Errors
 /// The target or the host is malformed, or of a kind that servers read differently.
@@ -142,19 +150,17 @@ pub fn normalize<'a>(
         (None, Some(host)) => authority::normalize(host, 80, scratch)?,
         (None, None) => Part::Borrowed(&b""[..]),
     };
-    let (path, query) = match target.rest {
-        Rest::Asterisk => (Part::Borrowed(&b"*"[..]), None),
-        Rest::Nothing => (Part::Borrowed(&b""[..]), None),
-        Rest::Path(rest) => {
-            let TargetRest { path, query } = target::normalize(rest, personality, scratch)?;
-            (path, query)
-        }
+    let TargetRest { path, query, reading } = match target.rest {
+        Rest::Asterisk => TargetRest::of_path(b"*"),
+        Rest::Nothing => TargetRest::of_path(b""),
+        Rest::Path(rest) => target::normalize(rest, personality, scratch)?,
     };
     let mut written = scratch.as_slice();
     Ok(Normalized {
         authority: authority.take(&mut written),
         path: path.take(&mut written),
         query: query.map(|query| query.take(&mut written)),
+        reading: reading.map(|reading| reading.take(&mut written)),
     })
 }
 

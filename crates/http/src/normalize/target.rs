@@ -5,11 +5,20 @@ use crate::error::HeadError;
 pub(super) struct TargetRest<'a> {
     pub path: Part<'a>,
     pub query: Option<Part<'a>>,
+    /// See [`super::Normalized::reading`].
+    pub reading: Option<Part<'a>>,
+}
+
+impl<'a> TargetRest<'a> {
+    /// A path that needs nothing done.
+    pub(super) fn of_path(path: &'a [u8]) -> Self {
+        Self { path: Part::Borrowed(path), query: None, reading: None }
+    }
 }
 
 /// RFC 3986 §2.3: encoded or not, these mean the same.
 const UNRESERVED: u8 = 1;
-/// May stand in a path as it is.
+/// May stand in a path as it is, and means the same to everybody.
 const PATH: u8 = 2;
 /// May stand in a query as it is. Brackets are not in RFC 3986's list, but every framework writes them so.
 const QUERY: u8 = 4;
@@ -21,9 +30,9 @@ static CLASSES: [u8; 256] = {
         let byte = i as u8;
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
             classes[i] = UNRESERVED | PATH | QUERY;
-        } else if matches!(byte, b'!' | b'$' | b'&'..=b',' | b'/' | b':' | b';' | b'=' | b'@') {
+        } else if matches!(byte, b'!' | b'$' | b'&'..=b',' | b'/' | b':' | b'=' | b'@') {
             classes[i] = PATH | QUERY;
-        } else if matches!(byte, b'?' | b'[' | b']') {
+        } else if matches!(byte, b';' | b'?' | b'[' | b']') {
             classes[i] = QUERY;
         }
         i += 1;
@@ -47,14 +56,20 @@ pub(super) fn normalize<'a>(
     let end = rest.iter().position(|&byte| byte == b'?').unwrap_or(rest.len());
     let (path, query) = (&rest[..end], rest.get(end + 1..));
     let start = scratch.len();
-    PathWriter::new(personality, scratch).write(path)?;
+    let is_ambiguous = PathWriter::new(personality, scratch).write(path)?;
     let path_end = scratch.len();
     if let Some(query) = query {
         write_query(query, personality, scratch)?;
     }
+    let query_end = scratch.len();
+    if is_ambiguous {
+        PathWriter::new(Personality::Strict, scratch).write_reading(start, path_end)?;
+    }
+    let differs = is_ambiguous && scratch[start..path_end] != scratch[query_end..];
     Ok(TargetRest {
         path: Part::Written(path_end - start),
-        query: query.map(|_| Part::Written(scratch.len() - path_end)),
+        query: query.map(|_| Part::Written(query_end - path_end)),
+        reading: differs.then(|| Part::Written(scratch.len() - query_end)),
     })
 }
 
@@ -77,7 +92,7 @@ fn as_it_stands(rest: &[u8]) -> Option<TargetRest<'_>> {
     if path.is_empty() || query.is_some_and(|query| !query.iter().all(|&byte| is(QUERY, byte))) {
         return None;
     }
-    Some(TargetRest { path: Part::Borrowed(path), query: query.map(Part::Borrowed) })
+    Some(TargetRest { query: query.map(Part::Borrowed), ..TargetRest::of_path(path) })
 }
 
 /// Writes a path segment by segment; every byte is written once and removed at most once, so that the time is linear
@@ -91,16 +106,29 @@ struct PathWriter<'s> {
     segment: usize,
     /// The current segment holds an encoded slash or backslash.
     hides_slash: bool,
+    /// The current segment holds a semicolon, encoded or not.
+    has_parameter: bool,
+    /// An earlier segment held one of these.
+    is_ambiguous: bool,
 }
 
 impl<'s> PathWriter<'s> {
     fn new(personality: Personality, out: &'s mut Vec<u8>) -> Self {
         let base = out.len();
         out.push(b'/');
-        Self { personality, segment: out.len(), out, base, hides_slash: false }
+        Self {
+            personality,
+            segment: out.len(),
+            out,
+            base,
+            hides_slash: false,
+            has_parameter: false,
+            is_ambiguous: false,
+        }
     }
 
-    fn write(mut self, path: &[u8]) -> Result<(), HeadError> {
+    /// Writes `path`; whether applications may read another path in it.
+    fn write(mut self, path: &[u8]) -> Result<bool, HeadError> {
         let mut at = 0;
         while let Some(&byte) = path.get(at) {
             at += 1;
@@ -112,6 +140,10 @@ impl<'s> PathWriter<'s> {
                 }
                 b'\\' => self.backslash()?,
                 b'#' => return Err(HeadError::Fragment),
+                b';' => {
+                    self.has_parameter = true;
+                    self.out.push(byte);
+                }
                 _ if is(PATH, byte) => self.out.push(byte),
                 _ => push_encoded(byte, self.out),
             }
@@ -121,7 +153,42 @@ impl<'s> PathWriter<'s> {
         if self.personality == Personality::Iis && is_escaped_twice(&self.out[self.base..]) {
             return Err(HeadError::BadEscape);
         }
-        Ok(())
+        Ok(self.is_ambiguous)
+    }
+
+    /// Writes what [`super::Normalized::reading`] makes of the path that lies at `start..end` in the output.
+    fn write_reading(mut self, start: usize, end: usize) -> Result<(), HeadError> {
+        let mut at = start;
+        let mut in_parameter = false;
+        while at < end {
+            let byte = self.out[at];
+            let escaped = &self.out[(at + 1).min(end)..(at + 3).min(end)];
+            at += 1;
+            match byte {
+                b'/' => in_parameter = false,
+                b'%' if escaped == b"2F" || escaped == b"5C" => {
+                    at += 2;
+                    in_parameter = false;
+                }
+                b'%' if escaped == b"3B" => {
+                    at += 2;
+                    in_parameter = true;
+                    continue;
+                }
+                b';' => {
+                    in_parameter = true;
+                    continue;
+                }
+                _ => {
+                    if !in_parameter {
+                        self.out.push(byte);
+                    }
+                    continue;
+                }
+            }
+            self.slash()?;
+        }
+        self.end_segment(false)
     }
 
     /// An escape whose digits are at `at`.
@@ -137,7 +204,10 @@ impl<'s> PathWriter<'s> {
                 return Err(HeadError::BadEscape);
             }
             _ if is(UNRESERVED, byte) => self.out.push(byte),
-            _ => push_encoded(byte, self.out),
+            _ => {
+                self.has_parameter |= byte == b';';
+                push_encoded(byte, self.out);
+            }
         }
         Ok(())
     }
@@ -178,9 +248,13 @@ impl<'s> PathWriter<'s> {
                 self.parent()?;
             }
             segment => {
-                if self.hides_slash && self.personality == Personality::Strict && hides_dot_segment(segment) {
-                    return Err(HeadError::EncodedSlash);
+                let is_ambiguous = self.hides_slash || self.has_parameter;
+                if is_ambiguous && self.personality == Personality::Strict && hides_dot_segment(segment) {
+                    let refusal =
+                        if self.hides_slash { HeadError::EncodedSlash } else { HeadError::DotParameter };
+                    return Err(refusal);
                 }
+                self.is_ambiguous |= is_ambiguous;
                 if with_slash {
                     self.out.push(b'/');
                 }
@@ -188,6 +262,7 @@ impl<'s> PathWriter<'s> {
         }
         self.segment = self.out.len();
         self.hides_slash = false;
+        self.has_parameter = false;
         Ok(())
     }
 
@@ -210,23 +285,26 @@ fn is_escaped_twice(path: &[u8]) -> bool {
     path.windows(5).enumerate().any(|(at, bytes)| bytes.starts_with(b"%25") && decode(path, at + 3).is_some())
 }
 
-/// Whether a server that decodes slashes would find a dot segment in this one.
+/// Whether a server that decodes slashes or removes parameters would find a dot segment in this one.
 fn hides_dot_segment(segment: &[u8]) -> bool {
-    let mut part = 0;
+    // Where a part begins that is only dots so far.
+    let mut part = Some(0);
     let mut at = 0;
-    let is_dots = |bytes: &[u8]| bytes == b"." || bytes == b"..";
     while at < segment.len() {
-        if segment[at..].starts_with(b"%2F") || segment[at..].starts_with(b"%5C") {
-            if is_dots(&segment[part..at]) {
-                return true;
-            }
-            at += 3;
-            part = at;
-        } else {
-            at += 1;
+        let rest = &segment[at..];
+        let is_slash = rest.starts_with(b"%2F") || rest.starts_with(b"%5C");
+        let is_parameter = rest.starts_with(b";") || rest.starts_with(b"%3B");
+        if (is_slash || is_parameter) && part.is_some_and(|part| matches!(at - part, 1 | 2)) {
+            return true;
         }
+        at += if is_slash || rest.starts_with(b"%3B") { 3 } else { 1 };
+        part = match rest[0] {
+            _ if is_slash => Some(at),
+            b'.' => part,
+            _ => None,
+        };
     }
-    is_dots(&segment[part..])
+    part.is_some_and(|part| matches!(at - part, 1 | 2))
 }
 
 fn write_query(query: &[u8], personality: Personality, out: &mut Vec<u8>) -> Result<(), HeadError> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use tidegate_core::{IpPrefix, Reason};
 use tidegate_defence::{Action, Exemption, Filter, Rule, Settings, StressLimits};
+use tidegate_http::normalize::Personality;
 
 use super::report::Report;
 use super::walk::Values;
@@ -21,7 +22,7 @@ pub(crate) struct Defence {
 }
 
 /// Builds the settings. They are fit for use only if the report holds no error afterwards.
-pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
+pub(super) fn build(file: &Values, personality: Personality, report: &mut Report<'_>) -> Defence {
     let defaults = Settings::default();
     let section = file.table("defence");
     let flag = |name: &str, default| section.and_then(|section| section.flag(name)).unwrap_or(default);
@@ -46,6 +47,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Defence {
         block_for: file.table("block").and_then(|block| block.duration("for")).unwrap_or(defaults.block_for),
         rules: rules(file, report),
         filters: file.tables("filter").iter().filter_map(|section| filter(section, report)).collect(),
+        folds_case: personality.folds_case(),
         challenge_bits: bits.unwrap_or(defaults.challenge_bits),
         pass_for: section.and_then(|section| section.duration("pass_for")).unwrap_or(defaults.pass_for),
         external: external.is_some(),

@@ -279,7 +279,7 @@ static ROUTE: Section = Section {
     enforced: true,
     keys: &[
         key("host", Kind::Host, Is("*"), "A host name, `*.suffix`, or `*` for every host."),
-        key("path", Kind::UrlPath, Is("/"), "A path prefix."),
+        key("path", Kind::UrlPath, Is("/"), "A path prefix, compared with the path's normal form."),
         key("upstream", Kind::Name, Absent("`root` answers"), "The name of an [[upstream]]."),
         key("root", Kind::Path, Absent("`upstream` answers"), "A directory of files."),
     ],
@@ -287,7 +287,9 @@ static ROUTE: Section = Section {
 
 static CACHE: Section = Section {
     name: "cache",
-    doc: "The shared cache. A change needs a restart.",
+    doc: "The shared cache. A change needs a restart. A response with `Set-Cookie` is stored if it says how long it is \
+          fresh, as RFC 9111 §7.3 has it, and is then sent to everybody with its cookie; nginx and Varnish store none. \
+          An application that sets one client's cookies has to say `Cache-Control: private`, `no-store` or nothing at all.",
     enforced: true,
     keys: &[
         key(

@@ -34,6 +34,15 @@ servers = [\"127.0.0.1:9000\"]
 [[route]]
 upstream = \"app\"
 ```
+
+Paths have one normal form: escapes of letters, digits and `-._~` are decoded, dot segments and empty segments removed,
+as `personality` says. Applications may read another path in it: one with `%2F` and `%5C` as slashes, and without what
+follows a `;` in a segment. So that nobody comes by a rule in this way,
+
+- the `path` of `[[request]]` and `[[filter]]` matches if either the normal form or that reading matches;
+- a request whose two forms belong to different routes is answered with 404, and so is one that asks a `root` for a path
+  with `%2F` or `%5C`;
+- the personality `strict` answers dot segments beside `%2F` or `%5C`, and those followed by `;` as in `..;/`, with 400.
 ";
 
 /// The reference page.

@@ -43,7 +43,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         defence: None,
     };
     let gate = rules::build(file, personality(file), report);
-    let defence = defence::build(file, report);
+    let defence = defence::build(file, personality(file), report);
     let admin = admin(file, report);
     meeting(&admin, &listen, file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();

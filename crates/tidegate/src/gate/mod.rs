@@ -246,8 +246,20 @@ impl Admission for Gatekeeper {
     }
 
     fn on_request(&self, request: &Asked<'_>) -> Verdict {
-        let Asked { peer, local, path, cookie } = *request;
-        self.gate().on_request(&tidegate_gate::Asked { peer, port: local.port(), path, cookie }).verdict
+        let Asked { peer, local, path, reading, cookie } = *request;
+        let gate = self.gate();
+        let asked = tidegate_gate::Asked { peer, port: local.port(), path, cookie };
+        let decision = gate.on_request(&asked);
+        match reading {
+            // A request is counted once under one rule.
+            Some(path)
+                if decision.verdict == Verdict::Continue
+                    && gate.rule_of_request(path, cookie) != decision.rule =>
+            {
+                gate.on_request(&tidegate_gate::Asked { path, ..asked }).verdict
+            }
+            _ => decision.verdict,
+        }
     }
 
     fn class_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> u8 {

@@ -1,5 +1,7 @@
 //! The list syntax that `Cache-Control` and its relatives share (RFC 9111 §5.2).
 
+use crate::chars::is_token;
+
 /// RFC 9111 §1.2.2: a number of seconds beyond this counts as this.
 pub(crate) const MAX_SECONDS: u32 = 1 << 31;
 
@@ -57,7 +59,40 @@ pub(crate) fn delta_seconds(digits: &[u8]) -> Option<u32> {
 /// The non-empty members of a comma-separated list, without the whitespace around them. A comma within a quoted string
 /// separates nothing; a string that does not end takes in the rest.
 pub(crate) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
-    split_outside_quotes(value, b',').map(<[u8]>::trim_ascii).filter(|member| !member.is_empty())
+    parts(value).filter(|member| !member.is_empty())
+}
+
+/// What the commas of a list separate, empty or not, without the whitespace around it; see [`members`].
+pub(crate) fn parts(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    split_outside_quotes(value, b',').map(<[u8]>::trim_ascii)
+}
+
+/// Whether a member is no directive (RFC 9111 §5.2), so that what its writer meant cannot be told: a string that does not
+/// end takes in what follows, and where a semicolon or a space separates, one directive hides another.
+pub(crate) fn is_malformed(member: &[u8]) -> bool {
+    let end = member.iter().position(|&byte| byte == b'=').unwrap_or(member.len());
+    let is_name = |name: &[u8]| !name.is_empty() && name.iter().all(|&byte| is_token(byte));
+    if !is_name(&member[..end]) {
+        return true;
+    }
+    match &member[(end + 1).min(member.len())..] {
+        [b'"', rest @ ..] => !ends_string(rest),
+        argument => !argument.iter().all(|&byte| is_token(byte)),
+    }
+}
+
+/// Whether `rest`, which follows a quotation mark, is the remainder of one quoted string (RFC 9110 §5.6.4).
+fn ends_string(rest: &[u8]) -> bool {
+    let mut escaped = false;
+    for (i, &byte) in rest.iter().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => return i + 1 == rest.len(),
+            _ => {}
+        }
+    }
+    false
 }
 
 /// The directives of one field line.
@@ -117,6 +152,17 @@ mod tests {
         for wrong in ["a", "a=", "a=-1", "a=1.0", "a= 1", "a =1", "a='1'", "a=1x", "a=\"1", "a=\"\"", "a=+1"]
         {
             assert_eq!(seconds(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_directive_is_told_from_what_is_one() {
+        for fine in ["a", "max-age=60", "x=\"y, z; \\\" a\"", "private=\"\"", "a="] {
+            assert!(!is_malformed(fine.as_bytes()), "{fine}");
+        }
+        for wrong in ["a; b", "a b", "a=1; b", "a=\"b", "a=\"b\\\"", "a=\"b\"; c", "a = 1", "=1", "\"a\"", ""]
+        {
+            assert!(is_malformed(wrong.as_bytes()), "{wrong}");
         }
     }
 

@@ -8,4 +8,4 @@ mod structured;
 pub use request::RequestDirectives;
 pub use response::{ResponseDirectives, SURROGATE_CAPABILITY};
 
-pub(super) use list::members;
+pub(super) use list::{members, parts};

@@ -1,6 +1,6 @@
 //! Cache directives of a response (RFC 9111 §5.2.2) and their targeted forms (RFC 9213).
 
-use super::list::{Directive, MAX_SECONDS, directives, directives_with_targets};
+use super::list::{Directive, MAX_SECONDS, directives, directives_with_targets, is_malformed, members};
 use super::structured::{Item, dictionary};
 use crate::field::{FieldId, Fields};
 
@@ -51,8 +51,9 @@ impl ResponseDirectives {
 
     fn cache_control(fields: &Fields<'_>) -> Self {
         let mut this = Self::default();
-        for directive in fields.get_all(FieldId::CacheControl).flat_map(directives) {
-            this.apply(&directive);
+        for line in fields.get_all(FieldId::CacheControl) {
+            directives(line).for_each(|directive| this.apply(&directive));
+            this.heed_malformed(line);
         }
         this
     }
@@ -94,7 +95,27 @@ impl ResponseDirectives {
                 any = true;
             }
         }
+        // A parameter is in order here, but not a string that does not end.
+        if fields
+            .get_all(FieldId::SurrogateControl)
+            .any(|line| line.iter().filter(|&&byte| byte == b'"').count() % 2 == 1)
+        {
+            fields.get_all(FieldId::SurrogateControl).for_each(|line| this.heed_malformed(line));
+        }
         any.then_some(this)
+    }
+
+    /// Where a malformed member may have been meant to restrict, it does so in the strictest sense.
+    fn heed_malformed(&mut self, line: &[u8]) {
+        let restricts = |member: &[u8]| {
+            [&b"no-store"[..], b"private", b"no-cache"]
+                .iter()
+                .any(|name| member.windows(name.len()).any(|part| part.eq_ignore_ascii_case(name)))
+        };
+        if members(line).any(|member| is_malformed(member) && restricts(member)) {
+            // `must-understand` takes no-store back, but not private.
+            (self.no_store, self.private) = (true, true);
+        }
     }
 
     fn apply(&mut self, directive: &Directive<'_>) {
@@ -217,6 +238,30 @@ mod tests {
             assert_eq!(parse(&[("Cache-Control", value)]).max_age_s, Some(0), "{value}");
         }
         assert_eq!(parse(&[("Cache-Control", "max-age=5, MAX-AGE=5")]).max_age_s, Some(5));
+    }
+
+    #[test]
+    fn a_malformed_field_restricts_wherever_it_may_have_been_meant_to() {
+        for value in [
+            "max-age=60, x=\"y, no-store",
+            "public; private, max-age=60",
+            "public; Private",
+            "max-age=60 no-cache",
+            "max-age=60, x=\"\"; NO-STORE",
+            "max-age=60, must-understand; no-store",
+            "private; x",
+        ] {
+            let parsed = parse(&[("Cache-Control", value)]);
+            assert!(parsed.private && parsed.no_store, "{value}");
+        }
+        for value in
+            ["max-age=60, x=\"no-store\"", "max-age=60; x", "x=\"y", "public, max-age=60", "not-private"]
+        {
+            let parsed = parse(&[("Cache-Control", value)]);
+            assert!(!parsed.private && !parsed.no_store, "{value}");
+        }
+        assert!(parse(&[("Surrogate-Control", "max-age=60, x=\"y, no-store")]).no_store);
+        assert!(!parse(&[("Surrogate-Control", "max-age=60;tidegate, no-store;other")]).no_store);
     }
 
     #[test]

@@ -212,7 +212,7 @@ pub(super) static FILTER: Section = Section {
     keys: &[
         key("source", Kind::Prefix, Absent("anywhere"), "Where they come from."),
         key("user_agent", Kind::Text, Absent("whatever"), "What User-Agent has in it, in any case."),
-        key("path", Kind::UrlPath, Absent("whatever"), "How the path begins, in its normal form."),
+        key("path", Kind::UrlPath, Absent("whatever"), "How the path begins."),
         key("content_type", Kind::Text, Absent("whatever"), "What Content-Type begins with, in any case."),
         key(
             "methods",
