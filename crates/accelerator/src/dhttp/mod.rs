@@ -137,7 +137,7 @@ impl Service for Site {
         };
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);
-        core.account(arrival.client.ip(), head, form.status, bytes, hit.label(), Some(began));
+        core.account(arrival.client.ip(), head, form.status, bytes, hit.label(), began);
         written
     }
 

@@ -103,8 +103,8 @@ async fn wait(busy: Busy, mut step: Step) {
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
     peer: SocketAddr,
-    /// When the request in progress began, if that is logged.
-    began: Option<Instant>,
+    /// When the request in progress began.
+    began: Instant,
     /// Its connection's place in the prefix tree, if anybody watches.
     place: Option<NodeId>,
 }
@@ -174,8 +174,8 @@ enum Handled {
 }
 
 impl Asker {
-    pub(crate) fn new(core: &DataCore, client: &Client) -> Self {
-        Self { peer: client.peer(), began: core.log.is_some().then(Instant::now), place: client.place }
+    pub(crate) fn new(client: &Client) -> Self {
+        Self { peer: client.peer(), began: Instant::now(), place: client.place }
     }
 
     /// Answers from the cache if that is all it takes.
@@ -373,7 +373,7 @@ impl Connection<'_> {
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
     fn step(self, parser: &mut RequestParser, input: &[u8], length: usize) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        let asker = Asker::new(self.core, self.client);
+        let asker = Asker::new(self.client);
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match asker.answer(self.core, self.client, &parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
@@ -579,7 +579,7 @@ impl Hit {
         match self.forwarded {
             _ if self.stale => "stale",
             Some(forwarded) if forwarded.upstream_status == 304 => "revalidated",
-            Some(forwarded) => forwarded.reason.token(),
+            Some(forwarded) => lookup::label(forwarded.reason),
             None => "hit",
         }
     }
