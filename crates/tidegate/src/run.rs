@@ -120,7 +120,9 @@ impl Reloader {
         let needs_restart = [
             ("[[listen]]", old.settings.listeners != new.settings.listeners || old.trickles != new.trickles),
             ("[admin]", old.admin.address != new.admin.address),
-            ("[cache]", old.settings.cache != new.settings.cache),
+            ("cache.memory", old.settings.cache.memory_bytes != new.settings.cache.memory_bytes),
+            ("cache.path", old.settings.cache.path != new.settings.cache.path),
+            ("cache.max_object", old.settings.cache.max_object_bytes != new.settings.cache.max_object_bytes),
             ("[log]", old.settings.access_log != new.settings.access_log),
             ("workers", old.settings.workers != new.settings.workers),
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),

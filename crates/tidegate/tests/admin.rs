@@ -223,9 +223,9 @@ fn reload_of_what_needs_a_restart_is_refused_as_a_whole_and_named() {
     for (text, wanted) in [
         (with(&tidegate.address().to_string(), &other), "[[listen]]"),
         (with(&tidegate.admin().to_string(), &other), "[admin]"),
-        (with("32MiB", "16MiB"), "[cache]"),
+        (with("32MiB", "16MiB"), "cache.memory"),
         (config.clone() + "[log]\naccess = \"-\"\n", "[log]"),
-        (format!("workers = 17\n{}", with("32MiB", "16MiB")), "[cache], workers"),
+        (format!("workers = 17\n{}", with("32MiB", "16MiB")), "cache.memory, workers"),
     ] {
         tidegate.write_config(&text);
         let line = error(&tidegate.command(&["reload"]));
