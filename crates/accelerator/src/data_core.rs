@@ -28,8 +28,10 @@ use crate::dhttp::{self, DhttpStart};
 use crate::following::Following;
 use crate::icap;
 use crate::inner::InnerRequest;
+use crate::latency::Latencies;
 use crate::load::Meter;
 use crate::metrics::CoreMetrics;
+use crate::quiet::Quiet;
 use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::plan::Plan;
 use crate::service::seen::Seen;
@@ -63,6 +65,7 @@ pub(crate) struct Start {
     pub following: Arc<Following>,
     pub phase: watch::Receiver<Phase>,
     pub metrics: Arc<CoreMetrics>,
+    pub latencies: Arc<Latencies>,
     pub store: Option<Arc<Store>>,
     pub flights: Arc<Flights>,
     pub open: Arc<AtomicUsize>,
@@ -90,6 +93,8 @@ pub(crate) enum Bound {
 pub(crate) struct DataCore {
     pub clock: Clock,
     pub metrics: Arc<CoreMetrics>,
+    latencies: Arc<Latencies>,
+    pub quiet: Quiets,
     pub store: Option<Arc<Store>>,
     pub flights: Arc<Flights>,
     pub clients: Clients,
@@ -108,6 +113,17 @@ pub(crate) struct DataCore {
     times: Cell<Times>,
     draining: Cell<bool>,
     open: Arc<AtomicUsize>,
+}
+
+/// What may happen to many requests at once, and is logged for a few of them.
+#[derive(Default)]
+pub(crate) struct Quiets {
+    /// No upstream gave a valid response.
+    pub upstream: Quiet,
+    /// A file is there, but could not be read.
+    pub files: Quiet,
+    /// There were too many connections.
+    refused: Quiet,
 }
 
 /// Bytes of a response that were sent.
@@ -137,6 +153,8 @@ impl DataCore {
             let core = Rc::new(Self {
                 clock: Clock::new(),
                 metrics: start.metrics,
+                latencies: start.latencies,
+                quiet: Quiets::default(),
                 store: start.store,
                 flights: start.flights,
                 clients: Clients::new(start.epoll),
@@ -208,6 +226,7 @@ impl DataCore {
         }
         dhttp.iter().for_each(|server| server.handle.drain());
         self.finish_requests(&dhttp).await;
+        self.log_kept_back(u64::MAX);
         if let Some(log) = &self.log {
             log.flush(&self.metrics);
         }
@@ -236,6 +255,10 @@ impl DataCore {
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
             self.open.fetch_sub(1, Ordering::Relaxed);
             self.metrics.connections_refused_total.add(1);
+            if self.quiet.refused.may_log(self.clock.elapsed_ms()) {
+                let open = self.plan().limits.connections;
+                tracing::warn!(client = %peer, open, "a connection is refused: limits.connections are open");
+            }
             return;
         }
         let Ok(place) = self.meet(&stream, peer) else {
@@ -259,9 +282,11 @@ impl DataCore {
         let mut meter = self.defence.as_ref().map(|_| Meter::new(SWEEP_INTERVAL));
         loop {
             interval.tick().await;
-            self.clients.sweep(self.clock.elapsed_ms());
+            let now_ms = self.clock.elapsed_ms();
+            self.clients.sweep(now_ms);
             self.pools().sweep();
             self.icap_services().sweep();
+            self.log_kept_back(now_ms);
             if let (Some(defence), Some(meter)) = (&self.defence, &mut meter) {
                 let load = meter.read(self.open.load(Ordering::Relaxed), self.plan().limits.connections);
                 defence.tick(&load, self.clock.elapsed_ms());
@@ -269,6 +294,19 @@ impl DataCore {
             }
             if let Some(log) = &self.log {
                 log.flush(&self.metrics);
+            }
+        }
+    }
+
+    /// Says how often there was no line for what happened before `now_ms`.
+    fn log_kept_back(&self, now_ms: u64) {
+        for (quiet, what) in [
+            (&self.quiet.upstream, "requests without an answer from the upstream"),
+            (&self.quiet.files, "requests for files that could not be read"),
+            (&self.quiet.refused, "refused connections"),
+        ] {
+            if let Some(more) = quiet.kept_back(now_ms) {
+                tracing::warn!("{more} more {what} are not logged one by one");
             }
         }
     }
@@ -300,7 +338,7 @@ impl DataCore {
         }
     }
 
-    /// Counts and logs an answered request, which `began` then, if that is logged.
+    /// Counts and logs an answered request whose head was there when it `began`.
     pub(crate) fn account(
         &self,
         peer: IpAddr,
@@ -308,14 +346,16 @@ impl DataCore {
         status: u16,
         bytes: Bytes,
         cache: &'static str,
-        began: Option<Instant>,
+        began: Instant,
     ) {
+        let duration = began.elapsed();
         self.metrics.count_response(status, bytes.head + bytes.body);
+        self.latencies.count(cache, duration);
         if let Some(log) = &self.log {
             let record = Record {
                 client: self.with_plan(|plan| Seen::of(plan, head, peer.to_canonical()).client),
                 unix_s: self.clock.unix_s(),
-                duration: began.map_or(Duration::ZERO, |began| began.elapsed()),
+                duration,
                 host: head.fields.get(FieldId::Host).unwrap_or(b""),
                 method: head.method_bytes,
                 target: head.target,

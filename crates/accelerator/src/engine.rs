@@ -22,6 +22,7 @@ use crate::clients::Clients;
 use crate::data_core::{Bound, DataCore, Phase};
 use crate::following::Following;
 use crate::inner::{InnerRequest, Inside};
+use crate::latency::{Histogram, Latencies};
 use crate::metrics::CoreMetrics;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 use crate::service::flights::Flights;
@@ -92,6 +93,7 @@ struct Shared {
     configured: Vec<settings::Listener>,
     workers: usize,
     metrics: Vec<Arc<CoreMetrics>>,
+    latencies: Vec<Arc<Latencies>>,
     store: Option<Arc<Store>>,
     flights: Arc<Flights>,
     report: Option<OpenReport>,
@@ -129,6 +131,7 @@ impl Engine {
         let (plan_sender, _) = watch::channel(plan);
         let (phase, _) = watch::channel(Phase::Serving);
         let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
+        let latencies = (0..workers).map(|_| Arc::default()).collect();
         let (inside, receivers) = Inside::new(workers);
         let shared = Arc::new(Shared {
             started: Instant::now(),
@@ -137,6 +140,7 @@ impl Engine {
             configured: settings.listeners.clone(),
             workers,
             metrics,
+            latencies,
             store,
             flights: Arc::default(),
             report,
@@ -177,6 +181,7 @@ impl Engine {
                 following: Arc::clone(&shared.following),
                 phase: shared.phase.subscribe(),
                 metrics: Arc::clone(&shared.metrics[index]),
+                latencies: Arc::clone(&shared.latencies[index]),
                 store: shared.store.clone(),
                 flights: Arc::clone(&shared.flights),
                 open: Arc::clone(&open),
@@ -228,6 +233,11 @@ impl Engine {
         sum
     }
 
+    /// How long requests took, over all data cores.
+    pub fn latencies(&self) -> Vec<Histogram> {
+        Latencies::sum(self.shared.latencies.iter().map(AsRef::as_ref))
+    }
+
     /// Client connections accepted since the start.
     pub fn accepted(&self) -> u64 {
         self.shared.metrics.iter().map(|metrics| metrics.connections_accepted_total.get()).sum()
@@ -265,9 +275,10 @@ impl Engine {
     /// # Errors
     /// The pattern's URL is none that a request can have.
     pub fn purge(&self, pattern: &PurgePattern) -> Result<u64, PurgePatternError> {
-        let pattern = pattern.normalized(self.shared.plan.borrow().personality)?;
+        let plan = Arc::clone(&self.shared.plan.borrow());
+        let patterns = plan.with_files(pattern.normalized(plan.personality)?);
         self.shared.flights.new_epoch(None);
-        Ok(self.store().map_or(0, |store| pattern.purge(store)))
+        Ok(self.store().map_or(0, |store| PurgePattern::purge(&patterns, store)))
     }
 
     /// The state of every upstream server.

@@ -25,6 +25,8 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// The shared cache.
     pub cache: Cache,
+    /// Whether a request's `Cache-Control` and `Pragma` can lead past a stored response (RFC 9111 §5.2.1).
+    pub client_directives: bool,
     /// Sizes, times and counts that protect this server from its peers.
     pub limits: Limits,
     /// Proxies in front of this one whose `X-Forwarded-For` and `Forwarded` are believed.
@@ -114,7 +116,7 @@ pub enum Balance {
     RoundRobin,
     /// The one with the fewest requests in progress.
     LeastConnections,
-    /// By the normalized URL, so that each server's own cache sees a share of the URLs.
+    /// By the normalized URL's path and query, so that each server's own cache sees a share of the URLs.
     HashUrl,
     /// By the host name.
     HashHost,

@@ -145,6 +145,7 @@ impl Site {
     fn start() -> Self {
         let heard = Heard::default();
         let settings = Settings {
+            client_directives: true,
             workers: 1,
             listeners: vec![Listener { address: (Ipv4Addr::LOCALHOST, 0).into(), protocol: Protocol::Http }],
             upstreams: vec![Upstream::new("app", vec![origin()])],

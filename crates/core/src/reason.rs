@@ -48,7 +48,7 @@ reasons! {
     Blocked "blocked" blocked "is blocked for what it did before",
     External "external" external "an external classifier said so",
     Content "content" content "an ICAP service refused the content",
-    Stress "stress" stress "the server is under stress and makes room for others",
+    Stress "stress" made_room "the server is under stress and makes room for others",
 }
 
 #[cfg(test)]

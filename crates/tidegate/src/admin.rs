@@ -6,7 +6,8 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Query, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
@@ -15,14 +16,16 @@ use axum::{Json, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidegate_accelerator::Engine;
+use tidegate_accelerator::{Engine, Histogram};
 use tidegate_core::IpPrefix;
 use tidegate_core::metrics::{Kind, Sample};
 use tidegate_gate::{GateError, RuleReport};
 use tokio::sync::Semaphore;
 
 use crate::gate::{Gatekeeper, view};
+use crate::notify;
 use crate::run::Reloader;
 
 /// Entries that one answer may list.
@@ -170,6 +173,18 @@ fn done(message: impl Into<String>) -> Response {
     Json(json!({ "message": message.into() })).into_response()
 }
 
+/// The query of a request's target; one that does not fit is refused in the form of every other refusal.
+struct Params<T>(T);
+
+impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
+        let query = Query::try_from_uri(&parts.uri);
+        query.map(|Query(query)| Self(query)).map_err(|error| refuse(error.status(), &error.body_text()))
+    }
+}
+
 async fn dashboard() -> Html<&'static str> {
     Html(include_str!("dashboard.html"))
 }
@@ -180,6 +195,8 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     for sample in admin.engine.samples().into_iter().chain(admin.reloader.trickles.samples()).chain(defence) {
         write_metric(&sample, &mut text);
     }
+    write_latencies(&admin.engine.latencies(), &mut text);
+    write_build(&mut text);
     write_upstreams(&admin.engine, &mut text);
     write_store(&admin.engine, &mut text);
     write_gate(&admin.gatekeeper, &mut text);
@@ -193,6 +210,35 @@ fn write_metric(sample: &Sample, text: &mut String) {
         text,
         "# HELP tidegate_{name} {}\n# TYPE tidegate_{name} {kind}\ntidegate_{name} {}",
         sample.help, sample.value
+    );
+}
+
+fn write_latencies(histograms: &[Histogram], text: &mut String) {
+    let name = "tidegate_request_duration_seconds";
+    let _ = writeln!(
+        text,
+        "# HELP {name} Time from a request's head to the end of its response, by the cache's part in it.\n# TYPE {name} histogram"
+    );
+    for Histogram { source, at_most, sum_us } in histograms {
+        let mut count = 0;
+        for (bound_us, so_far) in at_most {
+            let bound = bound_us.map_or("+Inf".to_owned(), |bound| (bound as f64 / 1e6).to_string());
+            let _ = writeln!(text, "{name}_bucket{{cache=\"{source}\",le=\"{bound}\"}} {so_far}");
+            count = *so_far;
+        }
+        let sum = *sum_us as f64 / 1e6;
+        let _ = writeln!(
+            text,
+            "{name}_sum{{cache=\"{source}\"}} {sum}\n{name}_count{{cache=\"{source}\"}} {count}"
+        );
+    }
+}
+
+fn write_build(text: &mut String) {
+    let _ = writeln!(
+        text,
+        "# HELP tidegate_build_info The version of this process, as a label.\n# TYPE tidegate_build_info gauge\ntidegate_build_info{{version=\"{}\"}} 1",
+        env!("CARGO_PKG_VERSION")
     );
 }
 
@@ -357,7 +403,7 @@ async fn gate(State(admin): State<Admin>) -> Json<Value> {
     Json(enforcement(&admin.gatekeeper))
 }
 
-async fn block_list(State(admin): State<Admin>, Query(query): Query<ListQuery>) -> Response {
+async fn block_list(State(admin): State<Admin>, Params(query): Params<ListQuery>) -> Response {
     let limit = query.limit.unwrap_or(1000).min(MAX_BLOCKS);
     match admin.gatekeeper.gate().blocks().list() {
         Ok(blocks) => {
@@ -437,7 +483,7 @@ struct ExplainQuery {
 
 /// Everything that is known about one address: whether it is blocked, what it and the prefixes around it do, and what was
 /// decided about it.
-async fn block_explain(State(admin): State<Admin>, Query(query): Query<ExplainQuery>) -> Response {
+async fn block_explain(State(admin): State<Admin>, Params(query): Params<ExplainQuery>) -> Response {
     let address = query.address.to_canonical();
     let blocks = match admin.gatekeeper.gate().blocks().list() {
         Ok(blocks) => blocks,
@@ -459,7 +505,7 @@ async fn block_explain(State(admin): State<Admin>, Query(query): Query<ExplainQu
     .into_response()
 }
 
-async fn top(State(admin): State<Admin>, Query(query): Query<ListQuery>) -> Response {
+async fn top(State(admin): State<Admin>, Params(query): Params<ListQuery>) -> Response {
     let Some(guard) = &admin.reloader.guard else {
         return refuse(StatusCode::CONFLICT, "nobody watches clients: defence.enabled is false");
     };
@@ -471,7 +517,7 @@ struct ListQuery {
     limit: Option<usize>,
 }
 
-async fn cache_list(State(admin): State<Admin>, Query(query): Query<ListQuery>) -> Json<Value> {
+async fn cache_list(State(admin): State<Admin>, Params(query): Params<ListQuery>) -> Json<Value> {
     let limit = query.limit.unwrap_or(100).min(MAX_ENTRIES);
     let entries: Vec<Value> = admin
         .engine
@@ -492,7 +538,7 @@ struct PurgeQuery {
     pattern: String,
 }
 
-async fn purge(State(admin): State<Admin>, Query(query): Query<PurgeQuery>) -> Response {
+async fn purge(State(admin): State<Admin>, Params(query): Params<PurgeQuery>) -> Response {
     match query.pattern.parse().and_then(|pattern| admin.engine.purge(&pattern)) {
         Ok(removed) => {
             let message = if removed == 1 {
@@ -534,6 +580,7 @@ async fn reload(State(admin): State<Admin>) -> Response {
 }
 
 async fn drain(State(admin): State<Admin>) -> Response {
+    notify::stopping();
     admin.engine.drain();
     done("draining: no new connections, requests in progress finish")
 }

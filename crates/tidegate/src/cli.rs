@@ -157,7 +157,7 @@ enum CacheCommand {
     },
     /// Remove stored responses: a URL, a prefix ending in *, tag:NAME, or * for all.
     #[command(
-        after_help = "Examples:\n  tidegate cache purge http://example.org/page\n  tidegate cache purge '/images/*'\n  tidegate cache purge tag:news"
+        after_help = "Examples:\n  tidegate cache purge http://example.org/page\n  tidegate cache purge '/images/*'\n  tidegate cache purge file:/srv/site/page.html\n  tidegate cache purge tag:news"
     )]
     Purge {
         #[command(flatten)]

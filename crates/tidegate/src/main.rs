@@ -12,6 +12,7 @@ mod gate;
 mod gateway;
 mod intercept;
 mod man;
+mod notify;
 mod run;
 mod top;
 mod trickles;

@@ -10,6 +10,7 @@ use clap_mangen::Man;
 pub(crate) fn write_pages(program: Command, folder: &Path) -> io::Result<()> {
     let mut program = program.disable_help_subcommand(true);
     program.build();
+    std::fs::create_dir_all(folder)?;
     write_page(&program, folder)
 }
 

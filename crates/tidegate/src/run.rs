@@ -16,7 +16,7 @@ use crate::defence::Guard;
 use crate::gate::Gatekeeper;
 use crate::trickles::TricklesServices;
 use crate::units::{ListenAddress, ServerError};
-use crate::{admin, config, external, units};
+use crate::{admin, config, external, notify, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
 const ADMIN_BACKLOG: i32 = 128;
@@ -77,6 +77,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader), gatekeeper)
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
     signals.obey(engine.clone(), reloader).map_err(no_signals)?;
+    notify::ready("serving");
     engine.wait();
     drop(upkeep);
     tracing::info!("stopped");
@@ -98,10 +99,17 @@ pub(crate) struct Reloader {
 impl Reloader {
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
+        notify::reloading();
         let result = self.read_and_apply();
         match &result {
-            Ok(_) => tracing::info!("the configuration was read again and is in force"),
-            Err(error) => tracing::error!("the old configuration stays in force: {error}"),
+            Ok(_) => {
+                tracing::info!("the configuration was read again and is in force");
+                notify::ready("serving");
+            }
+            Err(error) => {
+                tracing::error!("the old configuration stays in force: {error}");
+                notify::ready(&format!("serving; the old configuration stays in force: {error}"));
+            }
         }
         result
     }
@@ -112,7 +120,9 @@ impl Reloader {
         let needs_restart = [
             ("[[listen]]", old.settings.listeners != new.settings.listeners || old.trickles != new.trickles),
             ("[admin]", old.admin.address != new.admin.address),
-            ("[cache]", old.settings.cache != new.settings.cache),
+            ("cache.memory", old.settings.cache.memory_bytes != new.settings.cache.memory_bytes),
+            ("cache.path", old.settings.cache.path != new.settings.cache.path),
+            ("cache.max_object", old.settings.cache.max_object_bytes != new.settings.cache.max_object_bytes),
             ("[log]", old.settings.access_log != new.settings.access_log),
             ("workers", old.settings.workers != new.settings.workers),
             ("[gate]", old.gate.options != new.gate.options || old.gate.kernel != new.gate.kernel),
@@ -478,6 +488,7 @@ impl Signals {
                         }
                         None => draining = Some(Instant::now()),
                     }
+                    notify::stopping();
                     engine.drain();
                     tracing::info!("a second signal ends at once");
                 }

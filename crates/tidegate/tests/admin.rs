@@ -59,9 +59,12 @@ fn metrics_are_in_the_text_format_of_prometheus() {
                 assert!(words.len() > 4 && line.ends_with('.'), "no sentence: {line}");
                 help.push(name.to_owned());
             }
-            ["#", "TYPE", name, "counter" | "gauge"] => kind.push(name.to_owned()),
+            ["#", "TYPE", name, "counter" | "gauge" | "histogram"] => kind.push(name.to_owned()),
             [name, value] => {
                 let name = name.split('{').next().unwrap();
+                let of_histogram =
+                    ["_bucket", "_sum", "_count"].into_iter().find_map(|part| name.strip_suffix(part));
+                let name = of_histogram.filter(|name| help.iter().any(|known| known == name)).unwrap_or(name);
                 assert!(name.starts_with("tidegate_") && help.iter().any(|known| known == name), "{line}");
                 assert!(value.parse::<f64>().is_ok(), "{line}");
                 samples += 1;
@@ -70,6 +73,9 @@ fn metrics_are_in_the_text_format_of_prometheus() {
         }
     }
     assert_eq!(help, kind);
+    let twice: Vec<&String> =
+        help.iter().filter(|name| help.iter().filter(|other| other == name).count() > 1).collect();
+    assert!(twice.is_empty(), "{twice:?}");
     assert!(samples >= help.len() && samples > 20, "{samples}");
     assert!(tidegate.metric("tidegate_store_objects") >= 1.0);
     assert_eq!(tidegate.metric("tidegate_upstream_healthy"), 1.0);
@@ -217,9 +223,9 @@ fn reload_of_what_needs_a_restart_is_refused_as_a_whole_and_named() {
     for (text, wanted) in [
         (with(&tidegate.address().to_string(), &other), "[[listen]]"),
         (with(&tidegate.admin().to_string(), &other), "[admin]"),
-        (with("32MiB", "16MiB"), "[cache]"),
+        (with("32MiB", "16MiB"), "cache.memory"),
         (config.clone() + "[log]\naccess = \"-\"\n", "[log]"),
-        (format!("workers = 17\n{}", with("32MiB", "16MiB")), "[cache], workers"),
+        (format!("workers = 17\n{}", with("32MiB", "16MiB")), "cache.memory, workers"),
     ] {
         tidegate.write_config(&text);
         let line = error(&tidegate.command(&["reload"]));
@@ -304,5 +310,64 @@ fn standard_error_whose_reader_is_gone_a_drain_still_finishes_what_is_in_progres
     let _ = child.wait();
     if let Err(panic) = outcome {
         std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn requests_are_counted_by_how_long_they_took_and_what_the_cache_did() {
+    let origin = cacheable();
+    let tidegate = Tidegate::before(&origin);
+    store(&tidegate, "/a");
+    let text = ask(&tidegate, "GET", "/metrics", "").text();
+    let value = |name: &str| {
+        let line =
+            text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for cache in ["hit", "miss"] {
+        let count = value(&format!("tidegate_request_duration_seconds_count{{cache=\"{cache}\"}}"));
+        assert!(count >= 1.0, "{cache}: {count}");
+        let last =
+            value(&format!("tidegate_request_duration_seconds_bucket{{cache=\"{cache}\",le=\"+Inf\"}}"));
+        assert_eq!(count, last, "{cache}");
+        let first =
+            value(&format!("tidegate_request_duration_seconds_bucket{{cache=\"{cache}\",le=\"0.0001\"}}"));
+        assert!(first <= last, "{cache}");
+    }
+    assert!(value("tidegate_request_duration_seconds_sum{cache=\"miss\"}") > 0.0);
+    let version = format!("tidegate_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(value(&version), 1.0);
+}
+
+#[test]
+fn a_query_that_does_not_fit_is_refused_in_json() {
+    let origin = cacheable();
+    let tidegate = Tidegate::before(&origin);
+    let response = ask(&tidegate, "POST", "/api/cache/purge", "");
+    assert_eq!(response.status, 400);
+    assert!(json(&response)["error"].as_str().unwrap().contains("pattern"), "{response:?}");
+}
+
+#[test]
+fn static_files_are_purged_by_their_url_and_by_the_name_in_the_list() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.txt", "b.txt", "c.txt"] {
+        std::fs::write(folder.path().join(name), name).unwrap();
+    }
+    let target = format!("root = \"{}\"", folder.path().display());
+    let tidegate = Tidegate::builder().route("/", &target).start();
+    for (file, pattern) in [
+        ("a.txt", "/a.txt".to_owned()),
+        ("b.txt", "http://static.test/b.txt".into()),
+        ("c.txt", format!("file:{}/c.txt", folder.path().display())),
+    ] {
+        let listed = || out(&tidegate.command(&["cache", "list"])).contains(file);
+        eventually("it is stored", || {
+            tidegate.get(&format!("/{file}"));
+            listed().then_some(())
+        });
+        let purged = out(&tidegate.command(&["cache", "purge", &pattern]));
+        assert!(purged.contains("removed") && !purged.starts_with("0 "), "{pattern}: {purged}");
+        assert_eq!(tidegate.get(&format!("/{file}")).text(), file);
     }
 }

@@ -112,7 +112,7 @@ impl Site {
         core.metrics.requests_total.add(1);
         core.metrics.requests_policed_total.add(1);
         let (out, bytes) = heads::reply(core, head, reply, true);
-        core.account(peer, head, reply.status, bytes, "none", None);
+        core.account(peer, head, reply.status, bytes, "none", Instant::now());
         if out.len() <= room.most_bytes {
             http.extend_from_slice(&out);
             return Immediate::Written;
@@ -229,7 +229,7 @@ impl Service for Site {
         }
         // Whoever is named as the source of a datagram need not have sent it.
         let peer = if room.proved { peer } else { NOBODY };
-        core.account(peer, head, form.status, bytes, hit.label(), Some(began));
+        core.account(peer, head, form.status, bytes, hit.label(), began);
         written
     }
 

@@ -17,7 +17,7 @@ use crate::dhttp::body::UploadedBody;
 use crate::service::fetch::Answer;
 use crate::service::files::OpenFile;
 use crate::service::fill::Streamed;
-use crate::service::lookup::Hit;
+use crate::service::lookup::{self, Hit};
 use crate::session::respond::{self as heads, ClientFraming, FileForm};
 
 /// Bytes of a file or of a stored object that are handed over at once.
@@ -114,7 +114,7 @@ impl Exchange {
         sender: BodySender,
     ) {
         let status = streamed.status;
-        let label = streamed.forward.reason.token();
+        let label = lookup::label(streamed.forward.reason);
         let mut bytes = Bytes { head: first.len() as u64, body: 0 };
         let upload = streamed.take_upload();
         let ended = {
@@ -162,7 +162,7 @@ impl Exchange {
     fn account(&self, status: u16, bytes: Bytes, cache: &'static str) {
         let mut parser = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
         if let Ok(Progress::Complete { .. }) = parser.parse(&self.head) {
-            self.core.account(self.peer, &parser.head(&self.head), status, bytes, cache, Some(self.began));
+            self.core.account(self.peer, &parser.head(&self.head), status, bytes, cache, self.began);
         }
     }
 }

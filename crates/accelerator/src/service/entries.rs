@@ -192,11 +192,17 @@ pub enum PurgePattern {
     Prefix(String),
     /// Every response that carries this tag.
     Tag(String),
+    /// A static file by its path in the file system.
+    File(Vec<u8>),
+    /// Every static file whose path begins like this.
+    Files(Vec<u8>),
 }
 
 /// Why a text is not a purge pattern.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("expected http[s]://HOST/PATH, http[s]://HOST/PATH*, /PATH, /PATH*, tag:NAME or *")]
+#[error(
+    "expected http[s]://HOST/PATH, http[s]://HOST/PATH*, /PATH, /PATH*, file:/PATH, file:/PATH*, tag:NAME or *"
+)]
 pub struct PurgePatternError;
 
 impl FromStr for PurgePattern {
@@ -208,6 +214,13 @@ impl FromStr for PurgePattern {
         }
         if let Some(tag) = text.strip_prefix("tag:") {
             return if tag.is_empty() { Err(PurgePatternError) } else { Ok(Self::Tag(tag.into())) };
+        }
+        if let Some(path) = text.strip_prefix("file:") {
+            return match path.strip_suffix('*') {
+                _ if !path.starts_with('/') => Err(PurgePatternError),
+                Some(prefix) => Ok(Self::Files(prefix.into())),
+                None => Ok(Self::File(path.into())),
+            };
         }
         if without_scheme(text).is_none() && !text.starts_with('/') {
             return Err(PurgePatternError);
@@ -232,11 +245,24 @@ impl PurgePattern {
         })
     }
 
-    /// Removes what matches; says how many responses went.
-    pub(crate) fn purge(&self, store: &Store) -> u64 {
+    /// Host, or nothing for any, and path of a normalized pattern of URLs, without the query; and whether more may follow.
+    pub(crate) fn of_url(&self) -> Option<(&[u8], &[u8], bool)> {
+        let (url, is_prefix) = match self {
+            Self::Url(url) => (url, false),
+            Self::Prefix(prefix) => (prefix, true),
+            _ => return None,
+        };
+        let after_scheme = without_scheme(url).unwrap_or(url).as_bytes();
+        let (host, path) = after_scheme.split_at(after_scheme.iter().position(|byte| *byte == b'/')?);
+        // No file has a query: what asks for one means responses of upstreams.
+        (!path.contains(&b'?')).then_some((host, path, is_prefix))
+    }
+
+    /// Removes what matches any of the patterns; says how many responses went.
+    pub(crate) fn purge(patterns: &[Self], store: &Store) -> u64 {
         let mut removed = 0;
         store.for_each(|key, info: &ObjectInfo<'_>| {
-            if !self.matches(key, info.meta) {
+            if !patterns.iter().any(|pattern| pattern.matches(key, info.meta)) {
                 return Visit::Keep;
             }
             removed += u64::from(matches!(Entry::decode(info.meta), Some(Entry::Response(_))));
@@ -251,8 +277,11 @@ impl PurgePattern {
             let url = url_of(key);
             if pattern.starts_with('/') { path_of(url).to_vec() } else { url.to_vec() }
         };
+        let file = || url_of(key).strip_prefix(b"file:");
         match self {
             Self::All => true,
+            Self::File(path) => file() == Some(path),
+            Self::Files(prefix) => file().is_some_and(|path| path.starts_with(prefix)),
             Self::Url(url) => comparable(url) == url.as_bytes(),
             Self::Prefix(prefix) => comparable(prefix).starts_with(prefix.as_bytes()),
             Self::Tag(tag) => {
@@ -322,7 +351,7 @@ mod tests {
         assert_eq!("tag:news".parse(), Ok(PurgePattern::Tag("news".into())));
         assert_eq!("http://a/b".parse(), Ok(PurgePattern::Url("http://a/b".into())));
         assert_eq!("/b/*".parse(), Ok(PurgePattern::Prefix("/b/".into())));
-        for wrong in ["", "tag:", "news", "ftp://a/"] {
+        for wrong in ["", "tag:", "news", "ftp://a/", "file:", "file:a"] {
             assert_eq!(wrong.parse::<PurgePattern>(), Err(PurgePatternError), "{wrong:?}");
         }
     }
@@ -359,6 +388,10 @@ mod tests {
         assert!(matches("http://a/b*", b"http://a/bc"));
         assert!(matches("/b?q=1", b"http://any.example:81/b?q=1"));
         assert!(!matches("/b", b"http://b/c"));
+        assert!(matches("file:/srv/b", b"file:/srv/b\0\x03"));
+        assert!(!matches("file:/srv/b", b"file:/srv/bc\0\x03"));
+        assert!(matches("file:/srv/*", b"file:/srv/bc\0\x03"));
+        assert!(!matches("file:/srv/*", b"http://a/srv/b"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Epoch, Flight, Join, Leader, News, Outcome, Started};
-use crate::service::lookup::{Found, Hit, count_hit, find, hit};
+use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
 use crate::service::plan::{Destination, Plan, cookies};
 use crate::service::seen::Seen;
 use crate::upstream::turns::network_of;
@@ -208,7 +208,8 @@ impl Fetch<'_> {
                 if let (Some(store), Ok(response)) = (store, &sent) {
                     self.invalidate(store, &url_key, &response.head());
                 }
-                self.passing(sent, Forwarded::Method)
+                // Without a store, what could be cached is not for its method's sake passed on.
+                self.passing(sent, if cacheable { Forwarded::Bypass } else { Forwarded::Method })
             }
         }
     }
@@ -477,7 +478,7 @@ impl Fetch<'_> {
 
     fn policy_allows(&self, object: &Object, rule: fn(&Policy, &RequestDirectives, u64) -> bool) -> bool {
         let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
-        let directives = RequestDirectives::parse(&self.incoming.head.fields);
+        let directives = directives(self.core, &self.incoming.head.fields);
         rule(&entry.policy, &directives, self.core.clock.unix_s())
     }
 
@@ -512,9 +513,11 @@ impl Fetch<'_> {
     fn failed(&self, error: UpstreamError) -> Answer {
         if !error.is_clients_fault() {
             self.core.metrics.upstream_errors_total.add(1);
-            let group = self.plan.groups().get(self.group).map_or("", |group| &group.settings.name);
-            let target = String::from_utf8_lossy(self.incoming.head.target);
-            tracing::warn!(%error, upstream = group, %target, "no answer from the upstream");
+            if self.core.quiet.upstream.may_log(self.core.clock.elapsed_ms()) {
+                let group = self.plan.groups().get(self.group).map_or("", |group| &group.settings.name);
+                let target = String::from_utf8_lossy(self.incoming.head.target);
+                tracing::warn!(%error, upstream = group, %target, "no answer from the upstream");
+            }
         }
         Answer::status(error.status())
     }
@@ -547,7 +550,7 @@ impl Fetch<'_> {
             client: Some(self.incoming.seen.client),
             class: self.class(),
             framing,
-            hash_url: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.path),
+            hash_url: url_hash(self.incoming.normalized),
             hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
             upgrade: head.upgrade.then_some(head.fields),
         };
@@ -648,6 +651,12 @@ impl Validators {
         }
         fields
     }
+}
+
+/// What decides which server of a group has a URL: its path and its query, in their normal form.
+fn url_hash(normalized: &Normalized<'_>) -> u64 {
+    let path = xxhash_rust::xxh3::xxh3_64(normalized.path);
+    normalized.query.map_or(path, |query| xxhash_rust::xxh3::xxh3_64_with_seed(query, path))
 }
 
 /// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when

@@ -13,7 +13,7 @@ use tidegate_http::{FieldId, Method, RequestHead, date};
 use tidegate_store::{Object, Store, Visit};
 
 use crate::data_core::DataCore;
-use crate::service::entries::{Entry, KEY_SEPARATOR, ResponseEntry};
+use crate::service::entries::{Entry, KEY_SEPARATOR, PurgePattern, ResponseEntry};
 use crate::service::fetch::Answer;
 use crate::service::lookup::{Form, form_of, hit};
 use crate::service::plan::{Plan, PlanError};
@@ -114,6 +114,13 @@ impl Root {
             }
         }
         Ok(Self { root, path, changes: Changes { count, stop_preload, _watcher: watcher } })
+    }
+
+    /// The pattern of what is stored of the file that a URL's normalized path names, or of all below that begin like it.
+    pub(crate) fn purge_pattern(&self, path: &[u8], is_prefix: bool) -> PurgePattern {
+        let mut file = self.path.as_os_str().as_bytes().to_vec();
+        percent_decode(path, &mut file);
+        if is_prefix { PurgePattern::Files(file) } else { PurgePattern::File(file) }
     }
 
     fn lookup(&self, path: &[u8], mask: u8) -> Result<StaticFile, StaticError> {
@@ -258,7 +265,7 @@ pub(crate) async fn answer(
             let head = file_head(&file);
             Answer::File(OpenFile { file: file.file, length: file.length, form, head })
         }
-        Ok(Loaded::Failed(error)) => failed(error, normalized),
+        Ok(Loaded::Failed(error)) => failed(core, error, normalized),
         Err(_) => Answer::status(500),
     }
 }
@@ -374,7 +381,7 @@ fn file_head(file: &StaticFile) -> Vec<u8> {
     head
 }
 
-fn failed(error: StaticError, normalized: &Normalized<'_>) -> Answer {
+fn failed(core: &DataCore, error: StaticError, normalized: &Normalized<'_>) -> Answer {
     match error {
         StaticError::NeedsTrailingSlash => {
             let mut fields = b"Location: ".to_vec();
@@ -388,9 +395,28 @@ fn failed(error: StaticError, normalized: &Normalized<'_>) -> Answer {
             Answer::Local { status: 301, fields }
         }
         StaticError::Io(error) => {
-            tracing::warn!(%error, "a file could not be read");
-            Answer::status(500)
+            if core.quiet.files.may_log(core.clock.elapsed_ms()) {
+                let path = String::from_utf8_lossy(normalized.path);
+                tracing::warn!(%error, %path, "a file could not be read");
+            }
+            Answer::status(status_of(&error))
         }
         _ => Answer::status(404),
+    }
+}
+
+/// What a client is told of a file that is there and cannot be read.
+fn status_of(error: &io::Error) -> u16 {
+    if error.kind() == io::ErrorKind::PermissionDenied { 403 } else { 500 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_may_not_be_read_is_403_and_one_that_cannot_be_500() {
+        let status = |errno| status_of(&io::Error::from_raw_os_error(errno));
+        assert_eq!([libc::EACCES, libc::EPERM, libc::EIO].map(status), [403, 403, 500]);
     }
 }

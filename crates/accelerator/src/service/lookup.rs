@@ -4,7 +4,7 @@ use tidegate_http::cache::conditional::{self, Precondition};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::cache::{Forwarded, RequestDirectives, Reuse, Validation};
 use tidegate_http::normalize::Normalized;
-use tidegate_http::{FieldId, Method, RequestHead};
+use tidegate_http::{FieldId, Fields, Method, RequestHead};
 use tidegate_store::{Object, Store};
 
 use crate::data_core::DataCore;
@@ -91,6 +91,14 @@ pub(crate) fn lookup(
     }
 }
 
+/// How the access log names the reason why an upstream was asked. `stale` is there what was answered without asking.
+pub(crate) fn label(reason: Forwarded) -> &'static str {
+    match reason {
+        Forwarded::Stale => "expired",
+        reason => reason.token(),
+    }
+}
+
 /// Counts a hit that is sent.
 #[inline]
 pub(crate) fn count_hit(core: &DataCore, hit: &Hit) {
@@ -119,7 +127,7 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
         }
         return Found::Usable { hit: hit(head, &object, &entry, now_s, false), refresh: false };
     }
-    let directives = RequestDirectives::parse(&head.fields);
+    let directives = directives(core, &head.fields);
     let (stale, refresh) = match entry.policy.reuse(&directives, now_s) {
         Reuse::Fresh { .. } => (false, false),
         Reuse::StaleAllowed { .. } => (true, false),
@@ -135,6 +143,15 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
         _ => return Found::Unusable { object, reason: Forwarded::Stale },
     };
     Found::Usable { hit: hit(head, &object, &entry, now_s, stale), refresh }
+}
+
+/// What a client asks of the cache, where clients are heeded.
+pub(crate) fn directives(core: &DataCore, fields: &Fields<'_>) -> RequestDirectives {
+    let asks = fields.has(FieldId::CacheControl) || fields.has(FieldId::Pragma);
+    if asks && core.with_plan(|plan| plan.client_directives) {
+        return RequestDirectives::parse(fields);
+    }
+    RequestDirectives::default()
 }
 
 /// The form in which `head` gets a stored response: conditions first, then ranges (RFC 9110 §13.2.2).

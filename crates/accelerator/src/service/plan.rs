@@ -13,6 +13,7 @@ use tidegate_store::Store;
 
 use crate::admission::{Admission, Asked};
 use crate::icap;
+use crate::service::entries::PurgePattern;
 use crate::service::files::{Root, RootPlace};
 use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
@@ -66,6 +67,7 @@ pub(crate) enum Destination {
 /// The settings in force.
 pub(crate) struct Plan {
     pub limits: Limits,
+    pub client_directives: bool,
     pub trusted_proxies: Vec<IpPrefix>,
     pub personality: Personality,
     pub pseudonym: String,
@@ -124,6 +126,7 @@ impl Plan {
         });
         Ok(Self {
             limits: settings.limits,
+            client_directives: settings.client_directives,
             trusted_proxies: settings.trusted_proxies.clone(),
             personality: settings.personality,
             pseudonym: settings.pseudonym.clone(),
@@ -168,6 +171,26 @@ impl Plan {
             .iter()
             .find(|(pattern, _)| pattern.matches(host, path, self.folds_case))
             .map(|(_, destination)| *destination)
+    }
+
+    /// A pattern of URLs, and with it those of the static files that they lead to.
+    pub(crate) fn with_files(&self, pattern: PurgePattern) -> Vec<PurgePattern> {
+        let files = match pattern.of_url() {
+            Some((b"", path, is_prefix)) => {
+                self.roots.iter().map(|root| root.purge_pattern(path, is_prefix)).collect()
+            }
+            Some((host, path, is_prefix)) => match self.route_path(host, path) {
+                Some(Destination::Root(index)) => self
+                    .roots
+                    .get(index)
+                    .map(|root| root.purge_pattern(path, is_prefix))
+                    .into_iter()
+                    .collect(),
+                _ => Vec::new(),
+            },
+            None => Vec::new(),
+        };
+        std::iter::once(pattern).chain(files).collect()
     }
 
     /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;
@@ -295,6 +318,7 @@ mod tests {
                 })
                 .collect(),
             cache: crate::settings::Cache::default(),
+            client_directives: true,
             limits: Limits::default(),
             trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()],
             personality: Personality::Strict,

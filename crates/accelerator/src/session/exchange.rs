@@ -16,7 +16,7 @@ use crate::defence::{self, Held, Hold};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
-use crate::service::lookup::Hit;
+use crate::service::lookup::{Hit, label};
 use crate::service::seen::Seen;
 use crate::service::transfer::ready;
 use crate::session::body::ClientBody;
@@ -288,7 +288,7 @@ impl Connection<'_> {
         }
         self.send(&mut watch, &out).await?;
         let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
-        Ok(Delivered { status, bytes, keep_alive, cache: streamed.forward.reason.token() })
+        Ok(Delivered { status, bytes, keep_alive, cache: label(streamed.forward.reason) })
     }
 
     /// RFC 9110 §15.2: interim responses go on to clients that understand them.

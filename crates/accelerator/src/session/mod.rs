@@ -103,8 +103,8 @@ async fn wait(busy: Busy, mut step: Step) {
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
     peer: SocketAddr,
-    /// When the request in progress began, if that is logged.
-    began: Option<Instant>,
+    /// When the request in progress began.
+    began: Instant,
     /// Its connection's place in the prefix tree, if anybody watches.
     place: Option<NodeId>,
     /// The request's first line was judged when it came.
@@ -186,9 +186,8 @@ enum Handled {
 }
 
 impl Asker {
-    pub(crate) fn new(core: &DataCore, client: &Client, is_line_judged: bool) -> Self {
-        let began = core.log.is_some().then(Instant::now);
-        Self { peer: client.peer(), began, place: client.place, is_line_judged }
+    pub(crate) fn new(client: &Client, is_line_judged: bool) -> Self {
+        Self { peer: client.peer(), began: Instant::now(), place: client.place, is_line_judged }
     }
 
     /// Answers from the cache if that is all it takes.
@@ -434,7 +433,7 @@ impl Connection<'_> {
         is_line_judged: bool,
     ) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        let asker = Asker::new(self.core, self.client, is_line_judged);
+        let asker = Asker::new(self.client, is_line_judged);
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match asker.answer(self.core, self.client, &parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {
@@ -663,7 +662,7 @@ impl Hit {
         match self.forwarded {
             _ if self.stale => "stale",
             Some(forwarded) if forwarded.upstream_status == 304 => "revalidated",
-            Some(forwarded) => forwarded.reason.token(),
+            Some(forwarded) => lookup::label(forwarded.reason),
             None => "hit",
         }
     }

@@ -137,7 +137,7 @@ impl StaticRoot {
             ) => {
                 return Err(StaticError::NotFound);
             }
-            Err(Errno::ACCESS | Errno::PERM | Errno::NXIO) => return Err(StaticError::NotFound),
+            Err(Errno::NXIO) => return Err(StaticError::NotFound),
             Err(error) => return Err(StaticError::Io(error.into())),
         };
         let stat = rustix::fs::fstat(&file).map_err(|error| StaticError::Io(error.into()))?;

@@ -193,7 +193,8 @@ static UPSTREAM: Section = Section {
             "servers",
             Kind::List { of: &Kind::Server, min: 1 },
             Required,
-            "HOST:PORT or http://HOST:PORT; every address that a name resolves to becomes a server.",
+            "HOST:PORT or http://HOST:PORT, port 80 if there is none; every address that a name resolves to, at the start and at \
+             a reload, becomes a server.",
         ),
         key(
             "require",
@@ -206,7 +207,8 @@ static UPSTREAM: Section = Section {
             "balance",
             Kind::Choice(&["round-robin", "least-connections", "hash-url", "hash-host"]),
             Is("round-robin"),
-            "How a server is chosen for a request.",
+            "How a server is chosen for a request: each in turn, the one with the fewest requests in progress, or one for \
+             each URL (path and query) or host.",
         ),
         key("connect_timeout", TIMEOUT, Is("5s"), "How long a connection attempt may take."),
         key(
@@ -287,7 +289,7 @@ static ROUTE: Section = Section {
 
 static CACHE: Section = Section {
     name: "cache",
-    doc: "The shared cache. A change needs a restart. A response with `Set-Cookie` is stored if it says how long it is \
+    doc: "The shared cache. A change of `memory`, `path` or `max_object` needs a restart. A response with `Set-Cookie` is stored if it says how long it is \
           fresh, as RFC 9111 §7.3 has it, and is then sent to everybody with its cookie; nginx and Varnish store none. \
           An application that sets one client's cookies has to say `Cache-Control: private`, `no-store` or nothing at all.",
     enforced: true,
@@ -314,6 +316,13 @@ static CACHE: Section = Section {
             Absent("an eighth of `memory`"),
             "Larger responses are passed on uncached.",
         ),
+        key(
+            "client_directives",
+            Kind::Flag,
+            Is("true"),
+            "Whether a request's `Cache-Control` and `Pragma` count: with them any client can have its request sent to the \
+             upstream (`no-cache`, `max-age=0`), each by itself. With `false` what is stored and fresh answers all the same.",
+        ),
     ],
 };
 
@@ -329,7 +338,8 @@ static LIMITS: Section = Section {
             "header_timeout",
             TIMEOUT,
             Is("10s"),
-            "From the start of a connection or of a request to the end of its head.",
+            "From the start of a connection or of a request to the end of its head. A connection on which nothing arrives is \
+             the kernel's for a second or so before its time begins (TCP_DEFER_ACCEPT).",
         ),
         key("keep_alive_timeout", TIMEOUT, Is("75s"), "How long an idle connection is kept."),
         key(

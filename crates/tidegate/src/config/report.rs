@@ -119,18 +119,71 @@ impl<'t> Report<'t> {
     /// A place where the file is not TOML.
     pub fn syntax(&mut self, error: &toml::de::Error) {
         let offset = error.span().map_or(0, |span| span.start);
-        let message = match (error.message(), error.span().and_then(|span| self.text.get(span))) {
-            (about @ "duplicate key", Some(key)) => format!("{key}: {about}"),
-            (message, _) => message.to_owned(),
-        };
         // The parser goes on with a guess; one error a line is enough.
         if !self.has_error_in_line_of(offset) {
-            self.keep_error(offset, message, syntax_hint(error.message()));
+            // What is only counted needs no words.
+            let (message, hint) = match self.errors.len() < MAX_FINDINGS {
+                true => self.in_words(error, offset),
+                false => (String::new(), None),
+            };
+            self.keep_error(offset, message, hint);
         }
         let is_about_a_value = ["duplicate key", "string values must be quoted"]
             .iter()
             .any(|about| error.message().starts_with(about));
         self.trusted_to = self.trusted_to.min(if is_about_a_value { usize::MAX - 1 } else { offset });
+    }
+
+    /// What is wrong with the TOML at a place, by the name of the key that it is about; and what can be done.
+    fn in_words(&self, error: &toml::de::Error, offset: usize) -> (String, Option<String>) {
+        let message = error.message();
+        let hint = syntax_hint(message);
+        if message == "duplicate key"
+            && let Some(key) = error.span().and_then(|span| self.text.get(span))
+        {
+            let first = self.line_of_key(key, offset).map(|line| format!(", first in line {line}"));
+            return (
+                format!("{}{key}: {message}{}", self.section_at(offset), first.unwrap_or_default()),
+                hint,
+            );
+        }
+        match self.key_at(offset) {
+            Some((key, value)) => {
+                let hint = if is_bare_text(value) { Some(QUOTES.to_owned()) } else { hint };
+                (format!("{}{key}: {message}", self.section_at(offset)), hint)
+            }
+            None => (message.to_owned(), hint),
+        }
+    }
+
+    /// The lines before the one of a place, the last first, each with its number.
+    fn lines_before(&self, offset: usize) -> impl Iterator<Item = (usize, &'t str)> {
+        let line = self.line_of(offset);
+        let text = self.text.lines().take(line - 1).collect::<Vec<_>>();
+        text.into_iter().enumerate().rev().map(|(index, text)| (index + 1, text.trim()))
+    }
+
+    /// `listen.` within `[[listen]]`: what stands before a key's name in other messages.
+    fn section_at(&self, offset: usize) -> String {
+        let header = self.lines_before(offset).find_map(|(_, line)| header(line));
+        header.map_or(String::new(), |name| format!("{name}."))
+    }
+
+    /// The line of the first key of this name in the table of a place.
+    fn line_of_key(&self, key: &str, offset: usize) -> Option<usize> {
+        let table = self.lines_before(offset).take_while(|(_, line)| header(line).is_none());
+        table
+            .filter(|(_, line)| key_and_value(line).is_some_and(|(known, _)| known == key))
+            .last()
+            .map(|(line, _)| line)
+    }
+
+    /// The key, and what is written for it, if a place lies behind a key's `=`.
+    fn key_at(&self, offset: usize) -> Option<(&'t str, &'t str)> {
+        let start = *self.lines.get(self.line_of(offset) - 1)?;
+        let line = self.text.get(start..)?.lines().next()?;
+        let (key, value) = key_and_value(line)?;
+        (offset > start + line.find('=')?).then_some((key, value))
     }
 
     /// Whether the file is not TOML somewhere.
@@ -171,8 +224,34 @@ impl<'t> Report<'t> {
     }
 }
 
+const QUOTES: &str = "put the value in \"quotes\"";
+
 fn syntax_hint(message: &str) -> Option<String> {
-    message.starts_with("string values must be quoted").then(|| "put the value in \"quotes\"".to_owned())
+    message.starts_with("string values must be quoted").then(|| QUOTES.to_owned())
+}
+
+/// The name in `[name]` or `[[name]]`.
+fn header(line: &str) -> Option<&str> {
+    let name = line.strip_prefix('[')?.trim_start_matches('[').split(']').next()?.trim();
+    (!name.is_empty() && name.bytes().all(is_key_byte)).then_some(name)
+}
+
+/// `key = value`, for a key that needs no quotes.
+fn key_and_value(line: &str) -> Option<(&str, &str)> {
+    let (key, value) = line.split_once('=')?;
+    let key = key.trim();
+    (!key.is_empty() && key.bytes().all(is_key_byte)).then_some((key, value.trim()))
+}
+
+fn is_key_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)
+}
+
+/// Whether a value looks like a text that lacks its quotes: an address, a duration or a name.
+fn is_bare_text(value: &str) -> bool {
+    !value.starts_with(['"', '\'', '[', '{'])
+        && value.bytes().any(|byte| byte.is_ascii_alphanumeric())
+        && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:/-_*@".contains(&byte))
 }
 
 /// The candidate with the fewest edits, if it is near enough to be meant.

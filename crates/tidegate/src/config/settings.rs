@@ -32,6 +32,8 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         upstreams,
         routes,
         cache: file.table("cache").map(|values| cache(values, report)).unwrap_or_default(),
+        client_directives: file.table("cache").and_then(|values| values.flag("client_directives"))
+            != Some(false),
         limits: file.table("limits").map(|values| limits(values, report)).unwrap_or_default(),
         trusted_proxies: file.prefixes("trusted_proxies"),
         personality: personality(file),
@@ -240,6 +242,11 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
             }
         }
     }
+    let mut known = HashSet::new();
+    if let Some(twice) = servers.iter().find(|server| !known.insert(**server)) {
+        let offset = section.offset_of("servers").unwrap_or(section.offset);
+        report.warn(offset, format!("upstream.servers: {twice} is listed twice, and is two servers then"));
+    }
     let defaults = Upstream::new(name, servers);
     let idle_connections = section.integer("idle_connections").map(to_usize);
     let max_connections = section.integer("max_connections").map(to_usize);
@@ -405,7 +412,15 @@ fn cache(section: &Values, report: &mut Report<'_>) -> Cache {
     {
         report.error(offset, "cache.max_object: expected at most cache.memory".into(), None);
     }
-    Cache { memory_bytes, path: section.path("path"), max_object_bytes }
+    let path = section.path("path");
+    if let (Some(path), Some(offset)) = (&path, section.offset_of("path"))
+        && path.exists()
+        && !path.is_dir()
+    {
+        let message = format!("cache.path: expected a directory, but {} is a file", path.display());
+        report.error(offset, message, None);
+    }
+    Cache { memory_bytes, path, max_object_bytes }
 }
 
 fn limits(section: &Values, report: &mut Report<'_>) -> Limits {
@@ -450,5 +465,9 @@ fn access_log(section: &Values, report: &mut Report<'_>) -> Option<AccessLog> {
         }
         return None;
     };
+    if let Some(offset) = section.offset_of("access").filter(|_| path.is_dir()) {
+        let message = format!("log.access: expected a file, but {} is a directory", path.display());
+        report.error(offset, message, Some("name a file in it".into()));
+    }
     Some(AccessLog { path: (path.as_os_str() != "-").then_some(path), format })
 }

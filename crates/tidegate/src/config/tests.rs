@@ -195,6 +195,22 @@ fn errors_say_where_what_and_what_was_meant() {
             "[limits]\nhead_size = \"1KiB\"\nrequest_line_size = \"2KiB\"\n".into(),
             "t.toml:3:21: limits.request_line_size: expected at most",
         ),
+        (
+            "[[listen]]\naddress = 127.0.0.1:18080\n".into(),
+            "t.toml:2:16: listen.address: invalid float, expected nothing; put the value in \"quotes\"",
+        ),
+        (
+            "[cache]\nmemory = \"1MiB\"\nmemory = \"2MiB\"\n".into(),
+            "t.toml:3:1: cache.memory: duplicate key, first in line 2",
+        ),
+        (
+            "[log]\naccess = \"/tmp\"\n".into(),
+            "t.toml:2:10: log.access: expected a file, but /tmp is a directory",
+        ),
+        (
+            "[cache]\npath = \"/etc/passwd\"\n".into(),
+            "t.toml:2:8: cache.path: expected a directory, but /etc/passwd is a file",
+        ),
         ("\"é\" = 1\n".into(), "t.toml:1:1: é: unknown key"),
         ("personality = \"é\" # \nworkers = 'x'".into(), "t.toml:1:15: personality: expected"),
     ] {
@@ -211,8 +227,8 @@ fn a_file_that_is_not_toml_every_broken_line_is_reported_and_what_stands_before_
         errors(text).iter().map(|error| &error[..error.len().min(42)]).collect::<Vec<_>>(),
         [
             "t.toml:1:1: wrokers: unknown key in the fi",
-            "t.toml:3:8: string values must be quoted, ",
-            "t.toml:5:1: name: duplicate key",
+            "t.toml:3:8: upstream.name: string values m",
+            "t.toml:5:1: upstream.name: duplicate key, ",
             "t.toml:7:10: limits.fields: expected an in",
         ]
     );
@@ -227,7 +243,7 @@ fn a_file_with_very_many_errors_names_the_first_and_counts_the_rest() {
     let text = "wrong = 1\n".repeat(20_000) + &"[[listen]]\n".repeat(20_000);
     let found = errors(&text);
     assert_eq!(found.len(), 101);
-    assert_eq!(found[0], "t.toml:2:1: wrong: duplicate key");
+    assert_eq!(found[0], "t.toml:2:1: wrong: duplicate key, first in line 1");
     assert!(found[100].starts_with("t.toml: and ") && found[100].ends_with(" more errors"), "{}", found[100]);
     let many = "[[route]]\nupstream = \"app\"\npath = \"/@\"\n";
     let text: String = (0..5000).map(|number| many.replace('@', &number.to_string())).collect();
@@ -497,4 +513,13 @@ proptest! {
             prop_assert!(line <= text.lines().count() + 1 && column >= 1, "{finding}\n{text}");
         }
     }
+}
+
+#[test]
+fn what_means_something_else_than_it_looks_like_is_warned_of() {
+    let text = "trusted_proxies = [\"10.0.0.1/8\", \"192.0.2.1\", \"10.0.0.0/8\"]\n";
+    assert_eq!(warnings(text), ["t.toml:1:20: trusted_proxies: \"10.0.0.1/8\" means 10.0.0.0/8, all of it"]);
+    let twice = "[[upstream]]\nname = \"a\"\nservers = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n[[route]]\nupstream = \"a\"\n";
+    let found = warnings(twice);
+    assert!(found.len() == 1 && found[0].contains("127.0.0.1:1 is listed twice"), "{found:?}");
 }

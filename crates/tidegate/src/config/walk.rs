@@ -1,7 +1,7 @@
 //! Walks a parsed file along the table of keys. Everything that is wrong is reported, not only the first of it.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -137,7 +137,12 @@ fn read(
             let mut all = Vec::new();
             for item in array.iter() {
                 match of.read(item.get_ref()) {
-                    Ok(value) => all.push(At { offset: item.span().start, value }),
+                    Ok(value) => {
+                        if let Some(meant) = prefix_meant(&value, item.get_ref()) {
+                            report.warn(item.span().start, format!("{path}: {meant}"));
+                        }
+                        all.push(At { offset: item.span().start, value });
+                    }
                     Err(message) => report.error(item.span().start, format!("{path}: {message}"), None),
                 }
             }
@@ -159,6 +164,14 @@ fn read(
             }
         },
     }
+}
+
+/// What a prefix means whose address has bits beyond its length.
+fn prefix_meant(value: &Value, written: &DeValue<'_>) -> Option<String> {
+    let (Value::Prefix(prefix), DeValue::String(text)) = (value, written) else { return None };
+    let address: IpAddr = text.split('/').next()?.parse().ok()?;
+    let differs = address.to_canonical() != prefix.address();
+    differs.then(|| format!("{text:?} means {prefix}, all of it"))
 }
 
 fn not_enforced(section: &Section, offset: usize, report: &mut Report<'_>) {

@@ -1,0 +1,99 @@
+//! What an operator relies on: the service manager, the log, the cache's keys.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use std::collections::HashSet;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tidegate_e2e::{Origin, Process, Reply, Tidegate, eventually, free_port};
+
+#[test]
+fn a_service_manager_is_told_when_clients_are_served_of_a_reload_and_of_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = || {
+        let mut buffer = [0; 4096];
+        let length = manager.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    };
+    let [address, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())).to_string());
+    let mut child = Command::new(Tidegate::binary());
+    child.args(["run", "--listen", &address, "--admin", &admin, "--root"]).arg(folder.path());
+    child.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut child = Process(child.spawn().unwrap());
+
+    assert!(told().starts_with("READY=1\n"));
+    TcpStream::connect(&address).unwrap();
+    let reload = Command::new(Tidegate::binary()).args(["reload", "--admin", &admin]).output().unwrap();
+    assert!(reload.status.success(), "{reload:?}");
+    let reloading = told();
+    let time = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
+    assert!(time.parse::<u64>().unwrap() > 0, "{reloading}");
+    assert!(told().starts_with("READY=1\n"));
+    kill_process(Pid::from_child(&child.0), Signal::TERM).unwrap();
+    assert!(told().starts_with("STOPPING=1\n"));
+    assert!(child.0.wait().unwrap().success());
+}
+
+#[test]
+fn an_outage_of_the_upstream_is_a_few_lines_of_the_log_and_a_number() {
+    let dead = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let mut tidegate = Tidegate::builder()
+        .top("workers = 1")
+        .group("app", &[dead], "require = false\nmax_failures = 0")
+        .route("/", "upstream = \"app\"")
+        .start();
+    let mut client = tidegate.connect();
+    for _ in 0..300 {
+        assert_eq!(client.get("/").status, 502);
+    }
+    drop(client);
+    tidegate.terminate();
+    let output = tidegate.output();
+    let lines = output.lines().filter(|line| line.contains("no answer from the upstream")).count();
+    assert!((1..100).contains(&lines), "{lines} lines for 300 requests");
+    assert!(output.contains("more requests without an answer from the upstream"), "{output}");
+}
+
+#[test]
+fn hash_url_counts_the_query_of_one_path_both_servers_get_a_share() {
+    let named =
+        |name: &'static str| Origin::start(move |_| Reply::ok(name).with("Cache-Control", "no-store"));
+    let (a, b) = (named("a"), named("b"));
+    let tidegate = Tidegate::builder()
+        .group("app", &[a.address(), b.address()], "balance = \"hash-url\"")
+        .route("/", "upstream = \"app\"")
+        .start();
+    let server = |target: &str| tidegate.get(target).text();
+    // Of 64 queries all go to one of two servers once in 2^63 times.
+    let servers: HashSet<String> = (0..64).map(|x| server(&format!("/echo?x={x}"))).collect();
+    assert_eq!(servers.len(), 2);
+    assert_eq!(server("/echo?x=7"), server("/echo?x=7"));
+}
+
+#[test]
+fn without_a_cache_a_get_is_passed_on_as_bypass() {
+    let origin = Origin::start(|_| Reply::cacheable("x"));
+    let tidegate = Tidegate::builder().origin(&origin).cache("memory = \"0B\"").start();
+    assert!(tidegate.get("/").field("Cache-Status").contains("fwd=bypass"), "{:?}", tidegate.get("/"));
+}
+
+#[test]
+fn with_client_directives_off_a_clients_no_cache_is_answered_from_the_cache() {
+    for (lines, asks_again) in [("client_directives = false", false), ("", true)] {
+        let origin = Origin::start(|_| Reply::ok("x").with("Cache-Control", "max-age=600"));
+        let tidegate = Tidegate::builder().origin(&origin).cache(lines).start();
+        eventually("stored", || tidegate.get("/").is_hit().then_some(()));
+        for fields in ["Cache-Control: no-cache\r\n", "Cache-Control: max-age=0\r\n", "Pragma: no-cache\r\n"]
+        {
+            let before = origin.count();
+            assert_eq!(tidegate.get_with("/", fields).status, 200);
+            assert_eq!(origin.count() > before, asks_again, "{lines:?} {fields:?}");
+        }
+    }
+}
