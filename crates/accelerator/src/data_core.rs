@@ -60,6 +60,7 @@ pub(crate) struct Start {
     pub dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     pub dhttp_token_secret: [u8; 16],
     pub dhttp_window: tidegate_dhttp::driver::Window,
+    pub dhttp_unreachable: tidegate_dhttp::server::Unreachable,
     pub workers: usize,
     pub plan: watch::Receiver<Arc<Plan>>,
     pub following: Arc<Following>,
@@ -175,6 +176,7 @@ impl DataCore {
                 handles: start.dhttp,
                 token_secret: start.dhttp_token_secret,
                 window: start.dhttp_window,
+                unreachable: start.dhttp_unreachable,
                 workers: start.workers,
             };
             let inside = tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside));

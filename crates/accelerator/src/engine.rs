@@ -166,6 +166,7 @@ impl Engine {
         let shared = &self.shared;
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
+        let dhttp_unreachable = tidegate_dhttp::server::Unreachable::default();
         let dhttp_token_secret = tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?;
         let dhttp_window = tidegate_dhttp::driver::Window::new().map_err(StartError::Thread)?;
         for (index, (listeners, inside)) in sockets.into_iter().zip(receivers).enumerate() {
@@ -176,6 +177,7 @@ impl Engine {
                 dhttp: Arc::clone(&shared.dhttp),
                 dhttp_token_secret,
                 dhttp_window: dhttp_window.clone(),
+                dhttp_unreachable: dhttp_unreachable.clone(),
                 workers: shared.workers,
                 plan: shared.plan.subscribe(),
                 following: Arc::clone(&shared.following),

@@ -18,6 +18,7 @@ use tidegate_dhttp::driver::{
     Arrival, Body, Immediate, Listener, Note, Reading, Request, Response, Room, Security, ServerHandle,
     ServerOptions, Service, Window, serve as serve_listener,
 };
+use tidegate_dhttp::server::Unreachable;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
 use tokio::sync::mpsc;
@@ -43,6 +44,7 @@ pub(crate) struct DhttpStart {
     pub handles: Arc<Mutex<Vec<ServerHandle>>>,
     pub token_secret: [u8; 16],
     pub window: Window,
+    pub unreachable: Unreachable,
     pub workers: usize,
 }
 
@@ -70,6 +72,7 @@ pub(crate) fn serve(core: &Rc<DataCore>, listener: Listener, start: &DhttpStart)
     let mut options = ServerOptions::new()?;
     options.token_secret = start.token_secret;
     options.window = Some(start.window.clone());
+    options.protocol.connections.unreachable = start.unreachable.clone();
     options.security = security().cloned();
     options.head_timeout = limits.header_timeout;
     options.idle_timeout = limits.keep_alive_timeout;

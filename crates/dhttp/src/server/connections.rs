@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Path;
 use super::ring::GlobalId;
-use crate::recent::Recent;
+use super::unreachable::Unreachable;
 use crate::wire::RequestId;
 
 /// Names a connection that the server opened; never used twice by one server.
@@ -29,8 +29,8 @@ pub struct ConnectionLimits {
     pub connect_timeout: Duration,
     /// How long no connection is opened to a client's TCP channel that refused one, and to a client that did not answer.
     pub unreachable_for: Duration,
-    /// Most such clients remembered; the oldest goes first.
-    pub unreachable: usize,
+    /// Where they are remembered: one memory for all cores.
+    pub unreachable: Unreachable,
 }
 
 impl Default for ConnectionLimits {
@@ -42,7 +42,7 @@ impl Default for ConnectionLimits {
             idle_timeout: Duration::from_secs(15),
             connect_timeout: Duration::from_secs(3),
             unreachable_for: Duration::from_secs(60),
-            unreachable: 4096,
+            unreachable: Unreachable::default(),
         }
     }
 }
@@ -110,30 +110,6 @@ struct Peer {
     waiting: VecDeque<Owed>,
 }
 
-/// Connections that were not accepted, one after another.
-#[derive(Clone, Copy, Debug)]
-struct Failures {
-    count: u32,
-    /// They are remembered until then.
-    until: Instant,
-}
-
-/// So many SYNs in a row without an answer are a firewall; fewer may have been lost.
-const SILENCES: u32 = 2;
-/// So many ports of one address refused one after another are a NAT, or somebody who has others make SYNs.
-const REFUSALS: u32 = 8;
-
-/// Who has not accepted a connection.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-enum Failing {
-    /// A TCP channel refused one.
-    Channel(SocketAddr),
-    /// A client refused one, whatever the port.
-    Refusing(IpAddr),
-    /// A client kept silent, as behind a firewall.
-    Silent(IpAddr),
-}
-
 /// What carries a response.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Choice {
@@ -168,7 +144,6 @@ pub(super) struct Connections {
     opening: BTreeSet<(Instant, ConnectionId)>,
     /// Least recently used first, because every idle connection waits equally long.
     idle: BTreeSet<(Instant, ConnectionId)>,
-    unreachable: Recent<Failing, Failures>,
     next: u64,
 }
 
@@ -180,7 +155,6 @@ impl Connections {
             by_client: HashMap::new(),
             opening: BTreeSet::new(),
             idle: BTreeSet::new(),
-            unreachable: Recent::new(limits.unreachable),
             limits,
             next: 0,
         }
@@ -203,7 +177,7 @@ impl Connections {
         let ends = (peer, owed.local);
         let is_below_limit = self.by_client.get(&peer.ip()).copied().unwrap_or(0) < self.limits.per_client;
         let Some(known) = self.peers.get_mut(&ends) else {
-            if self.is_unreachable(peer, now) {
+            if self.limits.unreachable.has(peer, now) {
                 return Choice::Unreachable;
             }
             if !is_below_limit {
@@ -244,15 +218,6 @@ impl Connections {
         Choice::Queued
     }
 
-    fn is_unreachable(&self, peer: SocketAddr, now: Instant) -> bool {
-        let failed = |who: Failing, least: u32| {
-            self.unreachable.get(&who).is_some_and(|known| known.until > now && known.count >= least)
-        };
-        failed(Failing::Channel(peer), 1)
-            || failed(Failing::Silent(peer.ip()), SILENCES)
-            || failed(Failing::Refusing(peer.ip()), REFUSALS)
-    }
-
     /// If the client never accepted the connection, none is opened to it for some time: to its TCP channel if it was
     /// refused there, to none if it keeps silent.
     pub fn on_failed(&mut self, id: ConnectionId, silent: bool, now: Instant) {
@@ -261,18 +226,7 @@ impl Connections {
             return;
         };
         let (peer, _) = connection.ends;
-        if silent {
-            return self.count_failure(Failing::Silent(peer.ip()), now);
-        }
-        self.count_failure(Failing::Refusing(peer.ip()), now);
-        self.count_failure(Failing::Channel(peer), now);
-    }
-
-    fn count_failure(&mut self, who: Failing, now: Instant) {
-        let before =
-            self.unreachable.get(&who).filter(|known| known.until > now).map_or(0, |known| known.count);
-        let until = now + self.limits.unreachable_for;
-        self.unreachable.insert(who, Failures { count: before.saturating_add(1), until });
+        self.limits.unreachable.on_failed(peer, silent, now + self.limits.unreachable_for, now);
     }
 
     fn open(&mut self, ends: Ends, owed: Owed, now: Instant) -> ConnectionId {
@@ -294,12 +248,7 @@ impl Connections {
         match connection.state {
             State::Opening => {
                 self.opening.remove(&(connection.deadline, id));
-                let client = connection.ends.0.ip();
-                for who in [Failing::Silent(client), Failing::Refusing(client)] {
-                    if self.unreachable.get(&who).is_some() {
-                        self.unreachable.insert(who, Failures { count: 0, until: now });
-                    }
-                }
+                self.limits.unreachable.on_accepted(connection.ends.0.ip(), now);
             }
             State::Idle => {
                 self.idle.remove(&(connection.deadline, id));
@@ -377,7 +326,6 @@ impl Connections {
             assert_eq!(self.idle.contains(&at), connection.state == State::Idle);
         }
         assert!(self.idle.len() + self.opening.len() <= self.all.len());
-        assert!(self.unreachable.len() <= self.limits.unreachable.max(1));
     }
 }
 
@@ -390,6 +338,7 @@ pub(super) enum Expiry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::unreachable::REFUSALS;
     use super::*;
 
     fn peer(host: u8, port: u16) -> SocketAddr {
@@ -507,7 +456,8 @@ mod tests {
     #[test]
     fn a_client_that_keeps_silent_gets_no_connection_on_any_port() {
         let now = Instant::now();
-        let mut connections = Connections::new(ConnectionLimits { unreachable: 1, ..limits() });
+        let mut connections =
+            Connections::new(ConnectionLimits { unreachable: Unreachable::new(1), ..limits() });
         for request in [1, 2] {
             let silent = opened(connections.assign(peer(1, 40_000), owed(request), now));
             connections.on_failed(silent, true, now);
@@ -540,7 +490,23 @@ mod tests {
         now += connections.limits.unreachable_for;
         let id = opened(connections.assign(peer(1, 41_000), owed(1), now));
         assert_eq!(connections.next(id, now), Some(owed(1)));
-        assert!(!connections.is_unreachable(peer(1, 40_000), now), "it has accepted one");
+        assert!(!connections.limits.unreachable.has(peer(1, 40_000), now), "it has accepted one");
+    }
+
+    #[test]
+    fn what_one_core_finds_out_about_a_firewall_the_others_know() {
+        let now = Instant::now();
+        let shared = ConnectionLimits { unreachable: Unreachable::default(), ..limits() };
+        let mut cores = [Connections::new(shared.clone()), Connections::new(shared)];
+        for (core, port) in [(0, 40_000), (1, 40_001)] {
+            let silent = opened(cores[core].assign(peer(1, port), owed(1), now));
+            cores[core].on_failed(silent, true, now);
+            cores[core].remove(silent);
+        }
+        for core in &mut cores {
+            assert_eq!(core.assign(peer(1, 40_002), owed(2), now), Choice::Unreachable);
+        }
+        assert!(matches!(Connections::new(limits()).assign(peer(1, 40_002), owed(2), now), Choice::New(..)));
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod seal;
 mod share;
 #[cfg(test)]
 mod tests;
+mod unreachable;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -44,6 +45,7 @@ pub use ring::GlobalId;
 pub use seal::Unsealed;
 pub use share::Share;
 pub(crate) use share::Shares;
+pub use unreachable::Unreachable;
 
 use connections::{Choice, Connections, Expiry, Owed, Remains};
 use loss::Conditions;
