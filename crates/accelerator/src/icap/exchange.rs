@@ -130,7 +130,7 @@ struct Asking<'a> {
 
 impl Asking<'_> {
     async fn run<B: RequestBody>(self, body: B) -> Result<Decided<B>, Undecided<B>> {
-        let mut lease = match self.service.lease().await {
+        let mut lease = match self.service.lease(self.question.client).await {
             Ok(lease) => lease,
             Err(failure) => return Err(self.failed(failure, body)),
         };

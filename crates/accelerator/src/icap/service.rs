@@ -1,6 +1,7 @@
 //! One core's view of a service: its connections, what it says of itself, and how it has failed.
 
 use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -91,15 +92,15 @@ impl Services {
 
 impl Service {
     /// A place among the messages that the service looks at; waits for one if that takes less than the timeout.
-    pub(crate) async fn lease(self: &Rc<Self>) -> Result<Lease, Failure> {
+    pub(crate) async fn lease(self: &Rc<Self>, client: IpAddr) -> Result<Lease, Failure> {
         let most = match self.known.borrow().as_ref().and_then(|(options, _)| options.max_connections) {
             Some(most) => self.settings.connections.min((most / self.workers).max(1)),
             None => self.settings.connections,
         };
-        let turn = match self.turns.take(most, None) {
+        let turn = match self.turns.take(most, Some(client)) {
             Some(turn) => turn,
             None => {
-                let waiting = self.turns.wait(None, 0).ok_or(Failure::Busy)?;
+                let waiting = self.turns.wait(Some(client), 0).ok_or(Failure::Busy)?;
                 let waited = tokio::time::timeout(self.settings.timeout, waiting).await;
                 waited.ok().and_then(Result::ok).ok_or(Failure::Busy)?
             }
