@@ -89,8 +89,7 @@ fn with_client_directives_off_a_clients_no_cache_is_answered_from_the_cache() {
         let origin = Origin::start(|_| Reply::ok("x").with("Cache-Control", "max-age=600"));
         let tidegate = Tidegate::builder().origin(&origin).cache(lines).start();
         eventually("stored", || tidegate.get("/").is_hit().then_some(()));
-        for fields in ["Cache-Control: no-cache\r\n", "Cache-Control: max-age=0\r\n", "Pragma: no-cache\r\n"]
-        {
+        for fields in ["Cache-Control: no-cache\r\n", "Pragma: no-cache\r\n"] {
             let before = origin.count();
             assert_eq!(tidegate.get_with("/", fields).status, 200);
             assert_eq!(origin.count() > before, asks_again, "{lines:?} {fields:?}");

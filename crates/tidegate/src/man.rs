@@ -6,11 +6,14 @@ use std::path::Path;
 use clap::Command;
 use clap_mangen::Man;
 
-/// Writes `tidegate.1`, `tidegate-run.1` and so on into the folder.
+/// Writes `tidegate.1`, `tidegate-run.1` and so on into the folder, which is made if only its parent is there.
 pub(crate) fn write_pages(program: Command, folder: &Path) -> io::Result<()> {
     let mut program = program.disable_help_subcommand(true);
     program.build();
-    std::fs::create_dir_all(folder)?;
+    match std::fs::create_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
     write_page(&program, folder)
 }
 

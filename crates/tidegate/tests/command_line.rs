@@ -426,9 +426,11 @@ fn completions_know_every_command() {
 #[test]
 fn manual_pages_are_written_for_every_command() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(tidegate(&["man", "--out", folder.path().to_str().unwrap()]).code, Some(0));
+    // It is not there yet.
+    let pages = folder.path().join("man1");
+    assert_eq!(tidegate(&["man", "--out", pages.to_str().unwrap()]).code, Some(0));
     for command in COMMANDS {
-        let page = folder.path().join(format!("tidegate-{}.1", command.join("-")));
+        let page = pages.join(format!("tidegate-{}.1", command.join("-")));
         let text =
             std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
         for wanted in [".SH SYNOPSIS\ntidegate", ".SH EXAMPLES", ".SH \"SEE ALSO\""] {
