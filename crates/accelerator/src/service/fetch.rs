@@ -268,7 +268,7 @@ impl Fetch<'_> {
                 Found::Unusable { object, reason } => (Some(object), reason),
                 Found::Nothing(reason) => (None, reason),
             };
-            if RequestDirectives::parse(&head.fields).only_if_cached {
+            if directives(self.core, &head.fields).only_if_cached {
                 return Answer::status(504);
             }
             if !self.may_fill() {
