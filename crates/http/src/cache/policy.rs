@@ -27,6 +27,9 @@ const IMMUTABLE: u8 = 1 << 2;
 const HEURISTIC: u8 = 1 << 3;
 const KNOWN_FLAGS: u8 = NO_CACHE | NEVER_STALE | IMMUTABLE | HEURISTIC;
 
+/// Names and values of fields of a request that no server finds too long.
+const SHORT_FIELDS_BYTES: usize = 2048;
+
 /// Why a response must not, or had better not, be stored.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
@@ -34,8 +37,8 @@ pub enum NotStorable {
     /// Only responses to GET and HEAD are stored.
     Method,
     /// The status code is not final, or its response makes no sense without the request: 1xx, 206, 304. Or it blames the
-    /// request for what is not part of the cache's key, so that one client's bad request would answer everybody: 400, 408,
-    /// 413, 431. What 414 is about, the target, is part of the key.
+    /// request for what is not part of the cache's key, so that one client's bad request would answer everybody: 408, 413,
+    /// 431, and 400 where the request's fields are long. What 414 is about, the target, is part of the key.
     Status,
     /// `must-understand`, and the status code is not one of RFC 9110 (RFC 9111 §5.2.2.3).
     NotUnderstood,
@@ -369,6 +372,17 @@ impl Policy {
     }
 }
 
+/// Whether a response may be an error that this request's fields have brought about.
+fn blames_fields(request: &RequestHead<'_>, status: u16) -> bool {
+    let bytes = || request.fields.iter().map(|(_, name, value)| name.len() + value.len()).sum::<usize>();
+    match status {
+        408 | 413 | 431 => true,
+        // What servers say to a head that is longer than they take.
+        400 => bytes() > SHORT_FIELDS_BYTES,
+        _ => false,
+    }
+}
+
 /// RFC 9111 §3.
 fn may_store(
     request: &RequestHead<'_>,
@@ -378,7 +392,10 @@ fn may_store(
     let understood = is_understood(response.status);
     let refusal = if !matches!(request.method, Method::Get | Method::Head) {
         NotStorable::Method
-    } else if response.status < 200 || matches!(response.status, 206 | 304 | 400 | 408 | 413 | 431) {
+    } else if response.status < 200
+        || matches!(response.status, 206 | 304)
+        || blames_fields(request, response.status)
+    {
         NotStorable::Status
     } else if directives.must_understand && !understood {
         NotStorable::NotUnderstood
