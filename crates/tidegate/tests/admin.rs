@@ -318,7 +318,15 @@ fn requests_are_counted_by_how_long_they_took_and_what_the_cache_did() {
     let origin = cacheable();
     let tidegate = Tidegate::before(&origin);
     store(&tidegate, "/a");
-    let text = ask(&tidegate, "GET", "/metrics", "").text();
+    // A response is counted after it is sent.
+    let text = eventually("both are counted", || {
+        let text = ask(&tidegate, "GET", "/metrics", "").text();
+        let has = |cache: &str| {
+            let name = format!("tidegate_request_duration_seconds_count{{cache=\"{cache}\"}} ");
+            text.lines().any(|line| line.strip_prefix(&name).is_some_and(|count| count != "0"))
+        };
+        (has("hit") && has("miss")).then_some(text.clone())
+    });
     let value = |name: &str| {
         let line =
             text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));

@@ -98,7 +98,7 @@ fn wrong_configuration_each_error_is_a_line_with_its_place_and_the_exit_code_is_
     let file = write(folder.path(), "[cache]\nmemroy = \"1GiB\"\n\n[limits]\nfields = 0\n");
     let expected = [
         format!(
-            "{file}:2:1: cache.memroy: unknown key in [cache], expected one of memory, path, max_object; did you mean \"memory\"?"
+            "{file}:2:1: cache.memroy: unknown key in [cache], expected one of memory, path, max_object, client_directives; did you mean \"memory\"?"
         ),
         format!("{file}:5:10: limits.fields: expected an integer from 1 to 10000, not 0"),
     ];
@@ -363,7 +363,7 @@ fn usage_errors_are_one_line_with_a_hint_and_exit_code_2() {
         ),
         (
             &["cache", "purge", "nonsense"],
-            "error: pattern \"nonsense\": expected http[s]://HOST/PATH, http[s]://HOST/PATH*, /PATH, /PATH*, tag:NAME or *",
+            "error: pattern \"nonsense\": expected http[s]://HOST/PATH, http[s]://HOST/PATH*, /PATH, /PATH*, file:/PATH, file:/PATH*, tag:NAME or *",
         ),
     ] {
         let ended = tidegate(arguments);
