@@ -136,7 +136,7 @@ fn filters_that_are_killed_under_load_cost_no_response() {
         }
         for round in 0..rounds {
             for name in &NAMES[1..] {
-                let pid = chain.processes(&format!("cc-{name} "))[0];
+                let pid = chain.process(&format!("cc-{name} "));
                 // SAFETY: a signal to a process of this test's own chain.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
                 kills += 1;
@@ -191,7 +191,7 @@ fn the_first_filter_killed_under_load_loses_only_what_had_not_arrived() {
             });
         }
         for _ in 0..5 {
-            let pid = chain.processes("cc-package ")[0];
+            let pid = chain.process("cc-package ");
             // SAFETY: a signal to a process of this test's own chain.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             common::wait_until("the filter runs again", || {
@@ -221,7 +221,7 @@ fn the_first_filter_may_die_and_connections_that_it_handed_on_live() {
     let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
     let mut client = chain.client();
     assert_eq!(client.get("/small").status, 200);
-    let pid = chain.processes("cc-package ")[0];
+    let pid = chain.process("cc-package ");
     // SAFETY: a signal to a process of this test's own chain.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     assert_eq!(client.get("/small").body, b"small\n");
@@ -260,12 +260,13 @@ fn each_filter_has_its_own_name_and_has_given_up_its_privileges() {
     let filters = every_filter(&site);
     let chain = Chain::start(port, &strs(&filters), &strs(&site.nginx(port)));
     for name in NAMES {
-        let pid = chain.processes(&format!("cc-{name} "))[0];
-        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
-        assert_eq!(comm.trim(), format!("cc-{name}"));
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let pid = chain.process(&format!("cc-{name} "));
+        let comm = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        common::wait_until(&format!("{name} has its name"), || comm().trim() == format!("cc-{name}"));
+        // It says that it serves, and is asked here, while it may still be giving something up.
         for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t65534\t65534", "CapEff:\t0000000000000000"] {
-            assert!(status.contains(line), "{name}: {line}: {status}");
+            let has_it = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains(line);
+            common::wait_until(&format!("{name} has {line}"), has_it);
         }
     }
     let mut client = chain.client();
@@ -307,7 +308,7 @@ fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
     let long = "y".repeat(3000);
     client.send(format!("GET /small HTTP/1.1\r\nHost: test\r\nX: {long}\r\n\r\n").as_bytes());
     assert_eq!(client.response(false).field("x-tag").as_deref(), Some("seen"));
-    let pid = chain.processes("python3 ")[0];
+    let pid = chain.process("python3 ");
     // SAFETY: a signal to a process of this test's own chain.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     assert_eq!(client.get("/small").field("x-tag").as_deref(), Some("seen"));
@@ -369,7 +370,7 @@ fn filters_and_server_run_in_batches_unless_told_to_preempt() {
         };
         let chain = Chain::once_it_serves(command, port);
         for process in ["cc-package ", "nginx: worker"] {
-            assert_eq!(policy(chain.processes(process)[0]), expected, "{process} with {option}");
+            assert_eq!(policy(chain.process(process)), expected, "{process} with {option}");
         }
         chain.stop();
     }

@@ -172,7 +172,7 @@ fn no_client_notices_a_filter_that_dies() {
         // `package` last: what it had handed on lives in `persist` alone afterwards.
         for filter in ["cc-persist", "cc-persist", "cc-persist", "cc-package"] {
             more(200);
-            let process = chain.processes(filter)[0];
+            let process = chain.process(filter);
             // SAFETY: a signal to a process that this test started.
             unsafe { libc::kill(process, libc::SIGKILL) };
             wait_until("the filter is back", || {

@@ -124,7 +124,7 @@ fn an_incomplete_request_of_which_no_more_comes_is_not_looked_at_again() {
         for byte in b"GET /small HTTP/1.1\r\nHost: te" {
             client.send(&[*byte]);
         }
-        let package = chain.processes("cc-package")[0];
+        let package = chain.process("cc-package");
         let switches = || {
             let status = std::fs::read_to_string(format!("/proc/{package}/status")).unwrap();
             let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
@@ -254,7 +254,7 @@ fn clients_that_abort_leave_nothing_behind() {
     }
     assert_eq!(chain.get("/small").status, 200);
     for filter in ["cc-package", "cc-persist", "cc-prior"] {
-        let pid = chain.processes(filter)[0];
+        let pid = chain.process(filter);
         wait_until("no socket is left in a filter", || tcp_sockets(pid) <= 1);
     }
 }

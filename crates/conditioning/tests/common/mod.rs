@@ -111,6 +111,12 @@ impl Chain {
         processes(self.child.id(), what)
     }
 
+    /// One of them, once there is one: a chain answers before all of its processes have got their names.
+    pub fn process(&self, what: &str) -> i32 {
+        wait_until(&format!("there is {what}"), || !self.processes(what).is_empty());
+        self.processes(what)[0]
+    }
+
     pub fn client(&self) -> Client {
         Client::try_connect(self.address).unwrap()
     }
