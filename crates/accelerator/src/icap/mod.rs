@@ -47,7 +47,9 @@ pub(crate) enum Failure {
 }
 
 /// Whether a service looks at messages about a request with this method for this path. What servers that take paths in any
-/// case for the same read as one path must not come past a service as another: `folds_case` compares as they do.
+/// case for the same read as one path must not come past a service as another: `folds_case` compares as they do. Nor must
+/// what an application reads as another path: the service looks at what it concerns in either form, and leaves out only
+/// what is left out in both.
 pub(crate) fn concerns(
     service: &IcapService,
     on: IcapSubject,
@@ -55,40 +57,39 @@ pub(crate) fn concerns(
     normalized: &Normalized<'_>,
     folds_case: bool,
 ) -> bool {
-    let matches_path = |patterns: &[String], path: &[u8]| match folds_case {
-        true => {
-            let path = path.to_ascii_lowercase();
-            patterns.iter().any(|pattern| matches(pattern.to_ascii_lowercase().as_bytes(), &path))
-        }
-        false => patterns.iter().any(|pattern| matches(pattern.as_bytes(), path)),
-    };
-    // However the application reads it.
-    let matches = |patterns: &[String]| {
-        matches_path(patterns, normalized.path)
-            || normalized.reading.is_some_and(|reading| matches_path(patterns, reading))
+    let is_one_of =
+        |patterns: &[String], path: &[u8]| patterns.iter().any(|it| matches(it.as_bytes(), path, folds_case));
+    let concerns_path = |path: &[u8]| {
+        (service.paths.is_empty() || is_one_of(&service.paths, path)) && !is_one_of(&service.except, path)
     };
     service.on == on
         && (service.methods.is_empty() || service.methods.iter().any(|known| known.as_bytes() == method))
-        && (service.paths.is_empty() || matches(&service.paths))
-        && !matches(&service.except)
+        && (concerns_path(normalized.path) || normalized.reading.is_some_and(concerns_path))
 }
 
 /// A pattern with `*` at its start, its end, or both.
-fn matches(pattern: &[u8], path: &[u8]) -> bool {
+fn matches(pattern: &[u8], path: &[u8], folds_case: bool) -> bool {
+    let is_same = |one: &[u8], other: &[u8]| match folds_case {
+        true => one.eq_ignore_ascii_case(other),
+        false => one == other,
+    };
     match (pattern.strip_prefix(b"*"), pattern.strip_suffix(b"*")) {
-        (None, None) => pattern == path,
-        (Some(end), None) => path.ends_with(end),
-        (None, Some(start)) => path.starts_with(start),
+        (None, None) => is_same(pattern, path),
+        (Some(end), None) => path.len() >= end.len() && is_same(&path[path.len() - end.len()..], end),
+        (None, Some(start)) => path.get(..start.len()).is_some_and(|begin| is_same(begin, start)),
         (Some(_), Some(_)) => {
             let inner = pattern.get(1..pattern.len() - 1).unwrap_or(b"");
-            inner.is_empty() || path.windows(inner.len()).any(|window| window == inner)
+            inner.is_empty() || path.windows(inner.len()).any(|window| is_same(window, inner))
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::matches;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use super::*;
 
     #[test]
     fn patterns_of_paths() {
@@ -99,11 +100,47 @@ mod tests {
             ("/a/*", "/b/a/", false),
             ("*.php", "/x.php", true),
             ("*.php", "/x.php5", false),
+            ("*.php", "php", false),
             ("*", "/", true),
             ("*upload*", "/my/upload/x", true),
             ("*upload*", "/my/up/load", false),
         ] {
-            assert_eq!(matches(pattern.as_bytes(), path.as_bytes()), expected, "{pattern} {path}");
+            assert_eq!(matches(pattern.as_bytes(), path.as_bytes(), false), expected, "{pattern} {path}");
+            let capitals = path.to_ascii_uppercase();
+            assert_eq!(
+                matches(pattern.as_bytes(), capitals.as_bytes(), true),
+                expected,
+                "{pattern} {capitals}"
+            );
         }
+        assert!(!matches(b"/a/*", b"/A/b", false));
+    }
+
+    #[test]
+    fn what_an_application_may_read_as_another_path_does_not_come_past_a_service() {
+        let concerned = |paths: &[&str], except: &[&str], path: &str, reading: Option<&str>| {
+            let owned = |patterns: &[&str]| patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+            let service = IcapService {
+                url: "icap://127.0.0.1/x".to_owned(),
+                address: (Ipv4Addr::LOCALHOST, 1344).into(),
+                on: IcapSubject::Requests,
+                methods: Vec::new(),
+                paths: owned(paths),
+                except: owned(except),
+                connections: 1,
+                timeout: Duration::from_secs(1),
+                fail_open: false,
+            };
+            let reading = reading.map(str::as_bytes);
+            let normalized = Normalized { authority: b"h", path: path.as_bytes(), query: None, reading };
+            concerns(&service, IcapSubject::Requests, b"POST", &normalized, false)
+        };
+        assert!(concerned(&["/upload/*"], &[], "/x%2F..%2Fupload/a", Some("/upload/a")));
+        assert!(!concerned(&["/upload/*"], &[], "/x%2Fa", Some("/x/a")));
+        let except = &["/static/*"];
+        assert!(concerned(&[], except, "/static/%2F..%2F..%2Fupload", Some("/upload")));
+        assert!(concerned(&[], except, "/x%2F..%2Fstatic/a", Some("/static/a")));
+        assert!(!concerned(&[], except, "/static/a%2Fb", Some("/static/a/b")));
+        assert!(!concerned(&[], except, "/static/a", None));
     }
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use tidegate_http::normalize::Normalized;
 use tidegate_icap::{Method, Options, Request};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -13,7 +14,6 @@ use crate::icap::link::{Heard, Link};
 use crate::icap::{Failure, concerns};
 use crate::settings::{IcapService, IcapSubject};
 use crate::upstream::{Turn, Turns, UpstreamError, send_all};
-use tidegate_http::normalize::Normalized;
 
 /// Failures in a row after which a service is not asked for a while.
 const MAX_FAILURES: u32 = 3;
@@ -196,10 +196,12 @@ impl Service {
     }
 
     pub(crate) fn failed(&self, failure: &Failure) {
-        tracing::warn!(service = %self.settings.url, %failure, "an ICAP service did not decide");
         if matches!(failure, Failure::Busy | Failure::Down) {
+            // As often as there are requests, until the service is in again.
+            tracing::debug!(service = %self.settings.url, %failure, "an ICAP service was not asked");
             return;
         }
+        tracing::warn!(service = %self.settings.url, %failure, "an ICAP service did not decide");
         // What it says of itself may have changed.
         self.known.take();
         self.failures.set(self.failures.get().saturating_add(1));
