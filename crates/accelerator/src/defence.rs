@@ -195,9 +195,13 @@ impl Defence {
         Some((decision, status))
     }
 
-    /// Decides on a response of which nothing was sent, if anybody looks at such; with the decision the answer that takes
-    /// its place.
+    /// Whether anybody looks at responses of which nothing was sent.
     #[inline]
+    pub(crate) fn looks_at_starts(&self) -> bool {
+        self.chain.looks_at_starts()
+    }
+
+    /// Decides on such a response; with the decision the answer that takes its place.
     pub(crate) fn judge_start(
         &self,
         client: Client,
@@ -207,9 +211,6 @@ impl Defence {
         source: (Source, u64),
         now_ms: u64,
     ) -> Option<(Decision, Option<Reply>)> {
-        if !self.chain.looks_at_starts() {
-            return None;
-        }
         let response = response_view(normalized, status, source);
         let decision = self.chain.response_start(client.id, client.peer, &response, now_ms);
         if decision.is_continue() {

@@ -270,8 +270,8 @@ impl Asker {
         status: u16,
         source: (Source, u64),
     ) -> Option<(Decision, Option<Reply>)> {
-        let (defence, place) = (core.defence.as_ref()?, self.place?);
-        let now_ms = core.clock.elapsed_ms();
+        let defence = core.defence.as_ref().filter(|defence| defence.looks_at_starts())?;
+        let (place, now_ms) = (self.place?, core.clock.elapsed_ms());
         let client = defence.client(place, self.peer, seen, now_ms);
         defence.judge_start(client, head, normalized, status, source, now_ms)
     }
