@@ -112,11 +112,14 @@ enum Outcome {
     Forgotten,
 }
 
+/// The keyed hash of a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Digest(u64);
+
 /// What is remembered of a number.
 #[derive(Debug)]
 struct Known {
-    /// The keyed hash of its request.
-    content: u64,
+    content: Digest,
     outcome: Outcome,
 }
 
@@ -227,6 +230,19 @@ impl ReplayWindow {
         channel: Channel,
         now: Instant,
     ) -> Admission {
+        let digest = self.digest(content);
+        self.admit_digest(numbered, digest, client, channel, now)
+    }
+
+    /// The same for a request that is decided about several times: of all its bytes only this is looked at again.
+    pub(crate) fn admit_digest(
+        &mut self,
+        numbered: &Numbered,
+        content: Digest,
+        client: IpAddr,
+        channel: Channel,
+        now: Instant,
+    ) -> Admission {
         let now = self.advance(now);
         self.expire(now);
         let not_ours = match channel {
@@ -234,7 +250,6 @@ impl ReplayWindow {
             Channel::Stream => Admission::Unknown,
         };
         let Some(key) = self.verify(&numbered.ticket) else { return not_ours };
-        let content = self.hash(content);
         let age_s = self.age_s(now).saturating_sub(key.0);
         let current = age_s <= self.lifetime_s();
         let network = network_of(client);
@@ -280,7 +295,7 @@ impl ReplayWindow {
     fn admit_number(
         &mut self,
         key: TicketKey,
-        (number, content): (u32, u64),
+        (number, content): (u32, Digest),
         channel: Channel,
         current: bool,
     ) -> Admission {
@@ -411,12 +426,12 @@ impl ReplayWindow {
     }
 
     /// Nobody who does not know the key can make two requests with one hash.
-    fn hash(&self, content: Content<'_>) -> u64 {
+    pub(crate) fn digest(&self, content: Content<'_>) -> Digest {
         let mut hasher = SipHasher24::new_with_key(&self.key);
         hasher.write(b"tidegate dhttp once content");
         hasher.write(&[u8::from(content.secret)]);
         hasher.write(content.http);
-        hasher.finish()
+        Digest(hasher.finish())
     }
 
     fn mac(&self, issued_s: u32, serial: u32) -> u64 {

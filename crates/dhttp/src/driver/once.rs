@@ -54,10 +54,11 @@ impl Window {
 
     /// Decides about a request on a connection, once it is not being executed elsewhere.
     async fn admit(&self, numbered: &Numbered, content: Content<'_>, client: IpAddr) -> Admission {
+        let digest = lock(&self.replay).digest(content);
         loop {
             let executed = self.executed.notified();
             let now = Instant::now();
-            let admission = lock(&self.replay).admit(numbered, content, client, Channel::Stream, now);
+            let admission = lock(&self.replay).admit_digest(numbered, digest, client, Channel::Stream, now);
             if admission != Admission::Running {
                 return admission;
             }
