@@ -26,6 +26,8 @@ use crate::session::deadlines::Slot;
 
 /// Events taken from the kernel at once; the core's tasks have their turn between two batches.
 const BATCH: usize = 256;
+/// So many events at once mean that more have come by the time they are handled.
+const BUSY: usize = 8;
 
 /// Something to be read, the end of it included.
 const READ: u8 = 1;
@@ -392,7 +394,13 @@ impl DataCore {
         loop {
             if self.clients.again.borrow().is_empty() {
                 let Ok(mut ready) = descriptor.readable().await else { return };
-                if self.take_events(&mut events) < BATCH {
+                let mut handled = 0;
+                // While many come at once, asking for more costs less than coming back here by way of the runtime.
+                while self.take_events(&mut events) >= BUSY && handled + events.len() < BATCH {
+                    handled += events.len();
+                    events.iter().for_each(|event| self.dispatch(event));
+                }
+                if events.len() < BATCH {
                     // The kernel has no more for now, and says so when it has. Until then the tasks have their turn.
                     ready.clear_ready();
                 }
