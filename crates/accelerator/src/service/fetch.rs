@@ -95,11 +95,17 @@ pub(crate) struct Incoming<'a> {
 
 /// Answers a request that the cache alone could not.
 pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
-    let plan = core.plan();
-    if !plan.reviews_request(incoming.head.method_bytes, incoming.normalized) {
-        return answer_reviewed(core, incoming, body).await;
+    if core.with_plan(|plan| plan.reviews_request(incoming.head.method_bytes, incoming.normalized)) {
+        // Boxed, as below: what few requests need is not made room for in each.
+        return Box::pin(review(core, incoming, body)).await;
     }
-    match Box::pin(icap::review_request(core, &incoming, body)).await {
+    answer_reviewed(core, incoming, body).await
+}
+
+/// Has an ICAP service look at a request, and answers what it makes of it.
+async fn review<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
+    let plan = core.plan();
+    match icap::review_request(core, &incoming, body).await {
         Review::Unchanged(body) => answer_reviewed(core, incoming, body).await,
         Review::Refused(status) => Answer::status(status),
         Review::Answered(response) => answer_of_service(core, &plan, *response),
@@ -145,7 +151,7 @@ async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming
     match plan.route(incoming.normalized) {
         None => Answer::status(404),
         Some(Destination::Root(index)) => {
-            files::answer(core, &plan, index, incoming.head, incoming.normalized).await
+            Box::pin(files::answer(core, &plan, index, incoming.head, incoming.normalized)).await
         }
         Some(Destination::Upstream(group)) => {
             let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming };
@@ -272,7 +278,7 @@ impl Fetch<'_> {
                 return Answer::status(504);
             }
             if !self.may_fill() {
-                return self.passing(self.send_as_is(body).await, reason);
+                return self.passing(Box::pin(self.send_as_is(body)).await, reason);
             }
             if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
                 return self.fetch(store, url_key, stale, None, reason, body).await;
@@ -290,7 +296,7 @@ impl Fetch<'_> {
                 }
                 Join::Follow(flight) => {
                     follower.forward = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
-                    match self.follow(&flight, &mut follower).await {
+                    match Box::pin(self.follow(&flight, &mut follower)).await {
                         Next::Look => continue,
                         Next::Overtake => match self.core.flights.overtake(&key, epoch, &flight) {
                             Some(leader) => Some(leader),
@@ -405,7 +411,7 @@ impl Fetch<'_> {
             }
             // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
             epoch = self.core.flights.epoch(url_key);
-            sent = self.send(&CLIENT_CONDITIONS, &[], BodyFraming::None, &mut body).await;
+            sent = Box::pin(self.send(&CLIENT_CONDITIONS, &[], BodyFraming::None, &mut body)).await;
         }
         let response = match (sent, &stale) {
             (Ok(response), _) if response.head().status == 304 => {

@@ -41,10 +41,12 @@ struct Delivered {
 
 impl Connection<'_> {
     /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
-    pub(super) async fn exchange(self, request: Request) -> Option<Vec<u8>> {
+    pub(super) async fn exchange(self, mut request: Box<Request>) -> Option<Vec<u8>> {
         self.client.slot.clear();
-        let Request { buffer, parser, rest, asker, is_absent, held } = request;
-        let head = parser.head(&buffer);
+        let rest = std::mem::take(&mut request.rest);
+        let Request { buffer, parser, asker, is_absent, held, .. } = &*request;
+        let (asker, is_absent, held) = (*asker, *is_absent, *held);
+        let head = parser.head(buffer);
         let plan = self.core.plan();
         let mut scratch = Vec::new();
         // The head has passed this once, before it was found to need an exchange.
@@ -53,7 +55,7 @@ impl Connection<'_> {
             match (hold, defence.hold(hold)) {
                 (Hold::Tarpit, held) => {
                     self.core.metrics.requests_policed_total.add(1);
-                    self.tarpit(held?).await;
+                    Box::pin(self.tarpit(held?)).await;
                     return None;
                 }
                 (Hold::Delay, Some(held)) => held.wait().await,
@@ -73,8 +75,7 @@ impl Connection<'_> {
             let peer = asker.peer.ip().to_canonical();
             let seen = Seen::of(&plan, &head, peer);
             let asked_ms = self.core.clock.elapsed_ms();
-            let incoming =
-                Incoming { head: &head, normalized: &normalized, buffer: &buffer, peer, seen, is_absent };
+            let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent };
             let answer = tokio::select! {
                 biased;
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
@@ -91,7 +92,7 @@ impl Connection<'_> {
             if let Some((decision, reply)) =
                 asker.starts(self.core, &seen, &head, &normalized, answer.code(), source)
             {
-                return self.refuse_response(asker, &head, decision, reply, body).await;
+                return Box::pin(self.refuse_response(asker, &head, decision, reply, body)).await;
             }
             let delivered = match answer {
                 Answer::Streamed(streamed) if streamed.status == 101 => {
@@ -180,7 +181,7 @@ impl Connection<'_> {
         match answer {
             Answer::Stored(hit) => self.deliver_stored(head, hit, keep_alive).await,
             Answer::Streamed(streamed) => self.deliver_streamed(head, streamed, keep_alive, body).await,
-            Answer::File(file) => self.deliver_file(head, file, keep_alive).await,
+            Answer::File(file) => Box::pin(self.deliver_file(head, file, keep_alive)).await,
             Answer::Local { status, fields } => {
                 // After 400, 408 and 413 what the client sends next cannot be told from the rest of the body.
                 let keep_alive = keep_alive && body.is_disposable() && !matches!(status, 400 | 408 | 413);
@@ -229,10 +230,12 @@ impl Connection<'_> {
         let keep_alive = keep_alive && framing != ClientFraming::UntilClose && !refused;
         // A client that was not told to continue gets its answer instead (RFC 9110 §10.1.1).
         let upload = streamed.take_upload().filter(|_| !body.awaits_continue());
-        let download = self.send_streamed(head.version, streamed, framing, keep_alive);
         match upload {
-            Some(mut upload) => Box::pin(beside(upload.run(body), download)).await,
-            None => download.await,
+            Some(mut upload) => {
+                let download = self.send_streamed(head.version, streamed, framing, keep_alive);
+                Box::pin(beside(upload.run(body), download)).await
+            }
+            None => self.send_streamed(head.version, streamed, framing, keep_alive).await,
         }
     }
 

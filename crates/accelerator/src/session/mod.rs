@@ -84,7 +84,7 @@ async fn wait(busy: Busy, mut step: Step) {
                 connection.await_next();
                 rest
             }
-            Step::Exchange(request) => match Box::pin(connection.exchange(*request)).await {
+            Step::Exchange(request) => match Box::pin(connection.exchange(request)).await {
                 Some(rest) => {
                     connection.await_next();
                     rest

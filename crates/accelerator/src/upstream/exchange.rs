@@ -1,5 +1,6 @@
 //! One request on one connection: its body goes out while the response's head comes in.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -59,8 +60,19 @@ pub(crate) struct Received {
 
 /// What an exchange needs to know beside the request.
 #[derive(Clone, Copy)]
-pub(crate) struct ExchangeLimits {
+pub(crate) struct ExchangeLimits<'p> {
     pub silence: Duration,
+    pub arrivals: &'p Arrivals,
+}
+
+/// Where heads are read into before it is known how long they are. Filled by a read and used up before the next wait, so
+/// that all connections of a core share one.
+pub(crate) struct Arrivals(RefCell<Box<[u8]>>);
+
+impl Default for Arrivals {
+    fn default() -> Self {
+        Self(RefCell::new(vec![0; READ_BYTES].into_boxed_slice()))
+    }
 }
 
 /// Sends the request and reads up to the end of the response's head.
@@ -68,7 +80,7 @@ pub(crate) async fn exchange<B: RequestBody>(
     stream: &Rc<TcpStream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
-    limits: ExchangeLimits,
+    limits: ExchangeLimits<'_>,
 ) -> Result<Received, UpstreamError> {
     let received = send_and_receive(stream, request, body, limits).await?;
     // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the
@@ -90,13 +102,24 @@ async fn send_and_receive<B: RequestBody>(
     stream: &Rc<TcpStream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
-    limits: ExchangeLimits,
+    limits: ExchangeLimits<'_>,
 ) -> Result<Received, UpstreamError> {
     send_all(stream, request.head, limits.silence).await?;
-    let mut reader = HeadReader::new(request.method);
     if request.framing == BodyFraming::None {
-        return reader.read(stream, limits.silence, Some(body)).await;
+        return HeadReader::new(request.method).read(stream, limits, Some(body)).await;
     }
+    // Boxed: most requests have no body.
+    Box::pin(upload_and_receive(stream, request, body, limits)).await
+}
+
+/// Sends the request's body while the response's head comes in.
+async fn upload_and_receive<B: RequestBody>(
+    stream: &Rc<TcpStream>,
+    request: &OutgoingRequest<'_>,
+    body: &mut B,
+    limits: ExchangeLimits<'_>,
+) -> Result<Received, UpstreamError> {
+    let mut reader = HeadReader::new(request.method);
     let mut upload = Upload::new(stream, request.framing, limits.silence);
     // A server may answer before it has read all of the body (RFC 9112 §9.5), and go on reading while it answers. What
     // has arrived of its answer stays in `reader` when the upload ends first.
@@ -104,20 +127,20 @@ async fn send_and_receive<B: RequestBody>(
         biased;
         sent = upload.run(body) => sent,
         // The server waits for the client as we do, so that its silence means nothing until the upload has ended.
-        early = reader.read(stream, UPLOAD_SILENCE, None::<&mut B>) => {
+        early = reader.read(stream, ExchangeLimits { silence: UPLOAD_SILENCE, ..limits }, None::<&mut B>) => {
             return early.map(|received| Received { upload: Some(upload), ..received });
         }
     };
     match sent {
         Ok(()) => {
             reader.since = Instant::now();
-            reader.read(stream, limits.silence, Some(body)).await
+            reader.read(stream, limits, Some(body)).await
         }
         // The server may have answered before it closed its receiving side.
         Err(error @ UpstreamError::Broken(_)) => {
             reader.since = Instant::now();
-            let received =
-                reader.read(stream, Duration::from_millis(100), Some(body)).await.map_err(|_| error)?;
+            let limits = ExchangeLimits { silence: Duration::from_millis(100), ..limits };
+            let received = reader.read(stream, limits, Some(body)).await.map_err(|_| error)?;
             Ok(Received { upload: Some(upload), ..received })
         }
         Err(error) => Err(error),
@@ -152,7 +175,7 @@ impl HeadReader {
     async fn read<B: RequestBody>(
         &mut self,
         stream: &TcpStream,
-        silence: Duration,
+        limits: ExchangeLimits<'_>,
         mut body: Option<&mut B>,
     ) -> Result<Received, UpstreamError> {
         loop {
@@ -179,8 +202,8 @@ impl HeadReader {
                 }
                 Progress::Incomplete => {
                     // All of the head has to come within that time, since a head is small.
-                    let left = silence.saturating_sub(self.since.elapsed());
-                    if read_more(stream, &mut self.bytes, left).await? == 0 {
+                    let left = limits.silence.saturating_sub(self.since.elapsed());
+                    if read_head(stream, limits.arrivals, &mut self.bytes, left).await? == 0 {
                         return Err(UpstreamError::Incomplete);
                     }
                 }
@@ -201,18 +224,47 @@ fn note_drained(stream: &TcpStream) {
     let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
 }
 
+/// Appends what arrives, by way of `arrivals`: heads and small bodies take no more memory than they are long.
+async fn read_head(
+    stream: &TcpStream,
+    arrivals: &Arrivals,
+    buffer: &mut Vec<u8>,
+    silence: Duration,
+) -> Result<usize, UpstreamError> {
+    let read = || {
+        let mut arrived = arrivals.0.borrow_mut();
+        let length = stream.try_read(&mut arrived)?;
+        buffer.extend_from_slice(arrived.get(..length).unwrap_or(&[]));
+        Ok((length, length < arrived.len()))
+    };
+    read_when_ready(stream, silence, read).await
+}
+
 /// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
     stream: &TcpStream,
     buffer: &mut Vec<u8>,
     silence: Duration,
 ) -> Result<usize, UpstreamError> {
-    let mut deadline = None;
     buffer.reserve(READ_BYTES);
+    let read = || {
+        let length = stream.try_read_buf(buffer)?;
+        Ok((length, buffer.len() < buffer.capacity()))
+    };
+    read_when_ready(stream, silence, read).await
+}
+
+/// `read` says how much it has read, and whether there was room for more.
+async fn read_when_ready(
+    stream: &TcpStream,
+    silence: Duration,
+    mut read: impl FnMut() -> io::Result<(usize, bool)>,
+) -> Result<usize, UpstreamError> {
+    let mut deadline = None;
     loop {
-        match stream.try_read_buf(buffer) {
-            Ok(length) => {
-                if length > 0 && buffer.len() < buffer.capacity() {
+        match read() {
+            Ok((length, is_drained)) => {
+                if length > 0 && is_drained {
                     note_drained(stream);
                 }
                 return Ok(length);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidegate_http::{BodyFraming, Method};
 
 use crate::settings::HealthCheck;
-use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange};
+use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Groups, Server};
 use crate::upstream::pool::connect;
 use crate::upstream::{EmptyBody, UpstreamError};
@@ -58,7 +58,8 @@ async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError>
         hash_host: 0,
         upgrade: None,
     };
-    let limits = ExchangeLimits { silence: check.timeout };
+    let arrivals = Arrivals::default();
+    let limits = ExchangeLimits { silence: check.timeout, arrivals: &arrivals };
     let received = exchange(&stream, &request, &mut EmptyBody, limits).await?;
     Ok(received.head.parser.head(&received.head.bytes).status)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::upstream::exchange::{ExchangeLimits, OutgoingRequest, exchange};
+use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::turns::{Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
@@ -22,6 +22,7 @@ const ATTEMPTS: usize = 3;
 pub(crate) struct Pools {
     groups: Arc<Groups>,
     pools: Vec<Vec<Rc<Pool>>>,
+    arrivals: Arrivals,
 }
 
 /// Connections to one server.
@@ -47,7 +48,7 @@ impl Pools {
     pub(crate) fn new(groups: Arc<Groups>) -> Self {
         let pool = || Rc::new(Pool::default());
         let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
-        Self { groups, pools }
+        Self { groups, pools, arrivals: Arrivals::default() }
     }
 
     /// Closes the connections that were idle for too long.
@@ -114,7 +115,7 @@ impl Pools {
         body: &mut B,
     ) -> Result<Response, Failed> {
         let settings = &group.settings;
-        let limits = ExchangeLimits { silence: settings.response_timeout };
+        let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
         if let Some(stream) = lease.pool.take_idle(settings.idle_timeout) {
             match exchange(&stream, request, body, limits).await {
                 Ok(received) => {
@@ -127,6 +128,20 @@ impl Pools {
                 Err(error) => return Err(lease.blame(error, false)),
             }
         }
+        // Boxed: most requests find a connection.
+        Box::pin(self.attempt_anew(group, lease, request, body)).await
+    }
+
+    /// A new connection to one server.
+    async fn attempt_anew<B: RequestBody>(
+        &self,
+        group: &Group,
+        lease: &Rc<Lease>,
+        request: &OutgoingRequest<'_>,
+        body: &mut B,
+    ) -> Result<Response, Failed> {
+        let settings = &group.settings;
+        let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
         let stream = match connect(lease.server(), settings.connect_timeout).await {
             Ok(stream) => Rc::new(stream),
             Err(error) => return Err(lease.blame(error, body.is_replayable())),
@@ -160,7 +175,7 @@ impl Pools {
             Some(turn) => turn,
             None => {
                 let waiting = pool.turns.wait(request.client, request.class).ok_or(UpstreamError::Busy)?;
-                let waited = tokio::time::timeout(settings.connect_timeout, waiting).await;
+                let waited = Box::pin(tokio::time::timeout(settings.connect_timeout, waiting)).await;
                 waited.ok().and_then(Result::ok).ok_or(UpstreamError::Busy)?
             }
         };

@@ -175,8 +175,14 @@ pub(crate) async fn send_all(
     mut bytes: &[u8],
     silence: Duration,
 ) -> Result<(), UpstreamError> {
+    // What the socket takes at once, which is mostly all, needs no room for a wait.
+    if !bytes.is_empty()
+        && let Ok(sent) = stream.try_write(bytes)
+    {
+        bytes = bytes.get(sent..).unwrap_or(&[]);
+    }
     while !bytes.is_empty() {
-        let sent = send_some(stream, bytes, silence).await?;
+        let sent = Box::pin(send_some(stream, bytes, silence)).await?;
         bytes = bytes.get(sent..).unwrap_or(&[]);
     }
     Ok(())

@@ -32,7 +32,15 @@ pub(crate) struct FieldLines {
     pub repeated: u128,
 }
 
+/// As many as most heads have: room for them takes one allocation and not four.
+const FIELDS_EXPECTED: usize = 16;
+
 impl FieldLines {
+    /// With room for the fields of a head.
+    pub(crate) fn for_head() -> Self {
+        Self { fields: Vec::with_capacity(FIELDS_EXPECTED), ..Self::default() }
+    }
+
     pub(crate) fn reset(&mut self) {
         self.at = At::LineStart;
         self.position = 0;

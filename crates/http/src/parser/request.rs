@@ -52,7 +52,7 @@ impl RequestParser {
             limits,
             at: At::Start,
             empty_lines: 0,
-            lines: FieldLines::default(),
+            lines: FieldLines::for_head(),
             line: 0,
             token: 0,
             method: Method::Other,

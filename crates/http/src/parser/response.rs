@@ -40,7 +40,7 @@ impl ResponseParser {
         Self {
             limits,
             at: At::Status,
-            lines: FieldLines::default(),
+            lines: FieldLines::for_head(),
             request_method: Method::Get,
             status: 0,
             reason: Span::default(),
