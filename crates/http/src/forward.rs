@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::chars::is_token;
+use crate::decimal::write_address;
 use crate::field::{FieldId, Fields};
 use crate::head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 use crate::normalize::Normalized;
@@ -392,7 +393,8 @@ fn write_provenance(
         out.extend_from_slice(part.as_bytes());
     }
     write_kept(head, FieldId::XForwardedFor, b"X-Forwarded-For: ", context, out);
-    let _ = write!(out, "{client}\r\n");
+    write_address(client, out);
+    out.extend_from_slice(b"\r\n");
     let scheme = claimed_scheme(head, context).unwrap_or(context.scheme);
     write_field(b"X-Forwarded-Proto", scheme.as_bytes(), out);
     let host = last_claim(&head.fields, FieldId::XForwardedHost).filter(|_| context.trusted_client);
@@ -413,7 +415,9 @@ fn write_provenance(
         out.extend_from_slice(normalized.authority);
         out.extend_from_slice(quote);
     }
-    let _ = write!(out, ";proto={}\r\n", context.scheme);
+    for part in [";proto=", context.scheme, "\r\n"] {
+        out.extend_from_slice(part.as_bytes());
+    }
 }
 
 /// How the client reached the trusted proxy, in the form in which the cache's key has it.
@@ -439,10 +443,11 @@ fn write_forwarded_of(head: &RequestHead<'_>, context: &ForwardContext<'_>, out:
 
 /// RFC 7239 §6: an IPv6 address is in brackets and quotes.
 fn write_node(address: IpAddr, out: &mut Vec<u8>) {
-    let _ = match address {
-        IpAddr::V4(address) => write!(out, "for={address}"),
-        IpAddr::V6(address) => write!(out, "for=\"[{address}]\""),
-    };
+    let (before, after): (&[u8], &[u8]) =
+        if address.is_ipv6() { (b"for=\"[", b"]\"") } else { (b"for=", b"") };
+    out.extend_from_slice(before);
+    write_address(address, out);
+    out.extend_from_slice(after);
 }
 
 /// Starts a list field with what a trusted client sent in it.

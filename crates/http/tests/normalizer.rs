@@ -114,6 +114,8 @@ fn hosts_have_one_form() {
         ("example.com:0080", Ok("example.com")),
         ("example.com:", Ok("example.com")),
         ("example.com:8080", Ok("example.com:8080")),
+        ("example.com:08080", Ok("example.com:8080")),
+        ("Example.com.:65535", Ok("example.com:65535")),
         ("127.0.0.1:81", Ok("127.0.0.1:81")),
         ("[::1]", Ok("[::1]")),
         ("[0:0::0001]:8080", Ok("[::1]:8080")),

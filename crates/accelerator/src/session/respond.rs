@@ -314,7 +314,9 @@ impl ClientFraming {
 /// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
 fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
     if let Some(age_s) = streamed.age_s {
-        let _ = write!(out, "Age: {age_s}\r\n");
+        out.extend_from_slice(b"Age: ");
+        write_decimal(age_s, out);
+        out.extend_from_slice(b"\r\n");
     }
     out.extend_from_slice(b"Cache-Status: ");
     let handling = streamed.forward.handling();

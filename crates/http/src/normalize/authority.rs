@@ -2,6 +2,7 @@ use std::io::Write;
 use std::net::Ipv6Addr;
 
 use super::Part;
+use crate::decimal::write_decimal;
 use crate::error::HeadError;
 
 /// Host and port (RFC 3986 §3.2.2 and §3.2.3), appended to `scratch` unless they are normal as they stand.
@@ -18,6 +19,10 @@ pub(super) fn normalize<'a>(
     }
     let start = scratch.len();
     let (host, port) = split_port(authority)?;
+    let port = port.filter(|&port| port != default_port);
+    if is_normal_name(host) && port.is_some_and(|port| host.len() + 1 + digits(port) == authority.len()) {
+        return Ok(Part::Borrowed(authority));
+    }
     match host {
         [b'[', address @ .., b']'] => {
             let address = std::str::from_utf8(address).map_err(|_| HeadError::BadHost)?;
@@ -33,10 +38,16 @@ pub(super) fn normalize<'a>(
             }
         }
     }
-    if let Some(port) = port.filter(|&port| port != default_port) {
-        let _ = write!(scratch, ":{port}");
+    if let Some(port) = port {
+        scratch.push(b':');
+        write_decimal(port.into(), scratch);
     }
     Ok(Part::Written(scratch.len() - start))
+}
+
+/// Digits of a port without leading zeros.
+fn digits(port: u16) -> usize {
+    port.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
 /// The common case: a lower-case name without port or trailing dot.
