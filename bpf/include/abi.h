@@ -37,9 +37,6 @@
 #define TG_LABEL_BYTES 128
 #define TG_REASON_BYTES 64
 
-/* A token is 10^12 units, so that a rate in thousandths of a token per second is a number of units per nanosecond. */
-#define TG_TOKEN_UNITS 1000000000000ULL
-
 /* Keys of the map `control`; each value is one __u64. */
 enum tg_control {
 	TG_CONTROL_GENERATION,		/* which rule set of each pair is in force: 0 or 1 */
@@ -90,14 +87,14 @@ enum tg_counter {
 #define TG_RULE_CLASSED 32		/* the rule names a priority class */
 #define TG_RULE_ELSEWHERE 16		/* the kernel only recognizes the request: user space decides */
 
-/* What a rule does. Its counters and tokens are in map `states` under `slot`, and outlive a change of the rest. */
+/* What a rule does. Its counters are in map `states` and its tokens in map `buckets`, under `slot`: both outlive a change of
+ * the rest. */
 struct tg_rule {
 	__u32 slot;
 	__u32 flags;
 	__u32 class;			/* 0 is served first */
 	__u32 rank;			/* of the rules that match, the one of lowest rank governs */
-	__u64 rate;			/* units per nanosecond */
-	__u64 capacity;			/* units */
+	__u64 token_ns;			/* after this time there is one more token */
 	__u64 fill_ns;			/* after this time an empty bucket is full */
 };
 
@@ -107,10 +104,6 @@ struct tg_rule {
 
 /* What happened under a rule. */
 struct tg_state {
-	struct bpf_spin_lock lock;
-	__u32 reserved;
-	__u64 tokens;			/* units */
-	__u64 last_ns;
 	__u64 passed;
 	__u64 refused;
 };

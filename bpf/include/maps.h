@@ -30,6 +30,15 @@ struct {
 	__type(value, struct tg_state);
 } states SEC(".maps");
 
+/* The tokens of each rule, as the time at which its bucket was empty: it holds what came in since, and no more than fits.
+ * One word, so that it takes no lock. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TG_STATES);
+	__type(key, __u32);
+	__type(value, __s64);
+} buckets SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_MAX_SLOTS);
@@ -138,66 +147,58 @@ static __always_inline int acts_now(const struct tg_rule *rule)
 	       (!(rule->flags & TG_RULE_ON_OVERLOAD) || control_get(TG_CONTROL_OVERLOAD));
 }
 
-/* Takes one token: <rate, burst> of the paper's section 3.1. Not 0: the connection or request is compliant. */
+/* How often a token is tried for that other CPUs take away. */
+#define TAKE_TRIES 16
+
+/* Takes one token: <rate, burst> of the paper's section 3.1. Not 0: there was one. */
+static __always_inline int take_token(const struct tg_rule *rule, __u64 now_ns)
+{
+	__u32 slot = rule->slot;
+	__s64 now = now_ns, full = now - (__s64)rule->fill_ns, token = rule->token_ns;
+	__s64 *bucket = bpf_map_lookup_elem(&buckets, &slot);
+
+	if (!bucket)
+		return 1;
+	for (int i = 0; i < TAKE_TRIES; i++) {
+		__s64 empty = *(volatile __s64 *)bucket, after = (empty > full ? empty : full) + token;
+
+		if (after > now)
+			return 0;
+		if (__sync_val_compare_and_swap(bucket, empty, after) == empty)
+			return 1;
+	}
+	return 0;
+}
+
+/* Not 0: the connection or request is compliant. */
 static __always_inline int take(const struct tg_rule *rule, __u64 now_ns)
 {
 	__u32 slot = rule->slot;
-	__u64 rate = rule->rate, capacity = rule->capacity, fill_ns = rule->fill_ns, elapsed_ns;
 	struct tg_state *state = bpf_map_lookup_elem(&states, &slot);
-	int compliant = 0;
 
 	if (!state)
 		return 1;
-	if (!acts_now(rule)) {
+	if (!acts_now(rule) || (!(rule->flags & TG_RULE_REFUSE) && take_token(rule, now_ns))) {
 		__sync_fetch_and_add(&state->passed, 1);
 		return 1;
 	}
-	if (rule->flags & TG_RULE_REFUSE) {
-		__sync_fetch_and_add(&state->refused, 1);
-		return 0;
-	}
-	bpf_spin_lock(&state->lock);
-	elapsed_ns = now_ns > state->last_ns ? now_ns - state->last_ns : 0;
-	if (elapsed_ns >= fill_ns)
-		state->tokens = capacity;
-	else
-		state->tokens += elapsed_ns * rate;
-	if (state->tokens > capacity)
-		state->tokens = capacity;
-	/* Another CPU's clock reading may be the later one. */
-	if (elapsed_ns)
-		state->last_ns = now_ns;
-	if (state->tokens >= TG_TOKEN_UNITS) {
-		state->tokens -= TG_TOKEN_UNITS;
-		state->passed += 1;
-		compliant = 1;
-	} else {
-		state->refused += 1;
-	}
-	bpf_spin_unlock(&state->lock);
-	return compliant;
+	__sync_fetch_and_add(&state->refused, 1);
+	return 0;
 }
 
 /* What `take` let pass is refused by another limit: the rule has its token back, and counts a refusal. */
 static __always_inline void give_back(const struct tg_rule *rule)
 {
 	__u32 slot = rule->slot;
-	__u64 capacity = rule->capacity;
 	struct tg_state *state = bpf_map_lookup_elem(&states, &slot);
+	__s64 *bucket = bpf_map_lookup_elem(&buckets, &slot);
 
-	if (!state)
+	if (!state || !bucket)
 		return;
-	if (!acts_now(rule)) {
-		__sync_fetch_and_add(&state->passed, -1);
-		__sync_fetch_and_add(&state->refused, 1);
-		return;
-	}
-	bpf_spin_lock(&state->lock);
-	state->passed -= 1;
-	state->refused += 1;
-	if (state->tokens + TG_TOKEN_UNITS <= capacity)
-		state->tokens += TG_TOKEN_UNITS;
-	bpf_spin_unlock(&state->lock);
+	__sync_fetch_and_add(&state->passed, -1);
+	__sync_fetch_and_add(&state->refused, 1);
+	if (acts_now(rule))
+		__sync_fetch_and_add(bucket, -(__s64)rule->token_ns);
 }
 
 #endif

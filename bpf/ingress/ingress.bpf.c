@@ -150,19 +150,23 @@ static __always_inline void map_address(__u8 *to, const struct packet *packet, i
 		__builtin_memcpy(to + 12, destination ? &packet->v4->daddr : &packet->v4->saddr, 4);
 }
 
-/* The paper's section 4.5.1: after a reset the client's SYNs are dropped for a while. */
-static __always_inline int in_penalty(const struct packet *packet, __u64 now_ns)
+/* The paper's section 4.5.1: after a reset the client's SYNs are dropped for a while. Reads the clock only if somebody was
+ * reset. */
+static __always_inline int in_penalty(const struct packet *packet, __u64 *now_ns)
 {
+	__u64 last_ns = control_get(TG_CONTROL_PENALIZED_NS), *until_ns;
 	struct tg_client client;
-	__u64 *until_ns;
 
-	if (control_get(TG_CONTROL_PENALIZED_NS) <= now_ns)
+	if (!last_ns)
+		return 0;
+	*now_ns = bpf_ktime_get_ns();
+	if (last_ns <= *now_ns)
 		return 0;
 	map_address(client.address, packet, 0);
 	until_ns = bpf_map_lookup_elem(&penalties, &client);
 	if (!until_ns)
 		return 0;
-	if (*until_ns > now_ns)
+	if (*until_ns > *now_ns)
 		return 1;
 	bpf_map_delete_elem(&penalties, &client);
 	return 0;
@@ -256,7 +260,7 @@ int tidegate_in(struct xdp_md *ctx)
 {
 	struct packet packet = {.end = (void *)(long)ctx->data_end};
 	struct tg_rule *rule;
-	__u64 now_ns;
+	__u64 now_ns = 0;
 	__u16 port_class;
 	__u32 set;
 
@@ -270,8 +274,7 @@ int tidegate_in(struct xdp_md *ctx)
 	}
 	if (!packet.tcp || !packet.tcp->syn || packet.tcp->ack)
 		return XDP_PASS;
-	now_ns = bpf_ktime_get_ns();
-	if (in_penalty(&packet, now_ns)) {
+	if (in_penalty(&packet, &now_ns)) {
 		count(TG_COUNT_PENALTY);
 		return XDP_DROP;
 	}
@@ -289,6 +292,9 @@ int tidegate_in(struct xdp_md *ctx)
 		count(TG_COUNT_SYN_HELD);
 		return XDP_DROP;
 	}
+	/* The clock is among the dearest of all this. */
+	if (!now_ns)
+		now_ns = bpf_ktime_get_ns();
 	if (rule && !take(rule, now_ns)) {
 		count(TG_COUNT_SYN_POLICED);
 		return XDP_DROP;

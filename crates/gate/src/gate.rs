@@ -17,7 +17,7 @@ use crate::kernel::{ProgramCost, Programs};
 use crate::maps::Maps;
 use crate::pilot::{ClassTotals, no_latencies};
 use crate::report::{self, Mechanism, Report, Unavailable, Why};
-use crate::rules::{Abilities, Slots, kernel_rule};
+use crate::rules::{Abilities, Slots, keep_tokens, kernel_rule};
 use crate::user::User;
 use crate::{GateError, system};
 
@@ -455,6 +455,9 @@ impl Gate {
         for class in 0..abi::TG_MAX_CLASSES {
             let limit = limits.get(class as usize).copied().flatten();
             let rule = kernel_rule(abi::TG_MAX_SLOTS + class, limit, When::Always, None);
+            if let Some(before) = maps.read("class_limits", &class)? {
+                keep_tokens(maps, &before, &rule, system::now_ns())?;
+            }
             maps.write("class_limits", &class, &rule)?;
         }
         // Without classes all is in one: then what is asked for is what can be counted.

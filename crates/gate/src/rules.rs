@@ -41,10 +41,9 @@ struct Placed {
     fresh: bool,
 }
 
-/// One new rule's entry in `states` and `labels`.
+/// One rule's place in `states` and its entry in `labels`.
 struct Described {
     placed: Placed,
-    limit: Option<Profile>,
     label: abi::tg_label,
 }
 
@@ -80,14 +79,19 @@ impl Slots {
             put_requests(maps, target, &compiled)?;
         }
         let now_ns = system::now_ns();
-        for Described { placed, limit, label } in &described {
-            if placed.fresh {
-                let mut state = abi::tg_state::new_zeroed();
-                state.tokens = limit.map_or(0, |limit| limit.capacity_units());
-                state.last_ns = now_ns;
-                maps.write("states", &placed.slot, &state)?;
+        let before: HashMap<u32, &abi::tg_rule> =
+            self.connections.iter().chain(&self.requests).map(|rule| (rule.slot, rule)).collect();
+        let after: HashMap<u32, &abi::tg_rule> =
+            connection_rules.iter().chain(&entries).map(|rule| (rule.slot, rule)).collect();
+        for Described { placed: Placed { slot, fresh }, label } in &described {
+            let rule = after.get(slot);
+            if *fresh {
+                maps.write("states", slot, &abi::tg_state::new_zeroed())?;
+                maps.write("buckets", slot, &full_bucket(rule.map_or(0, |rule| rule.fill_ns), now_ns))?;
+            } else if let (Some(before), Some(after)) = (before.get(slot), rule) {
+                keep_tokens(maps, before, after, now_ns)?;
             }
-            maps.write("labels", &placed.slot, label)?;
+            maps.write("labels", slot, label)?;
         }
         maps.set_control(abi::TG_CONTROL_GENERATION, u64::from(target))?;
         let slots = next.slots;
@@ -160,7 +164,7 @@ impl Next<'_> {
             let mut compiled = kernel_rule(placed.slot, rule.limit, rule.when, rule.class);
             compiled.class = rule.class.map_or(lowest, u32::from);
             let label = label(abi::TG_LABEL_CONNECTION, order, rule, Mechanism::Xdp, Why::Earliest);
-            described.push(Described { placed, limit: rule.limit, label });
+            described.push(Described { placed, label });
             compiled
         };
         table.rules().iter().enumerate().map(compile).collect()
@@ -205,7 +209,7 @@ impl Next<'_> {
             let at_tc = why == Why::Earliest || (counted && rule.class.is_none());
             let mechanism = if at_tc { Mechanism::Tc } else { Mechanism::Server };
             let label = label(abi::TG_LABEL_REQUEST, index, rule, mechanism, why);
-            described.push(Described { placed, limit: rule.limit, label });
+            described.push(Described { placed, label });
         }
         Ok((compiled, entries))
     }
@@ -330,9 +334,9 @@ pub(crate) fn kernel_rule(
     rule.slot = slot;
     if let Some(limit) = limit {
         rule.flags |= abi::TG_RULE_LIMITED;
-        rule.rate = limit.units_per_ns();
-        rule.capacity = limit.capacity_units();
-        rule.fill_ns = limit.fill_ns();
+        rule.token_ns = limit.token_ns();
+        // Whole tokens, as the kernel programs round each.
+        rule.fill_ns = rule.token_ns * u64::from(limit.burst());
     }
     if class.is_some() {
         rule.flags |= abi::TG_RULE_CLASSED;
@@ -341,6 +345,30 @@ pub(crate) fn kernel_rule(
         rule.flags |= abi::TG_RULE_ON_OVERLOAD;
     }
     rule
+}
+
+/// The time at which a bucket that is full now would have been empty.
+fn full_bucket(fill_ns: u64, now_ns: u64) -> i64 {
+    now_ns as i64 - fill_ns as i64
+}
+
+/// A bucket is a time: where a token is to take more or less of it than before, it is set so that it holds as many tokens as
+/// before. What is taken at just this moment may be taken for nothing.
+pub(crate) fn keep_tokens(
+    maps: &Maps,
+    before: &abi::tg_rule,
+    after: &abi::tg_rule,
+    now_ns: u64,
+) -> Result<(), GateError> {
+    // Of what was not limited nobody took a token.
+    if before.token_ns == after.token_ns || before.token_ns == 0 || after.token_ns == 0 {
+        return Ok(());
+    }
+    let empty_ns: i64 = maps.read("buckets", &after.slot)?.unwrap_or_default();
+    let held_ns = (now_ns as i64 - empty_ns).clamp(0, before.fill_ns as i64);
+    let kept_ns = i128::from(held_ns) * i128::from(after.token_ns) / i128::from(before.token_ns);
+    let kept_ns = u64::try_from(kept_ns).unwrap_or(u64::MAX).min(after.fill_ns);
+    maps.write("buckets", &after.slot, &full_bucket(kept_ns, now_ns))
 }
 
 fn label(kind: u32, order: usize, rule: &impl Display, mechanism: Mechanism, why: Why) -> abi::tg_label {

@@ -4,6 +4,7 @@
 mod support;
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -131,6 +132,48 @@ fn replaced_rules_keep_their_tokens_and_wrong_rules_change_nothing() {
     explained(gate.replace_rules(&RuleSet::default()));
     assert!(passes(&gate, &syn) && passes(&gate, &other));
     assert!(explained(gate.show()).rules.is_empty());
+}
+
+#[test]
+fn bucket_of_a_rule_whose_rate_is_replaced_holds_as_many_tokens_as_before() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let of = |rate: f64, burst: u32| connections(vec![connection("*:80", "*", rate, burst)]);
+    let gate = load(&of(SLOW, 10));
+    let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    let passed = |frames: usize| (0..frames).filter(|_| passes(&gate, &syn)).count();
+    assert_eq!(passed(4), 4);
+    // Of six that are left, with another rate in between, two are taken, and then there is room for three.
+    explained(gate.replace_rules(&of(SLOW * 10.0, 10)));
+    explained(gate.replace_rules(&of(SLOW, 10)));
+    assert_eq!(passed(2), 2);
+    explained(gate.replace_rules(&of(SLOW * 10.0, 3)));
+    assert_eq!(passed(9), 3);
+    // From a rate that would fill it at once, and so has, to a slow one.
+    explained(gate.replace_rules(&of(1_000_000.0, 5)));
+    while !passes(&gate, &syn) {}
+    thread::sleep(std::time::Duration::from_millis(1));
+    explained(gate.replace_rules(&of(SLOW, 5)));
+    assert_eq!(passed(9), 5);
+}
+
+#[test]
+fn bucket_that_several_processors_take_from_gives_its_burst_and_no_more() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load(&connections(vec![connection("*:80", "*", SLOW, 20_000)]));
+    let syn = frame("10.1.1.9", "10.0.0.1", 80, SYN, b"");
+    let started = Barrier::new(4);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                started.wait();
+                explained(gate.try_frame(Mechanism::Xdp, &syn, 10_000));
+            });
+        }
+    });
+    let report = explained(gate.show());
+    assert_eq!((report.rules[0].passed, report.rules[0].refused), (20_000, 20_000));
 }
 
 #[test]

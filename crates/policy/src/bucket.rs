@@ -1,4 +1,5 @@
-//! Token buckets in integer arithmetic, the same to the last unit as in the kernel programs.
+//! Token buckets in integer arithmetic. Those of the kernel programs round the time of a token up to a nanosecond, and are the
+//! same otherwise.
 
 /// A token is this many units, so that a rate in thousandths of a token per second is a number of units per nanosecond.
 pub const TOKEN_UNITS: u64 = 1_000_000_000_000;
@@ -65,6 +66,11 @@ impl Profile {
     /// Units that a full bucket holds.
     pub fn capacity_units(&self) -> u64 {
         u64::from(self.burst) * TOKEN_UNITS
+    }
+
+    /// The time of one token, rounded up.
+    pub fn token_ns(&self) -> u64 {
+        TOKEN_UNITS.div_ceil(self.milli_rate_per_s)
     }
 
     /// The time after which an empty bucket is full.
