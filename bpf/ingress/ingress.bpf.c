@@ -255,7 +255,8 @@ static __always_inline int held_back(struct xdp_md *ctx, const struct packet *pa
 	return queue ? higher_class_waits(*queue, class, limit) : listener_is_deep(ctx, packet, limit);
 }
 
-SEC("xdp")
+/* "frags": drivers refuse other programs where a packet may lie in several pieces (jumbo frames). The headers are in the first. */
+SEC("xdp.frags")
 int tidegate_in(struct xdp_md *ctx)
 {
 	struct packet packet = {.end = (void *)(long)ctx->data_end};
@@ -263,6 +264,7 @@ int tidegate_in(struct xdp_md *ctx)
 	__u64 now_ns = 0;
 	__u16 port_class;
 	__u32 set;
+	int by_class;
 
 	if (parse(&packet, (void *)(long)ctx->data)) {
 		count(TG_COUNT_MALFORMED);
@@ -292,14 +294,15 @@ int tidegate_in(struct xdp_md *ctx)
 		count(TG_COUNT_SYN_HELD);
 		return XDP_DROP;
 	}
+	by_class = control_get(TG_CONTROL_CLASSES) & TG_CLASSES_SYNS;
 	/* The clock is among the dearest of all this. */
-	if (!now_ns)
+	if (!now_ns && (rule || by_class))
 		now_ns = bpf_ktime_get_ns();
 	if (rule && !take(rule, now_ns)) {
 		count(TG_COUNT_SYN_POLICED);
 		return XDP_DROP;
 	}
-	if (control_get(TG_CONTROL_CLASSES) & TG_CLASSES_SYNS && !class_take(class_of(set, rule), now_ns)) {
+	if (by_class && !class_take(class_of(set, rule), now_ns)) {
 		if (rule)
 			give_back(rule);
 		return XDP_DROP;

@@ -39,6 +39,16 @@ pub enum GateError {
         /// Whether it is the program of another gate.
         by_tidegate: bool,
     },
+    /// Neither the driver nor the kernel takes the program there.
+    #[error(
+        "interface `{name}` takes no XDP program: {source}: attach to another that the packets pass, such as the bridge or the bond it is part of, or have `tidegate run` enforce the rules in user space"
+    )]
+    NotTaken {
+        /// The interface.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The connection rules do not compile.
     #[error(transparent)]
     Rules(#[from] TableError),

@@ -163,7 +163,8 @@ impl Gate {
                 error @ (GateError::NotPermitted
                 | GateError::Kernel { .. }
                 | GateError::Io { .. }
-                | GateError::InUse { .. }),
+                | GateError::InUse { .. }
+                | GateError::NotTaken { .. }),
             ) => Self::user_space(rules, options, error.to_string()),
             other => other,
         }

@@ -1,8 +1,9 @@
 //! The interfaces that a gate is attached to. One that goes takes nothing from the others.
 
 use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
 
-use libbpf_rs::Link;
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 
 use crate::kernel::{Attached, Programs};
 use crate::report::Unavailable;
@@ -108,6 +109,13 @@ impl Interfaces {
             let why = format!("{}: {}", attached.interface, attached.request.as_ref().err()?);
             Some(Unavailable { what: "request rules on segments", why })
         });
+        let behind = self.attached.iter().filter_map(|attached| {
+            let (name, why) = (&attached.interface, attached.not_native.as_ref()?);
+            let why = format!(
+                "{name}: {why}: the kernel runs the programs behind the driver, where a packet costs more"
+            );
+            Some(Unavailable { what: "XDP in the driver", why })
+        });
         let gone = self.gone.iter().map(|gone| Unavailable {
             what: "an interface",
             why: match &gone.why {
@@ -115,7 +123,7 @@ impl Interfaces {
                 Some(why) => format!("`{}` is back and cannot be attached: {why}", gone.name),
             },
         });
-        segments.chain(gone)
+        segments.chain(behind).chain(gone)
     }
 
     /// Looks what has become of each, and attaches those that are back. Tells each change once.
@@ -156,9 +164,9 @@ impl Interfaces {
     }
 }
 
-fn is_attached(link: &Link) -> bool {
-    match link.info().map(|link| link.info) {
-        Ok(libbpf_rs::query::LinkTypeInfo::Xdp(xdp)) => xdp.ifindex != 0,
+fn is_attached(link: &OwnedFd) -> bool {
+    match LinkInfo::from_fd(link.as_fd()).map(|link| link.info) {
+        Ok(LinkTypeInfo::Xdp(xdp)) => xdp.ifindex != 0,
         _ => false,
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -79,17 +79,7 @@ impl Programs {
     pub(crate) fn attach(&self, interface: &str) -> Result<Attached, GateError> {
         system::check_interface(interface)?;
         let index = system::interface_index(interface)?;
-        let attachable = program(&self.ingress, INGRESS_PROGRAM)?;
-        let descriptor = attachable.as_fd();
-        let in_use = |source: libbpf_rs::Error| {
-            let other = libbpf_rs::Xdp::new(descriptor).query_id(index, XdpFlags::NONE);
-            if other.is_ok_and(|program| program != 0) {
-                let by_tidegate = Running::all(Some(interface)).is_ok_and(|found| !found.is_empty());
-                return GateError::InUse { name: interface.into(), by_tidegate };
-            }
-            GateError::kernel("attaching to the interface")(source)
-        };
-        let ingress = attachable.attach_xdp(index).map_err(in_use)?;
+        let (ingress, not_native) = self.attach_ingress(interface, index)?;
         let request = match &self.request {
             Err(error) => Err(error.to_string()),
             Ok(object) => attach_tcx(object, REQUEST_PROGRAM, index).map_err(|error| error.to_string()),
@@ -98,7 +88,27 @@ impl Programs {
             Err(error) => Err(error.to_string()),
             Ok(object) => attach_tcx(object, ANSWER_PROGRAM, index).map_err(|error| error.to_string()),
         };
-        Ok(Attached { interface: interface.to_owned(), index, ingress, request, answer })
+        Ok(Attached { interface: interface.to_owned(), index, ingress, not_native, request, answer })
+    }
+
+    /// Attaches to the driver's hook, or where the driver will not have it (its queues or features do not fit) to the
+    /// kernel's own behind it; then also gives what the driver said.
+    fn attach_ingress(&self, name: &str, index: i32) -> Result<(OwnedFd, Option<String>), GateError> {
+        let attachable = program(&self.ingress, INGRESS_PROGRAM)?;
+        let descriptor = attachable.as_fd();
+        let native = match system::link_xdp(descriptor, index, 0) {
+            Ok(link) => return Ok((link, None)),
+            Err(error) => error,
+        };
+        let other = libbpf_rs::Xdp::new(descriptor).query_id(index, XdpFlags::NONE);
+        if other.is_ok_and(|program| program != 0) {
+            let by_tidegate = Running::all(Some(name)).is_ok_and(|found| !found.is_empty());
+            return Err(GateError::InUse { name: name.into(), by_tidegate });
+        }
+        match system::link_xdp(descriptor, index, libbpf_sys::XDP_FLAGS_SKB_MODE) {
+            Ok(link) => Ok((link, Some(native.to_string()))),
+            Err(_) => Err(GateError::NotTaken { name: name.into(), source: native }),
+        }
     }
 
     /// Attaches the steering of new connections to the calling thread's network namespace.
@@ -198,7 +208,9 @@ pub struct ProgramCost {
 pub(crate) struct Attached {
     pub(crate) interface: String,
     pub(crate) index: i32,
-    pub(crate) ingress: Link,
+    pub(crate) ingress: OwnedFd,
+    /// Why the driver did not take the program; the kernel runs it behind the driver then.
+    pub(crate) not_native: Option<String>,
     pub(crate) request: Result<Link, String>,
     pub(crate) answer: Result<Link, String>,
 }

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use libbpf_rs::query::LinkInfo;
@@ -184,7 +184,7 @@ fn has(needed: CapabilitySet) -> bool {
 }
 
 /// What the kernel knows of a program: instructions that the verifier went through, and bytes of the program.
-pub(crate) fn program_size(program: std::os::fd::BorrowedFd<'_>) -> Result<(u32, u32), GateError> {
+pub(crate) fn program_size(program: BorrowedFd<'_>) -> Result<(u32, u32), GateError> {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut length = size_of::<libbpf_sys::bpf_prog_info>() as u32;
     // SAFETY: the descriptor is open and `info` has the room that `length` says.
@@ -216,6 +216,23 @@ pub(crate) fn links() -> Vec<LinkInfo> {
         }
     }
     found
+}
+
+/// Attaches a program to an interface's first hook; the link detaches when it is closed.
+pub(crate) fn link_xdp(program: BorrowedFd<'_>, interface: i32, flags: u32) -> io::Result<OwnedFd> {
+    let options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags,
+        ..Default::default()
+    };
+    // SAFETY: the descriptor is open and the options outlive the call.
+    let fd =
+        unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), interface, libbpf_sys::BPF_XDP, &options) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the call gave a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Detaches a link, whoever holds it.

@@ -26,6 +26,34 @@ fn an_interface_without_ethernet_frames_is_refused() {
     }
 }
 
+/// Jumbo frames lie in several pieces; a peer that sends on more queues than the interface receives on is what drivers refuse
+/// with (`veth_xdp_set`).
+#[test]
+fn an_interface_whose_driver_refuses_xdp_is_attached_behind_the_driver_and_jumbo_frames_are_no_reason() {
+    needs_root();
+    let _pair = Pair::new();
+    ip("link add jumbo0 mtu 9000 type veth peer name jumbo1 mtu 9000");
+    ip("link add few0 numrxqueues 1 numtxqueues 1 type veth peer name few1 numrxqueues 4 numtxqueues 4");
+    for name in ["jumbo0", "jumbo1", "few0", "few1"] {
+        ip(&format!("link set {name} up"));
+    }
+    let gate = explained(Gate::attach("jumbo0", &RuleSet::default(), &Options::default()));
+    assert_eq!(explained(gate.show()).unavailable.len(), 0, "{:?}", gate.show());
+    gate.detach();
+    let gate = explained(Gate::attach("few0", &RuleSet::default(), &Options::default()));
+    let shown = explained(gate.show());
+    assert!(gate.is_attached() && shown.interfaces == ["few0"], "{shown}");
+    assert!(
+        shown.to_string().contains("few0: ") && shown.to_string().contains("behind the driver"),
+        "{shown}"
+    );
+    assert_eq!(explained(Running::find(Some("few0"))).interfaces(), ["few0"]);
+    let second = Gate::attach("few0", &RuleSet::default(), &Options::default());
+    assert!(matches!(&second, Err(GateError::InUse { by_tidegate: true, .. })), "{second:?}");
+    gate.detach();
+    assert!(matches!(Running::find(None), Err(GateError::NotAttached { .. })), "nothing stays attached");
+}
+
 /// A second interface of the server's; made, it can be removed and made again.
 fn make_second() {
     ip("link add gate2 type veth peer name gate3");
