@@ -226,6 +226,58 @@ fn a_gate_outlives_an_interface_that_vanishes_and_fails_when_none_is_left() {
 }
 
 #[test]
+fn a_holder_that_is_told_to_read_again_takes_what_can_change_and_refuses_the_rest() {
+    needs_root();
+    let _pair = Pair::new();
+    let rules = "[[connection]]\ndestination = \"*:80\"\nburst = 3\n[block]\nfor = ";
+    let folder = Folder::with("gate.toml", &format!("{rules}\"1h\"\n"));
+    let file = folder.name("gate.toml");
+    let log = std::fs::File::create(folder.path("log")).unwrap();
+    let holder = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["gate", "attach", "gate0", "--config", &file])
+        .stdin(Stdio::null())
+        .stderr(log)
+        .spawn();
+    let mut holder = Process(holder.unwrap());
+    let logged = |text: &str| {
+        let read = || std::fs::read_to_string(folder.path("log")).unwrap().contains(text).then_some(());
+        eventually(text, read);
+    };
+    logged("connection.burst has no effect without connection.rate");
+    logged("attached to gate0");
+    let read_again = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let pid = rustix::process::Pid::from_child(&holder.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    };
+    let remaining_s = |address: &str| {
+        json(&["block", "add", address, "--json"]);
+        let list = json(&["block", "list", "--json"]);
+        let prefix = format!("{address}/32");
+        list.as_array().unwrap().iter().find(|row| row["prefix"] == prefix).unwrap()["remaining_s"]
+            .as_u64()
+            .unwrap()
+    };
+    assert!(remaining_s("10.99.0.1") > 1800);
+    read_again(&format!("{rules}\"10m\"\n"));
+    logged("the rules were read again and are in force");
+    assert!(remaining_s("10.99.0.2") <= 600);
+    read_again(&format!("{rules}\"1h\"\nshut_windows = 9\n[gate]\nreset_penalty = \"9s\"\n"));
+    logged("the old rules stay in force: [gate], block.shut_windows cannot change while attached");
+    assert!(remaining_s("10.99.0.3") <= 600);
+    assert!(tidegate(&["gate", "detach"]).status.success());
+    assert!(eventually("the holder ends", || holder.0.try_wait().unwrap()).success());
+
+    let checked = tidegate(&["gate", "check", "gate0", "--config", &file]);
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(checked.status.success() && said.starts_with("warning: "), "{said}");
+    assert_eq!(
+        json(&["gate", "check", "gate0", "--config", &file, "--json"])["warnings"][0]["severity"],
+        "warning"
+    );
+}
+
+#[test]
 fn detaching_one_interface_by_name_leaves_the_gate_on_the_others() {
     needs_root();
     let _pair = Pair::new();

@@ -53,7 +53,8 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(no_signals)?;
-    let (settings, mut rules) = rules_of(attach)?;
+    let Asked { settings, mut rules, warnings } = rules_of(attach)?;
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let Some((first, rest)) = attach.interfaces.split_first() else { return Ok(()) };
     let mut gate = Gate::attach(first, &rules, &settings.options).map_err(failed)?;
     for interface in rest {
@@ -64,8 +65,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     let (mut keeper, notes) = Keeper::start(&gate, &settings.blocks);
     log(notes);
     let ports: Vec<u16> = rules.http_ports.iter().map(PortRange::first).collect();
-    let wanted = settings.wanted;
-    let mut pilot = Pilot::start(&gate, wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
+    let mut pilot = Pilot::start(&gate, settings.wanted, &rules, &ports, OTHERS_BACKLOG).map_err(failed)?;
     let report = gate.show().map_err(failed)?;
     tracing::info!(rules = report.rules.len(), "attached to {}", report.interfaces.join(", "));
     warn_of_the_unenforced(&report);
@@ -83,18 +83,15 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
         tokio::select! {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
-            _ = hangup.recv() => match rules_of(attach) {
-                Ok((settings, next)) => match gate.replace_rules(&next) {
-                    Ok(()) => {
-                        rules = next;
-                        pilot.set_stress(settings.wanted.stress);
-                        log(keeper.replace_sources(&gate, &settings.blocks));
-                        gate.show().iter().for_each(warn_of_the_unenforced);
-                        tracing::info!(rules = rules.connections.len() + rules.requests.len(), "the rules were read again and are in force");
-                    }
-                    Err(error) => tracing::error!("the old rules stay in force: {error}"),
-                },
-                Err(failure) => tracing::error!("the old rules stay in force: {}", failure.message),
+            _ = hangup.recv() => match read_again(attach, &settings, &gate) {
+                Ok(asked) => {
+                    rules = asked.rules;
+                    pilot.set_stress(asked.settings.wanted.stress);
+                    log(keeper.replace_sources(&gate, &asked.settings.blocks));
+                    gate.show().iter().for_each(warn_of_the_unenforced);
+                    tracing::info!(rules = rules.connections.len() + rules.requests.len(), "the rules were read again and are in force");
+                }
+                Err(why) => tracing::error!("the old rules stay in force: {why}"),
             },
             _ = looks.tick() => {
                 block_slow_readers(&mut slow, &gate);
@@ -116,6 +113,27 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
     gate.detach();
     tracing::info!("detached");
     Ok(())
+}
+
+/// Puts what the file says now in force, all or nothing.
+fn read_again(attach: &Attach<'_>, started: &config::Gate, gate: &Gate) -> Result<Asked, String> {
+    let asked = rules_of(attach).map_err(|failure| failure.message)?;
+    asked.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let new = &asked.settings;
+    let needs_restart = [
+        ("[gate]", started.options != new.options),
+        ("[adapt]", started.wanted.goals != new.wanted.goals),
+        ("block.shut_windows", started.shut_windows != new.shut_windows),
+        ("block.path", started.blocks.directory != new.blocks.directory),
+    ];
+    let changed: Vec<&str> =
+        needs_restart.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect();
+    if !changed.is_empty() {
+        return Err(format!("{} cannot change while attached; attach again to apply it", changed.join(", ")));
+    }
+    gate.replace_rules(&asked.rules).map_err(|error| error.to_string())?;
+    gate.blocks().set_lifetime(new.block_for).map_err(|error| error.to_string())?;
+    Ok(asked)
 }
 
 /// Whoever has detached all of them wanted that; otherwise nothing is enforced that should be.
@@ -172,7 +190,14 @@ fn listen_for_servers(attach: &Attach<'_>, gate: &Gate, rules: &RuleSet) -> Resu
     attach.listen.iter().map(hold).collect()
 }
 
-fn rules_of(attach: &Attach<'_>) -> Result<(config::Gate, RuleSet), Failure> {
+/// What the file and the command line ask for.
+struct Asked {
+    settings: config::Gate,
+    rules: RuleSet,
+    warnings: Vec<config::Finding>,
+}
+
+fn rules_of(attach: &Attach<'_>) -> Result<Asked, Failure> {
     let loaded = match attach.config {
         Some(path) => config::load(path).map_err(|findings| Failure::runtime(config::lines(&findings)))?,
         None => config::defaults(),
@@ -190,12 +215,12 @@ fn rules_of(attach: &Attach<'_>) -> Result<(config::Gate, RuleSet), Failure> {
         _ if listeners.is_empty() => vec![PortRange::one(80)],
         _ => listeners,
     };
-    Ok((settings, rules))
+    Ok(Asked { settings, rules, warnings: loaded.warnings })
 }
 
 /// `tidegate gate check`: what the rules of a file would become here. Nothing is attached.
 pub(crate) fn check(attach: &Attach<'_>, for_server: bool, json: bool) -> Result<(), Failure> {
-    let (settings, rules) = rules_of(attach)?;
+    let Asked { settings, rules, warnings } = rules_of(attach)?;
     for interface in attach.interfaces {
         tidegate_gate::check_interface(interface).map_err(failed)?;
     }
@@ -210,7 +235,13 @@ pub(crate) fn check(attach: &Attach<'_>, for_server: bool, json: bool) -> Result
     let report = gate.show().map_err(failed)?;
     if json {
         let rules = view::report("tidegate gate check", &report)["rules"].take();
-        return client::print_json(&json!({ "loaded": why.is_none(), "reason": why, "rules": rules }));
+        let warnings: Vec<Value> = warnings.iter().map(|warning| warning.to_json("warning")).collect();
+        return client::print_json(
+            &json!({ "loaded": why.is_none(), "reason": why, "rules": rules, "warnings": warnings }),
+        );
+    }
+    for warning in &warnings {
+        let _ = writeln!(std::io::stderr(), "warning: {warning}");
     }
     let mut out = match why {
         None => "This kernel takes the programs with these rules; nothing was attached.\n".to_owned(),
