@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::wire::Once;
+use crate::pieces::tag_of;
+use crate::wire::{ID_BYTES, Once, Pieces, Request};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: example\r\n\r\n";
 const TCP_PORT: u16 = 41_000;
