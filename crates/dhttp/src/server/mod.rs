@@ -9,6 +9,7 @@
 mod carry;
 mod config;
 mod connections;
+mod growth;
 mod loss;
 mod metrics;
 pub(crate) mod once;
@@ -51,6 +52,9 @@ use connections::Connections;
 use loss::Conditions;
 use request::Checker;
 use ring::AnsweredRing;
+
+/// What goes in front of an HTTP response, or a piece of one, is about as long.
+const HEADER_BYTES: usize = 64;
 
 /// A client that closes a connection within this time of a response may not have read it.
 const REFUSAL_WINDOW: Duration = Duration::from_secs(1);
@@ -159,6 +163,8 @@ struct InFlight {
     /// The token has long to live: no other is needed yet.
     well_proved: bool,
     pieces: Wanted,
+    /// Longest response that goes in pieces.
+    pieces_bytes: usize,
     received_bytes: usize,
     /// It must not be repeated.
     once: Option<Numbered>,
@@ -224,7 +230,7 @@ impl Server {
             tokens: TokenKeys::new(token_secret, config.token_lifetime),
             rng: StdRng::from_seed(seed),
             started: (now, unix_s),
-            loss: Conditions::new(config.loss_threshold, config.loss_half_life, config.networks, now),
+            loss: Conditions::new(&config, now),
             places: Places::default(),
             answered: AnsweredRing::new(config.answered_ids),
             in_flight: HashMap::new(),
@@ -352,7 +358,12 @@ impl Server {
     }
 
     fn transmit(&mut self, path: Path, id: RequestId, answer: Answer<'_>) {
-        let mut payload = Vec::new();
+        let body_bytes = match answer {
+            Answer::Http { http, .. } => http.len(),
+            Answer::Piece { piece, .. } => piece.len(),
+            _ => 0,
+        };
+        let mut payload = Vec::with_capacity(HEADER_BYTES + body_bytes);
         Response { id, answer }.write(&mut payload);
         self.transmits.push_back(Transmit { to: path.client, from: path.local, payload });
     }

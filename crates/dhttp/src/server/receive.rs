@@ -92,6 +92,12 @@ impl Server {
                 return Received::Done;
             }
         };
+        let pieces_bytes = match request.pieces {
+            Pieces::Unknown => 0,
+            Pieces::Accepted => self.loss.pieces_bytes(client.ip(), now),
+            // They are less than the response, which was short enough when it was sent.
+            Pieces::Repair { .. } => self.loss.most_pieces_bytes(),
+        };
         let request_state = InFlight {
             client,
             local,
@@ -105,6 +111,7 @@ impl Server {
                 Pieces::Accepted => Wanted::All,
                 Pieces::Repair { tag, ranges } => Wanted::Ranges(tag, PieceRange::read_all(ranges).collect()),
             },
+            pieces_bytes,
             received_bytes,
             once: None,
             seal: self.unsealed.take(),

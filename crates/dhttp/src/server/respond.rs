@@ -32,7 +32,7 @@ impl Server {
         let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
         let monitor =
             self.loss.is_high_for(request.client.ip(), now) && !self.rng.random_bool(self.loss.threshold());
-        if !short && !monitor && self.takes_pieces(&request) && http.len() <= self.config.pieces_bytes {
+        if !short && !monitor && self.takes_pieces(&request) && http.len() <= request.pieces_bytes {
             self.transmit_pieces(id, &request, http, now);
             return Route::Datagram;
         }
@@ -79,7 +79,7 @@ impl Server {
             self.loss.on_resent((request.client.ip(), id), now);
         } else {
             self.metrics.dhttp_responses_pieces_total.add(1);
-            self.loss.on_fresh(request.client.ip(), total.div_ceil(most), now);
+            self.loss.on_pieces(request.client.ip(), total.div_ceil(most), now);
         }
         self.report_loss(now);
         let mut left = total;
@@ -123,7 +123,7 @@ impl Server {
         let datagram =
             self.datagram_bytes(request.client).min(if request.proved { usize::MAX } else { allowance });
         let one = datagram.saturating_sub(ID_BYTES).min(self.config.size_threshold_bytes);
-        let room = if self.takes_pieces(request) { one.max(self.config.pieces_bytes) } else { one };
+        let room = if self.takes_pieces(request) { one.max(request.pieces_bytes) } else { one };
         let overhead_bytes = if request.seal.is_some() { 2 + RESPONSE_OVERHEAD_BYTES } else { 0 };
         room.saturating_sub(overhead_bytes)
     }

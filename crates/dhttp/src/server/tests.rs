@@ -469,6 +469,36 @@ fn a_proved_client_that_takes_pieces_gets_a_middling_response_in_several_datagra
 }
 
 #[test]
+fn a_network_on_the_way_to_which_nothing_is_lost_gets_longer_responses_in_pieces_until_something_is() {
+    let mut bench = Bench::new(ServerConfig::default());
+    bench.pieces = Pieces::Accepted;
+    for _ in 0..10 {
+        let ticket = bench.request(false);
+        assert_eq!(bench.respond(ticket, 14_600), Route::Datagram);
+    }
+    assert_eq!(piece_lengths(&mut bench).len(), 110);
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 14_600, "a repair may still come");
+    bench.server.abandon(ticket);
+    bench.now += Duration::from_secs(1);
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 29_200);
+    assert_eq!(bench.respond(ticket, 29_200), Route::Datagram);
+    assert_eq!(piece_lengths(&mut bench).len(), 21);
+    // What was lost of it comes in a piece, too.
+    let mut range = Vec::new();
+    PieceRange { offset: 1451, length: 1451 }.write(&mut range);
+    bench.pieces = Pieces::Repair { tag: tag_of(&response(29_200)), ranges: range.leak() };
+    let ticket = bench.request(false);
+    assert_eq!(bench.respond(ticket, 29_200), Route::Datagram);
+    assert_eq!(piece_lengths(&mut bench), [(1451, 1451)]);
+    bench.pieces = Pieces::Accepted;
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 14_600);
+    bench.server.abandon(ticket);
+}
+
+#[test]
 fn a_client_that_is_not_proved_gets_no_pieces() {
     let mut bench = Bench::new(ServerConfig::default());
     bench.pieces = Pieces::Accepted;
