@@ -9,7 +9,7 @@ mod reason;
 mod tree;
 mod verdict;
 
-pub use prefix::{IpPrefix, PrefixError};
+pub use prefix::{IpPrefix, PrefixError, network_of};
 pub use reason::Reason;
 pub use tree::{Event, Mark, NodeId, PrefixTree, TopTarget, TreeConfig, Visit};
 pub use verdict::Verdict;

@@ -73,6 +73,15 @@ impl IpPrefix {
     }
 }
 
+/// Who counts as one client: an IPv4 address, or the network of 64 bits that IPv6 gives to one (RFC 6177), all of whose
+/// addresses it can use. Its first address stands for it.
+pub fn network_of(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        v6 @ IpAddr::V6(_) => mask(v6, 64),
+        v4 => v4,
+    }
+}
+
 fn mask(address: IpAddr, length_bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(v4) => {
@@ -132,6 +141,17 @@ mod tests {
         let everything: IpPrefix = "::/0".parse().unwrap();
         assert!(everything.contains("2001:db8::1".parse().unwrap()));
         assert!(!everything.contains("127.0.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_client_is_an_ipv4_address_or_64_bits_of_an_ipv6_address() {
+        for (client, network) in [
+            ("192.0.2.7", "192.0.2.7"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+            ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::"),
+        ] {
+            assert_eq!(network_of(client.parse().unwrap()), network.parse::<IpAddr>().unwrap(), "{client}");
+        }
     }
 
     #[test]

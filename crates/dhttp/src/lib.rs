@@ -11,6 +11,7 @@ pub mod gateway;
 pub mod intercept;
 pub mod once;
 pub mod pieces;
+mod places;
 pub mod ports;
 mod recent;
 pub mod sealed;

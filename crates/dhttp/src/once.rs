@@ -21,11 +21,12 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hasher;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use siphasher::sip::SipHasher24;
+use tidegate_core::network_of;
 
 use crate::wire::{Numbered, TICKET_BYTES};
 
@@ -460,17 +461,5 @@ impl Network {
         self.tickets > 0
             || self.kept_bytes > 0
             || self.closed_until_s.is_some_and(|until| now_s <= until.saturating_add(lifetime_s))
-    }
-}
-
-/// Whose share it is: one IPv4 address, or 64 bits of an IPv6 address, of which one client has all.
-pub(crate) fn network_of(client: IpAddr) -> IpAddr {
-    match client.to_canonical() {
-        IpAddr::V6(address) => {
-            let mut octets = address.octets();
-            octets[8..].fill(0);
-            Ipv6Addr::from(octets).into()
-        }
-        v4 => v4,
     }
 }

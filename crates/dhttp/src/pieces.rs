@@ -1,19 +1,16 @@
 //! Responses in several datagrams, with repair driven by the client (DHTTP §III-C and §VII, "large responses over
 //! multiple UDP packets"): the server sends pieces and forgets them, the client asks for the ranges that it misses.
 
-use std::hash::Hasher;
 use std::ops::Range;
 
-use siphasher::sip::SipHasher13;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::wire::{MAX_RANGES, PieceRange};
 
 /// What tells one response from another: a server that makes it anew may make it differently.
 pub fn tag_of(response: &[u8]) -> u32 {
     // Not against attackers, who would have to know the id: against a mixture of two responses.
-    let mut hasher = SipHasher13::new_with_keys(0, 0);
-    hasher.write(response);
-    hasher.finish() as u32
+    xxh3_64(response) as u32
 }
 
 /// A response of which some pieces are here.

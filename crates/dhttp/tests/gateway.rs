@@ -16,6 +16,7 @@ use tidegate_dhttp::gateway::{GatewayMetrics, GatewayOptions, serve};
 use tidegate_http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 struct Gateway {
     address: SocketAddr,
@@ -180,19 +181,26 @@ async fn connect_opens_a_tunnel() {
     assert_eq!(*seen.lock().unwrap(), ["ping"]);
 }
 
+/// An HTTP server that reads one request up to `end`, answers 204 and returns what it has read.
+async fn reading_server(end: Vec<u8>) -> (SocketAddr, JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let reading = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut received = Vec::new();
+        while !received.ends_with(&end) {
+            assert!(stream.read_buf(&mut received).await.unwrap() > 0, "{}", received.escape_ascii());
+        }
+        stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+        received
+    });
+    (address, reading)
+}
+
 #[tokio::test]
 async fn a_body_that_is_too_long_to_be_held_is_passed_on_as_it_comes() {
     let gateway = gateway(GatewayOptions::default()).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = listener.local_addr().unwrap();
-    let serving = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let mut received = Vec::new();
-        while !received.ends_with(&pattern(100_000)) {
-            stream.read_buf(&mut received).await.unwrap();
-        }
-        stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
-    });
+    let (server, reading) = reading_server(pattern(100_000).to_vec()).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     let head = format!(
         "PUT http://{server}/ HTTP/1.1\r\nHost: {server}\r\nContent-Length: 100000\r\nConnection: close\r\n\r\n"
@@ -202,7 +210,7 @@ async fn a_body_that_is_too_long_to_be_held_is_passed_on_as_it_comes() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
-    serving.await.unwrap();
+    reading.await.unwrap();
 }
 
 /// A gateway, and a server that announces a certificate to it.
@@ -265,26 +273,16 @@ async fn a_long_body_for_a_server_without_its_certificate_does_not_go_in_the_cle
 #[tokio::test]
 async fn a_chunked_body_keeps_its_framing_by_http() {
     let gateway = gateway(GatewayOptions::default()).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = listener.local_addr().unwrap();
-    let serving = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let mut received = Vec::new();
-        while !received.ends_with(b"0\r\n\r\n") {
-            assert!(stream.read_buf(&mut received).await.unwrap() > 0, "{}", received.escape_ascii());
-        }
-        stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
-        String::from_utf8(received).unwrap()
-    });
+    let (server, reading) = reading_server(b"0\r\n\r\n".to_vec()).await;
     let answer = ask(
         &gateway,
         &format!("POST http://{server}/q HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc=1\r\n0\r\n\r\n"),
     )
     .await;
     assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
-    let received = serving.await.unwrap();
+    let received = reading.await.unwrap();
     assert_eq!(
-        received,
+        String::from_utf8(received).unwrap(),
         format!(
             "POST /q HTTP/1.1\r\nHost: {server}\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc=1\r\n0\r\n\r\n"
         )

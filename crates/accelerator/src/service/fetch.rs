@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::network_of;
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
 use tidegate_http::forward::{ForwardContext, hops_left, times_seen, write_upstream_request};
@@ -26,7 +27,6 @@ use crate::service::flights::{Epoch, Flight, Join, Leader, News, Outcome, Starte
 use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
 use crate::service::plan::{Destination, Plan, cookies};
 use crate::service::seen::Seen;
-use crate::upstream::turns::network_of;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
 /// Answers of others that a request finds in the cache and cannot use, before it asks for itself.

@@ -5,9 +5,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::rc::Rc;
 
+use tidegate_core::network_of;
 use tokio::sync::oneshot::{self, Receiver, Sender};
 
 use crate::admission::CLASSES;
@@ -40,14 +41,6 @@ struct Waiting {
 struct Waiter {
     client: Option<IpAddr>,
     sender: Sender<Turn>,
-}
-
-/// Who counts as one client: an address, or the network of 64 bits that IPv6 gives to one (RFC 6177).
-pub(crate) fn network_of(client: IpAddr) -> IpAddr {
-    match client.to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
-        v4 => v4,
-    }
 }
 
 impl Turns {

@@ -33,11 +33,8 @@ enum Ended {
 impl<S: Service> Driver<S> {
     pub(super) fn accept(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
         let metrics = &self.handle.driver;
-        if metrics.dhttp_accepted_open.get() >= self.options.accepted as u64 {
-            metrics.dhttp_accepted_refused_total.add(1);
-            return;
-        }
-        let Some(share) = self.accepted.borrow_mut().take(peer.ip()) else {
+        let (of_peer, in_all) = (self.options.accepted_per_client, self.options.accepted);
+        let Some(place) = self.accepted.take(peer.ip(), of_peer, in_all) else {
             metrics.dhttp_accepted_refused_total.add(1);
             return;
         };
@@ -51,7 +48,7 @@ impl<S: Service> Driver<S> {
         metrics.dhttp_accepted_open.add(1);
         let driver = Rc::clone(self);
         spawn_local(async move {
-            let _share = share;
+            let _place = place;
             if let Err(error) = driver.serve_stream(stream, peer).await {
                 driver.handle.driver.dhttp_stream_errors_total.add(1);
                 tracing::debug!(%error, %peer, "connection of a client ended");

@@ -17,7 +17,6 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::opened::{How, Pool};
-use super::places::Places;
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{Fingerprint, Secured};
@@ -26,6 +25,7 @@ use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_respo
 use super::udp::SegmentReceiver;
 use super::{icmp, security};
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
+use crate::places::Places;
 use crate::sealed::KeyConfig;
 use crate::wire::RequestId;
 

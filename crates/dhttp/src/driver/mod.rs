@@ -8,7 +8,6 @@ mod icmp;
 mod listener;
 mod once;
 mod opened;
-pub(crate) mod places;
 mod ports;
 mod request;
 mod security;

@@ -27,9 +27,10 @@ use super::security::Security;
 use super::service::{Arrival, Body, Immediate, Request, Response, Room, Service};
 use super::stream::{Reader, StreamLimits, write_message};
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
+use crate::places::Places;
 use crate::server::{
-    Carrier, ConnectionId, GlobalId, Path, Received, Route, Server, ServerConfig, Share, Shares, Ticket,
-    Transmit, Unsealed,
+    Carrier, ConnectionId, GlobalId, Path, Place, Received, Route, Server, ServerConfig, Ticket, Transmit,
+    Unsealed,
 };
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
@@ -143,7 +144,7 @@ pub fn serve<S: Service>(
             min_rate_bytes_per_s: options.min_rate_bytes_per_s,
         },
         scratch: RefCell::default(),
-        accepted: RefCell::new(Shares::new(options.accepted_per_client)),
+        accepted: Places::default(),
         options,
     });
     let tcp = listener.tcp.map(TcpListener::from_std).transpose()?;
@@ -176,12 +177,12 @@ pub(super) struct Driver<S> {
     /// Responses that are there already are put together here.
     scratch: RefCell<Vec<u8>>,
     /// The connections that clients opened.
-    pub(super) accepted: RefCell<Shares>,
+    pub(super) accepted: Places,
 }
 
 /// What is kept of a request while the site works for it.
 struct Work {
-    share: Share,
+    place: Place,
     /// See [`Server::respond_long`].
     long: bool,
     /// It was sealed.
@@ -354,7 +355,7 @@ impl<S: Service> Driver<S> {
             return;
         }
         let sealed = core.is_sealed(&ticket);
-        let Some((ticket, share)) = core.begin(ticket) else { return };
+        let Some((ticket, place)) = core.begin(ticket) else { return };
         drop(core);
         let http = Bytes::copy_from_slice(http);
         // One that must not be repeated is known by its number.
@@ -364,7 +365,7 @@ impl<S: Service> Driver<S> {
         let request =
             Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket), local: arrival.local };
-        let answer = Rc::clone(self).answer(guard, request, Work { share, long, offered });
+        let answer = Rc::clone(self).answer(guard, request, Work { place, long, offered });
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
         // A response that is there already needs no task.
         if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -373,20 +374,20 @@ impl<S: Service> Driver<S> {
     }
 
     async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, work: Work) {
-        let Work { share, long, mut offered } = work;
+        let Work { place, long, mut offered } = work;
         let Some(id) = guard.ticket.as_ref().map(Ticket::global_id) else { return };
         if long {
             // Set up while the response is made (DHTTP §III).
             if let Some(job) = self.route_long(&mut guard, id) {
                 let Response { mut http, .. } = self.respond(request).await;
-                http.keep(share);
+                http.keep(place);
                 // The connection has broken: the core has told the client.
                 let _ = job.send(http);
             }
             return;
         }
         let Response { total_bytes, mut http } = self.respond(request).await;
-        http.keep(share);
+        http.keep(place);
         if let Some(joined) = offered.as_mut().and_then(Offered::joined) {
             // Its client waits on a connection, and no longer for a datagram.
             let _ = joined.send(Response { total_bytes, http });

@@ -12,7 +12,7 @@ use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, Method, RequestHead, status_reason, write_chunk_header, write_last_chunk};
 use tokio::sync::mpsc;
 
-use crate::server::Share;
+use crate::server::Place;
 
 /// Pieces of a body that wait to be taken.
 const BODY_PIECES: usize = 4;
@@ -28,7 +28,7 @@ pub struct Body {
     first: Option<Bytes>,
     rest: Option<Rest>,
     /// Of the client it is for, while it is still being made.
-    share: Option<Share>,
+    place: Option<Place>,
 }
 
 enum Rest {
@@ -74,7 +74,7 @@ impl BodySender {
 impl Body {
     /// A body that is there already.
     pub fn full(bytes: Bytes) -> Self {
-        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, share: None }
+        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, place: None }
     }
 
     /// A body that is still being made.
@@ -82,7 +82,7 @@ impl Body {
         let (sender, pieces) = mpsc::channel(BODY_PIECES);
         let complete = Arc::new(AtomicBool::new(false));
         let rest = Rest::Queue { pieces, complete: Arc::clone(&complete) };
-        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest), share: None })
+        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest), place: None })
     }
 
     /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
@@ -109,7 +109,7 @@ impl Body {
             return Some(Ok(piece));
         }
         self.rest = None;
-        self.share = None;
+        self.place = None;
         (!complete).then_some(Err(Aborted))
     }
 
@@ -136,9 +136,9 @@ impl Body {
     }
 
     /// A body that is still being made keeps its client's place until then.
-    pub(super) fn keep(&mut self, share: Share) {
+    pub(super) fn keep(&mut self, place: Place) {
         if matches!(self.rest, Some(Rest::Queue { .. })) {
-            self.share = Some(share);
+            self.place = Some(place);
         }
     }
 

@@ -22,12 +22,12 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::driver::places::Places;
 use crate::driver::stream::{Reader, StreamError, StreamLimits, write_message};
 use crate::driver::{
     Body, BodySender, DhttpClient, FetchBody, FetchError, FetchRequest, FetchResponse, Fingerprint, Reading,
     Via,
 };
+use crate::places::Places;
 
 use head::{Framing, Target, request_head, response_head};
 use offers::{Offered, Offers};

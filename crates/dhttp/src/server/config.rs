@@ -11,9 +11,12 @@ use crate::ports::ClientPorts;
 pub struct ServerConfig {
     /// Longest HTTP response sent by UDP, in bytes: `s` of DHTTP §III-C.
     pub size_threshold_bytes: usize,
-    /// Longest HTTP response sent in several datagrams to clients that take them, in bytes: what TCP would send before
-    /// it hears of the first of them (RFC 6928). With 0 there are none.
+    /// Longest HTTP response sent in several datagrams to clients that take them, in bytes, while nothing is known of the
+    /// way to them: what TCP would send before it hears of the first of them (RFC 6928). With 0 there are none.
     pub pieces_bytes: usize,
+    /// The same to a network on the way to which nothing has been lost for a while. A few of them fit the receive buffer
+    /// that a client gets from a kernel as it is by default.
+    pub most_pieces_bytes: usize,
     /// Longest datagram payload to an IPv4 client, in bytes; beyond 1,472 Ethernet fragments it.
     pub datagram_v4_bytes: usize,
     /// Longest datagram payload to an IPv6 client, in bytes; beyond 1,452 Ethernet fragments it.
@@ -53,6 +56,7 @@ impl Default for ServerConfig {
         Self {
             size_threshold_bytes: 1460,
             pieces_bytes: 14_600,
+            most_pieces_bytes: 29_200,
             datagram_v4_bytes: 1472,
             datagram_v6_bytes: 1452,
             loss_threshold: 0.01,

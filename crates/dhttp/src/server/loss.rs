@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::ServerConfig;
+use super::growth::Growth;
 use super::ring::{AnsweredRing, GlobalId};
 
 /// Fresh responses below which the ratio says nothing.
@@ -89,6 +91,8 @@ pub(super) struct Conditions {
     order: VecDeque<Network>,
     capacity: usize,
     counted: AnsweredRing,
+    /// Shortest and longest limit of responses in several datagrams, in bytes.
+    pieces_bytes: (usize, usize),
 }
 
 #[derive(Debug)]
@@ -96,6 +100,7 @@ struct OfNetwork {
     monitor: LossMonitor,
     /// What of its resent requests counts in all, too.
     in_all: f64,
+    growth: Growth,
 }
 
 impl OfNetwork {
@@ -121,14 +126,36 @@ impl Network {
 }
 
 impl Conditions {
-    pub fn new(threshold: f64, half_life: Duration, capacity: usize, now: Instant) -> Self {
-        let overall = LossMonitor::new(threshold, half_life, now);
+    pub fn new(config: &ServerConfig, now: Instant) -> Self {
         Self {
-            overall,
+            overall: LossMonitor::new(config.loss_threshold, config.loss_half_life, now),
             networks: HashMap::new(),
             order: VecDeque::new(),
-            capacity: capacity.max(1),
+            capacity: config.networks.max(1),
             counted: AnsweredRing::new(COUNTED),
+            pieces_bytes: (config.pieces_bytes, config.most_pieces_bytes),
+        }
+    }
+
+    /// The same for a response in so many pieces.
+    pub fn on_pieces(&mut self, client: IpAddr, datagrams: usize, now: Instant) {
+        self.on_fresh(client, datagrams, now);
+        self.network(client, now).growth.on_pieces(datagrams);
+    }
+
+    /// Longest response that goes in pieces to this client, in bytes.
+    pub fn pieces_bytes(&mut self, client: IpAddr, now: Instant) -> usize {
+        let (limits, half_life) = (self.pieces_bytes, self.overall.half_life);
+        let Some(network) = self.networks.get_mut(&Network::of(client)) else { return limits.0 };
+        network.age(now);
+        network.growth.bytes(limits, network.monitor.resent, half_life, now)
+    }
+
+    /// Longest response that may have gone in pieces to anybody.
+    pub fn most_pieces_bytes(&self) -> usize {
+        match self.pieces_bytes {
+            (0, _) => 0,
+            (first, most) => first.max(most),
         }
     }
 
@@ -149,6 +176,7 @@ impl Conditions {
         let network = self.network(id.0, now);
         network.age(now);
         network.monitor.on_resent(now);
+        network.growth.on_loss(now);
         let more = (most - network.in_all).clamp(0.0, 1.0);
         network.in_all += more;
         self.overall.resent += more;
@@ -197,6 +225,7 @@ impl Conditions {
         self.networks.entry(network).or_insert_with(|| OfNetwork {
             monitor: LossMonitor::new(threshold, half_life, now),
             in_all: 0.0,
+            growth: Growth::new(now),
         })
     }
 }
@@ -207,6 +236,10 @@ mod tests {
     use crate::wire::RequestId;
 
     const HALF_LIFE: Duration = Duration::from_secs(10);
+
+    fn conditions(networks: usize, now: Instant) -> Conditions {
+        Conditions::new(&ServerConfig { loss_half_life: HALF_LIFE, networks, ..ServerConfig::default() }, now)
+    }
 
     #[test]
     fn one_resend_in_a_hundred_is_not_high_and_more_is() {
@@ -247,7 +280,7 @@ mod tests {
         (0..50).for_each(|_| loss.on_resent(start));
         assert!(loss.is_high(start));
         assert!(!loss.is_high(start + HALF_LIFE * 6));
-        let mut conditions = Conditions::new(0.01, HALF_LIFE, 100, start);
+        let mut conditions = conditions(100, start);
         let client = ip("192.0.2.1");
         (0..50).for_each(|n| conditions.on_resent(id(client, n), start));
         assert!(conditions.is_high_for(client, start));
@@ -265,7 +298,7 @@ mod tests {
     #[test]
     fn a_congested_network_is_told_from_others() {
         let now = Instant::now();
-        let mut conditions = Conditions::new(0.01, HALF_LIFE, 10, now);
+        let mut conditions = conditions(10, now);
         let [good, bad, unknown] = ["192.0.2.1", "198.51.100.1", "203.0.113.1"].map(ip);
         (0..200).for_each(|_| conditions.on_fresh(good, 1, now));
         (0..20).for_each(|n| conditions.on_resent(id(bad, n), now));
@@ -277,7 +310,7 @@ mod tests {
     #[test]
     fn many_congested_networks_say_something_of_others() {
         let now = Instant::now();
-        let mut conditions = Conditions::new(0.01, HALF_LIFE, 100, now);
+        let mut conditions = conditions(100, now);
         let unknown = ip("203.0.113.1");
         for network in 0..9 {
             assert!(!conditions.is_high_for(unknown, now), "{network}");
@@ -290,7 +323,7 @@ mod tests {
     #[test]
     fn a_request_that_is_sent_again_and_again_counts_once() {
         let now = Instant::now();
-        let mut conditions = Conditions::new(0.01, HALF_LIFE, 10, now);
+        let mut conditions = conditions(10, now);
         let client = ip("192.0.2.1");
         (0..50).for_each(|_| conditions.on_resent(id(client, 1), now));
         assert!(!conditions.is_high_for(client, now));
@@ -301,12 +334,29 @@ mod tests {
     #[test]
     fn networks_beyond_the_capacity_push_out_the_oldest() {
         let now = Instant::now();
-        let mut conditions = Conditions::new(0.01, HALF_LIFE, 2, now);
+        let mut conditions = conditions(2, now);
         for client in ["192.0.2.1", "2001:db8::1", "2001:db8:0:ff::1", "198.51.100.1"] {
             conditions.on_fresh(client.parse().unwrap(), 1, now);
             conditions.check_invariants();
         }
         assert_eq!(conditions.networks.len(), 2);
         assert!(!conditions.networks.contains_key(&Network::of("192.0.2.1".parse().unwrap())));
+    }
+
+    #[test]
+    fn responses_in_pieces_may_be_longer_where_nothing_was_lost_and_there_only() {
+        let mut now = Instant::now();
+        let mut conditions = conditions(10, now);
+        let [good, other] = ["192.0.2.1", "198.51.100.1"].map(ip);
+        assert_eq!(conditions.pieces_bytes(good, now), 14_600);
+        conditions.on_pieces(good, 200, now);
+        conditions.on_pieces(other, 50, now);
+        now += Duration::from_secs(2);
+        assert_eq!(conditions.pieces_bytes(good, now), 29_200);
+        assert_eq!(conditions.pieces_bytes(other, now), 14_600, "too little is known");
+        conditions.on_pieces(good, 200, now);
+        conditions.on_resent(id(good, 1), now);
+        now += Duration::from_secs(2);
+        assert_eq!(conditions.pieces_bytes(good, now), 14_600, "something was lost");
     }
 }

@@ -6,15 +6,18 @@
 //! After any call that takes `&mut self`, drain [`Server::poll_transmit`], [`Server::poll_given_up`],
 //! [`Server::poll_close`] and [`Server::poll_timeout`], in that order.
 
+mod carry;
 mod config;
 mod connections;
+mod growth;
 mod loss;
 mod metrics;
 pub(crate) mod once;
+mod receive;
 mod request;
+mod respond;
 mod ring;
 mod seal;
-mod share;
 #[cfg(test)]
 mod tests;
 mod unreachable;
@@ -24,17 +27,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use tidegate_http::normalize::Personality;
-use tidegate_http::{HeadLimits, RequestHead, status_reason};
+use tidegate_http::{HeadLimits, RequestHead};
 
-use crate::pieces::tag_of;
-use crate::sealed::{RESPONSE_OVERHEAD_BYTES, ResponseSealer, ServerKeys};
-use crate::token::{TOKEN_BYTES, TokenKeys, Wear};
-use crate::wire::{
-    Answer, ID_BYTES, Numbered, PIECE_HEADER_BYTES, PieceRange, Pieces, Request, RequestId, Response,
-};
+use crate::places::Places;
+use crate::sealed::{ResponseSealer, ServerKeys};
+use crate::token::TokenKeys;
+use crate::wire::{Answer, Numbered, PieceRange, RequestId, Response};
 
 pub use config::ServerConfig;
 pub use connections::{ConnectionId, ConnectionLimits};
@@ -43,14 +44,17 @@ pub use metrics::ServerMetrics;
 pub use once::SharedWindow;
 pub use ring::GlobalId;
 pub use seal::Unsealed;
-pub use share::Share;
-pub(crate) use share::Shares;
 pub use unreachable::Unreachable;
 
-use connections::{Choice, Connections, Expiry, Owed, Remains};
+pub use crate::places::Place;
+
+use connections::Connections;
 use loss::Conditions;
-use request::{Check, Checker};
+use request::Checker;
 use ring::AnsweredRing;
+
+/// What goes in front of an HTTP response, or a piece of one, is about as long.
+const HEADER_BYTES: usize = 64;
 
 /// A client that closes a connection within this time of a response may not have read it.
 const REFUSAL_WINDOW: Duration = Duration::from_secs(1);
@@ -159,13 +163,15 @@ struct InFlight {
     /// The token has long to live: no other is needed yet.
     well_proved: bool,
     pieces: Wanted,
+    /// Longest response that goes in pieces.
+    pieces_bytes: usize,
     received_bytes: usize,
     /// It must not be repeated.
     once: Option<Numbered>,
     /// It was sealed, and so is its response.
     seal: Option<ResponseSealer>,
     /// Its client's, once the site is to work for it.
-    share: Option<Share>,
+    place: Option<Place>,
 }
 
 impl InFlight {
@@ -202,7 +208,7 @@ pub struct Server {
     unsealed: Option<ResponseSealer>,
     /// How many datagrams of unproved addresses were opened in this second.
     opened: (u64, u32),
-    shares: Shares,
+    places: Places,
     stressed: bool,
     transmits: VecDeque<Transmit>,
     closes: VecDeque<ConnectionId>,
@@ -224,8 +230,8 @@ impl Server {
             tokens: TokenKeys::new(token_secret, config.token_lifetime),
             rng: StdRng::from_seed(seed),
             started: (now, unix_s),
-            loss: Conditions::new(config.loss_threshold, config.loss_half_life, config.networks, now),
-            shares: Shares::new(config.per_client),
+            loss: Conditions::new(&config, now),
+            places: Places::default(),
             answered: AnsweredRing::new(config.answered_ids),
             in_flight: HashMap::new(),
             connections: Connections::new(config.connections.clone()),
@@ -296,10 +302,11 @@ impl Server {
 
     /// A place for the request among those of its client, to be kept while the site works for it. `None`: the client has as
     /// many as it may have, and has been told to use TCP; forget the request.
-    pub fn begin(&mut self, ticket: Ticket) -> Option<(Ticket, Share)> {
+    pub fn begin(&mut self, ticket: Ticket) -> Option<(Ticket, Place)> {
         let request = self.in_flight.get_mut(&ticket.0)?;
-        match request.share.take().or_else(|| self.shares.take(request.client.ip())) {
-            Some(share) => Some((ticket, share)),
+        let (client, kept) = (request.client.ip(), request.place.take());
+        match kept.or_else(|| self.place_of(client)) {
+            Some(place) => Some((ticket, place)),
             None => {
                 let request = self.take(ticket.0)?;
                 self.metrics.dhttp_requests_crowded_total.add(1);
@@ -309,342 +316,14 @@ impl Server {
         }
     }
 
-    /// Feeds one datagram; an address alone will do as its path where the server has one address.
-    pub fn handle_datagram<'a>(
-        &mut self,
-        path: impl Into<Path>,
-        datagram: &'a [u8],
-        now: Instant,
-    ) -> Received<'a> {
-        let Path { client, local } = path.into();
-        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
-        let path = Path { client, local: local.map(|local| local.to_canonical()) };
-        if !self.config.client_ports.contains(client.port()) {
-            self.metrics.dhttp_requests_bad_port_total.add(1);
-            return Received::Done;
-        }
-        let request = match Request::parse(datagram) {
-            Ok(request) => request,
-            Err(error) => {
-                match error.id() {
-                    Some(id) => {
-                        self.metrics.dhttp_requests_bad_header_total.add(1);
-                        self.refuse(path, id, 400, datagram.len());
-                    }
-                    None if datagram.len() < crate::wire::REQUEST_HEADER_BYTES => {
-                        self.metrics.dhttp_requests_short_total.add(1);
-                    }
-                    None => self.metrics.dhttp_requests_looped_total.add(1),
-                }
-                return Received::Done;
-            }
-        };
-        if !self.config.client_ports.contains(request.other_port) {
-            self.metrics.dhttp_requests_bad_port_total.add(1);
-            return Received::Done;
-        }
-        self.handle_request(path, &request, datagram.len(), now)
-    }
-
-    fn handle_request<'a>(
-        &mut self,
-        path: Path,
-        request: &Request<'a>,
-        received_bytes: usize,
-        now: Instant,
-    ) -> Received<'a> {
-        let Path { client, local } = path;
-        let wear = self.proves(request.token, client, now);
-        let proved = wear.is_some();
-        if request.resend && proved {
-            self.metrics.dhttp_requests_resent_total.add(1);
-        }
-        let global_id = (client.ip(), request.id);
-        if self.answered.contains(&global_id) {
-            self.metrics.dhttp_requests_answered_total.add(1);
-            return Received::Done;
-        }
-        if let Some(in_flight) = self.in_flight.get_mut(&global_id) {
-            // The answer goes to the first of them, but for what it may cost they count together.
-            if in_flight.client == client {
-                // A sealed one would have to be asked for again on a connection: it has come, and is only slow.
-                in_flight.resent |= request.resend && in_flight.seal.is_none();
-                in_flight.proved |= proved;
-                in_flight.received_bytes = in_flight.received_bytes.saturating_add(received_bytes);
-            }
-            self.metrics.dhttp_requests_duplicate_total.add(1);
-            return Received::Done;
-        }
-        if request.resend && proved {
-            // Its answer was lost, or the request before it; one that is being answered is only slow. Who is not proved may be
-            // anyone: it must not talk the server into its high-loss mode.
-            self.loss.on_resent(global_id, now);
-            self.report_loss(now);
-        }
-        let (head_bytes, repeatable) = match self.checker.check(request.http) {
-            Check::Sound { head_bytes } => (head_bytes, true),
-            Check::NotIdempotent { head_bytes } => (head_bytes, false),
-            Check::Refused { status } => {
-                self.metrics.dhttp_requests_bad_http_total.add(1);
-                self.refuse(path, request.id, status, received_bytes);
-                return Received::Done;
-            }
-        };
-        let request_state = InFlight {
-            client,
-            local,
-            tcp_port: request.other_port,
-            resent: request.resend,
-            knows_tokens: request.token.is_some(),
-            proved,
-            well_proved: wear == Some(Wear::New),
-            pieces: match request.pieces {
-                Pieces::Unknown => Wanted::Nothing,
-                Pieces::Accepted => Wanted::All,
-                Pieces::Repair { tag, ranges } => Wanted::Ranges(tag, PieceRange::read_all(ranges).collect()),
-            },
-            received_bytes,
-            once: None,
-            seal: self.unsealed.take(),
-            share: None,
-        };
-        if !repeatable {
-            return self.handle_once(request.id, request.once, request_state, request.http, head_bytes, now);
-        }
-        if request.resend && !proved {
-            // Its response may only go by a connection, which it will not get: nothing is worth executing.
-            self.ask_for_proof(request.id, &request_state, now);
-            return Received::Done;
-        }
-        if self.in_flight.len() >= self.config.in_flight {
-            self.metrics.dhttp_requests_shed_total.add(1);
-            self.transmit(path, request.id, Answer::UseTcp);
-            return Received::Done;
-        }
-        self.in_flight.insert(global_id, request_state);
-        self.metrics.dhttp_requests_total.add(1);
-        self.metrics.dhttp_requests_in_flight.add(1);
-        Received::Request { ticket: Ticket(global_id), http: request.http, head_bytes }
-    }
-
-    /// What a request's token proves; `None`: nothing.
-    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> Option<Wear> {
-        let token = token.filter(|token| !token.is_empty())?;
-        let checked = self.tokens.check(token, client, self.unix_s(now));
-        if checked.is_err() {
-            self.metrics.dhttp_tokens_refused_total.add(1);
-        }
-        checked.ok()
-    }
-
-    /// Whether the response goes by a connection however short it is: then [`Server::respond_long`] can be called
-    /// before the request is executed. A request that was sent again must be answered by TCP (DHTTP §III-B).
-    pub fn must_use_connection(&self, ticket: &Ticket) -> bool {
-        self.in_flight.get(&ticket.0).is_some_and(|request| request.resent)
-    }
-
-    /// Takes a complete HTTP response and chooses its channel (DHTTP §III-C).
-    pub fn respond(&mut self, ticket: Ticket, http: &[u8], now: Instant) -> Route {
-        let Some(request) = self.take(ticket.0) else { return Route::Datagram };
-        let id = ticket.0.1;
-        self.on_executed(&request, Some(http), now);
-        let sealed = request.seal.as_ref().map(|seal| seal.seal(http));
-        let http = sealed.as_deref().unwrap_or(http);
-        let room = self.datagram_bytes(request.client).saturating_sub(ID_BYTES);
-        let room = if sealed.is_some() { room.saturating_sub(2) } else { room };
-        let short = http.len() <= self.config.size_threshold_bytes && http.len() <= room;
-        let monitor =
-            self.loss.is_high_for(request.client.ip(), now) && !self.rng.random_bool(self.loss.threshold());
-        if !short && !monitor && self.takes_pieces(&request) && http.len() <= self.config.pieces_bytes {
-            self.transmit_pieces(id, &request, http, now);
-            return Route::Datagram;
-        }
-        if !short || request.resent || monitor {
-            return self.by_connection(id, &request, now);
-        }
-        let allowance = self.config.amplification.saturating_mul(request.received_bytes);
-        if !request.proved && ID_BYTES + http.len() > allowance {
-            self.ask_for_proof(id, &request, now);
-            return Route::Datagram;
-        }
-        // A token for the next request where there is room, before this one is out of date.
-        let with_token = ID_BYTES + 2 + TOKEN_BYTES + http.len();
-        let attach = request.knows_tokens
-            && !request.well_proved
-            && with_token <= room + ID_BYTES
-            && (request.proved || with_token <= allowance);
-        let token = attach.then(|| self.tokens.issue(request.client, self.unix_s(now)));
-        // A sealed response has the form with a token, perhaps an empty one.
-        let token = token.as_ref().map(<[u8; _]>::as_slice).or(sealed.as_ref().map(|_| &[][..]));
-        self.transmit(request.path(), id, Answer::Http { token, http });
-        self.metrics.dhttp_responses_udp_total.add(1);
-        self.loss.on_fresh(request.client.ip(), 1, now);
-        self.report_loss(now);
-        Route::Datagram
-    }
-
-    /// Several datagrams go only to who proved his address and takes them, while nothing speaks against more of them.
-    fn takes_pieces(&self, request: &InFlight) -> bool {
-        request.proved && !request.resent && !self.stressed && !matches!(request.pieces, Wanted::Nothing)
-    }
-
-    fn transmit_pieces(&mut self, id: RequestId, request: &InFlight, http: &[u8], now: Instant) {
-        let tag = tag_of(http);
-        let total = http.len();
-        let most = self.datagram_bytes(request.client).saturating_sub(PIECE_HEADER_BYTES).max(1);
-        let ranges = match &request.pieces {
-            Wanted::Ranges(wanted, ranges) if *wanted == tag => ranges.as_slice(),
-            // The response has been made anew and is another: all of it.
-            _ => &[PieceRange { offset: 0, length: u32::MAX }],
-        };
-        if matches!(request.pieces, Wanted::Ranges(..)) {
-            self.metrics.dhttp_repairs_total.add(1);
-            self.loss.on_resent((request.client.ip(), id), now);
-        } else {
-            self.metrics.dhttp_responses_pieces_total.add(1);
-            self.loss.on_fresh(request.client.ip(), total.div_ceil(most), now);
-        }
-        self.report_loss(now);
-        let mut left = total;
-        for range in ranges {
-            let start = (range.offset as usize).min(total);
-            // Ranges that overlap are no way to get more than the response.
-            let end = start.saturating_add(range.length as usize).min(total).min(start + left);
-            left -= end - start;
-            let piece_of =
-                http.get(start..end).unwrap_or_default().chunks(most).zip((start..end).step_by(most));
-            for (piece, offset) in piece_of {
-                let answer = Answer::Piece { tag, total: total as u32, offset: offset as u32, piece };
-                self.metrics.dhttp_pieces_total.add(1);
-                self.transmit(request.path(), id, answer);
-            }
-        }
-    }
-
-    /// Chooses a channel for a response that is known to be too long for a datagram, though it may not exist yet.
-    pub fn respond_long(&mut self, ticket: Ticket, now: Instant) -> Route {
-        match self.take(ticket.0) {
-            Some(request) => {
-                self.on_executed(&request, None, now);
-                self.by_connection(ticket.0.1, &request, now)
-            }
-            None => Route::Datagram,
-        }
-    }
-
-    /// There will be no response: the client's timers take over.
-    pub fn abandon(&mut self, ticket: Ticket) {
-        if let Some(request) = self.take(ticket.0) {
-            self.on_executed(&request, None, self.started.0);
-        }
-    }
-
-    /// Most bytes of an HTTP response that may answer this request by UDP.
-    pub fn room_bytes(&self, ticket: &Ticket) -> usize {
-        let Some(request) = self.in_flight.get(&ticket.0) else { return 0 };
-        let allowance = self.config.amplification.saturating_mul(request.received_bytes);
-        let datagram =
-            self.datagram_bytes(request.client).min(if request.proved { usize::MAX } else { allowance });
-        let one = datagram.saturating_sub(ID_BYTES).min(self.config.size_threshold_bytes);
-        let room = if self.takes_pieces(request) { one.max(self.config.pieces_bytes) } else { one };
-        let overhead_bytes = if request.seal.is_some() { 2 + RESPONSE_OVERHEAD_BYTES } else { 0 };
-        room.saturating_sub(overhead_bytes)
+    fn place_of(&self, client: IpAddr) -> Option<Place> {
+        self.places.take(client, self.config.per_client, usize::MAX)
     }
 
     fn take(&mut self, id: GlobalId) -> Option<InFlight> {
         let request = self.in_flight.remove(&id)?;
         self.metrics.dhttp_requests_in_flight.sub(1);
         Some(request)
-    }
-
-    fn by_connection(&mut self, id: RequestId, request: &InFlight, now: Instant) -> Route {
-        if !request.proved {
-            self.ask_for_proof(id, request, now);
-            return Route::Datagram;
-        }
-        // A connection of the server's would be in the clear: the client opens one with TLS.
-        let choice = if self.stressed || request.seal.is_some() {
-            Choice::None
-        } else {
-            let peer = SocketAddr::new(request.client.ip(), request.tcp_port);
-            self.connections.assign(peer, Owed { client: request.client, local: request.local, id }, now)
-        };
-        let carrier = match choice {
-            Choice::Idle(connection) => Carrier::Idle(connection),
-            Choice::Queued => Carrier::Busy,
-            Choice::New(connection, evicted) => {
-                if let Some(evicted) = evicted {
-                    self.metrics.dhttp_connections_evicted_total.add(1);
-                    self.metrics.dhttp_connections_open.sub(1);
-                    self.closes.push_back(evicted);
-                }
-                self.metrics.dhttp_connections_opened_total.add(1);
-                self.metrics.dhttp_connections_open.add(1);
-                Carrier::New(connection, SocketAddr::new(request.client.ip(), request.tcp_port))
-            }
-            Choice::None | Choice::Unreachable => {
-                if choice == Choice::Unreachable {
-                    self.metrics.dhttp_connections_spared_total.add(1);
-                } else if !self.stressed && request.seal.is_none() {
-                    self.metrics.dhttp_connections_refused_total.add(1);
-                }
-                self.metrics.dhttp_responses_use_tcp_total.add(1);
-                self.transmit(request.path(), id, Answer::UseTcp);
-                return Route::UseTcp;
-            }
-        };
-        self.metrics.dhttp_responses_connection_total.add(1);
-        self.answered.insert((request.client.ip(), id));
-        Route::Connection(carrier)
-    }
-
-    /// The connection is open, and the response that was named for it before, if any, is written: names the next one,
-    /// of which the id and the HTTP response are to be written. `None`: the connection is idle.
-    pub fn next_response(&mut self, connection: ConnectionId, now: Instant) -> Option<GlobalId> {
-        self.connections.next(connection, now).map(|owed| owed.global_id())
-    }
-
-    /// The connection could not be opened, broke, or was closed by the client. Clients that it still owed a response
-    /// are told to open a connection themselves, so that a page never hangs behind a firewall (DHTTP §IV-C).
-    pub fn on_connection_closed(&mut self, connection: ConnectionId, now: Instant) {
-        self.connections.on_failed(connection, false, now);
-        self.close(connection, true, now);
-    }
-
-    fn close(&mut self, connection: ConnectionId, broken: bool, now: Instant) {
-        let Some(Remains { owed, sent }) = self.connections.remove(connection) else { return };
-        self.metrics.dhttp_connections_open.sub(1);
-        if !owed.is_empty() {
-            self.metrics.dhttp_connections_failed_total.add(1);
-        }
-        for sent in sent.into_iter().filter(|_| broken) {
-            // Written is not received: a client that asks again is answered again. One that closed so soon may have
-            // refused the connection; if it has its answer after all, it ignores this one.
-            self.answered.forget(&sent.owed.global_id());
-            if now.saturating_duration_since(sent.at) < REFUSAL_WINDOW {
-                self.metrics.dhttp_responses_use_tcp_total.add(1);
-                self.transmit(sent.owed.path(), sent.owed.id, Answer::UseTcp);
-            }
-        }
-        for owed in owed {
-            self.answered.forget(&owed.global_id());
-            self.given_up.push_back(owed.global_id());
-            self.metrics.dhttp_responses_use_tcp_total.add(1);
-            self.transmit(owed.path(), owed.id, Answer::UseTcp);
-        }
-    }
-
-    /// Lets time pass.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        self.report_loss(now);
-        while let Some((connection, expiry)) = self.connections.expired(now) {
-            if expiry == Expiry::Idle {
-                self.metrics.dhttp_connections_idle_total.add(1);
-            }
-            self.connections.on_failed(connection, true, now);
-            self.close(connection, expiry == Expiry::NotAccepted, now);
-            self.closes.push_back(connection);
-        }
     }
 
     /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for each
@@ -678,37 +357,13 @@ impl Server {
         assert_eq!(self.metrics.dhttp_requests_in_flight.get(), self.in_flight.len() as u64);
     }
 
-    /// The answer for an address that is not proved. It is never longer than three times the shortest request.
-    fn ask_for_proof(&mut self, id: RequestId, request: &InFlight, now: Instant) {
-        if request.knows_tokens {
-            self.metrics.dhttp_tokens_asked_total.add(1);
-            let token = self.tokens.issue(request.client, self.unix_s(now));
-            self.transmit(request.path(), id, Answer::ProveAddress { token: &token });
-        } else {
-            self.metrics.dhttp_responses_use_tcp_total.add(1);
-            self.transmit(request.path(), id, Answer::UseTcp);
-        }
-    }
-
-    /// An error response, or silence if it would be more than an unproved address may get.
-    fn refuse(&mut self, path: Path, id: RequestId, status: u16, received_bytes: usize) {
-        let http = format!("HTTP/1.1 {status} {}\r\nContent-Length: 0\r\n\r\n", status_reason(status));
-        // The client of a sealed request takes no other answer than a sealed one.
-        let sealed = self.unsealed.take().map(|seal| seal.seal(http.as_bytes()));
-        let (token, http) = match &sealed {
-            Some(sealed) => (Some(&[][..]), sealed.as_slice()),
-            None => (None, http.as_bytes()),
-        };
-        let bytes = ID_BYTES + token.map_or(0, |_| 2) + http.len();
-        if bytes > self.config.amplification.saturating_mul(received_bytes) {
-            self.metrics.dhttp_answers_suppressed_total.add(1);
-        } else {
-            self.transmit(path, id, Answer::Http { token, http });
-        }
-    }
-
     fn transmit(&mut self, path: Path, id: RequestId, answer: Answer<'_>) {
-        let mut payload = Vec::new();
+        let body_bytes = match answer {
+            Answer::Http { http, .. } => http.len(),
+            Answer::Piece { piece, .. } => piece.len(),
+            _ => 0,
+        };
+        let mut payload = Vec::with_capacity(HEADER_BYTES + body_bytes);
         Response { id, answer }.write(&mut payload);
         self.transmits.push_back(Transmit { to: path.client, from: path.local, payload });
     }

@@ -57,7 +57,7 @@ impl Server {
             self.transmit(path, id, Answer::UseTcp);
             return Received::Done;
         }
-        let Some(share) = self.shares.take(path.client.ip()) else {
+        let Some(place) = self.place_of(path.client.ip()) else {
             self.metrics.dhttp_requests_crowded_total.add(1);
             self.transmit(path, id, Answer::UseTcp);
             return Received::Done;
@@ -86,7 +86,7 @@ impl Server {
             Admission::Execute | Admission::Executed(_) => {}
         }
         request.once = Some(numbered);
-        request.share = Some(share);
+        request.place = Some(place);
         let key = (path.client.ip(), id);
         self.in_flight.insert(key, request);
         self.metrics.dhttp_requests_in_flight.add(1);

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::wire::Once;
+use crate::pieces::tag_of;
+use crate::wire::{ID_BYTES, Once, Pieces, Request};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: example\r\n\r\n";
 const TCP_PORT: u16 = 41_000;
@@ -465,6 +466,36 @@ fn a_proved_client_that_takes_pieces_gets_a_middling_response_in_several_datagra
     );
     let ticket = bench.request(true);
     assert_ne!(bench.respond(ticket, 4000), Route::Datagram, "a resend goes by TCP");
+}
+
+#[test]
+fn a_network_on_the_way_to_which_nothing_is_lost_gets_longer_responses_in_pieces_until_something_is() {
+    let mut bench = Bench::new(ServerConfig::default());
+    bench.pieces = Pieces::Accepted;
+    for _ in 0..10 {
+        let ticket = bench.request(false);
+        assert_eq!(bench.respond(ticket, 14_600), Route::Datagram);
+    }
+    assert_eq!(piece_lengths(&mut bench).len(), 110);
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 14_600, "a repair may still come");
+    bench.server.abandon(ticket);
+    bench.now += Duration::from_secs(1);
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 29_200);
+    assert_eq!(bench.respond(ticket, 29_200), Route::Datagram);
+    assert_eq!(piece_lengths(&mut bench).len(), 21);
+    // What was lost of it comes in a piece, too.
+    let mut range = Vec::new();
+    PieceRange { offset: 1451, length: 1451 }.write(&mut range);
+    bench.pieces = Pieces::Repair { tag: tag_of(&response(29_200)), ranges: range.leak() };
+    let ticket = bench.request(false);
+    assert_eq!(bench.respond(ticket, 29_200), Route::Datagram);
+    assert_eq!(piece_lengths(&mut bench), [(1451, 1451)]);
+    bench.pieces = Pieces::Accepted;
+    let ticket = bench.request(false);
+    assert_eq!(bench.server.room_bytes(&ticket), 14_600);
+    bench.server.abandon(ticket);
 }
 
 #[test]

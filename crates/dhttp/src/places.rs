@@ -1,10 +1,12 @@
-//! Who holds how many connections.
+//! Who holds how many connections, or makes the site work for how many requests.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts connections, in all and of each peer. Clones count together.
+use tidegate_core::network_of;
+
+/// Counts places, in all and of each peer, which is a network (see [`network_of`]). Clones count together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places(Arc<Mutex<Held>>);
 
@@ -15,27 +17,17 @@ struct Held {
     by_peer: HashMap<IpAddr, usize>,
 }
 
-/// A connection's place, which is free again when this is dropped.
+/// A peer's place, which is free again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     places: Places,
     peer: IpAddr,
 }
 
-/// Who a peer is: of IPv6 a network, because every host has as many addresses as it likes.
-fn peer_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) if !address.is_loopback() => {
-            Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
-        }
-        address => address,
-    }
-}
-
 impl Places {
-    /// A place for a connection of `address`, if there are fewer than `in_all`, and fewer than `of_peer` of this peer's.
+    /// A place for `address`, if there are fewer than `in_all`, and fewer than `of_peer` of this peer's.
     pub fn take(&self, address: IpAddr, of_peer: usize, in_all: usize) -> Option<Place> {
-        let peer = peer_of(address);
+        let peer = network_of(address);
         let mut held = self.held();
         let own = held.by_peer.get(&peer).copied().unwrap_or(0);
         if held.all >= in_all || own >= of_peer {
