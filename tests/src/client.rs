@@ -134,6 +134,30 @@ impl Client {
         bytes
     }
 
+    /// Whether the server has read all that was sent to it: nothing waits in its socket (proc(5), `/proc/net/tcp`).
+    pub fn is_read(&self) -> bool {
+        let (Ok(SocketAddr::V4(own)), Ok(SocketAddr::V4(server))) =
+            (self.stream().local_addr(), self.stream().peer_addr())
+        else {
+            panic!("only connections over IPv4 are looked up");
+        };
+        // Addresses stand there in the host's byte order, ports in order.
+        let written = |address: std::net::SocketAddrV4| {
+            format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port())
+        };
+        let ends = format!(" {} {} 01 ", written(server), written(own));
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of connections");
+        // The server's end, established: then come the send and the receive queue.
+        let queues = table.lines().find_map(|line| line.split_once(&ends)?.1.split(' ').next());
+        queues.is_some_and(|queues| queues.ends_with(":00000000"))
+    }
+
+    /// Bytes that have arrived and have not been read.
+    pub fn unread(&self) -> usize {
+        let waiting = rustix::io::ioctl_fionread(self.stream()).expect("the receive queue");
+        usize::try_from(waiting).unwrap_or(usize::MAX) + self.input.buffer().len()
+    }
+
     /// Whether the other side has ended the connection: waits for its end or for a byte.
     pub fn is_closed(&mut self) -> bool {
         match self.input.fill_buf() {

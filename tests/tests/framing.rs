@@ -2,7 +2,7 @@
 //! (RFC 9112 §11.2).
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
-use tidegate_e2e::{Origin, Reply, Tidegate};
+use tidegate_e2e::{Origin, Reply, Tidegate, eventually};
 
 /// Raw bytes → the status of the refusal. The connection is closed after every one.
 const REFUSED: &[(&str, &[u8], u16)] = &[
@@ -151,8 +151,7 @@ fn request_split_at_every_byte_is_read_the_same() {
     let mut client = tidegate.connect();
     for split in 1..bytes.len() {
         client.send(&bytes[..split]);
-        // Long enough for the first part to be read by itself, mostly; the test holds either way.
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        eventually("the first part is read by itself", || client.is_read().then_some(()));
         client.send(&bytes[split..]);
         assert_eq!(client.response().text(), "abc", "split at {split}");
     }

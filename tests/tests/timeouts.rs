@@ -3,66 +3,92 @@
 
 use std::time::Duration;
 
-use tidegate_e2e::{Origin, Reply, Tidegate, content, within};
+use tidegate_e2e::{Origin, Reply, Tidegate, content, eventually, within};
+
+/// Two servers that differ in these limits alone: one soon gives up, the other has all the time in the world. A client of
+/// the second that waits since before the first one's does is still served when the first has given up: so it is the
+/// configured limit that acts, and not the default, which lies between.
+fn impatient_and_patient(origin: &Origin, keys: &[&str]) -> [Tidegate; 2] {
+    ["1s", "1h"].map(|limit| {
+        let limits: String = keys.iter().map(|key| format!("{key} = \"{limit}\"\n")).collect();
+        Tidegate::builder().origin(origin).limits(&limits).start()
+    })
+}
 
 #[test]
 fn half_a_head_and_then_silence_is_answered_408_or_closed() {
     let origin = Origin::start(|_| Reply::ok("reached"));
-    let tidegate = Tidegate::builder().origin(&origin).limits("header_timeout = \"1s\"").start();
-    let mut client = tidegate.connect();
-    client.send("GET / HTTP/1.1\r\nHost: exam");
+    let [impatient, patient] = impatient_and_patient(&origin, &["header_timeout"]);
+    let [mut other, mut client] = [&patient, &impatient].map(Tidegate::connect);
+    for client in [&mut other, &mut client] {
+        client.send("GET / HTTP/1.1\r\nHost: exam");
+    }
     if let Ok(response) = client.try_response("GET") {
         assert_eq!(response.status, 408);
     }
     assert!(client.is_closed());
     assert_eq!(origin.count(), 0);
+    other.send("ple.org\r\n\r\n");
+    assert_eq!(other.response().text(), "reached");
 }
 
 #[test]
 fn head_that_comes_byte_by_byte_does_not_buy_time() {
     let origin = Origin::start(|_| Reply::ok("reached"));
-    let tidegate = Tidegate::builder().origin(&origin).limits("header_timeout = \"1s\"").start();
-    let mut client = tidegate.connect();
-    client.send("GET / HTTP/1.1\r\nX: ");
-    // Far more bytes than fit into the time at this pace: the connection has to end before they do.
-    let refused = (0..1200).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        client.try_send("a").is_err()
+    let [impatient, patient] = impatient_and_patient(&origin, &["header_timeout"]);
+    let [mut other, mut client] = [&patient, &impatient].map(Tidegate::connect);
+    for client in [&mut other, &mut client] {
+        client.send("GET / HTTP/1.1\r\nX: ");
+    }
+    eventually("the connection ends although bytes keep coming", || {
+        other.send("a");
+        client.try_send("a").err()
     });
-    assert!(refused || client.is_closed());
     assert_eq!(origin.count(), 0);
+    other.send("\r\nHost: example.org\r\n\r\n");
+    assert_eq!(other.response().text(), "reached");
 }
 
 #[test]
 fn idle_persistent_connection_is_closed_after_its_time() {
     let origin = Origin::start(|_| Reply::ok("reached"));
-    let tidegate = Tidegate::builder().origin(&origin).limits("keep_alive_timeout = \"1s\"").start();
-    let mut client = tidegate.connect();
-    assert_eq!(client.get("/").status, 200);
-    assert_eq!(client.get("/").status, 200);
+    let [impatient, patient] = impatient_and_patient(&origin, &["keep_alive_timeout"]);
+    let [mut other, mut client] = [&patient, &impatient].map(Tidegate::connect);
+    for client in [&mut other, &mut client] {
+        assert_eq!(client.get("/").status, 200);
+        assert_eq!(client.get("/").status, 200);
+    }
     assert!(client.is_closed());
+    assert_eq!(other.get("/").status, 200);
 }
 
 #[test]
 fn connection_that_never_says_a_word_is_closed() {
     let origin = Origin::start(|_| Reply::ok("reached"));
-    let limits = "header_timeout = \"1s\"\nkeep_alive_timeout = \"1s\"";
-    let tidegate = Tidegate::builder().origin(&origin).limits(limits).start();
-    let mut client = tidegate.connect();
+    let [impatient, patient] = impatient_and_patient(&origin, &["header_timeout", "keep_alive_timeout"]);
+    let [mut other, mut client] = [&patient, &impatient].map(Tidegate::connect);
     let last_words = String::from_utf8_lossy(&client.rest()).into_owned();
     assert!(last_words.is_empty() || last_words.starts_with("HTTP/1.1 408 "), "{last_words}");
+    assert_eq!(other.get("/").status, 200);
 }
 
 #[test]
 fn body_that_trickles_below_the_least_rate_ends_the_connection() {
     let origin = Origin::start(|_| Reply::ok("reached"));
-    let tidegate = Tidegate::builder().origin(&origin).limits("body_min_rate = \"10KiB/s\"").start();
-    let mut client = tidegate.connect();
-    client.send("POST / HTTP/1.1\r\nHost: example.org\r\nContent-Length: 1000000\r\n\r\nstart");
+    // The second has no least rate.
+    let [impatient, patient] = ["10KiB/s", "0B/s"].map(|rate| {
+        Tidegate::builder().origin(&origin).limits(&format!("body_min_rate = \"{rate}\"")).start()
+    });
+    let [mut other, mut client] = [&patient, &impatient].map(Tidegate::connect);
+    for client in [&mut other, &mut client] {
+        client.send("POST / HTTP/1.1\r\nHost: example.org\r\nContent-Length: 10\r\n\r\nstart");
+    }
     if let Ok(response) = client.try_response("POST") {
         assert!(matches!(response.status, 408 | 400), "{response:?}");
     }
     assert!(client.is_closed());
+    other.send("-ends");
+    assert_eq!(other.response_to("POST").text(), "reached");
 }
 
 #[test]
