@@ -139,17 +139,22 @@ fn edited_file_is_served_anew() {
         });
     }
     fs::remove_file(site.path("page.html")).unwrap();
-    eventually("the removed file is gone", || {
-        (site.tidegate.get("/page.html").status == 404).then_some(())
-    });
+    eventually("the removed file is gone", || (site.tidegate.get("/page.html").status == 404).then_some(()));
 }
 
 #[test]
 fn requests_at_once_for_a_file_that_is_not_in_the_cache_read_it_once() {
-    let site = site(&[]);
+    let site = site(&[("marker.txt", b"old")]);
+    assert_eq!(site.tidegate.get("/marker.txt").text(), "old");
     let bytes = content(5, 3 << 20);
     // Made after the start, so that nothing has read it before.
     fs::write(site.path("large.bin"), &bytes).unwrap();
+    // Changes are seen in their order: once the later one is, the earlier one makes nobody read the file again.
+    fs::write(site.path(".marker.tmp"), "new").unwrap();
+    fs::rename(site.path(".marker.tmp"), site.path("marker.txt")).unwrap();
+    eventually("the later change is seen", || {
+        (site.tidegate.get("/marker.txt").text() == "new").then_some(())
+    });
     let before = site.tidegate.bytes_read();
     let barrier = Barrier::new(16);
     std::thread::scope(|scope| {

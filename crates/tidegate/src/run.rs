@@ -11,11 +11,11 @@ use tidegate_gate::GateError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
-use crate::config::{Finding, Loaded};
+use crate::config::{Finding, Loaded, Subject};
 use crate::defence::Guard;
 use crate::gate::Gatekeeper;
 use crate::trickles::TricklesServices;
-use crate::units::{ListenAddress, ServerError};
+use crate::units::ServerError;
 use crate::{admin, config, external, notify, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     if !args.allow_unreachable {
         probe_upstreams(&loaded)?;
     }
-    let admin_listener = listen_for_admin(&loaded.admin)?;
+    let admin_listener = listen_for_admin(&loaded)?;
     let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol == Protocol::Http);
     let listen: Vec<SocketAddr> = http.map(|listener| listener.address).collect();
     let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         tracing::info!("cache: {} is not there yet and is made", path.display());
     }
     let engine = Engine::start_on(settings, sockets)
-        .map_err(|error| Failure::runtime(format!("error: {}", start_error(&error, &loaded))))?;
+        .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
     let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings, engine.inside())?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
@@ -156,16 +156,19 @@ impl Reloader {
         }
         let mut warnings = loaded.warnings.clone();
         let file = self.args.config.as_ref().map_or(String::new(), |path| path.display().to_string());
-        warnings.extend(unreachable_upstreams(&loaded).into_iter().map(|message| {
+        warnings.extend(unreachable_upstreams(&loaded).into_iter().map(|(group, message)| {
             tracing::warn!("{message}");
-            Finding { file: file.clone(), place: None, message, hint: None }
+            let elsewhere =
+                || Finding { file: file.clone(), place: None, message: message.clone(), hint: None };
+            loaded.places.finding(&group, &message, "").unwrap_or_else(elsewhere)
         }));
         Ok(warnings)
     }
 }
 
 /// Listens on the address; one that stands for every address of the host takes IPv4 too.
-fn listen_for_admin(admin: &ListenAddress) -> Result<TcpListener, Failure> {
+fn listen_for_admin(loaded: &Loaded) -> Result<TcpListener, Failure> {
+    let admin = &loaded.admin;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
     let listener = || {
         let address = admin.address;
@@ -180,29 +183,28 @@ fn listen_for_admin(admin: &ListenAddress) -> Result<TcpListener, Failure> {
         Ok(TcpListener::from(socket))
     };
     listener().map_err(|error: rustix::io::Errno| {
-        Failure::runtime(format!(
-            "error: cannot listen on {} for the admin server: {}; choose another address with --admin",
-            admin.written,
-            std::io::Error::from(error)
-        ))
+        let error = std::io::Error::from(error);
+        let message = format!("cannot listen on {} for the admin server: {error}", admin.written);
+        Failure::runtime(loaded.places.say(&Subject::Admin, &message, "choose another address with --admin"))
     })
 }
 
 /// Names a listener as its writer put it, and says what can be done.
 fn start_error(error: &StartError, loaded: &Loaded) -> String {
-    let StartError::Listen { address, source } = error else { return error.to_string() };
+    let StartError::Listen { address, source } = error else { return format!("error: {error}") };
     let written = loaded
         .listen
         .iter()
         .find(|listen| listen.address == *address)
         .map_or_else(|| address.to_string(), |listen| listen.written.clone());
     let hint = match source.kind() {
-        std::io::ErrorKind::AddrInUse => "; end the program that has it, or choose another address",
-        std::io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
-        std::io::ErrorKind::AddrNotAvailable => "; it is no address of this host",
+        std::io::ErrorKind::AddrInUse => "end the program that has it, or choose another address",
+        std::io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
+        std::io::ErrorKind::AddrNotAvailable => "it is no address of this host",
         _ => "",
     };
-    format!("cannot listen on {written}: {source}{hint}")
+    let message = format!("cannot listen on {written}: {source}");
+    loaded.places.say(&Subject::Listener(*address), &message, hint)
 }
 
 pub(crate) fn start_log(form: LogForm) {
@@ -246,6 +248,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
         settings.listeners = vec![Listener { address: listen.address, protocol: Protocol::Http }];
         loaded.listen = vec![listen];
+        loaded.places.forget(|subject| matches!(subject, Subject::Listener(_)));
         loaded.trickles.clear();
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
@@ -264,6 +267,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
         settings.upstreams = vec![Upstream::new("upstream", addresses)];
         settings.routes = vec![everything(Target::Upstream("upstream".into()))];
         loaded.required = vec!["upstream".into()];
+        loaded.places.forget(|subject| matches!(subject, Subject::Upstream(_)));
     }
     if let Some(root) = &args.root {
         settings.upstreams.clear();
@@ -275,6 +279,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     }
     if let Some(address) = &args.admin {
         loaded.admin = units::listen_address(address).map_err(|error| usage(format!("--admin: {error}")))?;
+        loaded.places.forget(|subject| *subject == Subject::Admin);
     }
     let nowhere = loaded.settings.listeners.is_empty() && loaded.trickles.is_empty();
     if nowhere || loaded.settings.routes.is_empty() {
@@ -315,14 +320,15 @@ fn everything(target: Target) -> Route {
 fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
     match unreachable_upstreams(loaded).first() {
         None => Ok(()),
-        Some(why) => {
-            Err(Failure::runtime(format!("error: {why}; start it first, or use --allow-unreachable")))
+        Some((group, why)) => {
+            let hint = "start it first, or use --allow-unreachable";
+            Err(Failure::runtime(loaded.places.say(group, why, hint)))
         }
     }
 }
 
 /// The required groups none of whose servers takes a connection, and why.
-fn unreachable_upstreams(loaded: &Loaded) -> Vec<String> {
+fn unreachable_upstreams(loaded: &Loaded) -> Vec<(Subject, String)> {
     let required = |upstream: &&Upstream| loaded.required.contains(&upstream.name);
     let groups = || loaded.settings.upstreams.iter().filter(required);
     let servers: Vec<SocketAddr> = groups().flat_map(|upstream| upstream.servers.iter().copied()).collect();
@@ -339,7 +345,8 @@ fn unreachable_upstreams(loaded: &Loaded) -> Vec<String> {
             name => format!("upstream {name}"),
         };
         let all = !failures.is_empty() && failures.len() == of_group.len();
-        all.then(|| format!("{group} is unreachable ({})", failures.join(", ")))
+        let message = || format!("{group} is unreachable ({})", failures.join(", "));
+        all.then(|| (Subject::Upstream(upstream.name.clone()), message()))
     });
     unreachable.collect()
 }

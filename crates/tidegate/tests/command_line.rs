@@ -217,6 +217,40 @@ fn port_in_use_is_one_line_that_names_the_address_as_written_and_exit_code_1() {
     }
 }
 
+/// Line and column, from 1, at which a text stands in a file first.
+fn place_of(file: &str, text: &str) -> String {
+    let content = std::fs::read_to_string(file).unwrap();
+    let (before, _) = content.split_once(text).unwrap();
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    format!("{}:{}", before.matches('\n').count() + 1, before.len() - line_start + 1)
+}
+
+#[test]
+fn what_the_file_says_and_a_start_finds_wrong_is_named_by_its_place_and_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let (taken, free) = (TcpListener::bind("127.0.0.1:0").unwrap(), local(free_port()));
+    let taken = taken.local_addr().unwrap().to_string();
+    let root = folder.path().to_str().unwrap().to_owned();
+    for (listen, admin, key) in [(&taken, &free, "listen.address"), (&free, &taken, "admin.address")] {
+        let text = format!(
+            "[[listen]]\naddress = {listen:?}\n[admin]\naddress = {admin:?}\n[[route]]\nhost = \"*\"\nroot = {root:?}\n"
+        );
+        let file = write(folder.path(), &text);
+        let ended = tidegate(&["run", "--config", &file]);
+        assert_eq!(ended.code, Some(1));
+        let place = place_of(&file, &format!("{taken:?}"));
+        assert!(
+            ended.line().starts_with(&format!("{file}:{place}: {key}: cannot listen on {taken}")),
+            "{ended:?}"
+        );
+    }
+    // What the command line says is no fault of the file.
+    let text = format!("[[listen]]\naddress = {free:?}\n[[route]]\nhost = \"*\"\nroot = {root:?}\n");
+    let file = write(folder.path(), &text);
+    let ended = tidegate(&["run", "--config", &file, "--listen", &taken, "--admin", &local(free_port())]);
+    assert!(ended.line().starts_with(&format!("error: cannot listen on {taken}: ")), "{ended:?}");
+}
+
 #[test]
 fn admin_port_in_use_is_one_line_that_names_the_address_as_written_and_exit_code_1() {
     let port = free_port();
@@ -260,7 +294,10 @@ fn unreachable_upstream_at_the_start_is_one_line_and_exit_code_1_unless_it_is_no
     let ended = tidegate(&["run", "--config", &file]);
     assert_eq!(ended.code, Some(1));
     assert!(
-        ended.line().starts_with(&format!("error: upstream app is unreachable ({nobody}: ")),
+        ended.line().starts_with(&format!(
+            "{file}:{}: upstream.servers: upstream app is unreachable ({nobody}: ",
+            place_of(&file, &format!("{nobody:?}"))
+        )),
         "{ended:?}"
     );
 

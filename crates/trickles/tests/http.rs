@@ -101,7 +101,10 @@ async fn requests_when_one_after_the_other_then_one_conversation_answers_them() 
 #[tokio::test]
 async fn paths_when_not_for_the_public_then_404() {
     let root = root();
+    std::fs::write(root.path().join("sub/page.txt"), "page").unwrap();
     let mut stream = converse(serve(root.path()));
+    let (head, body) = ask(&mut stream, "GET /sub/page.txt HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200") && body == b"page", "{head}");
     for path in [
         "/none",
         "/.secret",
@@ -110,6 +113,9 @@ async fn paths_when_not_for_the_public_then_404() {
         "/../../etc/passwd",
         "/%2e%2e/%2e%2e/etc/passwd",
         "/sub/",
+        "/sub%2Fpage.txt",
+        "/sub%2fpage.txt",
+        "/sub%5Cpage.txt",
     ] {
         let (head, body) = ask(&mut stream, &format!("GET {path} HTTP/1.1\r\nHost: h\r\n\r\n")).await;
         assert!(head.starts_with("HTTP/1.1 404"), "{path}: {head}");

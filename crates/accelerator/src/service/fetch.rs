@@ -25,7 +25,7 @@ use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Epoch, Flight, Join, Leader, News, Outcome, Started};
 use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
-use crate::service::plan::{Destination, Plan, cookies};
+use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
@@ -554,7 +554,7 @@ impl Fetch<'_> {
             head: &bytes,
             method: head.method,
             client: Some(self.incoming.seen.client),
-            class: self.class(),
+            class: self.plan.class_of(head, self.incoming.normalized),
             framing,
             hash_url: url_hash(self.incoming.normalized),
             hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
@@ -565,17 +565,6 @@ impl Fetch<'_> {
             return Ok(response);
         }
         Box::pin(icap::review_response(self.core, &self.incoming, response)).await
-    }
-
-    /// Without rules all requests are equal.
-    fn class(&self) -> u8 {
-        let Some(rules) = &self.plan.requests else { return 0 };
-        let (path, cookies) = (self.incoming.normalized.path, cookies(&self.incoming.head.fields));
-        let cookie = cookies.as_deref();
-        match self.plan.folds_case {
-            true => rules.class_of_request(&path.to_ascii_lowercase(), cookie),
-            false => rules.class_of_request(path, cookie),
-        }
     }
 
     /// RFC 5861 §3: the client has its answer; the validation goes on without it.

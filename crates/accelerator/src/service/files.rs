@@ -15,7 +15,8 @@ use tidegate_store::{Object, Store, Visit};
 use crate::data_core::DataCore;
 use crate::service::entries::{Entry, KEY_SEPARATOR, PurgePattern, ResponseEntry};
 use crate::service::fetch::Answer;
-use crate::service::lookup::{Form, form_of, hit};
+use crate::service::flights::{Join, Leader, News, Outcome};
+use crate::service::lookup::{Form, Found, Hit, find, form_of, hit};
 use crate::service::plan::{Plan, PlanError};
 use crate::static_files::{self, CODINGS, StaticError, StaticFile, StaticRoot, Watcher};
 
@@ -23,6 +24,9 @@ use crate::static_files::{self, CODINGS, StaticError, StaticFile, StaticRoot, Wa
 const LINKED_S: u32 = 1;
 /// Every combination of content codings that a client may accept.
 const MASKS: u8 = 1 << CODINGS.len();
+
+/// How often a request waits for another one that reads the same file, before it reads for itself.
+const FOLLOW_ATTEMPTS: usize = 3;
 
 /// Preloaded files take at most this part of the cache, so that what was learned from clients stays.
 const PRELOAD_SHARE: u64 = 2;
@@ -248,11 +252,19 @@ pub(crate) async fn answer(
     let mut key = Vec::new();
     write_key(root, head, normalized, &mut key);
     core.metrics.cache_misses_total.add(1);
+    let leader = match lead_or_follow(core, head, &key).await {
+        Turn::Read(leader) => leader,
+        Turn::Found(hit) => return Answer::Stored(*hit),
+    };
     let (root, store) = (Arc::clone(root), core.store.clone());
     let mask = accepted_codings(head);
     let mut path = Vec::with_capacity(normalized.path.len());
     percent_decode(normalized.path, &mut path);
     let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
+    if let Some(leader) = leader {
+        let is_stored = matches!(loaded, Ok(Loaded::Stored(_)));
+        leader.finish(if is_stored { Outcome::Stored } else { Outcome::NotShared });
+    }
     match loaded {
         Ok(Loaded::Stored(object)) => match Entry::decode(object.meta()) {
             Some(Entry::Response(entry)) => {
@@ -268,6 +280,49 @@ pub(crate) async fn answer(
         Ok(Loaded::Failed(error)) => failed(core, error, normalized),
         Err(_) => Answer::status(500),
     }
+}
+
+/// What a request for a file does that is not in the cache.
+enum Turn {
+    /// Reads it, and tells those that wait for it.
+    Read(Option<Leader>),
+    /// Another request has read it meanwhile.
+    Found(Box<Hit>),
+}
+
+/// Of requests for the same file one reads it, and the others wait for it to be in the cache.
+async fn lead_or_follow(core: &DataCore, head: &RequestHead<'_>, key: &[u8]) -> Turn {
+    let Some(store) = &core.store else { return Turn::Read(None) };
+    let found = || match find(core, store, head, &mut key.to_vec()) {
+        Found::Usable { hit, .. } => Some(Turn::Found(Box::new(hit))),
+        _ => None,
+    };
+    for attempt in 0..FOLLOW_ATTEMPTS {
+        let flight = match core.flights.join(key, core.flights.epoch(key)) {
+            Join::Lead(leader) => {
+                // Another request may have ended between the look and the join.
+                let Some(turn) = found() else { return Turn::Read(Some(leader)) };
+                leader.finish(Outcome::Stored);
+                return turn;
+            }
+            Join::Follow(flight) => flight,
+        };
+        if attempt == 0 {
+            core.metrics.cache_collapsed_total.add(1);
+        }
+        match flight.news(false).await {
+            News::Ended(Outcome::Stored) => {
+                if let Some(turn) = found() {
+                    return turn;
+                }
+            }
+            // Whoever was to read it went away.
+            News::Ended(Outcome::Abandoned) => {}
+            // It is no file for the cache, or its disk is slow.
+            _ => break,
+        }
+    }
+    Turn::Read(None)
 }
 
 enum Loaded {

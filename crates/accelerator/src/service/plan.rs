@@ -215,6 +215,19 @@ impl Plan {
         rules.on_request(&Asked { peer, local, path: &path, reading, cookie })
     }
 
+    /// The priority class of a request, of which 0 goes first; without rules all requests are equal. However it is read: of
+    /// two classes the one that is served later, so that no spelling of a path is a way to the front.
+    pub(crate) fn class_of(&self, head: &RequestHead<'_>, normalized: &Normalized<'_>) -> u8 {
+        let Some(rules) = &self.requests else { return 0 };
+        let cookies = cookies(&head.fields);
+        let class_of = |path: &[u8]| match self.folds_case {
+            true => rules.class_of_request(&path.to_ascii_lowercase(), cookies.as_deref()),
+            false => rules.class_of_request(path, cookies.as_deref()),
+        };
+        let class = class_of(normalized.path);
+        normalized.reading.map_or(class, |reading| class.max(class_of(reading)))
+    }
+
     /// The upstream groups, in the order of the settings.
     pub(crate) fn groups(&self) -> &Arc<Groups> {
         &self.groups
@@ -365,6 +378,59 @@ mod tests {
         assert_eq!(route("/;a/private/x", Some("/private/x")), None);
         assert_eq!(route("/other%2Fx", Some("/other/x")), Some(Destination::Upstream(0)));
         assert_eq!(route("/private/x;a", Some("/private/x")), Some(Destination::Upstream(1)));
+    }
+
+    /// Rules by which what is below `/first/` goes first.
+    #[derive(Debug)]
+    struct FirstFirst;
+
+    impl Admission for FirstFirst {
+        fn acts_on_connections(&self) -> bool {
+            false
+        }
+
+        fn on_connect(&self, _: SocketAddr, _: SocketAddr) -> (Verdict, u8) {
+            (Verdict::Continue, 0)
+        }
+
+        fn ignores_any(&self) -> bool {
+            false
+        }
+
+        fn ignores(&self, _: std::net::IpAddr) -> bool {
+            false
+        }
+
+        fn on_request(&self, _: &Asked<'_>) -> Verdict {
+            Verdict::Continue
+        }
+
+        fn class_of_request(&self, path: &[u8], _: Option<&[u8]>) -> u8 {
+            if path.starts_with(b"/first/") { 0 } else { 2 }
+        }
+    }
+
+    #[test]
+    fn a_request_has_the_later_class_of_those_it_has_however_it_is_read() {
+        let mut plan = plan(&[("*", "/", "a")]);
+        let bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        let mut parser = tidegate_http::RequestParser::new(tidegate_http::HeadLimits::default());
+        parser.parse(bytes).unwrap();
+        let class = |plan: &Plan, path: &str, reading: Option<&str>| {
+            let (path, reading) = (path.as_bytes(), reading.map(str::as_bytes));
+            let normalized = Normalized { authority: b"x", path, query: None, reading };
+            plan.class_of(&parser.head(bytes), &normalized)
+        };
+        assert_eq!(class(&plan, "/last/x", None), 0, "without rules");
+        plan.requests = Some(Arc::new(FirstFirst));
+        assert_eq!(class(&plan, "/first/x", None), 0);
+        assert_eq!(class(&plan, "/last/x", None), 2);
+        assert_eq!(class(&plan, "/first/..;/last/x", Some("/last/x")), 2);
+        assert_eq!(class(&plan, "/last/..;/first/x", Some("/first/x")), 2);
+        assert_eq!(class(&plan, "/first/x;y", Some("/first/x")), 0);
+        assert_eq!(class(&plan, "/First/x", None), 2);
+        plan.folds_case = true;
+        assert_eq!(class(&plan, "/First/x", Some("/FIRST/x")), 0);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod defence;
 mod icap;
 mod keys;
 mod kind;
+mod places;
 #[cfg(test)]
 mod reference;
 mod report;
@@ -25,6 +26,7 @@ use tidegate_accelerator::settings::Settings;
 use toml::de::DeTable;
 
 pub(crate) use defence::Defence;
+pub(crate) use places::{Places, Subject};
 pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
@@ -45,6 +47,8 @@ pub(crate) struct Loaded {
     /// Listeners of the Trickles transport; they are not among the settings'.
     pub trickles: Vec<TricklesListener>,
     pub admin: ListenAddress,
+    /// Where the file says what only a start finds to be wrong.
+    pub places: Places,
     /// The groups without which the start fails: used by a route, and not `require = false`.
     pub required: Vec<String>,
     /// Rules, and how they are enforced.

@@ -186,6 +186,11 @@ impl<'t> Report<'t> {
         (offset > start + line.find('=')?).then_some((key, value))
     }
 
+    /// The file's name.
+    pub fn file(&self) -> &str {
+        self.file
+    }
+
     /// Whether the file is not TOML somewhere.
     pub fn is_damaged(&self) -> bool {
         self.trusted_to != usize::MAX
@@ -216,7 +221,8 @@ impl<'t> Report<'t> {
         Finding { file: self.file.to_owned(), place: Some(self.place(offset)), message, hint }
     }
 
-    fn place(&self, offset: usize) -> (usize, usize) {
+    /// The line and column of a place in the file, from 1.
+    pub fn place(&self, offset: usize) -> (usize, usize) {
         let line = self.line_of(offset);
         let start = self.lines.get(line - 1).copied().unwrap_or(0);
         let before = self.text.get(start..offset).unwrap_or("");

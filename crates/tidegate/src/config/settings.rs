@@ -13,7 +13,7 @@ use tidegate_trickles::udp::Format;
 
 use super::report::{Finding, Report, nearest};
 use super::walk::Values;
-use super::{Loaded, defence, rules};
+use super::{Loaded, Places, defence, rules};
 use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 
@@ -49,7 +49,8 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let admin = admin(file, report);
     meeting(&admin, &listen, file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();
-    Loaded { settings, listen, trickles, admin, required, gate, defence, warnings: Vec::new() }
+    let places = Places::of(file, report);
+    Loaded { settings, listen, trickles, admin, places, required, gate, defence, warnings: Vec::new() }
 }
 
 /// What the file leaves to the command line.

@@ -72,6 +72,12 @@ impl StaticRoot {
 
     /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
     fn open_file(&self, path: &[u8]) -> Result<OpenFile, Missing> {
+        // An encoded slash is no separator (RFC 3986 §2.2): a file has one path, whatever rules look at.
+        let hides_separator =
+            |escape: &[u8]| [b"%2f", b"%5c"].iter().any(|separator| escape.eq_ignore_ascii_case(*separator));
+        if path.windows(3).any(hides_separator) {
+            return Err(Missing::NotFound);
+        }
         let mut name = Vec::with_capacity(path.len());
         percent_decode(path.strip_prefix(b"/").ok_or(Missing::NotFound)?, &mut name);
         // Names that begin with a dot are not for the public, but for RFC 8615's.

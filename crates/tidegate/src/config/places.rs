@@ -1,0 +1,83 @@
+//! Where a configuration file says what only a start finds to be wrong: addresses that are taken, servers that are not there.
+
+use std::net::SocketAddr;
+
+use super::Finding;
+use super::report::Report;
+use super::walk::Values;
+
+/// Values of a file that a start may fail by, each with its place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places(Vec<(Subject, Place)>);
+
+/// A file, and a line and a column in it.
+type Place = (String, (usize, usize));
+
+/// What a value of the file stands for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Subject {
+    /// `listen.address`.
+    Listener(SocketAddr),
+    /// `admin.address`.
+    Admin,
+    /// `upstream.servers` of the group with this name.
+    Upstream(String),
+}
+
+impl Subject {
+    /// The key in the file.
+    fn key(&self) -> &'static str {
+        match self {
+            Self::Listener(_) => "listen.address",
+            Self::Admin => "admin.address",
+            Self::Upstream(_) => "upstream.servers",
+        }
+    }
+}
+
+impl Places {
+    pub(super) fn of(file: &Values, report: &Report<'_>) -> Self {
+        let mut of = Vec::new();
+        let mut note = |subject, values: &Values, key| {
+            if let Some(offset) = values.offset_of(key) {
+                of.push((subject, (report.file().to_owned(), report.place(offset))));
+            }
+        };
+        for section in file.tables("listen") {
+            if let Some(listen) = section.listen("address") {
+                note(Subject::Listener(listen.address), section, "address");
+            }
+        }
+        for section in file.tables("upstream") {
+            if let Some(name) = section.text("name") {
+                note(Subject::Upstream(name), section, "servers");
+            }
+        }
+        if let Some(section) = file.table("admin") {
+            note(Subject::Admin, section, "address");
+        }
+        Self(of)
+    }
+
+    /// The command line has taken the place of what the file says of these.
+    pub(crate) fn forget(&mut self, overridden: impl Fn(&Subject) -> bool) {
+        self.0.retain(|(subject, _)| !overridden(subject));
+    }
+
+    /// What is wrong with `subject`, at its place in the file if it comes from there.
+    pub(crate) fn say(&self, subject: &Subject, message: &str, hint: &str) -> String {
+        match self.finding(subject, message, hint) {
+            Some(finding) => finding.to_string(),
+            None if hint.is_empty() => format!("error: {message}"),
+            None => format!("error: {message}; {hint}"),
+        }
+    }
+
+    /// The finding about `subject`, if it comes from a file.
+    pub(crate) fn finding(&self, subject: &Subject, message: &str, hint: &str) -> Option<Finding> {
+        let (_, (file, place)) = self.0.iter().find(|(known, _)| known == subject)?;
+        let message = format!("{}: {message}", subject.key());
+        let hint = Some(hint.to_owned()).filter(|hint| !hint.is_empty());
+        Some(Finding { file: file.clone(), place: Some(*place), message, hint })
+    }
+}
