@@ -277,6 +277,20 @@ impl Defence {
         })
     }
 
+    /// Decides on a client whose request cannot be read: it counts as one that fails. A head costs the server more than
+    /// the sender, whether or not it is well formed.
+    fn judge_malformed(&self, connection: NodeId, peer: Peer, now_ms: u64) -> Decision {
+        let (path, query) = (&b""[..], None);
+        let request =
+            RequestView { method: b"", path, reading: None, query, has_body: false, fields: &NoFields };
+        let decision = self.chain.request(connection, peer, &request, now_ms);
+        if !decision.is_continue() {
+            return decision;
+        }
+        let response = ResponseView { path, query, status: 400, source: Source::Here, upstream_ms: 0 };
+        self.chain.response(connection, peer, &response, now_ms)
+    }
+
     /// Tells of a response.
     pub(crate) fn responded(
         &self,
@@ -383,6 +397,13 @@ impl DataCore {
             // The connection ends whatever is decided; a block acts on those to come.
             let _ = defence.chain.slow(id, peer, slow, self.clock.elapsed_ms());
         }
+    }
+
+    /// Whether a client whose request cannot be read is answered. Of a trusted proxy's nobody knows whose it is.
+    pub(crate) fn answers_malformed(&self, client: Option<NodeId>, peer: SocketAddr) -> bool {
+        let (Some(defence), Some(place)) = (&self.defence, client) else { return true };
+        let peer = self.direct(peer);
+        peer.via == Via::Proxy || defence.judge_malformed(place, peer, self.clock.elapsed_ms()).is_continue()
     }
 
     /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by its

@@ -557,6 +557,10 @@ impl Connection<'_> {
     fn refuse(self, error: HeadError) -> Step {
         self.core.metrics.requests_refused_total.add(1);
         tracing::debug!(client = %self.client.peer(), reason = error.name(), "request refused");
+        if !self.core.answers_malformed(self.client.place, self.client.peer()) {
+            self.core.metrics.requests_policed_total.add(1);
+            return Step::Close;
+        }
         self.last_words(error.status());
         if let Some(log) = &self.core.log {
             let record = Record {
