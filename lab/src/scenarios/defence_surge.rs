@@ -106,7 +106,7 @@ impl Run {
         let all = USUAL * (1 + TIMES);
         let capacity_per_s = {
             let running = server.start(lab, false)?;
-            let time = lab.choose(Duration::from_secs(8), Duration::from_secs(4));
+            let time = lab.choose(Duration::from_secs(5), Duration::from_secs(4));
             let group = Group { clients: all, from: Duration::ZERO, every: Duration::ZERO };
             let served = surge(running.peer.address(), &[group], ARRIVAL, ARRIVAL + time)?;
             let answers = served.iter().flat_map(|served| &served.answers).sum::<u64>();
@@ -118,7 +118,7 @@ impl Run {
             Group { clients: USUAL, from: Duration::ZERO, every },
             Group { clients: USUAL * TIMES, from: BEFORE, every },
         ];
-        let time = lab.choose(Duration::from_secs(12), Duration::from_secs(6));
+        let time = lab.choose(Duration::from_secs(8), Duration::from_secs(6));
         let mut served =
             surge(running.peer.address(), &groups, BEFORE + ARRIVAL, BEFORE + ARRIVAL + time)?.into_iter();
         let (usual, crowd) = (served.next().unwrap_or_default(), served.next().unwrap_or_default());
