@@ -154,7 +154,8 @@ impl Peer {
             .map_err(|error| format!("{} has ended: {error}", self.name))
     }
 
-    fn processes(&self) -> Vec<u32> {
+    /// The server's processes.
+    pub fn processes(&self) -> Vec<u32> {
         let mut family = vec![self.process.id()];
         if self.forks {
             let parents = parents();

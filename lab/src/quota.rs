@@ -110,6 +110,14 @@ impl Quota {
         Ok(used)
     }
 
+    /// Takes a process that runs already, with all of its threads, into the group.
+    ///
+    /// # Errors
+    /// When the process or the group is gone.
+    pub fn take(&self, process: u32) -> Result<(), Error> {
+        std::fs::write(self.members(), process.to_string()).map_err(Error::file("write", &self.members()))
+    }
+
     /// The same command within the group.
     pub fn limit(&self, command: &Command) -> Command {
         let mut limited = Command::new("sh");

@@ -274,6 +274,29 @@ fn a_body_that_was_looked_at_in_vain_goes_on_whole() {
 }
 
 #[test]
+fn a_body_that_goes_unchanged_after_all_of_it_was_seen_goes_on_whole() {
+    let origin = echoing_origin();
+    let service = Hostile::serve("Preview: 10\r\n", |_, stream| {
+        let _ = stream.write_all(b"ICAP/1.0 100 Continue\r\n\r\n");
+        let mut seen = Vec::new();
+        let mut buffer = [0; 4096];
+        while seen.len() < 5_000 || !seen.ends_with(b"\r\n0\r\n\r\n") {
+            match stream.read(&mut buffer) {
+                Ok(length @ 1..) => seen.extend_from_slice(&buffer[..length]),
+                _ => return,
+            }
+        }
+        let _ = stream.write_all(b"ICAP/1.0 204 No Content\r\n\r\n");
+    });
+    let lines = "on = \"requests\"\nfailure = \"closed\"";
+    let tidegate = one_core(&origin).tables(&table(service.port, "x", lines)).start();
+    let body = content(7, 5_000);
+    let response = post(&mut Client::connect(tidegate.address()), "/", &body);
+    assert_eq!((response.status, response.body == body), (200, true));
+    assert_eq!(tidegate.metric("tidegate_icap_failures_total"), 0.0);
+}
+
+#[test]
 fn what_is_longer_than_announced_ends_the_connection() {
     let origin = Origin::start(|_| Reply::ok("here"));
     let hostile = Hostile::start(

@@ -27,7 +27,7 @@ use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
 use crate::following::Following;
 use crate::icap;
-use crate::inner::InnerRequest;
+use crate::inner::{Inner, Refused};
 use crate::latency::Latencies;
 use crate::load::Meter;
 use crate::metrics::CoreMetrics;
@@ -71,7 +71,8 @@ pub(crate) struct Start {
     pub flights: Arc<Flights>,
     pub open: Arc<AtomicUsize>,
     pub log: Option<LogSender>,
-    pub inside: mpsc::Receiver<InnerRequest>,
+    pub inside: mpsc::Receiver<Inner>,
+    pub refused: Arc<Refused>,
     /// Made on the starting thread, and used on the core's own from then on.
     pub defence: Option<Chain>,
 }
@@ -179,7 +180,8 @@ impl DataCore {
                 unreachable: start.dhttp_unreachable,
                 workers: start.workers,
             };
-            let inside = tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside));
+            let inside =
+                tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside, start.refused));
             let plans = Plans { index: start.index, plan: start.plan, following: start.following };
             core.serve(start.listeners, dhttp, plans, start.phase).await;
             inside.abort();

@@ -93,30 +93,51 @@ impl Defence {
         self.chain.tick(load, now_ms);
     }
 
-    /// The client of a request on a connection: who is connected, or whom a trusted proxy names.
+    /// The client of a request: who is there, or whom a trusted proxy names. Its place in the tree is that of the
+    /// `connection`, or is looked for where the request came by a datagram, from an address that is proved.
     #[inline]
     pub(crate) fn client(
         &self,
-        connection: NodeId,
-        peer: SocketAddr,
+        connection: Option<NodeId>,
+        peer: IpAddr,
         seen: &Seen<'_>,
         now_ms: u64,
     ) -> Client {
-        let address = peer.ip().to_canonical();
-        match seen.via_proxy {
-            false => Client { id: connection, peer: Peer { address, via: Via::Direct } },
-            true => Client {
-                id: self.chain.locate(seen.client, now_ms),
-                peer: Peer { address: seen.client, via: Via::Proxy },
-            },
+        let (address, via) =
+            if seen.via_proxy { (seen.client, Via::Proxy) } else { (peer.to_canonical(), Via::Direct) };
+        let id = match connection {
+            Some(place) if via == Via::Direct => place,
+            _ => self.chain.locate(address, now_ms),
+        };
+        Client { id, peer: Peer { address, via } }
+    }
+
+    /// Decides on a request that has no connection of its own, of a client whose address is proved.
+    fn decide_on_message(
+        &self,
+        client: Client,
+        head: &RequestHead<'_>,
+        normalized: &Normalized<'_>,
+        now_ms: u64,
+    ) -> Decision {
+        let line = RequestLine { method: head.method_bytes, target: head.target };
+        match self.judge_line(client, &line, now_ms) {
+            decision if decision.is_continue() => self.judge(client, head, normalized, now_ms),
+            decision => decision,
         }
     }
 
-    /// The client of a request that came by a datagram, from an address that is proved, or on a connection for such.
-    fn client_at(&self, peer: IpAddr, seen: &Seen<'_>, now_ms: u64) -> Client {
-        let (address, via) =
-            if seen.via_proxy { (seen.client, Via::Proxy) } else { (peer.to_canonical(), Via::Direct) };
-        Client { id: self.chain.locate(address, now_ms), peer: Peer { address, via } }
+    /// Decides on a request that its transport answers: about whom, and what.
+    pub(crate) fn judge_told(
+        &self,
+        peer: IpAddr,
+        seen: &Seen<'_>,
+        head: &RequestHead<'_>,
+        normalized: &Normalized<'_>,
+        now_ms: u64,
+    ) -> (Peer, Verdict) {
+        let client = self.client(None, peer, seen, now_ms);
+        (client.peer, self.decide_on_message(client, head, normalized, now_ms).verdict)
     }
 
     /// Decides on a request by DHTTP: what is answered to it, if it may not go on. There is no connection that could be
@@ -129,12 +150,8 @@ impl Defence {
         normalized: &Normalized<'_>,
         now_ms: u64,
     ) -> Option<Reply> {
-        let client = self.client_at(peer, seen, now_ms);
-        let line = RequestLine { method: head.method_bytes, target: head.target };
-        let decision = match self.judge_line(client, &line, now_ms) {
-            decision if decision.is_continue() => self.judge(client, head, normalized, now_ms),
-            decision => decision,
-        };
+        let client = self.client(None, peer, seen, now_ms);
+        let decision = self.decide_on_message(client, head, normalized, now_ms);
         let later = || Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() };
         let refused = || Reply { status: 503, ..Reply::default() };
         match decision.verdict {
@@ -154,7 +171,7 @@ impl Defence {
         source: (Source, u64),
         now_ms: u64,
     ) {
-        let client = self.client_at(peer, seen, now_ms);
+        let client = self.client(None, peer, seen, now_ms);
         let _ = self.responded(client, normalized, status, source, now_ms);
     }
 
@@ -258,6 +275,20 @@ impl Defence {
             count.set(count.get() + 1);
             Held { count, time }
         })
+    }
+
+    /// Decides on a client whose request cannot be read: it counts as one that fails. A head costs the server more than
+    /// the sender, whether or not it is well formed.
+    fn judge_malformed(&self, connection: NodeId, peer: Peer, now_ms: u64) -> Decision {
+        let (path, query) = (&b""[..], None);
+        let request =
+            RequestView { method: b"", path, reading: None, query, has_body: false, fields: &NoFields };
+        let decision = self.chain.request(connection, peer, &request, now_ms);
+        if !decision.is_continue() {
+            return decision;
+        }
+        let response = ResponseView { path, query, status: 400, source: Source::Here, upstream_ms: 0 };
+        self.chain.response(connection, peer, &response, now_ms)
     }
 
     /// Tells of a response.
@@ -366,6 +397,13 @@ impl DataCore {
             // The connection ends whatever is decided; a block acts on those to come.
             let _ = defence.chain.slow(id, peer, slow, self.clock.elapsed_ms());
         }
+    }
+
+    /// Whether a client whose request cannot be read is answered. Of a trusted proxy's nobody knows whose it is.
+    pub(crate) fn answers_malformed(&self, client: Option<NodeId>, peer: SocketAddr) -> bool {
+        let (Some(defence), Some(place)) = (&self.defence, client) else { return true };
+        let peer = self.direct(peer);
+        peer.via == Via::Proxy || defence.judge_malformed(place, peer, self.clock.elapsed_ms()).is_continue()
     }
 
     /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by its

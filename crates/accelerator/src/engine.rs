@@ -21,7 +21,7 @@ use crate::access_log::{AccessLogWriter, LogSender};
 use crate::clients::Clients;
 use crate::data_core::{Bound, DataCore, Phase};
 use crate::following::Following;
-use crate::inner::{InnerRequest, Inside};
+use crate::inner::{Inner, Inside};
 use crate::latency::{Histogram, Latencies};
 use crate::metrics::CoreMetrics;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
@@ -132,7 +132,7 @@ impl Engine {
         let (phase, _) = watch::channel(Phase::Serving);
         let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
         let latencies = (0..workers).map(|_| Arc::default()).collect();
-        let (inside, receivers) = Inside::new(workers);
+        let (inside, receivers) = Inside::new(workers, settings.defence.is_some());
         let shared = Arc::new(Shared {
             started: Instant::now(),
             cache_settings: settings.cache.clone(),
@@ -160,7 +160,7 @@ impl Engine {
     fn spawn_cores(
         &self,
         sockets: Vec<Vec<(Bound, SocketAddr)>>,
-        receivers: Vec<mpsc::Receiver<InnerRequest>>,
+        receivers: Vec<mpsc::Receiver<Inner>>,
         defence: Option<&Arc<dyn ChainSource>>,
     ) -> Result<(), StartError> {
         let shared = &self.shared;
@@ -189,6 +189,7 @@ impl Engine {
                 open: Arc::clone(&open),
                 log: log.clone(),
                 inside,
+                refused: Arc::clone(shared.inside.refused()),
                 defence: defence.as_ref().map(|source| source.chain(index, shared.workers)),
             };
             let runtime = tokio::runtime::Builder::new_current_thread()

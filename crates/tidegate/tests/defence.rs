@@ -121,6 +121,26 @@ fn classifier_in_python_learns_what_is_usual_and_blocks_who_floods() {
 }
 
 #[test]
+fn client_whose_requests_cannot_be_read_is_blocked_as_one_whose_requests_fail() {
+    // On a busy machine the classifier `stress` could come first.
+    let alone = "[[classifier]]\nname = \"stress\"\nlimit = 0\n";
+    let site = Site::start(&format!("[[classifier]]\nname = \"errors\"\nlimit = 20\n{alone}"));
+    let (client, other) = ([127, 42, 0, 1], [127, 42, 0, 2]);
+    let garble = || {
+        let Some(mut stream) = site.connect(client) else { return };
+        // Who is blocked is reset.
+        let _ = stream.write_all(b"GARBAGE\r\n\r\n");
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    wait_for("the client is blocked", || {
+        (0..25).for_each(|_| garble());
+        site.ask(client) != Some(200)
+    });
+    assert!(metric(&site, "tidegate_defence_errors_total") >= Some(1));
+    assert_eq!(site.ask(other), Some(200));
+}
+
+#[test]
 fn limit_that_is_changed_acts_after_a_reload_without_a_restart() {
     let site = Site::start("[[classifier]]\nname = \"connection-rate\"\nlimit = 1000\n");
     let (client, other) = ([127, 21, 0, 1], [127, 21, 0, 2]);

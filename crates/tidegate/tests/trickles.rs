@@ -350,6 +350,58 @@ fn a_post_when_it_fits_a_continuation_then_the_upstream_has_it_once() {
 }
 
 #[test]
+fn a_client_when_it_asks_for_what_it_is_blocked_for_then_trickles_refuses_it_and_nobody_else() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"hello");
+    let config = directory.path().join("defended.toml");
+    let text = format!(
+        "workers = 2\n[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\nkeys = {:?}\n\
+         [admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {:?}\n\
+         [[filter]]\nuser_agent = \"worm\"\naction = \"block\"\n",
+        directory.path().join("keys"),
+        directory.path().join("root"),
+    );
+    std::fs::write(&config, text).unwrap();
+    let replica = run(tidegate(), &config);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = |number: u8| {
+            let mut options = tidegate_trickles::udp::Options::to(vec![replica.address.parse().unwrap()]);
+            options.local = Some([127, 0, 0, number].into());
+            tidegate_trickles::udp::Connection::new(&options).unwrap()
+        };
+        let (bad, good) = (client(2), client(3));
+        // The first request of a connection proves no address, and what is decided acts on the next.
+        until_status(&bad, "worm", 429).await;
+        until_status(&bad, "browser", 429).await;
+        for _ in 0..5 {
+            assert_eq!(status(&good, "browser").await, 200);
+        }
+    });
+}
+
+/// Asks once; the status of the answer.
+async fn status(connection: &tidegate_trickles::udp::Connection, agent: &str) -> u16 {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = connection.open().unwrap();
+    let request =
+        format!("GET /large.bin HTTP/1.1\r\nHost: h\r\nUser-Agent: {agent}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer[9..12].parse().unwrap()
+}
+
+/// Asks until the answer has this status.
+async fn until_status(connection: &tidegate_trickles::udp::Connection, agent: &str, wanted: u16) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while status(connection, agent).await != wanted {
+        assert!(std::time::Instant::now() < end, "never {wanted}");
+    }
+}
+
+#[test]
 fn an_http_client_when_led_by_a_gateway_then_it_has_the_service_on_one_connection() {
     use std::io::Write;
     let directory = tempfile::tempdir().unwrap();

@@ -78,7 +78,7 @@ fn ask(
 }
 
 /// Whether the answer is 200, once it is whole.
-fn whole(answer: &[u8]) -> Option<bool> {
+pub(super) fn whole(answer: &[u8]) -> Option<bool> {
     let head = memchr::memmem::find(answer, b"\r\n\r\n")? + 4;
     let text = std::str::from_utf8(&answer[..head]).ok()?.to_ascii_lowercase();
     let length =

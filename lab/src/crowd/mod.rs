@@ -8,6 +8,7 @@ mod good;
 mod passers;
 mod programs;
 mod slow;
+mod surge;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -16,6 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+
+pub use surge::{Group, Served, surge};
 
 use crate::Error;
 use crate::server::pin_to_load_core;

@@ -20,6 +20,7 @@ mod defence_attacks;
 mod defence_costs;
 mod defence_crowd;
 mod defence_origin;
+mod defence_surge;
 mod dhttp;
 mod dhttp_bound;
 mod dhttp_connections;
@@ -129,6 +130,7 @@ pub const ALL: &[&Scenario] = &[
     &defence_attacks::NEIGHBOURS,
     &defence_attacks::FORGED,
     &defence_crowd::SCENARIO,
+    &defence_surge::SCENARIO,
     &defence_costs::OVERHEAD,
     &defence_costs::MEMORY,
 ];

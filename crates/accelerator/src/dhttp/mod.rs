@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use tidegate_core::hooks::{Reply, Source};
+use tidegate_core::hooks::{Reply, Source, Via};
 use tidegate_core::{NodeId, Verdict};
 use tidegate_dhttp::driver::{
     Arrival, Body, Immediate, Listener, Note, Reading, Request, Response, Room, Security, ServerHandle,
@@ -28,7 +28,7 @@ use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::defence::source;
 use crate::dhttp::body::UploadedBody;
 use crate::dhttp::respond::{Exchange, Extents, error_response};
-use crate::inner::InnerRequest;
+use crate::inner::{Inner, InnerRequest, Refused, Told};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::lookup::{self, Lookup};
 use crate::service::seen::Seen;
@@ -237,27 +237,68 @@ impl Service for Site {
     }
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {
-        let core = Rc::clone(&self.core);
-        let is_defended = core.defence.is_some();
-        answer(core, self.local, request, is_defended)
+        answer(Rc::clone(&self.core), self.local, request, Whose::Proved)
     }
 }
 
-/// Answers what the process's own transports ask.
-pub(crate) async fn answer_inside(core: Rc<DataCore>, mut requests: mpsc::Receiver<InnerRequest>) {
-    while let Some(InnerRequest { request, local, answer: answered }) = requests.recv().await {
-        let core = Rc::clone(&core);
-        tokio::task::spawn_local(async move {
-            // Who asked may have gone.
-            let _ = answered.send(answer(core, local, request, false).await.into_wire());
-        });
+/// What is known of who asks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Whose {
+    /// Nothing: the address may be forged, so that nobody is charged with the request.
+    Unproved,
+    /// The address is proved, and its transport has told of the request: the defence hears of the response alone.
+    Told,
+    /// The address is proved: the defence decides about the client, and hears of the response.
+    Proved,
+}
+
+/// Answers what the process's own transports ask, and judges what they tell of.
+pub(crate) async fn answer_inside(
+    core: Rc<DataCore>,
+    mut inside: mpsc::Receiver<Inner>,
+    refused: Arc<Refused>,
+) {
+    while let Some(message) = inside.recv().await {
+        match message {
+            Inner::Request(InnerRequest { request, local, proved, answer: answered }) => {
+                let core = Rc::clone(&core);
+                let whose = if proved { Whose::Told } else { Whose::Unproved };
+                tokio::task::spawn_local(async move {
+                    // Who asked may have gone.
+                    let _ = answered.send(answer(core, local, request, whose).await.into_wire());
+                });
+            }
+            Inner::Told(told) => judge_told(&core, &told, &refused),
+        }
+    }
+}
+
+/// Has the defence decide on a request that its transport answers.
+fn judge_told(core: &DataCore, Told { head: bytes, client }: &Told, refused: &Refused) {
+    let Some(defence) = &core.defence else { return };
+    let plan = core.plan_ref();
+    let mut parser = RequestParser::new(plan.limits.head);
+    let Ok(Progress::Complete { .. }) = parser.parse(bytes) else { return };
+    let head = RequestHead { upgrade: false, ..parser.head(bytes) };
+    let mut scratch = core.scratch.borrow_mut();
+    let Ok(normalized) = normalize(&head, plan.personality, &mut scratch.target) else { return };
+    let peer = client.to_canonical();
+    let seen = Seen::of(&plan, &head, peer);
+    let (judged, verdict) = defence.judge_told(peer, &seen, &head, &normalized, core.clock.elapsed_ms());
+    // What a trusted proxy's client does is not the proxy's doing; and an operator's block needs no classifier.
+    let blocked = plan.connections.as_ref().is_some_and(|admission| admission.ignores(peer));
+    let verdict = match verdict {
+        _ if blocked => Verdict::Drop,
+        _ if judged.via == Via::Proxy => Verdict::Continue,
+        verdict => verdict,
+    };
+    if refused.note(peer, verdict) {
+        core.metrics.requests_policed_total.add(1);
     }
 }
 
 /// Answers a request that the cache alone could not, or whose answer is long.
-///
-/// If it `is_defended`, the defence decides about its client, whose address is proved, and hears of the response.
-async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, is_defended: bool) -> Response {
+async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, whose: Whose) -> Response {
     let began = Instant::now();
     let plan = core.plan();
     let mut parser = RequestParser::new(plan.limits.head);
@@ -279,9 +320,10 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, is_defe
     let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
     let seen = Seen::of(&plan, &head, peer);
     let asked_ms = core.clock.elapsed_ms();
-    let defence = core.defence.as_ref().filter(|_| is_defended);
-    let refused =
-        defence.and_then(|defence| defence.judge_message(peer, &seen, &head, &normalized, asked_ms));
+    let defence = core.defence.as_ref().filter(|_| whose != Whose::Unproved);
+    let refused = defence
+        .filter(|_| whose == Whose::Proved)
+        .and_then(|defence| defence.judge_message(peer, &seen, &head, &normalized, asked_ms));
     let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
     if let Some(reply) = refused {
         core.metrics.requests_policed_total.add(1);

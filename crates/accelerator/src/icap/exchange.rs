@@ -245,8 +245,8 @@ impl Asking<'_> {
         }
     }
 
-    /// Sends what is left of the body while the answer comes. From here on the message cannot go on as it was: the body is
-    /// not kept.
+    /// Sends what is left of the body while the answer comes. From here on the message can go on as it was only if all of
+    /// its body was read ahead: more is not kept.
     async fn stream_rest<B: RequestBody>(
         self,
         mut link: Link,
@@ -255,6 +255,7 @@ impl Asking<'_> {
         let silence = self.service.settings.timeout;
         let shown = self.preview.unwrap_or(self.ahead.bytes.len());
         let rest = self.ahead.bytes.get(shown..).unwrap_or(&[]).to_vec();
+        let kept = self.ahead.is_all.then_some(self.ahead.bytes);
         if !rest.is_empty() {
             body.put_back(rest);
         }
@@ -276,7 +277,20 @@ impl Asking<'_> {
             Some(answered) => answered,
             None => in_time(Instant::now() + silence, answer.read(&mut link)).await,
         };
-        let (sections, bytes) = answered.map_err(Undecided::gone)?;
+        let (sections, bytes) = match (answered, kept) {
+            (Ok(answer), _) => answer,
+            (Err(failure), None) => return Err(Undecided::gone(failure)),
+            (Err(failure), Some(kept)) => {
+                drop(upload);
+                body.put_back(kept);
+                // What allows 204 allows it after 100 (Continue) too (RFC 3507 §4.6).
+                if !matches!(failure, Failure::Status(204)) {
+                    return Err(Undecided::Failed(failure, Some(body)));
+                }
+                link.finish();
+                return Ok(Decided::Unmodified(body));
+            }
+        };
         let upload = (!link.is_sent).then_some(upload);
         let modification = Modification { sections, bytes, link, body, upload, is_restorable: false };
         Ok(Decided::Modified(Box::new(modification)))

@@ -199,7 +199,7 @@ impl Asker {
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
-            let client = defence.client(place, self.peer, &seen, now_ms);
+            let client = defence.client(Some(place), self.peer.ip(), &seen, now_ms);
             let line = RequestLine { method: head.method_bytes, target: head.target };
             let decision = match self.is_line_judged {
                 true => Decision::CONTINUE,
@@ -272,7 +272,7 @@ impl Asker {
     ) -> Option<(Decision, Option<Reply>)> {
         let defence = core.defence.as_ref().filter(|defence| defence.looks_at_starts())?;
         let (place, now_ms) = (self.place?, core.clock.elapsed_ms());
-        let client = defence.client(place, self.peer, seen, now_ms);
+        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
         defence.judge_start(client, head, normalized, status, source, now_ms)
     }
 
@@ -287,7 +287,7 @@ impl Asker {
     ) -> bool {
         let (Some(defence), Some(place)) = (&core.defence, self.place) else { return true };
         let now_ms = core.clock.elapsed_ms();
-        let client = defence.client(place, self.peer, seen, now_ms);
+        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
         let decision = defence.responded(client, normalized, status, source, now_ms);
         seen.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
     }
@@ -557,6 +557,10 @@ impl Connection<'_> {
     fn refuse(self, error: HeadError) -> Step {
         self.core.metrics.requests_refused_total.add(1);
         tracing::debug!(client = %self.client.peer(), reason = error.name(), "request refused");
+        if !self.core.answers_malformed(self.client.place, self.client.peer()) {
+            self.core.metrics.requests_policed_total.add(1);
+            return Step::Close;
+        }
         self.last_words(error.status());
         if let Some(log) = &self.core.log {
             let record = Record {

@@ -67,6 +67,7 @@ pub(super) struct Outgoing {
     head: Vec<u8>,
     body: Bytes,
     peer: SocketAddr,
+    proved: bool,
 }
 
 impl Outgoing {
@@ -106,6 +107,7 @@ impl Outgoing {
             head,
             body: Bytes::copy_from_slice(asked.body),
             peer: asked.peer,
+            proved: asked.proved,
         }
     }
 
@@ -115,6 +117,14 @@ impl Outgoing {
         write_field(b"Range", range.as_bytes(), &mut self.head);
         self
     }
+}
+
+/// The head of a request as it is judged, which did not have to be kept whole to be answered.
+pub(super) fn head(asked: &Asked<'_>) -> Bytes {
+    if !asked.head.is_empty() {
+        return Bytes::copy_from_slice(asked.head);
+    }
+    [&b"GET "[..], asked.target, b" HTTP/1.1\r\nHost: ", asked.host, b"\r\n\r\n"].concat().into()
 }
 
 fn write_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
@@ -156,7 +166,7 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     let mut head = request.head;
     head.extend_from_slice(b"\r\n");
     let resource_name = [&request.host[..], b"\0", &request.target].concat();
-    let body = inside.ask(head.into(), request.body, request.peer, local).await;
+    let body = inside.ask(head.into(), request.body, (request.peer, request.proved), local).await;
     let mut body = body.map_err(|_| Missing::Unavailable)?;
     let mut buffer = BytesMut::new();
     let mut parser = ResponseParser::new(HeadLimits::default());
@@ -349,7 +359,7 @@ mod tests {
 
     fn asked<'a>(head: &'a [u8], body: &'a [u8]) -> Asked<'a> {
         let peer = ([192, 0, 2, 1], 1).into();
-        Asked { peer, request: 1, host: b"h", target: b"/x", head, body }
+        Asked { peer, proved: false, request: 1, host: b"h", target: b"/x", head, body }
     }
 
     #[test]

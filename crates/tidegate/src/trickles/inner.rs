@@ -104,6 +104,11 @@ impl InnerSite {
         Self { inside, local, soft: Arc::new(Mutex::new(soft)) }
     }
 
+    /// What is asked.
+    pub(super) fn inside(&self) -> &Inside {
+        &self.inside
+    }
+
     fn lock(&self) -> MutexGuard<'_, Soft> {
         self.soft.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -246,7 +251,7 @@ impl Site for InnerSite {
         for index in missing {
             let (wait, asks) = self.join(&Question::Block(part.version, index))?;
             if asks {
-                let asked = Asked { peer, request: 0, host, target, head: b"", body: b"" };
+                let asked = Asked { peer, proved: false, request: 0, host, target, head: b"", body: b"" };
                 let request = exchange::Outgoing::of(&asked);
                 tokio::spawn(self.clone().read_now(request, part.version, index));
             }

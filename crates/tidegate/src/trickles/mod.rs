@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_accelerator::settings::{Route, Settings, Target};
 use tidegate_accelerator::{Inside, content_type};
-use tidegate_core::metrics::Sample;
+use tidegate_core::metrics::{Kind, Sample};
 use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{Config, Wait};
@@ -45,6 +45,7 @@ pub(crate) struct TricklesListener {
 /// The running listeners.
 pub(crate) struct TricklesServices {
     services: Vec<(UdpService, Option<PathBuf>)>,
+    inside: Inside,
 }
 
 impl TricklesServices {
@@ -104,7 +105,7 @@ impl TricklesServices {
             tracing::info!("listening on trickles://{}", service.local_addr());
             services.push((service, listener.keys.clone()));
         }
-        Ok(Self { services })
+        Ok(Self { services, inside: inside.clone() })
     }
 
     /// Reads the key files again. All of them come into force, or none.
@@ -133,6 +134,14 @@ impl TricklesServices {
             for (total, sample) in sum.iter_mut().zip(samples) {
                 total.value = total.value.wrapping_add(sample.value);
             }
+        }
+        if !sum.is_empty() {
+            sum.push(Sample {
+                name: "trickles_unjudged_total",
+                help: "Requests that no core had room to judge.",
+                kind: Kind::Counter,
+                value: self.inside.untold(),
+            });
         }
         sum
     }
@@ -170,8 +179,10 @@ fn read_keys(path: &Path) -> Result<KeyRing, String> {
     KeyRing::from_text(&text).map_err(|error| format!("key file {}: {error}", path.display()))
 }
 
-/// What is behind all routes, the most specific first.
+/// What is behind all routes, the most specific first; the defence hears of every request whose client's address is
+/// proved.
 struct RoutedSites {
+    inside: Inside,
     routes: Vec<(Route, Place)>,
 }
 
@@ -203,7 +214,7 @@ impl RoutedSites {
             };
             (host, usize::MAX - route.path.len())
         });
-        Ok(Self { routes: opened })
+        Ok(Self { inside: inner.inside().clone(), routes: opened })
     }
 
     fn route(&mut self, host: &[u8], target: &[u8]) -> Option<&mut Place> {
@@ -225,6 +236,9 @@ impl RoutedSites {
 
 impl Site for RoutedSites {
     fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        if self.inside.refuses(asked.peer.ip()) {
+            return Err(Missing::Refused);
+        }
         match self.route(asked.host, asked.target).ok_or(Missing::NotFound)? {
             Place::Root(root) => root.find(asked),
             Place::Inner(inner) => inner.find(asked),
@@ -243,6 +257,12 @@ impl Site for RoutedSites {
     }
 
     fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
+        if asked.proved {
+            self.inside.tell(|| exchange::head(asked), asked.peer.ip());
+        }
+        if self.inside.refuses(asked.peer.ip()) {
+            return None;
+        }
         match self.route(asked.host, asked.target)? {
             Place::Root(root) => root.prepare_find(asked),
             Place::Inner(inner) => inner.prepare_find(asked),
@@ -302,7 +322,15 @@ mod tests {
         let inner = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
         let mut sites = RoutedSites::open(&routes, &inner).unwrap();
         let peer = ([192, 0, 2, 1], 1).into();
-        let asked = |host, target| Asked { peer, request: 1, host, target, head: &b""[..], body: &b""[..] };
+        let asked = |host, target| Asked {
+            peer,
+            proved: false,
+            request: 1,
+            host,
+            target,
+            head: &b""[..],
+            body: &b""[..],
+        };
         for (host, path, length) in [
             ("other", "/x", 3),
             ("a.example.org:81", "/x", 6),

@@ -1,9 +1,8 @@
 //! What a server needs to remember of the input it has consumed: where the output stands, and of a head that is not
 //! complete the lines that matter (Trickles §4.2: "a digest of the data seen thus far").
 
-use super::Asked;
+use super::{Asked, Client};
 use crate::user::MAX_OPAQUE_BYTES;
-use std::net::SocketAddr;
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, RequestParser};
 
@@ -196,9 +195,9 @@ impl HttpRequest {
     }
 
     /// As the site is asked.
-    pub(super) fn asked(&self, peer: SocketAddr, request: u32) -> Asked<'_> {
+    pub(super) fn asked(&self, Client { peer, proved }: Client, request: u32) -> Asked<'_> {
         let (host, target, head, body) = (&self.host, &self.target, &self.head, &self.body);
-        Asked { peer, request, host, target, head, body }
+        Asked { peer, proved, request, host, target, head, body }
     }
 
     fn refused(status: u16) -> Self {

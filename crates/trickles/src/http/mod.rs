@@ -56,6 +56,8 @@ pub enum Missing {
     MovedTo(Vec<u8>),
     /// It cannot be had now: 503.
     Unavailable,
+    /// The client asks for too much: 429.
+    Refused,
 }
 
 /// Why a response that was begun does not go on.
@@ -72,6 +74,8 @@ pub enum Lost {
 pub struct Asked<'a> {
     /// The client.
     pub peer: SocketAddr,
+    /// Whether it is known to be where `peer` says: it has shown a continuation that was sent there.
+    pub proved: bool,
     /// Number of the transport's request: together with the client it tells a repetition from another request.
     pub request: u32,
     /// In lower case and without port 80.
@@ -83,6 +87,20 @@ pub struct Asked<'a> {
     pub head: &'a [u8],
     /// The request's content.
     pub body: &'a [u8],
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+struct Client {
+    peer: SocketAddr,
+    proved: bool,
+}
+
+impl Client {
+    /// Whoever opens a connection may name any source. What goes on with one was sent to that source (Trickles §6.1).
+    fn of(event: &Event<'_>) -> Self {
+        Self { peer: event.peer, proved: event.kind != EventKind::Open }
+    }
 }
 
 /// A part of a resource that is to be sent.
@@ -201,7 +219,7 @@ impl<S: Site> HttpService<S> {
     /// responses, which are what follows, and for their first bytes.
     fn answer_input(
         &mut self,
-        peer: SocketAddr,
+        client: Client,
         input: &EventInput<'_>,
         packets: Range<usize>,
         socket: &mut Minisocket,
@@ -228,7 +246,7 @@ impl<S: Site> HttpService<S> {
                 break;
             }
             let start = digest.output;
-            let asked = request.asked(peer, input.request);
+            let asked = request.asked(client, input.request);
             let response = Response::to(&request, &asked, &mut self.site, (self.clock_s)());
             let Some(opaque) = response.encode().filter(|_| digest.output < 1 << REGION_BITS) else {
                 let _ = socket.reset(first, input.request, PATH_TOO_LONG);
@@ -274,7 +292,7 @@ impl<S: Site> HttpService<S> {
     }
 
     /// What the requests in `input` need.
-    fn prepare_input(&mut self, peer: SocketAddr, input: &EventInput<'_>, waits: &mut Vec<Wait>) {
+    fn prepare_input(&mut self, client: Client, input: &EventInput<'_>, waits: &mut Vec<Wait>) {
         let Some(mut digest) = Digest::decode(input.opaque) else { return };
         let mut rest = input.data;
         for before in 0..MAX_PIPELINED {
@@ -286,7 +304,7 @@ impl<S: Site> HttpService<S> {
                     if !request.is_safe() && before > 0 {
                         return;
                     }
-                    waits.extend(self.site.prepare_find(&request.asked(peer, input.request)));
+                    waits.extend(self.site.prepare_find(&request.asked(client, input.request)));
                     digest.answered(digest.output, !request.keep_alive);
                     if !request.is_safe() {
                         return;
@@ -330,7 +348,7 @@ impl<S: Site> Application for HttpService<S> {
         // What is asked for is told for all requests before the first bytes of any take up the room.
         let mut begun = Vec::new();
         for (input, packets) in event.inputs_with_packets(socket.packets()) {
-            let responses = self.answer_input(event.peer, input, packets.clone(), socket);
+            let responses = self.answer_input(Client::of(event), input, packets.clone(), socket);
             begun.push((input.request, responses, packets));
         }
         for (request, responses, packets) in begun {
@@ -348,7 +366,7 @@ impl<S: Site> Application for HttpService<S> {
             }
         }
         for input in &event.inputs {
-            self.prepare_input(event.peer, input, &mut waits);
+            self.prepare_input(Client::of(event), input, &mut waits);
         }
         if waits.is_empty() {
             return None;

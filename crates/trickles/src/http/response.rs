@@ -66,6 +66,7 @@ impl<'a> Response<'a> {
                     _ if request.refused.is_some() => response.status,
                     Missing::NotFound => 404,
                     Missing::Unavailable => 503,
+                    Missing::Refused => 429,
                     Missing::MovedTo(path) => {
                         response.target = Cow::Owned(path.clone());
                         301

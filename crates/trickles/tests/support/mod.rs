@@ -44,7 +44,7 @@ impl Site for Generated {
 
     fn known(&mut self, _: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
         let (peer, host, head, body) = (([192, 0, 2, 1], 1).into(), &b""[..], &b""[..], &b""[..]);
-        let asked = Asked { peer, request: 1, host, target, head, body };
+        let asked = Asked { peer, proved: false, request: 1, host, target, head, body };
         Site::find(self, &asked).ok().filter(|found| found.version == version).ok_or(Lost::Gone)
     }
 
