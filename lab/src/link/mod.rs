@@ -114,7 +114,9 @@ impl Hosts {
         let granted = Command::new("chrt").args(["--fifo", HOST_PRIORITY, "true"]).output();
         self.real_time = granted.is_ok_and(|output| output.status.success());
         if !self.real_time {
-            eprintln!("warning: chrt gives programs no real-time priority; on a busy machine they wait, and kernels do not");
+            eprintln!(
+                "warning: chrt gives programs no real-time priority; on a busy machine they wait, and kernels do not"
+            );
         }
         self
     }
