@@ -38,16 +38,19 @@ pub struct Profile {
     pub reorder_ppm: u32,
     /// Of 1,000,000 packets as many arrive twice.
     pub duplicate_ppm: u32,
+    /// For up to this time a packet waits by chance before it comes to the queue, in order within its flow. Without such a
+    /// wait a flow keeps its distance to the moments at which a full queue has room again, and packets that a kernel sends at
+    /// one moment lose what those get that a busy program sends one after the other. Floyd and Jacobson ask for this wait at
+    /// the sender (On Traffic Phase Effects in Packet-Switched Gateways, §4).
+    pub chance_wait: Duration,
 }
 
-/// Longest packet of the links, in bits: for up to its time on the link a packet waits by chance before it comes to the queue.
-/// Without such a wait a flow keeps its distance to the moments at which a full queue has room again, and packets that a
-/// kernel sends in pairs at one moment lose what those get that a busy program sends one after the other. Floyd and Jacobson
-/// ask for this wait at the sender (On Traffic Phase Effects in Packet-Switched Gateways, §4).
+/// Longest packet of the links, in bits.
 const LONGEST_PACKET_BITS: u64 = 1500 * 8;
 
 impl Profile {
-    /// A link without faults whose queue holds what a round trip brings, at least 64 packets.
+    /// A link without faults whose queue holds what a round trip brings, at least 64 packets. The wait by chance is what the
+    /// longest packet takes on the link.
     pub fn clean(rate_bits_per_s: u64, round_trip: Duration) -> Self {
         let trip_bytes = rate_bits_per_s as f64 / 8.0 * round_trip.as_secs_f64();
         Self {
@@ -57,6 +60,7 @@ impl Profile {
             loss_ppm: 0,
             reorder_ppm: 0,
             duplicate_ppm: 0,
+            chance_wait: Duration::from_nanos(LONGEST_PACKET_BITS * NS_PER_S / rate_bits_per_s.max(1)),
         }
     }
 }
@@ -197,7 +201,7 @@ impl Emulator {
             self.traffic.overflowed.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let most_ns = LONGEST_PACKET_BITS * NS_PER_S / profile.rate_bits_per_s.max(1);
+        let most_ns = u64::try_from(profile.chance_wait.as_nanos()).unwrap_or(u64::MAX);
         let at = Instant::now() + Duration::from_nanos(self.random.draw() % most_ns.max(1));
         let last_at = &mut self.last_at[usize::from(to_second)][usize::from(port_of(packet, to_second))];
         let at = at.max(*last_at);

@@ -23,7 +23,9 @@ pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 98, 0, 1));
 /// Packets that the kernel keeps for a device until the emulator takes them.
 const DEVICE_QUEUE: u32 = 10_000;
 /// Of the link's thread, SCHED_FIFO: above everything that is not.
-const PRIORITY: &str = "10";
+const LINK_PRIORITY: &str = "10";
+/// Of the hosts' programs, where they keep time too.
+const HOST_PRIORITY: &str = "5";
 /// Namespaces of one process have different names.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -77,6 +79,7 @@ pub struct Hosts {
     stop: Arc<AtomicBool>,
     emulator: Option<JoinHandle<()>>,
     traffic: Arc<Traffic>,
+    real_time: bool,
 }
 
 impl Hosts {
@@ -97,11 +100,25 @@ impl Hosts {
         let emulator = std::thread::Builder::new()
             .name("link".into())
             .spawn(move || {
-                keep_time();
+                keep_time(LINK_PRIORITY);
                 emulator.run(&stopped);
             })
             .map_err(|error| Error::Link(error.to_string()))?;
-        Ok(Self { client, server, stop, emulator: Some(emulator), traffic })
+        Ok(Self { client, server, stop, emulator: Some(emulator), traffic, real_time: false })
+    }
+
+    /// Gives the hosts' programs real-time priority too, below the link's. The kernel's TCP answers in the link's thread, at its
+    /// priority; what is compared with it must wait for other programs' slices no more than it does.
+    #[must_use]
+    pub fn in_real_time(mut self) -> Self {
+        let granted = Command::new("chrt").args(["--fifo", HOST_PRIORITY, "true"]).output();
+        self.real_time = granted.is_ok_and(|output| output.status.success());
+        if !self.real_time {
+            eprintln!(
+                "warning: chrt gives programs no real-time priority; on a busy machine they wait, and kernels do not"
+            );
+        }
+        self
     }
 
     fn side(&self, side: Side) -> &Namespace {
@@ -118,7 +135,10 @@ impl Hosts {
 
     /// A command that runs `program` on a host.
     pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
+        let mut command = Command::new(if self.real_time { "chrt" } else { "nsenter" });
+        if self.real_time {
+            command.args(["--fifo", HOST_PRIORITY, "nsenter"]);
+        }
         command.arg(format!("--net=/run/netns/{}", self.side(side).0)).arg(program);
         command
     }
@@ -132,9 +152,15 @@ impl Hosts {
         side: Side,
         inside: impl FnOnce() -> Result<T, Error> + Send,
     ) -> Result<T, Error> {
-        let name = &self.side(side).0;
+        let (name, real_time) = (&self.side(side).0, self.real_time);
         std::thread::scope(|scope| {
-            let thread = scope.spawn(move || enter(name).and_then(|()| inside()));
+            let thread = scope.spawn(move || {
+                enter(name)?;
+                if real_time {
+                    keep_time(HOST_PRIORITY);
+                }
+                inside()
+            });
             thread.join().unwrap_or_else(|_| Err(Error::Link("a thread of the load has panicked".into())))
         })
     }
@@ -176,11 +202,11 @@ pub fn needs_root() -> Result<(), Error> {
 /// Has the calling thread run as soon as it has something to do. Else it waits for other threads' slices, some milliseconds
 /// each, and delivers in bursts what came meanwhile: hosts that wait for nobody, as kernels do, then lose by it what others
 /// that wait themselves get.
-fn keep_time() {
+fn keep_time(priority: &str) {
     let thread = rustix::thread::gettid().to_string();
-    let set = Command::new("chrt").args(["--fifo", "--pid", PRIORITY, &thread]).output();
+    let set = Command::new("chrt").args(["--fifo", "--pid", priority, &thread]).output();
     if !set.is_ok_and(|output| output.status.success()) {
-        eprintln!("warning: chrt gives the emulated link no real-time priority; its packets come in bursts");
+        eprintln!("warning: chrt gives a thread no real-time priority; its packets come in bursts");
     }
 }
 

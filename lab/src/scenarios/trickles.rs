@@ -14,7 +14,8 @@ pub(super) static PAPER: Paper = Paper {
     setting: "The paper's machines were joined by a 100 Mbit/s or 1 Gbit/s switch and dummynet; its Trickles and its TCP were \
               both in the kernel. Here both hosts are network namespaces of one machine, and a program between two TUN \
               devices is the link: rate, delay, loss and a queue of one bandwidth-delay product, to which every packet comes after a \
-              wait by chance of up to one packet's time; segments leave one by one (decision 14). The server is one tidegate \
+              wait by chance of up to one packet's time (Figure 13 says its own); segments leave one by one. Link, server and clients have real-time \
+              priority, as the kernel's TCP has that answers in the link's thread (decision 14). The server is one tidegate \
               with one worker, which serves the same files over Trickles (in UDP datagrams) and over the kernel's TCP, with \
               Reno's congestion control as in the paper; clients of both kinds are tasks of one process. Clients compare \
               every byte with what it must be. Headers are in the link's rate: of 1500 bytes a packet of \
@@ -32,7 +33,7 @@ pub(super) struct Bench {
 impl Bench {
     /// A server of files of these lengths behind links of these profiles.
     pub(super) fn new(lab: &Lab, lengths: &[u64], profiles: Vec<Profile>) -> Result<Self, Error> {
-        let hosts = Hosts::new(profiles, 1)?;
+        let hosts = Hosts::new(profiles, 1)?.in_real_time();
         let site = Site::new(lengths)?;
         let server = Replica::start(lab, &site, SERVER, 0, |program| hosts.command(Side::Server, program))?;
         Ok(Self { server, site, hosts })
