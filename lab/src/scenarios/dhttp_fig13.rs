@@ -158,7 +158,7 @@ impl Run {
     }
 
     fn udp_share(&self) -> f64 {
-        self.by_udp() / self.answers()
+        self.by_udp() / self.answers().max(1.0)
     }
 
     fn answers(&self) -> f64 {
@@ -167,7 +167,7 @@ impl Run {
 
     /// Of all answers.
     fn resent_share(&self) -> f64 {
-        self.metric("requests_resent") / self.answers()
+        self.metric("requests_resent") / self.answers().max(1.0)
     }
 
     fn ignored_share(&self) -> f64 {
@@ -361,6 +361,21 @@ mod tests {
         all[last].requests_per_s = 1000.0;
         all[3].requests_per_s = 1.0;
         assert!(outcome(&all).verdict.holds);
+    }
+
+    #[test]
+    fn a_run_without_an_answer_breaks_the_claim_and_leaves_no_figure_undefined() {
+        let mut all = runs(1000.0, 10.0, 0.1);
+        let run = all.last_mut().unwrap();
+        run.usage = Usage { requests: 0, bytes: 0, failed: 0, latencies_s: Vec::new() };
+        (run.requests_per_s, run.counted) = (0.0, HashMap::new());
+        let outcome = outcome(&all);
+        assert!(!outcome.verdict.holds);
+        for (_, plot) in &outcome.plots {
+            assert!(
+                plot.series.iter().flat_map(|series| &series.points).all(|point| point.y.median.is_finite())
+            );
+        }
     }
 
     #[test]
