@@ -24,7 +24,7 @@ use crate::session;
 use crate::session::Partial;
 use crate::session::deadlines::Slot;
 
-/// Events taken from the kernel at once; the core's tasks have their turn between two batches.
+/// Events taken from the kernel at once; the core's tasks have their turn after fewer than twice as many.
 const BATCH: usize = 256;
 /// So many events at once mean that more have come by the time they are handled.
 const BUSY: usize = 8;

@@ -112,22 +112,25 @@ impl Defence {
         Client { id, peer: Peer { address, via } }
     }
 
-    /// Decides on a request that has no connection of its own, of a client whose address is proved.
+    /// Decides on a request that has no connection of its own: about whom, and what.
     fn decide_on_message(
         &self,
-        client: Client,
+        peer: IpAddr,
+        seen: &Seen<'_>,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         now_ms: u64,
-    ) -> Decision {
+    ) -> (Client, Decision) {
+        let client = self.client(None, peer, seen, now_ms);
         let line = RequestLine { method: head.method_bytes, target: head.target };
-        match self.judge_line(client, &line, now_ms) {
+        let decision = match self.judge_line(client, &line, now_ms) {
             decision if decision.is_continue() => self.judge(client, head, normalized, now_ms),
             decision => decision,
-        }
+        };
+        (client, decision)
     }
 
-    /// Decides on a request that its transport answers: about whom, and what.
+    /// Decides on a request that its transport answers.
     pub(crate) fn judge_told(
         &self,
         peer: IpAddr,
@@ -136,8 +139,8 @@ impl Defence {
         normalized: &Normalized<'_>,
         now_ms: u64,
     ) -> (Peer, Verdict) {
-        let client = self.client(None, peer, seen, now_ms);
-        (client.peer, self.decide_on_message(client, head, normalized, now_ms).verdict)
+        let (client, decision) = self.decide_on_message(peer, seen, head, normalized, now_ms);
+        (client.peer, decision.verdict)
     }
 
     /// Decides on a request by DHTTP: what is answered to it, if it may not go on. There is no connection that could be
@@ -150,8 +153,7 @@ impl Defence {
         normalized: &Normalized<'_>,
         now_ms: u64,
     ) -> Option<Reply> {
-        let client = self.client(None, peer, seen, now_ms);
-        let decision = self.decide_on_message(client, head, normalized, now_ms);
+        let (client, decision) = self.decide_on_message(peer, seen, head, normalized, now_ms);
         let later = || Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() };
         let refused = || Reply { status: 503, ..Reply::default() };
         match decision.verdict {

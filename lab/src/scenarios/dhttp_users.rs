@@ -101,7 +101,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// 0 where nothing was answered, of which a quick run on a busy machine is no proof.
+    /// 0 where nothing was answered, as in a quick run on a busy machine: a plot needs a figure.
     pub(super) fn mean_latency_s(&self) -> f64 {
         self.latencies_s.iter().sum::<f64>() / self.latencies_s.len().max(1) as f64
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, exchange};
+use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::turns::{Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
@@ -118,10 +118,7 @@ impl Pools {
         let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
         if let Some(stream) = lease.pool.take_idle(settings.idle_timeout) {
             match exchange(&stream, request, body, limits).await {
-                Ok(received) => {
-                    lease.server().succeeded();
-                    return Ok(Response::new(received, limits.silence, stream, Rc::clone(lease)));
-                }
+                Ok(received) => return Ok(lease.answered(stream, received, limits.silence)),
                 // The server closed the connection while it was idle: that says nothing about its health.
                 Err(UpstreamError::Incomplete | UpstreamError::Broken(_))
                     if request.method.is_idempotent() && body.is_replayable() => {}
@@ -129,35 +126,7 @@ impl Pools {
             }
         }
         // Boxed: most requests find a connection.
-        Box::pin(self.attempt_anew(group, lease, request, body)).await
-    }
-
-    /// A new connection to one server.
-    async fn attempt_anew<B: RequestBody>(
-        &self,
-        group: &Group,
-        lease: &Rc<Lease>,
-        request: &OutgoingRequest<'_>,
-        body: &mut B,
-    ) -> Result<Response, Failed> {
-        let settings = &group.settings;
-        let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
-        let stream = match connect(lease.server(), settings.connect_timeout).await {
-            Ok(stream) => Rc::new(stream),
-            Err(error) => return Err(lease.blame(error, body.is_replayable())),
-        };
-        match exchange(&stream, request, body, limits).await {
-            Ok(received) => {
-                lease.server().succeeded();
-                Ok(Response::new(received, limits.silence, stream, Rc::clone(lease)))
-            }
-            Err(error) => {
-                let retry = request.method.is_idempotent()
-                    && body.is_replayable()
-                    && matches!(error, UpstreamError::Incomplete | UpstreamError::Broken(_));
-                Err(lease.blame(error, retry))
-            }
-        }
+        Box::pin(attempt_anew(lease, request, body, settings.connect_timeout, limits)).await
     }
 
     /// Where the server has as many connections as it may, requests wait in the order of their classes.
@@ -184,6 +153,29 @@ impl Pools {
         }
         let groups = Arc::clone(&self.groups);
         Ok(Lease { groups, group: group_index, server, pool: Rc::clone(pool), _turn: turn })
+    }
+}
+
+/// A request on a new connection to one server.
+async fn attempt_anew<B: RequestBody>(
+    lease: &Rc<Lease>,
+    request: &OutgoingRequest<'_>,
+    body: &mut B,
+    connect_timeout: Duration,
+    limits: ExchangeLimits<'_>,
+) -> Result<Response, Failed> {
+    let stream = match connect(lease.server(), connect_timeout).await {
+        Ok(stream) => Rc::new(stream),
+        Err(error) => return Err(lease.blame(error, body.is_replayable())),
+    };
+    match exchange(&stream, request, body, limits).await {
+        Ok(received) => Ok(lease.answered(stream, received, limits.silence)),
+        Err(error) => {
+            let retry = request.method.is_idempotent()
+                && body.is_replayable()
+                && matches!(error, UpstreamError::Incomplete | UpstreamError::Broken(_));
+            Err(lease.blame(error, retry))
+        }
     }
 }
 
@@ -258,6 +250,12 @@ impl Lease {
 
     fn server(&self) -> &Server {
         &self.group().servers[self.server]
+    }
+
+    /// The server has answered on this connection.
+    fn answered(self: &Rc<Self>, stream: Rc<TcpStream>, received: Received, silence: Duration) -> Response {
+        self.server().succeeded();
+        Response::new(received, silence, stream, Rc::clone(self))
     }
 
     /// Keeps a connection for the next request.
