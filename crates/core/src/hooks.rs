@@ -172,10 +172,10 @@ pub struct Load {
 }
 
 impl Scene<'_> {
-    /// How often the client did something within the sliding window.
+    /// How often the client did something within the sliding window, on all cores.
     #[inline]
     pub fn count(&self, event: Event) -> u32 {
-        self.tree.count(self.client, event, self.now_ms)
+        self.tree.count_everywhere(self.client, event, self.now_ms)
     }
 }
 
@@ -322,7 +322,8 @@ impl Chain {
     pub fn connect(&self, peer: Peer, now_ms: u64) -> (NodeId, Decision) {
         let mut tree = self.tree.borrow_mut();
         let client = tree.locate(peer.address, now_ms);
-        let open = tree.open(client);
+        tree.open(client);
+        let open = tree.open_everywhere(client);
         if peer.via == Via::Proxy {
             return (client, Decision::CONTINUE);
         }

@@ -134,6 +134,8 @@ impl PrefixTree {
     pub const LEVELS: usize = LENGTHS4.len();
     /// Requests of a prefix after which its shape is worth another look.
     pub const LOOK_EVERY: u32 = 64;
+    /// Connections open at once that make an address worth telling other owners of.
+    pub const OPEN_WORTH_TELLING: u32 = 8;
     /// See [`Self::strike`].
     pub const STRIKE_WINDOWS: u32 = 60;
 
@@ -219,8 +221,13 @@ impl PrefixTree {
         if is_first {
             leaf.window.add(Event::Address, 1);
             leaf.top.fade();
+            self.elsewhere.was_present(id, moment.index);
         }
         leaf.window.add(event, amount);
+        let (count, worth) = (leaf.window.current(event), event.worth_telling());
+        if count / worth != count.saturating_sub(amount) / worth {
+            self.elsewhere.was_active(id);
+        }
         let mut at = leaf.parent;
         while let Some(node) = self.nodes.get_mut(at as usize) {
             if node.window.roll(moment) {
@@ -248,6 +255,7 @@ impl PrefixTree {
         if is_first {
             leaf.window.add(Event::Address, 1);
             leaf.top.fade();
+            self.elsewhere.was_present(id, moment.index);
         }
         leaf.window.add(Event::Request, 1);
         leaf.top.vote(target);
@@ -362,6 +370,9 @@ impl PrefixTree {
         }
         let node = &mut self.nodes[id.index as usize];
         node.open += 1;
+        if node.open.is_multiple_of(Self::OPEN_WORTH_TELLING) {
+            self.elsewhere.was_active(id);
+        }
         node.open
     }
 
