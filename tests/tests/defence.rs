@@ -297,3 +297,41 @@ fn method_that_is_not_wanted_is_refused_before_the_head_is_whole() {
     assert_eq!(get(&tidegate, "127.0.9.20", "/", "").unwrap().status, 200);
     assert_eq!(tidegate.metric("tidegate_defence_form_total"), 1.0);
 }
+
+#[test]
+fn rules_for_overload_act_while_the_defence_finds_stress_and_filters_are_told_apart() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .limits("connections = 40")
+        .tables(
+            "[[request]]\npath = \"/search\"\nwhen = \"overload\"\naction = \"refuse\"\n\
+             [[filter]]\npath = \"/a\"\n[[filter]]\npath = \"/b\"\n\
+             [defence]\naudit = \"@DIR@/audit.log\"",
+        )
+        .start();
+    assert_eq!(get(&tidegate, "127.0.9.9", "/search", "").unwrap().status, 200);
+    assert_eq!(get(&tidegate, "127.0.9.9", "/b", "").unwrap().status, 403);
+    let audit = eventually("the decision is written down", || {
+        let audit = std::fs::read_to_string(tidegate.directory().join("audit.log")).ok()?;
+        (!audit.is_empty()).then_some(audit)
+    });
+    assert!(audit.contains("\"filter\":2"), "{audit}");
+    let explained = String::from_utf8(tidegate.command(&["block", "explain", "127.0.9.9"]).stdout).unwrap();
+    assert!(explained.contains("filter 2"), "{explained}");
+
+    // More than four fifths of the connections that there may be.
+    let open: Vec<Client> = (1..36)
+        .map(|last| {
+            let mut client = connect(&tidegate, &format!("127.0.8.{last}")).unwrap();
+            client.request("GET", "/", "");
+            client
+        })
+        .collect();
+    eventually("the rule acts", || {
+        get(&tidegate, "127.0.9.10", "/search", "").is_ok_and(|response| response.status == 503).then_some(())
+    });
+    drop(open);
+    eventually("the rule acts no longer", || {
+        get(&tidegate, "127.0.9.10", "/search", "").is_ok_and(|response| response.status == 200).then_some(())
+    });
+}

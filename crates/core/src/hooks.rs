@@ -16,15 +16,17 @@ pub struct Decision {
     pub verdict: Verdict,
     /// Why; of no meaning for [`Verdict::Continue`].
     pub reason: Reason,
+    /// Which of the operator's filters decided, in their order from 1 on; 0: none of them.
+    pub filter: u16,
 }
 
 impl Decision {
     /// No objection.
-    pub const CONTINUE: Self = Self { verdict: Verdict::Continue, reason: Reason::Blocked };
+    pub const CONTINUE: Self = Self::new(Verdict::Continue, Reason::Blocked);
 
     /// A verdict for a reason.
     pub const fn new(verdict: Verdict, reason: Reason) -> Self {
-        Self { verdict, reason }
+        Self { verdict, reason, filter: 0 }
     }
 
     /// Whether there is no objection.

@@ -76,7 +76,7 @@ impl Judge {
         {
             return decision;
         }
-        Decision::new(Verdict::Block(self.inner.borrow().settings.block_for), decision.reason)
+        Decision { verdict: Verdict::Block(self.inner.borrow().settings.block_for), ..decision }
     }
 }
 
@@ -116,10 +116,14 @@ impl Arbiter for Judge {
             inner.is_tried_out(classifier, decision.reason)
         };
         let decision = self.insist(scene, decision);
+        let is_block = matches!(decision.verdict, Verdict::Block(_));
+        // Of what is left of its connections nobody wants to hear once more.
+        if is_block && !dry_run && scene.tree.mark(scene.client, scene.now_ms).is_some() {
+            return decision;
+        }
         scene.tree.add(scene.client, Event::Violation, 1, scene.now_ms);
         let violations = scene.count(Event::Violation);
         self.shared.count(decision.reason, dry_run);
-        let is_block = matches!(decision.verdict, Verdict::Block(_));
         // A client that goes on is worth a line now and then.
         if violations.is_power_of_two() || is_block && !dry_run {
             self.shared.tell(Notice {

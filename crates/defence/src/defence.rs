@@ -205,6 +205,12 @@ impl Defence {
             value: count.acted,
         };
         let mut samples: Vec<Sample> = self.counts().into_iter().map(sample).collect();
+        samples.extend(self.counts().into_iter().map(|count| Sample {
+            name: count.reason.dry_run_metric(),
+            help: "The same of rules that are only tried out.",
+            kind: Kind::Counter,
+            value: count.dry_run,
+        }));
         samples.push(Sample {
             name: "defence_dry_run_total",
             help: "Decisions of rules that are only tried out.",

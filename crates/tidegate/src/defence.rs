@@ -23,7 +23,7 @@ const BUNDLE: usize = 1_024;
 const GATHER: Duration = Duration::from_millis(20);
 /// Decisions that `block explain` knows of.
 const REMEMBERED: usize = 10_000;
-/// Lines about single decisions in the program's log, each second; the audit file has all.
+/// Lines about single decisions in the program's log, each second; the audit file has all that are told.
 const LOGGED_PER_S: u32 = 20;
 /// How long cores are waited for when somebody wants to see what they know: they look four times a second.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
@@ -192,6 +192,7 @@ impl Clerk {
             return;
         }
         self.stressed = stress.is_some();
+        self.gatekeeper.set_stressed(self.stressed);
         match stress {
             Some(cause) => tracing::warn!("defence: under stress: {}", cause.text()),
             None => tracing::info!("defence: the stress is over"),
@@ -299,6 +300,7 @@ fn log(notice: &Notice) {
         client = %notice.address,
         verdict = verdict(notice.decision.verdict),
         reason = notice.decision.reason.name(),
+        filter = (notice.decision.filter > 0).then_some(notice.decision.filter),
         dry_run = notice.dry_run,
         requests = notice.requests,
         "defence: {}{}",
@@ -333,6 +335,7 @@ fn entry(time: SystemTime, notice: &Notice) -> Value {
         "verdict": verdict(notice.decision.verdict),
         "for_s": for_s,
         "reason": notice.decision.reason.name(),
+        "filter": (notice.decision.filter > 0).then_some(notice.decision.filter),
         "text": notice.decision.reason.text(),
         "dry_run": notice.dry_run,
         "requests": notice.requests,
