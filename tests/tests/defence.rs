@@ -306,6 +306,7 @@ fn rules_for_overload_act_while_the_defence_finds_stress_and_filters_are_told_ap
         .tables(
             "[[request]]\npath = \"/search\"\nwhen = \"overload\"\naction = \"refuse\"\n\
              [[filter]]\npath = \"/a\"\n[[filter]]\npath = \"/b\"\n\
+             [[exempt]]\nsource = \"127.0.9.10\"\n\
              [defence]\naudit = \"@DIR@/audit.log\"",
         )
         .start();
