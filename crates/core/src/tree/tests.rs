@@ -302,3 +302,36 @@ fn addresses_that_do_much_of_anything_are_active() {
     (0..PrefixTree::OPEN_WORTH_TELLING).for_each(|_| assert!(tree.open(id) > 0));
     assert_eq!(tree.take_active(), [id]);
 }
+
+#[test]
+fn connection_weighs_what_its_network_holds_and_closed_ones_nothing() {
+    let mut tree = tree(1_000);
+    let lone = tree.locate(address("20.1.2.3"), 0);
+    tree.open(lone);
+    // As many networks of 64 bits as anybody likes, one connection each.
+    let many: Vec<NodeId> =
+        (0..200).map(|index| tree.locate(address(&format!("2001:db8:1:{index:x}::1")), 0)).collect();
+    many.iter().for_each(|id| assert_eq!(tree.open(*id), 1));
+    assert_eq!(tree.open_connections(tree.root()), 201);
+    assert!(tree.crowding(many[0]) > 8 * tree.crowding(lone), "{}", tree.crowding(many[0]));
+    tree.check_invariants();
+    many.iter().for_each(|id| tree.close(*id));
+    assert_eq!((tree.open_connections(tree.root()), tree.crowding(many[0])), (1, 0));
+    tree.check_invariants();
+}
+
+#[test]
+fn connections_of_addresses_that_found_no_room_are_their_prefixes_until_they_close() {
+    let mut tree = tree(64);
+    let mut all = Vec::new();
+    for last in 0..200 {
+        let id = tree.locate(address(&format!("10.1.2.{last}")), 0);
+        tree.open(id);
+        all.push(id);
+    }
+    tree.check_invariants();
+    assert_eq!(tree.open_connections(tree.root()), 200);
+    all.into_iter().for_each(|id| tree.close(id));
+    assert_eq!(tree.open_connections(tree.root()), 0);
+    tree.check_invariants();
+}
