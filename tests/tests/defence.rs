@@ -139,6 +139,48 @@ fn behind_a_trusted_proxy_the_forwarded_client_is_refused_and_the_proxy_is_not()
     let explained = tidegate.command(&["block", "explain", "192.0.2.1", "--json"]);
     let explained = String::from_utf8(explained.stdout).unwrap();
     assert!(explained.contains("\"reason\": \"errors\""), "{explained}");
+
+    assert!(tidegate.command(&["block", "remove", "192.0.2.1"]).status.success());
+    eventually("the client is let in again", || (ask("/", "192.0.2.1") == 200).then_some(()));
+    assert!(
+        !tidegate.command(&["block", "remove", "192.0.2.1"]).status.success(),
+        "nothing is left to remove"
+    );
+    assert!(tidegate.command(&["block", "add", "192.0.2.0/24"]).status.success());
+    assert_eq!((ask("/", "192.0.2.1"), ask("/", "198.51.100.1")), (403, 200));
+}
+
+#[test]
+fn guesses_over_four_cores_are_stopped_as_over_one_and_connections_that_are_open_with_them() {
+    let origin = origin();
+    let tidegate =
+        Tidegate::builder().origin(&origin).top("workers = 4\ntrusted_proxies = [\"127.0.7.7\"]").start();
+    let mut proxies: Vec<_> = (0..16).map(|_| connect(&tidegate, "127.0.7.7").unwrap()).collect();
+    let mut open: Vec<_> = (0..16).map(|_| connect(&tidegate, "127.0.9.9").unwrap()).collect();
+    for client in &mut open {
+        assert_eq!(client.request("GET", "/", "").status, 200);
+    }
+    let tries = (0..200)
+        .take_while(|_| {
+            // What a person at a keyboard could not do; the cores tell each other four times a second.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            get(&tidegate, "127.0.9.9", "/login", "").is_ok()
+        })
+        .count();
+    assert!((10..80).contains(&tries), "{tries}");
+    eventually("open connections end", || {
+        open.retain_mut(|client| {
+            client.try_send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n").is_ok()
+                && client.try_response("GET").is_ok_and(|response| response.status == 200)
+        });
+        open.is_empty().then_some(())
+    });
+
+    let forwarded = "X-Forwarded-For: 192.0.2.1\r\n";
+    eventually("a forwarded client is refused on all cores", || {
+        let refused = |proxy: &mut Client| proxy.request("GET", "/login", forwarded).status == 403;
+        proxies.iter_mut().map(refused).fold(true, |all, refused| all && refused).then_some(())
+    });
 }
 
 #[test]
@@ -254,4 +296,43 @@ fn method_that_is_not_wanted_is_refused_before_the_head_is_whole() {
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     assert_eq!(get(&tidegate, "127.0.9.20", "/", "").unwrap().status, 200);
     assert_eq!(tidegate.metric("tidegate_defence_form_total"), 1.0);
+}
+
+#[test]
+fn rules_for_overload_act_while_the_defence_finds_stress_and_filters_are_told_apart() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .limits("connections = 40")
+        .tables(
+            "[[request]]\npath = \"/search\"\nwhen = \"overload\"\naction = \"refuse\"\n\
+             [[filter]]\npath = \"/a\"\n[[filter]]\npath = \"/b\"\n\
+             [[exempt]]\nsource = \"127.0.9.10\"\n\
+             [defence]\naudit = \"@DIR@/audit.log\"",
+        )
+        .start();
+    assert_eq!(get(&tidegate, "127.0.9.9", "/search", "").unwrap().status, 200);
+    assert_eq!(get(&tidegate, "127.0.9.9", "/b", "").unwrap().status, 403);
+    let audit = eventually("the decision is written down", || {
+        let audit = std::fs::read_to_string(tidegate.directory().join("audit.log")).ok()?;
+        (!audit.is_empty()).then_some(audit)
+    });
+    assert!(audit.contains("\"filter\":2"), "{audit}");
+    let explained = String::from_utf8(tidegate.command(&["block", "explain", "127.0.9.9"]).stdout).unwrap();
+    assert!(explained.contains("filter 2"), "{explained}");
+
+    // More than four fifths of the connections that there may be.
+    let open: Vec<Client> = (1..36)
+        .map(|last| {
+            let mut client = connect(&tidegate, &format!("127.0.8.{last}")).unwrap();
+            client.request("GET", "/", "");
+            client
+        })
+        .collect();
+    eventually("the rule acts", || {
+        get(&tidegate, "127.0.9.10", "/search", "").is_ok_and(|response| response.status == 503).then_some(())
+    });
+    drop(open);
+    eventually("the rule acts no longer", || {
+        get(&tidegate, "127.0.9.10", "/search", "").is_ok_and(|response| response.status == 200).then_some(())
+    });
 }

@@ -29,6 +29,8 @@ const MEMORY_SHORT: f32 = 0.7;
 const MEMORY_ENOUGH: f32 = 0.4;
 /// Bytes left unread from which on a connection is worth ending for its memory.
 const HOLDS_MUCH: u64 = 16 * 1024;
+/// What a lone connection weighs: see [`tidegate_core::PrefixTree::crowding`].
+const LONE: u64 = 64;
 /// So many bytes that a client leaves unread weigh as much as a connection.
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
 /// How long a connection is held in the tarpit.
@@ -350,12 +352,14 @@ impl DataCore {
         }
         let surplus = 1.0 - ROOMY / load.connections;
         let wanted = (self.clients.len() as f32 * surplus) as usize;
-        let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
+        let crowding = |place: NodeId| defence.chain.with_tree(|tree| tree.crowding(place));
         let shed = self.clients.end_heaviest(
             |_| wanted,
             |client| {
-                let of_address = u64::from(client.place.map_or(0, open));
-                of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
+                // Those of a trusted proxy are many because its clients are.
+                let is_proxy = self.direct(client.peer()).via == Via::Proxy;
+                let of_address = client.place.filter(|_| !is_proxy).map_or(0, crowding);
+                of_address + transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION
             },
         );
         self.metrics.connections_shed_total.add(shed as u64);

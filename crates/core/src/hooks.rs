@@ -16,15 +16,17 @@ pub struct Decision {
     pub verdict: Verdict,
     /// Why; of no meaning for [`Verdict::Continue`].
     pub reason: Reason,
+    /// Which of the operator's filters decided, in their order from 1 on; 0: none of them.
+    pub filter: u16,
 }
 
 impl Decision {
     /// No objection.
-    pub const CONTINUE: Self = Self { verdict: Verdict::Continue, reason: Reason::Blocked };
+    pub const CONTINUE: Self = Self::new(Verdict::Continue, Reason::Blocked);
 
     /// A verdict for a reason.
     pub const fn new(verdict: Verdict, reason: Reason) -> Self {
-        Self { verdict, reason }
+        Self { verdict, reason, filter: 0 }
     }
 
     /// Whether there is no objection.
@@ -172,10 +174,10 @@ pub struct Load {
 }
 
 impl Scene<'_> {
-    /// How often the client did something within the sliding window.
+    /// How often the client did something within the sliding window, on all cores.
     #[inline]
     pub fn count(&self, event: Event) -> u32 {
-        self.tree.count(self.client, event, self.now_ms)
+        self.tree.count_everywhere(self.client, event, self.now_ms)
     }
 }
 
@@ -322,7 +324,8 @@ impl Chain {
     pub fn connect(&self, peer: Peer, now_ms: u64) -> (NodeId, Decision) {
         let mut tree = self.tree.borrow_mut();
         let client = tree.locate(peer.address, now_ms);
-        let open = tree.open(client);
+        tree.open(client);
+        let open = tree.open_everywhere(client);
         if peer.via == Via::Proxy {
             return (client, Decision::CONTINUE);
         }

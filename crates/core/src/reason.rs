@@ -21,6 +21,11 @@ macro_rules! reasons {
                 match self { $(Self::$variant => concat!("defence_", stringify!($metric), "_total"),)* }
             }
 
+            /// The counter of what would have been decided, were the rule not only tried out.
+            pub const fn dry_run_metric(self) -> &'static str {
+                match self { $(Self::$variant => concat!("defence_", stringify!($metric), "_dry_run_total"),)* }
+            }
+
             /// The sentence that explains the counter.
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!("Decisions about clients: ", $text, "."),)* }

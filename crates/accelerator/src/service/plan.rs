@@ -15,6 +15,7 @@ use crate::admission::{Admission, Asked};
 use crate::icap;
 use crate::service::entries::PurgePattern;
 use crate::service::files::{Root, RootPlace};
+use crate::service::seen::Seen;
 use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
 
@@ -191,6 +192,12 @@ impl Plan {
             None => Vec::new(),
         };
         std::iter::once(pattern).chain(files).collect()
+    }
+
+    /// Whether a client that a trusted proxy names is on the block list, which below HTTP meets only the proxy.
+    #[inline]
+    pub(crate) fn keeps_out(&self, seen: &Seen<'_>) -> bool {
+        seen.via_proxy && self.connections.as_ref().is_some_and(|admission| admission.ignores(seen.client))
     }
 
     /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use tidegate_core::hooks::{Decision, Reply, RequestLine, Slow, Source};
-use tidegate_core::{NodeId, Verdict};
+use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 
@@ -197,6 +197,11 @@ impl Asker {
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        if plan.keeps_out(&seen) {
+            let decision = Decision::new(Verdict::Refuse, Reason::Blocked);
+            let reply = Box::new(Reply { status: 403, ..Reply::default() });
+            return Ok(Handled::TurnedAway(decision, Some(reply)));
+        }
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
             let client = defence.client(Some(place), self.peer.ip(), &seen, now_ms);

@@ -25,6 +25,17 @@ events! {
     Violation "A verdict against the client.",
 }
 
+impl Event {
+    /// So many within the sliding window make an address worth telling other owners of: few to what any limit allows.
+    pub const fn worth_telling(self) -> u32 {
+        match self {
+            Self::Request => 64,
+            Self::UpstreamMs => 1_024,
+            _ => 16,
+        }
+    }
+}
+
 /// How many events are told apart.
 pub(super) const EVENTS: usize = Event::ALL.len();
 

@@ -66,7 +66,7 @@ pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
 
 /// Whether the client shares the server with enough others to be in their way.
 fn is_crowded(scene: &Scene<'_>) -> bool {
-    scene.tree.addresses(scene.tree.root(), scene.now_ms) > ALONE
+    scene.tree.addresses_everywhere(scene.now_ms) > ALONE
 }
 
 /// Counts in the tree what only a look at requests and responses tells. Objects to nothing.
