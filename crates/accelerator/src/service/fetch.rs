@@ -154,7 +154,7 @@ async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming
             Box::pin(files::answer(core, &plan, index, incoming.head, incoming.normalized)).await
         }
         Some(Destination::Upstream(group)) => {
-            let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming };
+            let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming, variant: Cell::new(0) };
             fetch.answer(body).await
         }
     }
@@ -676,6 +676,9 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
     let mut merged = head.clone();
     merged.extend_from_slice(b"\r\n");
     parser.reset(Method::Get);
+    if storing.core.with_plan(|plan| plan.is_outdated(entry.reviewed)) {
+        return None;
+    }
     let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
     let response = parser.head(&merged);
     let now_s = storing.core.clock.unix_s();
@@ -686,6 +689,6 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
         storing.store.remove(stale.key());
         return None;
     };
-    let meta = fill::response_meta(&response, policy);
+    let meta = fill::response_meta(&response, policy, entry.reviewed);
     storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
 }
