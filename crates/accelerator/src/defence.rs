@@ -28,6 +28,8 @@ const ROOMY: f32 = 0.85;
 const MEMORY_SHORT: f32 = 0.7;
 const MEMORY_ENOUGH: f32 = 0.4;
 /// Bytes left unread from which on a connection is worth ending for its memory.
+/// While requests wait for a connection to an upstream, at most one in so many of them is for clients that keep it waiting.
+const SLOW_SHARE: usize = 4;
 const HOLDS_MUCH: u64 = 16 * 1024;
 /// So many bytes that a client leaves unread weigh as much as a connection.
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
@@ -333,7 +335,8 @@ impl DataCore {
     }
 
     /// Where nearly all connections that there may be are open, or TCP's memory is nearly used up, the heaviest of those that
-    /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
+    /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7). The
+    /// same where requests wait for a connection to an upstream, of which clients that send or read slowly have too many.
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
         if load.tcp_memory > MEMORY_SHORT {
             let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
@@ -342,7 +345,20 @@ impl DataCore {
             let share = |unread: &mut dyn Iterator<Item = u64>| {
                 (unread.filter(|bytes| *bytes >= HOLDS_MUCH).count() as f32 * surplus) as usize
             };
-            let shed = self.clients.end_heaviest(share, transmit::unacknowledged);
+            let shed = self.clients.end_heaviest(share, |client| Some(transmit::unacknowledged(client)));
+            self.metrics.connections_shed_total.add(shed as u64);
+        }
+        let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
+        let weight = |client: &clients::Client| {
+            let of_address = u64::from(client.place.map_or(0, open));
+            of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
+        };
+        if let Some((waiting, most)) = self.pools().crowd() {
+            let slow = |client: &clients::Client| client.is_slow_at_upstream().then(|| weight(client));
+            let surplus = |held: &mut dyn Iterator<Item = u64>| {
+                held.count().saturating_sub(most / SLOW_SHARE).min(waiting.max(most / SLOW_SHARE))
+            };
+            let shed = self.clients.end_heaviest(surplus, slow);
             self.metrics.connections_shed_total.add(shed as u64);
         }
         if load.connections <= CROWDED {
@@ -350,14 +366,7 @@ impl DataCore {
         }
         let surplus = 1.0 - ROOMY / load.connections;
         let wanted = (self.clients.len() as f32 * surplus) as usize;
-        let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
-        let shed = self.clients.end_heaviest(
-            |_| wanted,
-            |client| {
-                let of_address = u64::from(client.place.map_or(0, open));
-                of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
-            },
-        );
+        let shed = self.clients.end_heaviest(|_| wanted, |client| Some(weight(client)));
         self.metrics.connections_shed_total.add(shed as u64);
     }
 

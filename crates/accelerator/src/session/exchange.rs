@@ -76,6 +76,7 @@ impl Connection<'_> {
             let seen = Seen::of(&plan, &head, peer);
             let asked_ms = self.core.clock.elapsed_ms();
             let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent };
+            self.client.has_upstream.set(true);
             let answer = tokio::select! {
                 biased;
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
@@ -88,6 +89,7 @@ impl Connection<'_> {
                 }
             };
             let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
+            self.client.has_upstream.set(matches!(answer, Answer::Streamed(_)));
             let source = (defence::source(&head, &answer), upstream_ms);
             if let Some((decision, reply)) =
                 asker.starts(self.core, &seen, &head, &normalized, answer.code(), source)
@@ -109,6 +111,7 @@ impl Connection<'_> {
                     asker.responded(self.core, &seen, &normalized, delivered.status, source);
                 delivered
             })
+        self.client.has_upstream.set(false);
         };
         self.watch_reading(&delivered);
         if self.client.slot.expired() == Some(Waiting::Body) {
