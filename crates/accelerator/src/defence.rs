@@ -6,12 +6,13 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, Decision, Field, Fields, Load, Peer, Reply, RequestLine, RequestView, ResponseView, Slow, Source,
-    Via,
+    Chain, Decision, Field, Fields, Load, Part, Peer, Reply, RequestLine, RequestView, ResponseView, Slow,
+    Source, Via,
 };
 use tidegate_core::{NodeId, Verdict};
+use tidegate_http::cache::range::{self, ByteRange};
 use tidegate_http::normalize::Normalized;
-use tidegate_http::{BodyFraming, FieldId, RequestHead};
+use tidegate_http::{BodyFraming, FieldId, Method, RequestHead};
 
 use crate::clients;
 use crate::data_core::DataCore;
@@ -27,9 +28,9 @@ const ROOMY: f32 = 0.85;
 /// The same of the memory that the kernel has for TCP: what clients leave unread holds it.
 const MEMORY_SHORT: f32 = 0.7;
 const MEMORY_ENOUGH: f32 = 0.4;
-/// Bytes left unread from which on a connection is worth ending for its memory.
 /// While requests wait for a connection to an upstream, at most one in so many of them is for clients that keep it waiting.
 const SLOW_SHARE: usize = 4;
+/// Bytes left unread from which on a connection is worth ending for its memory.
 const HOLDS_MUCH: u64 = 16 * 1024;
 /// So many bytes that a client leaves unread weigh as much as a connection.
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
@@ -64,9 +65,15 @@ impl Fields for HeadFields<'_> {
             Field::UserAgent => FieldId::UserAgent,
             Field::Cookie => FieldId::Cookie,
             Field::ContentType => FieldId::ContentType,
-            Field::Range => FieldId::Range,
             Field::Host => FieldId::Host,
         })
+    }
+
+    fn part(&self) -> Option<Part> {
+        // RFC 9110 §14.2: with other methods the field means nothing.
+        let value = self.0.fields.get(FieldId::Range).filter(|_| self.0.method == Method::Get)?;
+        let ByteRange { start, end } = range::asked(value);
+        Some(if range::is_excessive(value) { Part::Excessive } else { Part::Bytes { start, end } })
     }
 }
 
@@ -172,11 +179,11 @@ impl Defence {
         seen: &Seen<'_>,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
         now_ms: u64,
     ) {
         let client = self.client(None, peer, seen, now_ms);
-        let _ = self.responded(client, normalized, status, source, now_ms);
+        let _ = self.responded(client, normalized, status, from, now_ms);
     }
 
     /// Decides on the first line of a request, if anybody looks at such.
@@ -229,10 +236,10 @@ impl Defence {
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
         now_ms: u64,
     ) -> Option<(Decision, Option<Reply>)> {
-        let response = response_view(normalized, status, source);
+        let response = response_view(normalized, status, from);
         let decision = self.chain.response_start(client.id, client.peer, &response, now_ms);
         if decision.is_continue() {
             return None;
@@ -285,13 +292,15 @@ impl Defence {
     /// the sender, whether or not it is well formed.
     fn judge_malformed(&self, connection: NodeId, peer: Peer, now_ms: u64) -> Decision {
         let (path, query) = (&b""[..], None);
+        let source = Source::Here;
         let request =
             RequestView { method: b"", path, reading: None, query, has_body: false, fields: &NoFields };
         let decision = self.chain.request(connection, peer, &request, now_ms);
         if !decision.is_continue() {
             return decision;
         }
-        let response = ResponseView { path, query, status: 400, source: Source::Here, upstream_ms: 0 };
+        let response =
+            ResponseView { path, query, authority: b"", variant: 0, status: 400, source, upstream_ms: 0 };
         self.chain.response(connection, peer, &response, now_ms)
     }
 
@@ -301,10 +310,10 @@ impl Defence {
         client: Client,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
         now_ms: u64,
     ) -> Decision {
-        let response = response_view(normalized, status, source);
+        let response = response_view(normalized, status, from);
         self.chain.response(client.id, client.peer, &response, now_ms)
     }
 }
@@ -433,17 +442,15 @@ impl DataCore {
     }
 }
 
-fn response_view<'v>(
-    normalized: &'v Normalized<'_>,
-    status: u16,
-    (source, upstream_ms): (Source, u64),
-) -> ResponseView<'v> {
+fn response_view<'v>(normalized: &'v Normalized<'_>, status: u16, from: CameFrom) -> ResponseView<'v> {
     ResponseView {
         path: normalized.path,
         query: normalized.query,
+        authority: normalized.authority,
+        variant: from.variant,
         status,
-        source,
-        upstream_ms: u32::try_from(upstream_ms).unwrap_or(u32::MAX),
+        source: from.source,
+        upstream_ms: u32::try_from(from.upstream_ms).unwrap_or(u32::MAX),
     }
 }
 
@@ -457,16 +464,39 @@ fn first_line(head: &[u8]) -> Option<RequestLine<'_>> {
 }
 
 /// Where an answer comes from, as far as the client is to blame for it.
-pub(crate) fn source(head: &RequestHead<'_>, answer: &Answer) -> Source {
-    let could_be_cached = head.framing == BodyFraming::None && matches!(head.method_bytes, b"GET" | b"HEAD");
-    match answer {
-        Answer::Streamed(_) if could_be_cached => Source::Missed,
-        Answer::Streamed(_) => Source::Passed,
-        Answer::Stored(hit) if hit.forwarded.is_some() => Source::Missed,
-        // An upstream that fails is not free either.
-        Answer::Local { status: 500..=599, .. } => Source::Passed,
-        _ => Source::Here,
+#[derive(Clone, Copy)]
+pub(crate) struct CameFrom {
+    source: Source,
+    upstream_ms: u64,
+    variant: u64,
+}
+
+impl CameFrom {
+    /// From the cache, a file or ourselves.
+    pub(crate) const HERE: Self = Self { source: Source::Here, upstream_ms: 0, variant: 0 };
+
+    /// An answer that took `ms`.
+    pub(crate) fn of(head: &RequestHead<'_>, answer: &Answer, ms: u64) -> Self {
+        let (source, forward) = match answer {
+            Answer::Streamed(streamed) => (asked(head), Some(streamed.forward)),
+            Answer::Stored(hit) if hit.forwarded.is_some() => (Source::Missed, hit.forwarded),
+            // An upstream that fails is not free either.
+            Answer::Local { status: 500..=599, .. } => (Source::Passed, None),
+            _ => (Source::Here, None),
+        };
+        Self { source, upstream_ms: ms, variant: forward.map_or(0, |forward| forward.variant) }
     }
+
+    /// An answer that the client did not wait for longer than `ms`.
+    pub(crate) fn given_up(head: &RequestHead<'_>, ms: u64) -> Self {
+        Self { source: asked(head), upstream_ms: ms, variant: 0 }
+    }
+}
+
+/// What a request for an upstream is, by its head.
+fn asked(head: &RequestHead<'_>) -> Source {
+    let could_be_cached = head.framing == BodyFraming::None && matches!(head.method_bytes, b"GET" | b"HEAD");
+    if could_be_cached { Source::Missed } else { Source::Passed }
 }
 
 fn view<'v>(

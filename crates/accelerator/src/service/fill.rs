@@ -53,6 +53,8 @@ pub(crate) struct Forward {
     pub upstream_status: u16,
     pub stored: bool,
     pub collapsed: bool,
+    /// A hash of the key of the variant that the cache did not have; 0 if it was not a variant that was missing.
+    pub variant: u64,
 }
 
 impl Forward {
@@ -340,9 +342,9 @@ pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy, reviewe
         status: response.status,
         is_file: false,
         policy,
+        reviewed,
         last_modified_s: response.fields.get(FieldId::LastModified).and_then(date::parse),
         etag: response.fields.get(FieldId::Etag),
-        reviewed,
         tags: &tags,
     };
     let mut meta = Vec::with_capacity(96 + tags.len());
