@@ -47,6 +47,8 @@ pub(crate) struct Client {
     watched: Cell<Watched>,
     /// A task answers it.
     is_busy: Cell<bool>,
+    /// Its request is with an upstream, or on its way there.
+    pub(crate) has_upstream: Cell<bool>,
     /// It is in [`Clients::again`].
     is_queued: Cell<bool>,
     /// Of that task.
@@ -77,6 +79,7 @@ impl Client {
             ready: Cell::new(READ | WRITE),
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
+            has_upstream: Cell::new(false),
             is_queued: Cell::new(false),
             waker: RefCell::new(None),
             pending: RefCell::new(None),
@@ -103,6 +106,11 @@ impl Client {
     /// Whether the client leaves the socket full.
     pub(crate) fn is_stuck(&self) -> bool {
         self.watched.get() == Watched::Both && self.ready.get() & WRITE == 0
+    }
+
+    /// Whether it has a connection to an upstream and keeps that waiting, for its body or by not reading.
+    pub(crate) fn is_slow_at_upstream(&self) -> bool {
+        self.has_upstream.get() && (self.slot.awaits_body() || self.is_stuck())
     }
 
     /// Whether a task answers this client now.

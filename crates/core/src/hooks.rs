@@ -63,8 +63,6 @@ pub enum Field {
     Cookie,
     /// `Content-Type`.
     ContentType,
-    /// `Range`.
-    Range,
     /// `Host`.
     Host,
 }
@@ -89,6 +87,30 @@ pub struct RequestView<'r> {
 pub trait Fields {
     /// The value of the first field of this name.
     fn get(&self, field: Field) -> Option<&[u8]>;
+
+    /// What part of the response the request asks for; `None`: not for a part.
+    fn part(&self) -> Option<Part> {
+        None
+    }
+}
+
+/// What a request for a part of a response asks for (RFC 9110 §14.2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Part {
+    /// Bytes `start..end`, of an open end up to [`u64::MAX`].
+    Bytes {
+        /// Offset of the first byte.
+        start: u64,
+        /// Offset after the last byte.
+        end: u64,
+    },
+    /// Ranges of which so many overlap, or that are so many, that they are rejected.
+    Excessive,
+}
+
+impl ResponseView<'_> {
+    /// The status of a response that the client did not wait for: it reset the connection.
+    pub const GIVEN_UP: u16 = 0;
 }
 
 impl<'r> RequestView<'r> {
@@ -125,7 +147,11 @@ pub struct ResponseView<'r> {
     pub path: &'r [u8],
     /// As in [`RequestView::query`].
     pub query: Option<&'r [u8]>,
-    /// Its status.
+    /// The host that was asked for, in its normal form.
+    pub authority: &'r [u8],
+    /// Tells the variants of one URL apart that `Vary` makes; 0 where that was not what the cache had none for.
+    pub variant: u64,
+    /// Its status, or [`Self::GIVEN_UP`].
     pub status: u16,
     /// Where it came from.
     pub source: Source,
@@ -553,8 +579,15 @@ mod tests {
             |method| chain.request_line(client, peer, &RequestLine { method, target: b"/" }, 0).verdict;
         assert_eq!((line(b"GET"), line(b"BREW")), (Verdict::Continue, Verdict::Drop));
         let start = |status| {
-            let response =
-                ResponseView { path: b"/", query: None, status, source: Source::Passed, upstream_ms: 1 };
+            let response = ResponseView {
+                path: b"/",
+                query: None,
+                authority: b"h",
+                variant: 0,
+                status,
+                source: Source::Passed,
+                upstream_ms: 1,
+            };
             chain.response_start(client, peer, &response, 0).verdict
         };
         assert_eq!((start(200), start(500)), (Verdict::Continue, Verdict::Refuse));

@@ -12,7 +12,7 @@ use tidegate_http::{FieldId, Fields, RequestHead};
 use tidegate_store::Store;
 
 use crate::admission::{Admission, Asked};
-use crate::icap;
+use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::entries::PurgePattern;
 use crate::service::files::{Root, RootPlace};
 use crate::service::seen::Seen;
@@ -74,7 +74,8 @@ pub(crate) struct Plan {
     pub pseudonym: String,
     pub connections: Option<Arc<dyn Admission>>,
     pub requests: Option<Arc<dyn Admission>>,
-    pub icap: Vec<IcapService>,
+    /// ICAP services, and the state of each.
+    pub icap: Vec<(IcapService, Arc<ServiceTag>)>,
     /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
     pub alternatives: Vec<u8>,
     groups: Arc<Groups>,
@@ -101,7 +102,11 @@ enum HostPattern {
 
 impl Plan {
     /// Opens roots and joins routes to what answers them.
-    pub(crate) fn new(settings: &Settings, store: Option<Arc<Store>>) -> Result<Self, PlanError> {
+    pub(crate) fn new(
+        settings: &Settings,
+        store: Option<Arc<Store>>,
+        tags: &ServiceTags,
+    ) -> Result<Self, PlanError> {
         let mut places: Vec<RootPlace> = Vec::new();
         let mut routes = Vec::with_capacity(settings.routes.len());
         for route in &settings.routes {
@@ -133,7 +138,7 @@ impl Plan {
             pseudonym: settings.pseudonym.clone(),
             connections: settings.connections.clone(),
             requests: settings.requests.clone(),
-            icap: settings.icap.clone(),
+            icap: settings.icap.iter().map(|service| (service.clone(), tags.of(&service.url))).collect(),
             alternatives: alternatives(&settings.listeners),
             groups: Arc::new(Groups::new(&settings.upstreams)),
             folds_case: settings.personality.folds_case(),
@@ -146,7 +151,13 @@ impl Plan {
     #[inline]
     pub(crate) fn reviews_request(&self, method: &[u8], normalized: &Normalized<'_>) -> bool {
         let on = IcapSubject::Requests;
-        self.icap.iter().any(|service| icap::concerns(service, on, method, normalized, self.folds_case))
+        self.icap.iter().any(|(service, _)| icap::concerns(service, on, method, normalized, self.folds_case))
+    }
+
+    /// Whether the ICAP service that let a response pass is in another state by now.
+    #[inline]
+    pub(crate) fn is_outdated(&self, reviewed: Reviewed) -> bool {
+        reviewed != Reviewed::BY_NOBODY && self.icap.iter().any(|(_, tag)| tag.outdates(reviewed))
     }
 
     /// What answers a request; nothing does where it depends on who reads the path, or where a root's file could be asked
@@ -349,7 +360,7 @@ mod tests {
             requests: None,
             defence: None,
         };
-        Plan::new(&settings, None).unwrap()
+        Plan::new(&settings, None, &ServiceTags::default()).unwrap()
     }
 
     #[test]

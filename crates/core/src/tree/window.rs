@@ -20,7 +20,7 @@ events! {
     Novel "A request that missed the cache, for a URL that nobody has asked for lately.",
     Error "A response that tells of a fault of the client's: unknown pages, and with more weight failed logins.",
     UpstreamMs "A millisecond of the upstreams' time.",
-    Range "A request for a part of a response.",
+    Range "A request for a part of a response that is tiny or was asked for before.",
     Slow "A connection that was ended because its client was too slow.",
     Violation "A verdict against the client.",
 }
