@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
@@ -15,6 +15,8 @@ use std::task::{Context, Poll, Waker};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags};
 use tidegate_core::NodeId;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -118,16 +120,19 @@ impl Client {
         self.is_busy.get()
     }
 
+    // A hit is read and sent by system calls of our own: the C library's are points of cancellation, which in a process of
+    // several threads costs it two locked instructions each.
+
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let asked = buffer.len();
-        let read = (&self.socket).read(buffer);
-        match &read {
+        let read = net::recv(&self.socket, buffer, RecvFlags::empty()).map(|(length, _)| length);
+        match read {
             // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
-            Ok(length) if *length < asked => self.used_up(READ),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.used_up(READ | ENDED),
+            Ok(length) if length < asked => self.used_up(READ),
+            Err(Errno::AGAIN) => self.used_up(READ | ENDED),
             _ => {}
         }
-        read
+        Ok(read?)
     }
 
     /// Reads what fits into the buffer's spare capacity, of which there must be some.
@@ -136,14 +141,14 @@ impl Client {
         let read = rustix::io::read(&self.socket, rustix::buffer::spare_capacity(buffer));
         match read {
             Ok(length) if length < room => self.used_up(READ),
-            Err(rustix::io::Errno::AGAIN) => self.used_up(READ | ENDED),
+            Err(Errno::AGAIN) => self.used_up(READ | ENDED),
             _ => {}
         }
         Ok(read?)
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.writing(|mut socket| socket.write(bytes))
+        self.writing(|socket| Ok(net::send(socket, bytes, SendFlags::NOSIGNAL)?))
     }
 
     pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
