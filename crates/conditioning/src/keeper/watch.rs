@@ -63,18 +63,22 @@ impl Keeper {
         let (generation, state) = self.place.ledger.state(id.slot);
         let id = Id { generation, ..id };
         if connection.id != Some(id) {
-            // The server has taken requests itself, this one too perhaps. It says when it stops doing so.
             if !matches!(state, State::Accepted | State::Lingering | State::EndedLocally) {
                 return;
             }
             connection.id = Some(id);
             connection.since = self.now;
             if state == State::Accepted {
-                return;
+                // The server has taken a request itself.
+                return self.mute(key);
             }
         }
         match state {
-            State::Lingering => connection.since = self.now,
+            // The server reads what comes, and says when it stops doing so: until then nobody need be woken here.
+            State::Lingering => {
+                connection.since = self.now;
+                self.mute(key);
+            }
             State::Held => {
                 // Nobody has read yet: is it more than the request?
                 let expected = connection.bundle.as_ref().map_or(0, |bundle| bundle.socket_bytes);
