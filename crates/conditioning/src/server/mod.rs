@@ -158,6 +158,7 @@ fn accept_from(
     options: AcceptOptions,
 ) -> Result<(RawFd, SocketAddr), Errno> {
     lingering::accepts();
+    chain.ledger.set_accepts();
     loop {
         let received = link::receive(borrow(fd), options.dont_wait, options.cloexec)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
