@@ -88,7 +88,14 @@ impl Keeper {
                 }
                 self.ask_for_notice(key, id);
             }
-            State::Accepted => self.ask_for_notice(key, id),
+            // A socket that was muted reports the request itself once more; what comes after that is reported anew.
+            State::Accepted => {
+                let is_read = !connection.is_half_closed
+                    && rustix::io::ioctl_fionread(&connection.socket).is_ok_and(|there| there == 0);
+                if !is_read {
+                    self.ask_for_notice(key, id);
+                }
+            }
             State::EndedLocally => self.goes_on(key),
             State::EndedForAll => self.end(key as u32),
             State::Free => {}
