@@ -73,7 +73,7 @@ impl Rate {
         let first = self.bits_per_s as f64;
         self.other.map_or(first, |(other, lasts)| {
             let turn = now.as_nanos() / lasts.as_nanos().max(1);
-            if turn % 2 == 0 { first } else { other as f64 }
+            if turn.is_multiple_of(2) { first } else { other as f64 }
         })
     }
 }
