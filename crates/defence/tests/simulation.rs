@@ -650,11 +650,11 @@ fn players_readers_of_documents_and_download_managers_are_served() {
                 ask_part(site, &mut tally, v4([93, 1], 1), "/book", bytes((chunk + jump) * piece, piece));
                 chunk += jump + 1;
             }
-            // Eight segments of a large file, a mebibyte at a time; and with an open end, for as long as it takes.
+            // Eight segments of a large file, a quarter of a mebibyte at a time; and with an open end, for as long as it takes.
             for (index, done) in segments.iter_mut().enumerate() {
                 let start = index as u64 * (FILM / 8) + *done;
-                *done += 1 << 20;
-                ask_part(site, &mut tally, v4([94, 1], 1), "/image.iso", bytes(start, 1 << 20));
+                *done += 256 << 10;
+                ask_part(site, &mut tally, v4([94, 1], 1), "/image.iso", bytes(start, 256 << 10));
                 if step.is_multiple_of(10) {
                     ask_part(site, &mut tally, v4([95, 1], 1), "/image.iso", bytes(start, FILM));
                 }
