@@ -179,7 +179,7 @@ fn guesses_over_four_cores_are_stopped_as_over_one_and_connections_that_are_open
     let forwarded = "X-Forwarded-For: 192.0.2.1\r\n";
     eventually("a forwarded client is refused on all cores", || {
         let refused = |proxy: &mut Client| proxy.request("GET", "/login", forwarded).status == 403;
-        proxies.iter_mut().map(refused).fold(true, |all, refused| all && refused).then_some(())
+        proxies.iter_mut().all(refused).then_some(())
     });
 }
 

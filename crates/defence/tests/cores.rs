@@ -51,7 +51,15 @@ impl Site {
         let chain = &self.chains[core];
         let client = chain.locate(CLIENT, self.now_ms);
         let (path, query, source) = (b"/login", None, Source::Passed);
-        let response = ResponseView { path, query, status: 401, source, upstream_ms: 1 };
+        let response = ResponseView {
+            path,
+            query,
+            authority: b"example.org",
+            variant: 0,
+            status: 401,
+            source,
+            upstream_ms: 1,
+        };
         let _ = chain.response(client, Peer { address: CLIENT, via }, &response, self.now_ms);
         true
     }
