@@ -449,15 +449,21 @@ fn first_line(head: &[u8]) -> Option<RequestLine<'_>> {
 
 /// Where an answer comes from, as far as the client is to blame for it.
 pub(crate) fn source(head: &RequestHead<'_>, answer: &Answer) -> Source {
-    let could_be_cached = head.framing == BodyFraming::None && matches!(head.method_bytes, b"GET" | b"HEAD");
     match answer {
-        Answer::Streamed(_) if could_be_cached => Source::Missed,
-        Answer::Streamed(_) => Source::Passed,
+        // The upstream works for whoever asked first.
+        answer if answer.is_collapsed() => Source::Here,
+        Answer::Streamed(_) => asked(head),
         Answer::Stored(hit) if hit.forwarded.is_some() => Source::Missed,
         // An upstream that fails is not free either.
         Answer::Local { status: 500..=599, .. } => Source::Passed,
         _ => Source::Here,
     }
+}
+
+/// What a request that goes to an upstream is, by its head.
+pub(crate) fn asked(head: &RequestHead<'_>) -> Source {
+    let could_be_cached = head.framing == BodyFraming::None && matches!(head.method_bytes, b"GET" | b"HEAD");
+    if could_be_cached { Source::Missed } else { Source::Passed }
 }
 
 fn view<'v>(

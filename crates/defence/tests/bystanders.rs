@@ -1,0 +1,123 @@
+//! Who looks like an attacker and is none, and who is one and looks like none; in virtual time.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use tidegate_core::hooks::{
+    Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestView, ResponseView, Source, Via,
+};
+use tidegate_core::{Event, Reason, Verdict};
+use tidegate_defence::{Action, Defence, Filter, Rule, Settings};
+
+const STEP_MS: u64 = 250;
+const BUSY: Load = Load { busy: 1.0, lag_ms: 0, connections: 0.1, tcp_memory: 0.0 };
+/// As the accelerator reports what a client did not wait for.
+const GIVEN_UP: u16 = 0;
+
+struct Cookie<'c>(&'c str);
+
+impl Fields for Cookie<'_> {
+    fn get(&self, field: Field) -> Option<&[u8]> {
+        (field == Field::Cookie).then_some(self.0.as_bytes())
+    }
+}
+
+fn v4(address: [u8; 4]) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from(address))
+}
+
+fn peer(address: IpAddr) -> Peer {
+    Peer { address, via: Via::Direct }
+}
+
+fn get<'r>(target: &'r str, fields: &'r Cookie<'r>) -> RequestView<'r> {
+    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+    let (path, query) = (path.as_bytes(), query.map(str::as_bytes));
+    RequestView { method: b"GET", path, reading: None, query, has_body: false, fields }
+}
+
+/// A request that is answered from the cache, if it may be.
+fn ask(chain: &Chain, address: IpAddr, target: &str, now_ms: u64) -> Decision {
+    let client = chain.locate(address, now_ms);
+    chain.request(client, peer(address), &get(target, &Cookie("")), now_ms)
+}
+
+/// A request for which an upstream works for `ms`; the decision about it, or if there is none about its response.
+fn miss(chain: &Chain, address: IpAddr, target: &str, (status, ms): (u16, u32), now_ms: u64) -> Decision {
+    let decision = ask(chain, address, target, now_ms);
+    if !decision.is_continue() {
+        return decision;
+    }
+    let RequestView { path, query, .. } = get(target, &Cookie(""));
+    let response = ResponseView { path, query, status, source: Source::Missed, upstream_ms: ms };
+    chain.response(chain.locate(address, now_ms), peer(address), &response, now_ms)
+}
+
+fn defence() -> Defence {
+    Defence::new(Settings::default(), 5, [5; 32])
+}
+
+/// Somebody is challenged on every page.
+fn challenging(path: &str) -> Settings {
+    let filter = Filter {
+        source: None,
+        user_agent: String::new(),
+        path: path.into(),
+        content_type: String::new(),
+        methods: Vec::new(),
+        action: Action::Challenge,
+        dry_run: false,
+    };
+    Settings { filters: vec![filter], challenge_bits: 0, ..Settings::default() }
+}
+
+fn only(reason: Reason, limit: u32, action: Action) -> Settings {
+    Settings { rules: vec![Rule { reason, limit, action, dry_run: false }], ..Settings::default() }
+}
+
+/// Calls `step` every quarter of a second from `from_ms` to `to_ms`, with a tick after it.
+fn run(chain: &Chain, from_ms: u64, to_ms: u64, load: Load, mut step: impl FnMut(u64)) {
+    for now_ms in (from_ms..to_ms).step_by(STEP_MS as usize) {
+        step(now_ms);
+        chain.tick(&load, now_ms + STEP_MS - 1);
+    }
+}
+
+#[test]
+fn visitors_of_an_upstream_that_becomes_slow_are_served_wherever_they_come_from() {
+    // All of one network of eight bits; or of seven.
+    for networks in [1u32, 7] {
+        let chain = defence().chain(0, 1);
+        let mut refused = 0;
+        run(&chain, 0, 100_000, Load::default(), |now_ms| {
+            let ms = if now_ms < 50_000 { 10 } else { 600 };
+            // Each asks once a second for twenty seconds; four new ones come every second.
+            for place in (0..80u32).filter(|place| u64::from(*place) % 4 == now_ms / STEP_MS % 4) {
+                let visitor = (place + 80 * (now_ms as u32 / 20_000)) * 7_919;
+                let address = v4([20 + (place % networks) as u8, (visitor >> 8) as u8, visitor as u8, 1]);
+                let page = format!("/page/{}", (visitor + now_ms as u32 / 1_000) % 60);
+                refused += u32::from(!miss(&chain, address, &page, (200, ms), now_ms).is_continue());
+            }
+        });
+        assert_eq!(refused, 0, "from {networks} networks");
+    }
+}
+
+#[test]
+fn who_costs_many_times_what_others_do_is_asked_for_proof_before_it_is_blocked() {
+    let chain = defence().chain(0, 1);
+    let mut verdicts = Vec::new();
+    run(&chain, 0, 60_000, Load::default(), |now_ms| {
+        for reader in 0..20u8 {
+            let decision = miss(&chain, v4([20 + reader, 1, 1, 1]), "/page", (200, 20), now_ms);
+            assert!(decision.is_continue(), "{decision:?} after {now_ms} ms");
+        }
+        for bot in 0..if now_ms < 40_000 { 0 } else { 60u8 } {
+            let page = format!("/search/{}", now_ms % 7_000);
+            verdicts.push(miss(&chain, v4([99, 1, 1, bot]), &page, (203, 900), now_ms).verdict);
+        }
+    });
+    assert!(verdicts.contains(&Verdict::Challenge));
+    // Nothing else happens in the first three windows.
+    assert!(verdicts.iter().all(|it| matches!(it, Verdict::Continue | Verdict::Challenge)));
+    assert_eq!(verdicts.last(), Some(&Verdict::Challenge));
+}
