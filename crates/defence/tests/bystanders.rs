@@ -121,3 +121,29 @@ fn who_costs_many_times_what_others_do_is_asked_for_proof_before_it_is_blocked()
     assert!(verdicts.iter().all(|it| matches!(it, Verdict::Continue | Verdict::Challenge)));
     assert_eq!(verdicts.last(), Some(&Verdict::Challenge));
 }
+
+#[test]
+fn newcomer_in_a_wide_prefix_with_a_few_attackers_is_not_blocked_for_asking_for_the_same() {
+    let chain = defence().chain(0, 1);
+    let (mut bots, mut pollers) = (Vec::new(), Vec::new());
+    run(&chain, 0, 60_000, Load::default(), |now_ms| {
+        let step = (now_ms / STEP_MS) as u32;
+        for reader in 0..6 {
+            let place = (step * 6 + reader) % 40;
+            ask(
+                &chain,
+                v4([20 + (place % 8) as u8, place as u8, 1, 1]),
+                &format!("/{}", (step * 7 + reader) % 40),
+                now_ms,
+            );
+        }
+        for bot in 0..if now_ms < 25_000 { 0 } else { 12u8 } {
+            bots.push(ask(&chain, v4([27, bot * 9, 9, 9]), "/7", now_ms).verdict);
+        }
+        for poller in 0..if now_ms < 37_000 || !step.is_multiple_of(4) { 0 } else { 10u8 } {
+            pollers.push(ask(&chain, v4([27, 100 + poller, 77, 5]), "/7", now_ms).verdict);
+        }
+    });
+    assert!(bots.contains(&Verdict::Challenge));
+    assert!(pollers.iter().all(|it| matches!(it, Verdict::Continue | Verdict::Challenge)), "{pollers:?}");
+}
