@@ -147,3 +147,56 @@ fn newcomer_in_a_wide_prefix_with_a_few_attackers_is_not_blocked_for_asking_for_
     assert!(bots.contains(&Verdict::Challenge));
     assert!(pollers.iter().all(|it| matches!(it, Verdict::Continue | Verdict::Challenge)), "{pollers:?}");
 }
+
+/// The cookie that a challenge gives.
+fn cookie_of(chain: &Chain, address: IpAddr, decision: Decision, now_ms: u64) -> String {
+    let reply = chain.reply(peer(address), &get("/shop", &Cookie("")), decision, now_ms);
+    let fields = String::from_utf8(reply.fields).unwrap();
+    let (_, rest) = fields.split_once("Set-Cookie: ").unwrap();
+    rest.split(';').next().unwrap().to_owned()
+}
+
+fn ask_with(chain: &Chain, address: IpAddr, cookie: &str, now_ms: u64) -> Verdict {
+    let client = chain.locate(address, now_ms);
+    chain.request(client, peer(address), &get("/shop", &Cookie(cookie)), now_ms).verdict
+}
+
+#[test]
+fn first_visits_at_once_from_one_address_are_each_given_a_challenge_and_may_solve_it() {
+    let chain = Defence::new(challenging("/shop"), 5, [5; 32]).chain(0, 1);
+    let office = v4([25, 1, 1, 1]);
+    let decisions: Vec<Decision> = (0..30).map(|_| ask(&chain, office, "/shop", 500)).collect();
+    assert!(decisions.iter().all(|decision| decision.verdict == Verdict::Challenge), "{decisions:?}");
+    for decision in decisions {
+        let cookie = cookie_of(&chain, office, decision, 500);
+        assert_eq!(ask_with(&chain, office, &cookie, 700), Verdict::Continue);
+    }
+}
+
+#[test]
+fn who_leaves_challenges_unsolved_in_window_after_window_is_blocked() {
+    let chain = Defence::new(challenging("/shop"), 5, [5; 32]).chain(0, 1);
+    let program = v4([25, 1, 1, 1]);
+    let mut blocked_ms = None;
+    run(&chain, 0, 60_000, Load::default(), |now_ms| match ask(&chain, program, "/shop", now_ms).verdict {
+        Verdict::Challenge => assert_eq!(blocked_ms, None),
+        Verdict::Block(_) => blocked_ms = Some(now_ms),
+        verdict => assert_eq!(verdict, Verdict::Reset, "after {now_ms} ms"),
+    });
+    assert_eq!(blocked_ms, Some(30_000), "in the fourth window");
+}
+
+#[test]
+fn holder_of_a_pass_is_not_blocked_for_what_a_program_behind_its_address_leaves_unsolved() {
+    let defence = Defence::new(challenging("/shop"), 5, [5; 32]);
+    let chains = [defence.chain(0, 2), defence.chain(1, 2)];
+    let office = v4([25, 1, 1, 1]);
+    let challenge = ask(&chains[0], office, "/shop", 0);
+    let cookie = cookie_of(&chains[0], office, challenge, 0);
+    for now_ms in (0..120_000).step_by(STEP_MS as usize) {
+        // The program is on another core than the browser.
+        assert_eq!(ask_with(&chains[0], office, &cookie, now_ms), Verdict::Continue, "after {now_ms} ms");
+        assert_eq!(ask(&chains[1], office, "/shop", now_ms).verdict, Verdict::Challenge);
+        chains.iter().for_each(|chain| chain.tick(&Load::default(), now_ms));
+    }
+}
