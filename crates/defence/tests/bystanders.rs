@@ -200,3 +200,58 @@ fn holder_of_a_pass_is_not_blocked_for_what_a_program_behind_its_address_leaves_
         chains.iter().for_each(|chain| chain.tick(&Load::default(), now_ms));
     }
 }
+
+#[test]
+fn few_clients_who_ask_for_what_fails_or_takes_long_put_nobody_under_stress() {
+    for answer in [(500, 5), (200, 60_000)] {
+        // The upstream is asked by nobody else; or by three more, whose answers are good.
+        for others in [0, 4u8] {
+            let defence = defence();
+            let chain = defence.chain(0, 1);
+            run(&chain, 0, 20_000, Load::default(), |now_ms| {
+                for request in 0..9u8 {
+                    miss(&chain, v4([11 + request % 3, 9, 9, 9]), "/err", answer, now_ms);
+                }
+                for reader in 0..others {
+                    miss(&chain, v4([20 + reader, 1, 1, 1]), "/page", (200, 20), now_ms);
+                }
+                assert_eq!(defence.stress(), None, "{answer:?} beside {others}, after {now_ms} ms");
+            });
+        }
+    }
+}
+
+#[test]
+fn upstream_that_fails_most_clients_is_stress_however_seldom_each_of_them_asks() {
+    let defence = defence();
+    let chain = defence.chain(0, 1);
+    run(&chain, 0, 10_000, Load::default(), |now_ms| {
+        // One answer in half a second: no two looks in a row see any.
+        let reader = (now_ms / STEP_MS % 12) as u8;
+        if reader.is_multiple_of(2) {
+            miss(&chain, v4([20 + reader, 1, 1, 1]), "/page", (503, 5), now_ms);
+        }
+    });
+    assert_eq!(defence.stress(), Some(tidegate_defence::Cause::UpstreamErrors));
+}
+
+#[test]
+fn newcomer_with_a_page_of_many_parts_is_refused_some_of_them_under_stress_and_not_blocked() {
+    let chain = defence().chain(0, 1);
+    let newcomer = v4([30, 7, 7, 7]);
+    let mut decisions = Vec::new();
+    run(&chain, 0, 20_000, BUSY, |now_ms| {
+        for reader in 0..6u8 {
+            ask(&chain, v4([20 + reader, 1, 1, 1]), "/page", now_ms);
+        }
+        for part in 0..if now_ms == 10_000 { 130 } else { 0 } {
+            decisions.push(ask(&chain, newcomer, &format!("/part/{part}"), now_ms));
+        }
+    });
+    let refused = decisions.iter().filter(|decision| decision.verdict == Verdict::Refuse).count();
+    assert_eq!((decisions.len(), refused), (130, 30));
+    let refusal = decisions[129];
+    let reply = chain.reply(peer(newcomer), &get("/", &Cookie("")), refusal, 20_000);
+    assert_eq!((refusal.reason, reply.status), (Reason::Stress, 503));
+    assert!(ask(&chain, newcomer, "/page", 30_000).is_continue());
+}

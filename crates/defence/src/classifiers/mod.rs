@@ -97,7 +97,7 @@ impl Classifier for Accounts {
         }
         if response.source != Source::Here {
             add(Event::UpstreamMs, response.upstream_ms);
-            self.upstreams.answered(response.status, response.upstream_ms);
+            self.upstreams.answered(scene.client, response.status, response.upstream_ms);
         }
         if response.source == Source::Missed
             && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)
