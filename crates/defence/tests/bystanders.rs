@@ -255,3 +255,42 @@ fn newcomer_with_a_page_of_many_parts_is_refused_some_of_them_under_stress_and_n
     assert_eq!((refusal.reason, reply.status), (Reason::Stress, 503));
     assert!(ask(&chain, newcomer, "/page", 30_000).is_continue());
 }
+
+/// Of ten readers and some others who ask an upstream that takes ten seconds for everything: how many requests of each kind
+/// were refused. Each of the others asks `times` as often as a reader does.
+fn refused_at_a_slow_upstream(others: u8, times: u32) -> (u32, u32) {
+    let chain = defence().chain(0, 1);
+    let (mut of_readers, mut of_others) = (0, 0);
+    run(&chain, 0, 30_000, Load::default(), |now_ms| {
+        let step = now_ms / STEP_MS;
+        for reader in (0..10u8).filter(|reader| u64::from(*reader) % 8 == step % 8) {
+            let answer = miss(&chain, v4([20 + reader, 1, 1, 1]), "/page", (200, 10_000), now_ms);
+            of_readers += u32::from(!answer.is_continue());
+        }
+        for other in (0..others).filter(|other| u64::from(*other) % 8 == step % 8) {
+            for _ in 0..times {
+                let answer = miss(&chain, v4([50 + other, 9, 9, 9]), "/heavy", (200, 10_000), now_ms);
+                of_others += u32::from(!answer.is_continue());
+            }
+        }
+    });
+    (of_readers, of_others)
+}
+
+#[test]
+fn a_few_who_take_equally_much_of_the_upstreams_time_do_not_excuse_each_other() {
+    for attackers in [1, 3, 6] {
+        let (of_readers, of_attackers) = refused_at_a_slow_upstream(attackers, 16);
+        let asked = u32::from(attackers) * 16 * 15;
+        assert_eq!(of_readers, 0, "{attackers} attackers");
+        assert!(of_attackers > asked / 2, "{of_attackers} of {asked} by {attackers}");
+    }
+}
+
+#[test]
+fn slow_upstream_is_nobodys_fault_who_asks_as_others_do() {
+    for others in [0, 3, 6, 30] {
+        assert_eq!(refused_at_a_slow_upstream(others, 1), (0, 0), "{others} more");
+        assert_eq!(refused_at_a_slow_upstream(others.min(6), 4), (0, 0), "{others} offices");
+    }
+}

@@ -1,13 +1,17 @@
 //! Limits on one client: so many events within the sliding window, or connections at once.
 
-use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scene, Slow};
-use tidegate_core::{Event, Reason, Verdict, Visit};
+use std::cell::RefCell;
+
+use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scene, Slow, Source};
+use tidegate_core::{Event, NodeId, Reason, Verdict, Visit};
 
 use super::is_crowded;
 use crate::settings::Rule;
 
-/// How many times the average client's upstream time is far more than others'.
+/// How many times what half of the clients take of the upstreams' time at most is far more.
 const FAR_MORE: u64 = 8;
+/// Clients of the upstreams that one is compared with.
+const MAX_COMPARED: usize = 256;
 
 /// A limit on how often something happens.
 #[derive(Debug)]
@@ -25,7 +29,7 @@ pub(super) fn classifier(rule: Rule, verdict: Verdict) -> Option<Box<dyn Classif
         Reason::ConnectionRate => Box::new(ConnectionRate(limit)),
         Reason::Connections => Box::new(Connections(limit)),
         Reason::Errors => Box::new(Errors(limit)),
-        Reason::UpstreamTime => Box::new(UpstreamTime(limit)),
+        Reason::UpstreamTime => Box::new(UpstreamTime { limit, clients: RefCell::default() }),
         Reason::CacheBusting => Box::new(CacheBusting(limit)),
         Reason::Ranges => Box::new(Ranges(limit)),
         Reason::Slow => Box::new(TooSlow(limit)),
@@ -111,26 +115,55 @@ impl Classifier for Errors {
     }
 }
 
-/// Took so much of the upstreams' time that others have to wait for it: beyond the limit, and far more than the average
-/// client, so that a slow upstream is not its clients' fault.
+/// Took so much of the upstreams' time that others have to wait for it: beyond the limit, and far more than half of the
+/// others that the upstreams work for, so that a slow upstream is not its clients' fault. A mean would be the heaviest
+/// clients' own: a few who do the same would excuse each other.
 #[derive(Debug)]
-struct UpstreamTime(Limit);
+struct UpstreamTime {
+    limit: Limit,
+    /// Whom the upstreams have worked for lately; at most [`MAX_COMPARED`].
+    clients: RefCell<Vec<NodeId>>,
+}
+
+impl UpstreamTime {
+    /// What half of the others take at most.
+    fn usual(&self, scene: &Scene<'_>) -> u32 {
+        let count = |id: &NodeId| scene.tree.count(*id, Event::UpstreamMs, scene.now_ms);
+        let clients = self.clients.borrow();
+        let others = clients.iter().filter(|id| **id != scene.client);
+        let mut of_others: Vec<u32> = others.map(count).filter(|ms| *ms > 0).collect();
+        of_others.sort_unstable();
+        of_others.get(of_others.len() / 2).copied().unwrap_or_default()
+    }
+}
 
 impl Classifier for UpstreamTime {
     fn name(&self) -> &'static str {
-        self.0.reason.name()
+        self.limit.reason.name()
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        let own = scene.count(Event::UpstreamMs);
-        if own <= self.0.limit || !is_crowded(scene) {
+        let exceeded = self.limit.check(scene, Event::UpstreamMs);
+        if exceeded.is_continue() || !is_crowded(scene) {
             return Decision::CONTINUE;
         }
-        let everybody = scene.tree.root();
-        let all = scene.tree.count(everybody, Event::UpstreamMs, scene.now_ms);
-        let addresses = scene.tree.count(everybody, Event::Address, scene.now_ms);
-        let others = u64::from(all.saturating_sub(own)) / u64::from(addresses.saturating_sub(1).max(1));
-        if u64::from(own) > FAR_MORE * others { self.0.exceeded() } else { Decision::CONTINUE }
+        // A core's own clients are compared with each other.
+        let own = u64::from(scene.count(Event::UpstreamMs));
+        if own > FAR_MORE * u64::from(self.usual(scene)) { exceeded } else { Decision::CONTINUE }
+    }
+
+    fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
+        let mut clients = self.clients.borrow_mut();
+        if response.source == Source::Here || clients.contains(&scene.client) {
+            return Decision::CONTINUE;
+        }
+        if clients.len() >= MAX_COMPARED {
+            clients.retain(|id| scene.tree.count(*id, Event::UpstreamMs, scene.now_ms) > 0);
+        }
+        if clients.len() < MAX_COMPARED {
+            clients.push(scene.client);
+        }
+        Decision::CONTINUE
     }
 }
 
