@@ -294,3 +294,32 @@ fn slow_upstream_is_nobodys_fault_who_asks_as_others_do() {
         assert_eq!(refused_at_a_slow_upstream(others.min(6), 4), (0, 0), "{others} offices");
     }
 }
+
+/// Six readers who are served from the cache.
+fn readers(chain: &Chain, now_ms: u64) {
+    for reader in 0..6u8 {
+        assert!(ask(chain, v4([20 + reader, 1, 1, 1]), "/page", now_ms).is_continue());
+    }
+}
+
+#[test]
+fn who_asks_past_the_cache_is_not_excused_by_what_it_asks_for_beside() {
+    for (misses, hits, is_stopped) in [(10, 12, true), (10, 100, true), (4, 10, false)] {
+        let settings =
+            Settings { rules: only(Reason::CacheBusting, 200, Action::Block).rules, ..Settings::default() };
+        let chain = Defence::new(settings, 5, [5; 32]).chain(0, 1);
+        let address = v4([11, 9, 9, 9]);
+        let mut served = 0;
+        run(&chain, 0, 30_000, Load::default(), |now_ms| {
+            readers(&chain, now_ms);
+            for _ in 0..hits {
+                let _ = ask(&chain, address, "/page", now_ms);
+            }
+            for miss_number in 0..misses {
+                let target = format!("/search?{now_ms}.{miss_number}");
+                served += u32::from(miss(&chain, address, &target, (200, 20), now_ms).is_continue());
+            }
+        });
+        assert_eq!(served < 330, is_stopped, "{misses} misses and {hits} hits: {served} served");
+    }
+}

@@ -167,10 +167,23 @@ impl Classifier for UpstreamTime {
     }
 }
 
-/// Asks past the cache for URLs that nobody has asked for, and for little else, where others are there too: a crawler
-/// that has the site to itself is in nobody's way.
+/// Asks past the cache for URLs that nobody has asked for, and for little else or for very many, where others are there
+/// too: a crawler that has the site to itself is in nobody's way.
 #[derive(Debug)]
 struct CacheBusting(Limit);
+
+impl CacheBusting {
+    fn check(&self, scene: &Scene<'_>) -> Decision {
+        let exceeded = self.0.check(scene, Event::Novel);
+        if exceeded.is_continue() || !is_crowded(scene) {
+            return Decision::CONTINUE;
+        }
+        let novel = scene.count(Event::Novel);
+        // What is asked for from the cache besides costs next to nothing, and is no excuse for half as much again.
+        let is_much = novel > self.0.limit.saturating_add(self.0.limit / 2);
+        if is_much || novel > scene.count(Event::Request) / 2 { exceeded } else { Decision::CONTINUE }
+    }
+}
 
 impl Classifier for CacheBusting {
     fn name(&self) -> &'static str {
@@ -178,11 +191,7 @@ impl Classifier for CacheBusting {
     }
 
     fn on_response(&self, scene: &mut Scene<'_>, _: &ResponseView<'_>) -> Decision {
-        let novel = scene.count(Event::Novel);
-        if novel > self.0.limit && novel > scene.count(Event::Request) / 2 && is_crowded(scene) {
-            return self.0.exceeded();
-        }
-        Decision::CONTINUE
+        self.check(scene)
     }
 }
 
