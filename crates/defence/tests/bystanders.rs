@@ -323,3 +323,30 @@ fn who_asks_past_the_cache_is_not_excused_by_what_it_asks_for_beside() {
         assert_eq!(served < 330, is_stopped, "{misses} misses and {hits} hits: {served} served");
     }
 }
+
+#[test]
+fn every_action_of_a_limit_on_responses_acts() {
+    type Kind = (Reason, u16);
+    let kinds: [Kind; 2] = [(Reason::Errors, 404), (Reason::CacheBusting, 200)];
+    let actions = [
+        (Action::Delay, Verdict::Delay),
+        (Action::Refuse, Verdict::Refuse),
+        (Action::Challenge, Verdict::Challenge),
+        (Action::Tarpit, Verdict::Tarpit),
+        (Action::Reset, Verdict::Reset),
+        (Action::Drop, Verdict::Drop),
+    ];
+    for (reason, status) in kinds {
+        for (action, verdict) in actions {
+            let chain = Defence::new(only(reason, 40, action), 5, [5; 32]).chain(0, 1);
+            readers(&chain, 0);
+            let address = v4([11, 1, 1, 1]);
+            let verdicts: Vec<Verdict> = (0..60)
+                .map(|page| miss(&chain, address, &format!("/no?{page}"), (status, 5), 0).verdict)
+                .collect();
+            let (before, after) = verdicts.split_at(41);
+            assert!(before.iter().all(|it| *it == Verdict::Continue), "{reason:?} {action:?}: {before:?}");
+            assert!(after.iter().all(|it| *it == verdict), "{reason:?} {action:?}: {after:?}");
+        }
+    }
+}

@@ -42,6 +42,11 @@ impl Limit {
         Decision::new(self.verdict, self.reason)
     }
 
+    /// Whether the decision is made as soon as a response has ended: a block. Anything else is done to the next request.
+    fn acts_at_end(&self) -> bool {
+        matches!(self.verdict, Verdict::Block(_))
+    }
+
     fn check(&self, scene: &Scene<'_>, event: Event) -> Decision {
         if scene.count(event) > self.limit { self.exceeded() } else { Decision::CONTINUE }
     }
@@ -98,7 +103,7 @@ impl Classifier for Connections {
     }
 }
 
-/// Failed logins and unknown pages: as the result of the last response, or at the next request.
+/// Failed logins and unknown pages: a block as the result of the last response, anything else at the next request.
 #[derive(Debug)]
 struct Errors(Limit);
 
@@ -107,8 +112,15 @@ impl Classifier for Errors {
         self.0.reason.name()
     }
 
+    fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
+        if self.0.acts_at_end() {
+            return Decision::CONTINUE;
+        }
+        self.0.check(scene, Event::Error)
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
-        if response.status < 400 {
+        if response.status < 400 || !self.0.acts_at_end() {
             return Decision::CONTINUE;
         }
         self.0.check(scene, Event::Error)
@@ -190,8 +202,12 @@ impl Classifier for CacheBusting {
         self.0.reason.name()
     }
 
+    fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
+        if self.0.acts_at_end() { Decision::CONTINUE } else { self.check(scene) }
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, _: &ResponseView<'_>) -> Decision {
-        self.check(scene)
+        if self.0.acts_at_end() { self.check(scene) } else { Decision::CONTINUE }
     }
 }
 
