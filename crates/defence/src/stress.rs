@@ -16,6 +16,8 @@ const FEW_CLIENTS: usize = 4;
 const MAX_CLIENTS: usize = 64;
 /// Looks within which so many clients have to be answered: two seconds. What they tell holds for as long.
 const GATHERING_LOOKS: u32 = 8;
+/// What one answer more counts for in what one takes usually.
+const LEARNING: f32 = 1.0 / 32.0;
 
 /// Limits beyond which a data core is under stress.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +59,8 @@ struct Answers {
     looks: u32,
     /// What was told last, as long as that holds.
     told: Option<UpstreamLoad>,
+    /// What an answer takes usually, in milliseconds.
+    usual_ms: f32,
 }
 
 #[derive(Debug)]
@@ -80,6 +84,7 @@ impl Upstreams {
     /// An answer for this client came from an upstream, or none did.
     pub(crate) fn answered(&self, client: NodeId, status: u16, ms: u32) {
         let mut answers = self.lock();
+        answers.usual_ms += LEARNING * (ms as f32 - answers.usual_ms);
         let clients = &mut answers.clients;
         let place = clients.iter().position(|of| of.client == client);
         let place = place.unwrap_or_else(|| {
@@ -91,6 +96,11 @@ impl Upstreams {
         of.ms += u64::from(ms);
         of.errors += u32::from(status >= 500);
         clients.truncate(MAX_CLIENTS);
+    }
+
+    /// What an answer takes usually, in milliseconds.
+    pub(crate) fn usual_ms(&self) -> u32 {
+        self.lock().usual_ms as u32
     }
 
     /// What there is to tell at another look.

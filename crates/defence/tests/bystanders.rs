@@ -350,3 +350,52 @@ fn every_action_of_a_limit_on_responses_acts() {
         }
     }
 }
+
+#[test]
+fn who_gives_up_before_the_answer_is_charged_for_what_the_upstream_does() {
+    let chain = defence().chain(0, 1);
+    run(&chain, 0, 10_000, Load::default(), |now_ms| {
+        for reader in 0..6u8 {
+            miss(&chain, v4([20 + reader, 1, 1, 1]), "/page", (200, 400), now_ms);
+        }
+    });
+    let count =
+        |address, event| chain.with_tree(|tree| tree.count(tree.find(address).unwrap(), event, 10_000));
+    let (hasty, patient) = (v4([11, 9, 9, 9]), v4([12, 9, 9, 9]));
+    miss(&chain, hasty, "/search?1", (GIVEN_UP, 30), 10_000);
+    assert_eq!(count(hasty, Event::Novel), 1);
+    assert!((350..=400).contains(&count(hasty, Event::UpstreamMs)), "{}", count(hasty, Event::UpstreamMs));
+    miss(&chain, patient, "/search?2", (GIVEN_UP, 5_000), 10_000);
+    assert_eq!(count(patient, Event::UpstreamMs), 5_000);
+}
+
+#[test]
+fn random_urls_are_seen_for_what_they_are_when_nobody_waits_for_the_answers() {
+    let chain = defence().chain(0, 1);
+    let address = v4([11, 9, 9, 9]);
+    let mut asked = 0;
+    run(&chain, 0, 10_000, Load::default(), |now_ms| {
+        readers(&chain, now_ms);
+        for turn in 0..11 {
+            let target = format!("/rand?{now_ms}.{turn}");
+            asked += u32::from(miss(&chain, address, &target, (GIVEN_UP, 30), now_ms).is_continue());
+        }
+    });
+    assert_eq!(asked, 200);
+}
+
+#[test]
+fn requests_that_are_given_up_do_not_hide_that_the_upstreams_are_slow() {
+    let defence = Defence::new(Settings { rules: Vec::new(), ..Settings::default() }, 5, [5; 32]);
+    let chain = defence.chain(0, 1);
+    run(&chain, 0, 10_000, Load::default(), |now_ms| {
+        for request in 0..5u8 {
+            miss(&chain, v4([20 + request, 9, 9, 9]), "/slow", (200, 2_500), now_ms);
+        }
+        for request in 0..10u8 {
+            let target = format!("/rand?{now_ms}.{request}");
+            miss(&chain, v4([60 + request, 9, 9, 9]), &target, (GIVEN_UP, 20), now_ms);
+        }
+    });
+    assert_eq!(defence.stress(), Some(tidegate_defence::Cause::UpstreamDelay));
+}

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use tidegate_core::Verdict;
-use tidegate_core::hooks::{Decision, Reply, Slow, Source};
+use tidegate_core::hooks::{Decision, Reply, Slow};
 use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
@@ -81,9 +81,10 @@ impl Connection<'_> {
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
                 () = self.client.failed() => {
                     self.core.metrics.clients_gone_total.add(1);
-                    // The upstream has worked all the same.
+                    // The upstream works all the same, on what may well be new to the cache.
                     let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
-                    asker.responded(self.core, &seen, &normalized, 0, (Source::Passed, upstream_ms));
+                    let source = (defence::asked(&head), upstream_ms);
+                    asker.responded(self.core, &seen, &normalized, 0, source);
                     return None;
                 }
             };

@@ -22,6 +22,8 @@ use crate::stress::Upstreams;
 const ALONE: u32 = 2;
 /// A failed login weighs this many unknown pages.
 const FAILED_LOGIN_WEIGHT: u32 = 8;
+/// The status of a response that the client did not wait for.
+const GIVEN_UP: u16 = 0;
 
 /// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
 pub(crate) fn all(
@@ -96,8 +98,15 @@ impl Classifier for Accounts {
             _ => {}
         }
         if response.source != Source::Here {
-            add(Event::UpstreamMs, response.upstream_ms);
-            self.upstreams.answered(scene.client, response.status, response.upstream_ms);
+            let ms = match response.status {
+                // The upstream works on, and nobody learns for how long.
+                GIVEN_UP => response.upstream_ms.max(self.upstreams.usual_ms()),
+                status => {
+                    self.upstreams.answered(scene.client, status, response.upstream_ms);
+                    response.upstream_ms
+                }
+            };
+            add(Event::UpstreamMs, ms);
         }
         if response.source == Source::Missed
             && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)
