@@ -10,8 +10,7 @@ use tidegate_defence::{Action, Defence, Filter, Rule, Settings};
 
 const STEP_MS: u64 = 250;
 const BUSY: Load = Load { busy: 1.0, lag_ms: 0, connections: 0.1, tcp_memory: 0.0 };
-/// As the accelerator reports what a client did not wait for.
-const GIVEN_UP: u16 = 0;
+const GIVEN_UP: u16 = ResponseView::GIVEN_UP;
 
 struct Cookie<'c>(&'c str);
 
@@ -48,7 +47,15 @@ fn miss(chain: &Chain, address: IpAddr, target: &str, (status, ms): (u16, u32), 
         return decision;
     }
     let RequestView { path, query, .. } = get(target, &Cookie(""));
-    let response = ResponseView { path, query, status, source: Source::Missed, upstream_ms: ms };
+    let response = ResponseView {
+        path,
+        query,
+        authority: b"example.org",
+        variant: 0,
+        status,
+        source: Source::Missed,
+        upstream_ms: ms,
+    };
     chain.response(chain.locate(address, now_ms), peer(address), &response, now_ms)
 }
 
@@ -371,7 +378,7 @@ fn who_gives_up_before_the_answer_is_charged_for_what_the_upstream_does() {
 
 #[test]
 fn random_urls_are_seen_for_what_they_are_when_nobody_waits_for_the_answers() {
-    let chain = defence().chain(0, 1);
+    let chain = Defence::new(only(Reason::CacheBusting, 200, Action::Block), 5, [5; 32]).chain(0, 1);
     let address = v4([11, 9, 9, 9]);
     let mut asked = 0;
     run(&chain, 0, 10_000, Load::default(), |now_ms| {

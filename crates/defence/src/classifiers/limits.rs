@@ -103,7 +103,8 @@ impl Classifier for Connections {
     }
 }
 
-/// Failed logins and unknown pages: a block as the result of the last response, anything else at the next request.
+/// Failed logins, unknown pages, and requests that are given up while an upstream works on them: a block as the result of the
+/// last response, anything else at the next request.
 #[derive(Debug)]
 struct Errors(Limit);
 
@@ -120,7 +121,8 @@ impl Classifier for Errors {
     }
 
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
-        if response.status < 400 || !self.0.acts_at_end() {
+        let has_failed = response.status >= 400 || response.status == ResponseView::GIVEN_UP;
+        if !has_failed || !self.0.acts_at_end() {
             return Decision::CONTINUE;
         }
         self.0.check(scene, Event::Error)
@@ -140,7 +142,7 @@ struct UpstreamTime {
 impl UpstreamTime {
     /// What half of the others take at most.
     fn usual(&self, scene: &Scene<'_>) -> u32 {
-        let count = |id: &NodeId| scene.tree.count(*id, Event::UpstreamMs, scene.now_ms);
+        let count = |id: &NodeId| scene.tree.count_everywhere(*id, Event::UpstreamMs, scene.now_ms);
         let clients = self.clients.borrow();
         let others = clients.iter().filter(|id| **id != scene.client);
         let mut of_others: Vec<u32> = others.map(count).filter(|ms| *ms > 0).collect();
@@ -159,7 +161,6 @@ impl Classifier for UpstreamTime {
         if exceeded.is_continue() || !is_crowded(scene) {
             return Decision::CONTINUE;
         }
-        // A core's own clients are compared with each other.
         let own = u64::from(scene.count(Event::UpstreamMs));
         if own > FAR_MORE * u64::from(self.usual(scene)) { exceeded } else { Decision::CONTINUE }
     }
@@ -211,7 +212,7 @@ impl Classifier for CacheBusting {
     }
 }
 
-/// Asks for parts of responses again and again.
+/// Asks for parts of responses and gains next to nothing by it, again and again, where others are there too.
 #[derive(Debug)]
 struct Ranges(Limit);
 
@@ -221,7 +222,10 @@ impl Classifier for Ranges {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        self.0.check(scene, Event::Range)
+        match self.0.check(scene, Event::Range) {
+            exceeded if is_crowded(scene) => exceeded,
+            _ => Decision::CONTINUE,
+        }
     }
 }
 
