@@ -3,8 +3,9 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use tidegate_e2e::{Builder, Client, Origin, Reply, Response, Tidegate, content, eventually};
+use tidegate_e2e::{Builder, Client, Gate, Origin, Reply, Response, Tidegate, content, eventually};
 
 fn origin() -> Origin {
     Origin::start(|request| match request.target.as_str() {
@@ -282,7 +283,7 @@ fn delayed_request_is_answered_late_and_in_full() {
     let began = std::time::Instant::now();
     let late = get(&tidegate, "127.0.9.9", "/", "User-Agent: a Robot\r\n").unwrap();
     assert_eq!((late.status, late.text().as_str()), (200, "here"));
-    assert!(began.elapsed() >= std::time::Duration::from_secs(1));
+    assert!(began.elapsed() >= Duration::from_secs(1));
 }
 
 #[test]
@@ -296,6 +297,79 @@ fn method_that_is_not_wanted_is_refused_before_the_head_is_whole() {
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     assert_eq!(get(&tidegate, "127.0.9.20", "/", "").unwrap().status, 200);
     assert_eq!(tidegate.metric("tidegate_defence_form_total"), 1.0);
+}
+
+#[test]
+fn first_visits_at_once_from_one_address_are_challenged_and_solved_on_one_core_and_on_several() {
+    for workers in [1, 4] {
+        let origin = origin();
+        let tidegate = Tidegate::builder()
+            .origin(&origin)
+            .top(&format!("workers = {workers}"))
+            .tables("[defence]\nchallenge_bits = 0\n[[filter]]\npath = \"/shop\"\naction = \"challenge\"")
+            .start();
+        let visits: Vec<Response> =
+            (0..12).map(|_| get(&tidegate, "127.0.9.9", "/shop", "").unwrap()).collect();
+        for visit in visits {
+            assert_eq!(visit.status, 307, "{workers} workers");
+            let cookie = visit.field("Set-Cookie").split(';').next().unwrap().to_owned();
+            let passed = get(&tidegate, "127.0.9.9", "/shop", &format!("Cookie: {cookie}\r\n")).unwrap();
+            assert_eq!(passed.status, 200, "{workers} workers");
+        }
+        let list = String::from_utf8(tidegate.command(&["block", "list"]).stdout).unwrap();
+        assert!(!list.contains("127.0.9.9"), "{list}");
+    }
+}
+
+#[test]
+fn who_resets_before_the_answers_to_random_urls_is_blocked_as_if_it_had_waited() {
+    let door = Gate::default();
+    let behind = door.clone();
+    let origin = Origin::start(move |request| {
+        if request.target.starts_with("/random") {
+            behind.pass();
+        }
+        Reply::cacheable("here")
+    });
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[[classifier]]\nname = \"cache-busting\"\nlimit = 10")
+        .start();
+    for good in 2..6 {
+        assert_eq!(get(&tidegate, &format!("127.0.0.{good}"), "/", "").unwrap().status, 200);
+    }
+    let give_up = |from: &str, times: u32| {
+        for turn in 0..times {
+            let (asked, gone) = (origin.count(), tidegate.metric("tidegate_clients_gone_total"));
+            let mut client = connect(&tidegate, from).unwrap();
+            client.send(format!("GET /random?{from}{turn} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+            eventually("the origin has it", || (origin.count() > asked).then_some(()));
+            rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
+            drop(client);
+            eventually("the reset is noticed", || {
+                (tidegate.metric("tidegate_clients_gone_total") > gone).then_some(())
+            });
+        }
+    };
+    give_up("127.0.9.8", 10);
+    give_up("127.0.9.9", 11);
+    eventually("one beyond the limit", || get(&tidegate, "127.0.9.9", "/", "").is_err().then_some(()));
+    assert_eq!(get(&tidegate, "127.0.9.8", "/", "").unwrap().status, 200);
+    door.open();
+}
+
+#[test]
+fn refusal_for_errors_is_seen_by_who_makes_them() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[[classifier]]\nname = \"errors\"\nlimit = 40\naction = \"refuse\"")
+        .start();
+    let mut client = connect(&tidegate, "127.0.9.9").unwrap();
+    let statuses: Vec<u16> = (0..20).map(|_| client.get("/login").status).collect();
+    let guesses = statuses.iter().take_while(|status| **status == 401).count();
+    // Eight for each; two windows may share them.
+    assert!((6..=12).contains(&guesses), "{statuses:?}");
+    assert!(statuses[guesses..].iter().all(|status| *status == 429), "{statuses:?}");
+    assert_eq!(origin.count(), guesses);
 }
 
 #[test]
@@ -436,7 +510,7 @@ fn who_gives_up_what_the_origin_works_on_again_and_again_is_blocked() {
         eventually("the origin has it, or the client is refused", || {
             (origin.count() > turn || tidegate.metric("tidegate_defence_errors_total") > 0.0).then_some(())
         });
-        rustix::net::sockopt::set_socket_linger(client.stream(), Some(std::time::Duration::ZERO))?;
+        rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO))?;
         if origin.count() > turn { Ok(()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
     };
     let given_up = (0..200).take_while(|turn| give_up(*turn).is_ok()).count();

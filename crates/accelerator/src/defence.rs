@@ -482,6 +482,8 @@ impl CameFrom {
     /// An answer that took `ms`.
     pub(crate) fn of(head: &RequestHead<'_>, answer: &Answer, ms: u64) -> Self {
         let (source, forward) = match answer {
+            // The upstream works for whoever asked first.
+            answer if answer.is_collapsed() => return Self::HERE,
             Answer::Streamed(streamed) => (asked(head), Some(streamed.forward)),
             Answer::Stored(hit) if hit.forwarded.is_some() => (Source::Missed, hit.forwarded),
             // An upstream that fails is not free either.

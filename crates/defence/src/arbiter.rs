@@ -17,8 +17,9 @@ use crate::defence::{Notice, Order, Shared};
 use crate::stress::{Upstreams, Watch};
 use crate::{classifiers, view};
 
-/// Challenges that a client may leave unsolved before it is taken for a program.
-const UNSOLVED: u32 = 2;
+/// Windows in which a client may leave challenges unsolved before it is taken for a program: many at once may be tabs that
+/// are opened again, or several people behind one address.
+const UNSOLVED: u32 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Judge {
@@ -70,9 +71,12 @@ impl Judge {
         scene.tree.prefix(scene.client).unwrap_or_else(|| whole(scene.peer.address))
     }
 
-    /// A client that is challenged again and again and goes on without an answer is no browser: it is blocked.
+    /// A client that is challenged again and again and goes on without an answer is no browser: it is blocked, unless
+    /// somebody else behind its address has solved one.
     fn insist(&self, scene: &mut Scene<'_>, decision: Decision) -> Decision {
-        if decision.verdict != Verdict::Challenge || scene.tree.strike(scene.client, scene.now_ms) <= UNSOLVED
+        if decision.verdict != Verdict::Challenge
+            || self.shared.passes.was_shown(scene.peer.address, scene.now_ms)
+            || scene.tree.strike(scene.client, scene.now_ms) <= UNSOLVED
         {
             return decision;
         }
@@ -109,8 +113,11 @@ impl Arbiter for Judge {
         }
         let dry_run = {
             let inner = self.inner.borrow();
-            let passes = decision.verdict == Verdict::Challenge && inner.has_pass(scene);
-            if passes || inner.is_exempt(scene) {
+            if decision.verdict == Verdict::Challenge && inner.has_pass(scene) {
+                self.shared.passes.shown(scene.peer.address, scene.now_ms);
+                return Decision::CONTINUE;
+            }
+            if inner.is_exempt(scene) {
                 return Decision::CONTINUE;
             }
             inner.is_tried_out(classifier, decision.reason)

@@ -5,12 +5,48 @@
 //! task has so many leading zero bits. The page needs no other host, and no secure context.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
+use tidegate_core::hooks::hash;
 
 /// The cookie that carries a task and its solution.
 pub const COOKIE: &str = "tidegate_pass";
+
+/// Places for addresses that have shown a solution; two that share one are taken for each other.
+const PLACES: usize = 1 << 16;
+/// For how long it is remembered that somebody behind an address has shown one.
+const SHOWN_S: u32 = 600;
+
+/// From which addresses solutions came lately. Of fixed size; a meeting of two only spares somebody a block.
+#[derive(Debug)]
+pub(crate) struct Passes {
+    /// The second after the one in which the last came; 0: never.
+    shown_s: Box<[AtomicU32]>,
+    seed: u64,
+}
+
+impl Passes {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { shown_s: (0..PLACES).map(|_| AtomicU32::new(0)).collect(), seed }
+    }
+
+    fn place(&self, client: IpAddr) -> &AtomicU32 {
+        &self.shown_s[hash(self.seed, &identity(client)) as usize % PLACES]
+    }
+
+    /// Somebody behind this address has shown a solution.
+    pub(crate) fn shown(&self, client: IpAddr, now_ms: u64) {
+        self.place(client).store((now_ms / 1000) as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has lately.
+    pub(crate) fn was_shown(&self, client: IpAddr, now_ms: u64) -> bool {
+        let shown_s = self.place(client).load(Ordering::Relaxed);
+        shown_s > 0 && ((now_ms / 1000) as u32).saturating_sub(shown_s) < SHOWN_S
+    }
+}
 
 /// Makes tasks and knows solutions.
 #[derive(Clone)]

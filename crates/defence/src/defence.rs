@@ -12,7 +12,7 @@ use tidegate_core::metrics::{Kind, Sample};
 use tidegate_core::{IpPrefix, PrefixTree, Reason, TreeConfig, Verdict};
 
 use crate::arbiter::Judge;
-use crate::challenge::Challenger;
+use crate::challenge::{Challenger, Passes};
 use crate::elsewhere::Elsewhere;
 use crate::external::Feed;
 use crate::stress::{Cause, Upstreams};
@@ -83,6 +83,8 @@ pub(crate) struct Shared {
     version: AtomicU64,
     pub(crate) seed: u64,
     challenge_key: [u8; 32],
+    /// From which addresses solutions came lately, on any core.
+    pub(crate) passes: Passes,
     /// The host is under stress, as others have found.
     pub(crate) host_stressed: AtomicBool,
     /// For each core whether it is under stress, and why it was last.
@@ -109,6 +111,7 @@ impl Defence {
             version: AtomicU64::new(0),
             seed,
             challenge_key,
+            passes: Passes::new(seed),
             host_stressed: AtomicBool::new(false),
             stress: Mutex::default(),
             stress_total: AtomicU64::new(0),

@@ -112,7 +112,7 @@ impl Rule {
         Self::new(Reason::Ranges, 300, Action::Block),
         Self::new(Reason::Slow, 10, Action::Block),
         Self::new(Reason::Swarm, 300, Action::Block),
-        Self::new(Reason::Stress, 100, Action::Block),
+        Self::new(Reason::Stress, 100, Action::Refuse),
     ];
 
     const fn new(reason: Reason, limit: u32, action: Action) -> Self {

@@ -79,6 +79,16 @@ impl Answer {
             Self::Local { status, .. } => *status,
         }
     }
+
+    /// Whether it is the answer to another request, for which this one has waited.
+    pub(crate) fn is_collapsed(&self) -> bool {
+        let forward = match self {
+            Self::Stored(hit) => hit.forwarded,
+            Self::Streamed(streamed) => Some(streamed.forward),
+            Self::File(_) | Self::Local { .. } => None,
+        };
+        forward.is_some_and(|forward| forward.collapsed)
+    }
 }
 
 /// A request and where it came from.

@@ -82,7 +82,7 @@ impl Connection<'_> {
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
                 () = self.client.failed() => {
                     self.core.metrics.clients_gone_total.add(1);
-                    // The upstream has worked all the same.
+                    // The upstream works all the same, on what may well be new to the cache.
                     let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
                     let from = CameFrom::given_up(&head, upstream_ms);
                     asker.responded(self.core, &seen, &normalized, ResponseView::GIVEN_UP, from);

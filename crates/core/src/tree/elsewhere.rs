@@ -36,7 +36,7 @@ struct Present {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told(Option<std::num::NonZeroU32>);
 
-/// How often an address was asked to prove something, and did not.
+/// In how many windows an address was asked to prove something, and did not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strikes {
     count: u16,
@@ -134,8 +134,8 @@ impl PrefixTree {
         std::mem::take(&mut self.elsewhere.active)
     }
 
-    /// The address was asked to prove something, and has not yet: how often that is so now. It is forgotten after
-    /// [`Self::STRIKE_WINDOWS`] windows without another.
+    /// The address was asked to prove something, and has not yet: in how many windows that was so. However many requests it
+    /// makes at once, that is one. It is forgotten after [`Self::STRIKE_WINDOWS`] windows without another.
     pub fn strike(&mut self, id: NodeId, now_ms: u64) -> u32 {
         let moment = self.moment(now_ms);
         if !self.is_live(id) {
@@ -145,8 +145,10 @@ impl PrefixTree {
         if moment.index.saturating_sub(strikes.window) > Self::STRIKE_WINDOWS {
             strikes.count = 0;
         }
-        strikes.window = moment.index;
-        strikes.count = strikes.count.saturating_add(1);
+        if strikes.count == 0 || strikes.window != moment.index {
+            strikes.window = moment.index;
+            strikes.count = strikes.count.saturating_add(1);
+        }
         strikes.count.into()
     }
 }

@@ -1,13 +1,17 @@
 //! Limits on one client: so many events within the sliding window, or connections at once.
 
-use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scene, Slow};
-use tidegate_core::{Event, Reason, Verdict, Visit};
+use std::cell::RefCell;
+
+use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scene, Slow, Source};
+use tidegate_core::{Event, NodeId, Reason, Verdict, Visit};
 
 use super::is_crowded;
 use crate::settings::Rule;
 
-/// How many times the average client's upstream time is far more than others'.
+/// How many times what half of the clients take of the upstreams' time at most is far more.
 const FAR_MORE: u64 = 8;
+/// Clients of the upstreams that one is compared with.
+const MAX_COMPARED: usize = 256;
 
 /// A limit on how often something happens.
 #[derive(Debug)]
@@ -25,7 +29,7 @@ pub(super) fn classifier(rule: Rule, verdict: Verdict) -> Option<Box<dyn Classif
         Reason::ConnectionRate => Box::new(ConnectionRate(limit)),
         Reason::Connections => Box::new(Connections(limit)),
         Reason::Errors => Box::new(Errors(limit)),
-        Reason::UpstreamTime => Box::new(UpstreamTime(limit)),
+        Reason::UpstreamTime => Box::new(UpstreamTime { limit, clients: RefCell::default() }),
         Reason::CacheBusting => Box::new(CacheBusting(limit)),
         Reason::Ranges => Box::new(Ranges(limit)),
         Reason::Slow => Box::new(TooSlow(limit)),
@@ -36,6 +40,11 @@ pub(super) fn classifier(rule: Rule, verdict: Verdict) -> Option<Box<dyn Classif
 impl Limit {
     fn exceeded(&self) -> Decision {
         Decision::new(self.verdict, self.reason)
+    }
+
+    /// Whether the decision is made as soon as a response has ended: a block. Anything else is done to the next request.
+    fn acts_at_end(&self) -> bool {
+        matches!(self.verdict, Verdict::Block(_))
     }
 
     fn check(&self, scene: &Scene<'_>, event: Event) -> Decision {
@@ -94,7 +103,8 @@ impl Classifier for Connections {
     }
 }
 
-/// Failed logins, unknown pages, and requests that are given up while an upstream works on them.
+/// Failed logins, unknown pages, and requests that are given up while an upstream works on them: a block as the result of the
+/// last response, anything else at the next request.
 #[derive(Debug)]
 struct Errors(Limit);
 
@@ -103,53 +113,102 @@ impl Classifier for Errors {
         self.0.reason.name()
     }
 
+    fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
+        if self.0.acts_at_end() {
+            return Decision::CONTINUE;
+        }
+        self.0.check(scene, Event::Error)
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
-        if response.status < 400 && response.status != ResponseView::GIVEN_UP {
+        let has_failed = response.status >= 400 || response.status == ResponseView::GIVEN_UP;
+        if !has_failed || !self.0.acts_at_end() {
             return Decision::CONTINUE;
         }
         self.0.check(scene, Event::Error)
     }
 }
 
-/// Took so much of the upstreams' time that others have to wait for it: beyond the limit, and far more than the average
-/// client, so that a slow upstream is not its clients' fault.
+/// Took so much of the upstreams' time that others have to wait for it: beyond the limit, and far more than half of the
+/// others that the upstreams work for, so that a slow upstream is not its clients' fault. A mean would be the heaviest
+/// clients' own: a few who do the same would excuse each other.
 #[derive(Debug)]
-struct UpstreamTime(Limit);
+struct UpstreamTime {
+    limit: Limit,
+    /// Whom the upstreams have worked for lately; at most [`MAX_COMPARED`].
+    clients: RefCell<Vec<NodeId>>,
+}
 
-impl Classifier for UpstreamTime {
-    fn name(&self) -> &'static str {
-        self.0.reason.name()
-    }
-
-    fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        let own = scene.count(Event::UpstreamMs);
-        if own <= self.0.limit || !is_crowded(scene) {
-            return Decision::CONTINUE;
-        }
-        let everybody = scene.tree.root();
-        let all = scene.tree.count(everybody, Event::UpstreamMs, scene.now_ms);
-        let addresses = scene.tree.count(everybody, Event::Address, scene.now_ms);
-        let others = u64::from(all.saturating_sub(own)) / u64::from(addresses.saturating_sub(1).max(1));
-        if u64::from(own) > FAR_MORE * others { self.0.exceeded() } else { Decision::CONTINUE }
+impl UpstreamTime {
+    /// What half of the others take at most.
+    fn usual(&self, scene: &Scene<'_>) -> u32 {
+        let count = |id: &NodeId| scene.tree.count_everywhere(*id, Event::UpstreamMs, scene.now_ms);
+        let clients = self.clients.borrow();
+        let others = clients.iter().filter(|id| **id != scene.client);
+        let mut of_others: Vec<u32> = others.map(count).filter(|ms| *ms > 0).collect();
+        of_others.sort_unstable();
+        of_others.get(of_others.len() / 2).copied().unwrap_or_default()
     }
 }
 
-/// Asks past the cache for URLs that nobody has asked for, and for little else, where others are there too: a crawler
-/// that has the site to itself is in nobody's way.
+impl Classifier for UpstreamTime {
+    fn name(&self) -> &'static str {
+        self.limit.reason.name()
+    }
+
+    fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
+        let exceeded = self.limit.check(scene, Event::UpstreamMs);
+        if exceeded.is_continue() || !is_crowded(scene) {
+            return Decision::CONTINUE;
+        }
+        let own = u64::from(scene.count(Event::UpstreamMs));
+        if own > FAR_MORE * u64::from(self.usual(scene)) { exceeded } else { Decision::CONTINUE }
+    }
+
+    fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
+        let mut clients = self.clients.borrow_mut();
+        if response.source == Source::Here || clients.contains(&scene.client) {
+            return Decision::CONTINUE;
+        }
+        if clients.len() >= MAX_COMPARED {
+            clients.retain(|id| scene.tree.count(*id, Event::UpstreamMs, scene.now_ms) > 0);
+        }
+        if clients.len() < MAX_COMPARED {
+            clients.push(scene.client);
+        }
+        Decision::CONTINUE
+    }
+}
+
+/// Asks past the cache for URLs that nobody has asked for, and for little else or for very many, where others are there
+/// too: a crawler that has the site to itself is in nobody's way.
 #[derive(Debug)]
 struct CacheBusting(Limit);
+
+impl CacheBusting {
+    fn check(&self, scene: &Scene<'_>) -> Decision {
+        let exceeded = self.0.check(scene, Event::Novel);
+        if exceeded.is_continue() || !is_crowded(scene) {
+            return Decision::CONTINUE;
+        }
+        let novel = scene.count(Event::Novel);
+        // What is asked for from the cache besides costs next to nothing, and is no excuse for half as much again.
+        let is_much = novel > self.0.limit.saturating_add(self.0.limit / 2);
+        if is_much || novel > scene.count(Event::Request) / 2 { exceeded } else { Decision::CONTINUE }
+    }
+}
 
 impl Classifier for CacheBusting {
     fn name(&self) -> &'static str {
         self.0.reason.name()
     }
 
+    fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
+        if self.0.acts_at_end() { Decision::CONTINUE } else { self.check(scene) }
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, _: &ResponseView<'_>) -> Decision {
-        let novel = scene.count(Event::Novel);
-        if novel > self.0.limit && novel > scene.count(Event::Request) / 2 && is_crowded(scene) {
-            return self.0.exceeded();
-        }
-        Decision::CONTINUE
+        if self.0.acts_at_end() { self.check(scene) } else { Decision::CONTINUE }
     }
 }
 

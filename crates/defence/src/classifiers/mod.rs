@@ -121,10 +121,15 @@ impl Classifier for Accounts {
             _ => {}
         }
         if response.source != Source::Here {
-            add(Event::UpstreamMs, response.upstream_ms);
-            if response.status != ResponseView::GIVEN_UP {
-                self.upstreams.answered(response.status, response.upstream_ms);
-            }
+            let ms = match response.status {
+                // The upstream works on, and nobody learns for how long.
+                ResponseView::GIVEN_UP => response.upstream_ms.max(self.upstreams.usual_ms()),
+                status => {
+                    self.upstreams.answered(scene.client, status, response.upstream_ms);
+                    response.upstream_ms
+                }
+            };
+            add(Event::UpstreamMs, ms);
         }
         // Another host, and another variant, is another thing to be asked for past the cache.
         let host = hash(self.seed, response.authority).wrapping_add(response.variant);

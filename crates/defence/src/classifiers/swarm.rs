@@ -1,12 +1,13 @@
 //! A botnet whose every address is quiet: seen by what a whole prefix does, punished address by address.
 //!
 //! A prefix is suspect if its shape is none that the site's usual traffic has: nearly all of its requests miss the cache
-//! with URLs never seen, or fail, or cost the upstreams many times what requests cost, or are for one target although
-//! clients usually ask for several, or its addresses go on and on at several times the pace of all others, or very many
-//! of them ask once and leave although clients usually stay. Size alone makes nobody suspect, so that a crowd of good
-//! clients is left alone. In a suspect prefix only those are refused that
+//! with URLs never seen, or fail, or cost the upstreams many times what requests cost usually and what all others' cost
+//! now, or are for one target although clients usually ask for several, or its addresses go on and on at several times the
+//! pace of all others, or very many of them ask once and leave although clients usually stay. Size alone makes nobody
+//! suspect, so that a crowd of good clients is left alone. In a suspect prefix only those are refused that
 //! came with the attack and show the same shape themselves: neighbours that were there before, or that do what clients
-//! usually do, are not.
+//! usually do, are not. Where the prefix is wider than one network, or the shape is cost, of which a client decides less
+//! than the upstream, they are asked to prove that they are browsers, and not blocked.
 //!
 //! Where very many addresses do so little each that none of them shows a shape of its own, the prefix's shape has to do:
 //! newcomers in it are asked to prove that they are browsers, which costs a good client a redirect or a second.
@@ -22,6 +23,14 @@ use crate::settings::Rule;
 const FEW_ADDRESSES: u32 = 8;
 /// Fewer requests say nothing about a client.
 const FEW_REQUESTS: u32 = 4;
+/// How many times what others' requests cost is costly, and what never is, in milliseconds a request.
+const COSTLY_TIMES: f32 = 5.0;
+const CHEAP_MS: f32 = 100.0;
+/// Of so few requests in all outside of a prefix nobody can tell what others' cost.
+const FEW_OF_OTHERS: u32 = 20;
+/// Wider prefixes than these, of IPv4 and IPv6, are not one network: who is in them has little to do with another.
+const NETWORK_BITS4: u8 = 20;
+const NETWORK_BITS6: u8 = 48;
 /// How much more of a prefix's requests than usual are for one target, and of a client's who does little else.
 const MONOTONOUS_MORE: f32 = 0.5;
 const MONOTONOUS: f32 = 0.9;
@@ -140,6 +149,9 @@ impl Swarm {
         let shown = shapes.iter().copied().find(|shape| match shape {
             Shape::Rapid => self.is_rapid(tree, prefix, now_ms),
             Shape::Mass => stressed && is_new_mass(tree, prefix, now_ms),
+            Shape::Costly => {
+                self.shows(tree, prefix, *shape, now_ms) && is_dearer(tree, prefix, prefix, now_ms)
+            }
             _ => self.shows(tree, prefix, *shape, now_ms),
         });
         let Some(shape) = shown else { return };
@@ -167,7 +179,7 @@ impl Swarm {
             Shape::Novel => per_request(Event::Novel) > (3.0 * usual.novel_share).clamp(0.5, 0.9),
             Shape::Errors => per_request(Event::Error) > (3.0 * usual.error_share).clamp(0.5, 0.9),
             Shape::Costly => {
-                per_request(Event::UpstreamMs) > (5.0 * usual.upstream_ms_per_request).max(100.0)
+                per_request(Event::UpstreamMs) > (COSTLY_TIMES * usual.upstream_ms_per_request).max(CHEAP_MS)
             }
             Shape::Monotonous => {
                 // Good neighbours who ask for other things are no excuse for a prefix.
@@ -193,28 +205,42 @@ impl Swarm {
             return Verdict::Continue;
         }
         let Some(shape) = Shape::of(mark.kind) else { return Verdict::Continue };
-        let same_target =
-            || shape != Shape::Monotonous || tree.top_target(client).target == tree.top_target(prefix).target;
-        if shape != Shape::Mass && requests >= FEW_REQUESTS {
-            let takes_part = self.shows(tree, client, shape, now_ms) && same_target();
-            return if takes_part { self.verdict } else { Verdict::Continue };
+        let takes_part = || {
+            self.shows(tree, client, shape, now_ms)
+                && (shape != Shape::Monotonous
+                    || tree.top_target(client).target == tree.top_target(prefix).target)
+        };
+        let is_told_apart = !matches!(shape, Shape::Mass | Shape::Costly) && requests >= FEW_REQUESTS;
+        if is_told_apart && takes_part() {
+            return if is_one_network(tree, prefix) { self.verdict } else { Verdict::Challenge };
         }
-        // What costs much may come so seldom that waiting for more of it would be too late: one answer tells.
-        if shape == Shape::Costly && self.shows(tree, client, shape, now_ms) {
+        // The narrowest suspect prefix may be too narrow for what the ones around it hold.
+        let around = || {
+            std::iter::successors(Some(prefix), |id| tree.parent(*id)).filter_map(|id| {
+                let mark = tree.mark(id, now_ms)?;
+                let is_new = mark.since_ms.saturating_sub(came_ms) <= NEWCOMER_MS;
+                Shape::of(mark.kind).filter(|_| is_new).map(|shape| (id, shape))
+            })
+        };
+        // What costs much may come so seldom that waiting for more of it would be too late: one answer tells. Who was found
+        // out costs nothing since, and is let go when it stops asking or has solved its challenge.
+        let is_costly = around().any(|(id, shape)| {
+            let is_dear = || self.shows(tree, client, shape, now_ms) && is_dearer(tree, client, id, now_ms);
+            shape == Shape::Costly && (scene.count(Event::Violation) > 0 || is_dear())
+        });
+        if is_costly {
             return Verdict::Challenge;
         }
-        // The narrowest suspect prefix may be too narrow for a mass that the ones around it hold.
-        let mut around = std::iter::successors(Some(prefix), |id| tree.parent(*id));
-        let is_of_mass = around.any(|id| {
-            let Some(mark) = tree.mark(id, now_ms) else { return false };
-            let is_new = mark.since_ms.saturating_sub(came_ms) <= NEWCOMER_MS;
+        if is_told_apart || shape == Shape::Costly && requests >= FEW_REQUESTS {
+            return Verdict::Continue;
+        }
+        let is_of_mass = around().any(|(id, shape)| {
             let shares_target = || tree.top_target(client).target == tree.top_target(id).target;
-            is_new
-                && self.is_many(tree, id, now_ms)
-                && match Shape::of(mark.kind) {
-                    None | Some(Shape::Rapid) => false,
-                    Some(Shape::Monotonous) => shares_target(),
-                    Some(_) => true,
+            self.is_many(tree, id, now_ms)
+                && match shape {
+                    Shape::Rapid => false,
+                    Shape::Monotonous => shares_target(),
+                    _ => true,
                 }
         });
         if is_of_mass { Verdict::Challenge } else { Verdict::Continue }
@@ -313,6 +339,27 @@ impl Shape {
     fn of(kind: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|shape| *shape as u8 == kind)
     }
+}
+
+/// Whether a prefix, or an address in it, costs the upstreams many times what everybody outside of the prefix does at this
+/// time: an upstream that is slow for all is not its clients' fault. Where nobody else is there, nobody is dearer.
+fn is_dearer(tree: &PrefixTree, id: NodeId, prefix: NodeId, now_ms: u64) -> bool {
+    // A core's own clients are compared with each other.
+    let count = |id, event| tree.count(id, event, now_ms);
+    let outside = |event| count(tree.root(), event).saturating_sub(count(prefix, event));
+    let cost = |ms: u32, requests: u32| ms as f32 / requests.max(1) as f32;
+    let others = outside(Event::Request);
+    others >= FEW_OF_OTHERS
+        && cost(count(id, Event::UpstreamMs), count(id, Event::Request))
+            > COSTLY_TIMES * cost(outside(Event::UpstreamMs), others)
+}
+
+/// Whether a prefix is so narrow that its addresses are somebody's, and not just anybody's.
+fn is_one_network(tree: &PrefixTree, prefix: NodeId) -> bool {
+    tree.prefix(prefix).is_some_and(|prefix| {
+        let bits = if prefix.address().is_ipv4() { NETWORK_BITS4 } else { NETWORK_BITS6 };
+        prefix.length_bits() >= bits
+    })
 }
 
 /// Whether a great part of all requests comes from a prefix from which nearly none came before, on a site that is known

@@ -379,8 +379,13 @@ pub(super) static STRESS: Section = Section {
             "upstream_delay",
             Kind::Duration { min_ms: MS, max_ms: HOUR },
             Is("2s"),
-            "How long the upstreams take to answer, in the mean of a quarter of a second.",
+            "How long the upstreams take to answer half of the clients, each in the mean of its answers.",
         ),
-        key("upstream_errors", Kind::Share, Is("0.5"), "Share of the upstreams' answers that are failures."),
+        key(
+            "upstream_errors",
+            Kind::Share,
+            Is("0.5"),
+            "Share of the clients for whom most of the upstreams' answers are failures.",
+        ),
     ],
 };
