@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, Decision, Field, Fields, Load, Peer, Reply, RequestLine, RequestView, ResponseView, Slow, Source,
-    Via,
+    Chain, Decision, Field, Fields, Load, PASS_COOKIE, Peer, Reply, RequestLine, RequestView, ResponseView,
+    Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Verdict};
 use tidegate_http::normalize::Normalized;
@@ -332,6 +332,12 @@ impl Drop for Held<'_> {
 }
 
 impl DataCore {
+    /// The name of the cookie that is the defence's and not the site's; empty: there is none.
+    #[inline]
+    pub(crate) fn own_cookie(&self) -> &'static [u8] {
+        self.defence.as_ref().map_or(b"", |_| PASS_COOKIE.as_bytes())
+    }
+
     /// Whether the server is under stress.
     pub(crate) fn is_stressed(&self) -> bool {
         self.defence.as_ref().is_some_and(|defence| defence.chain.stressed_ms().is_some())

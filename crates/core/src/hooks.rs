@@ -268,6 +268,10 @@ pub trait Arbiter: fmt::Debug + Send {
     }
 }
 
+/// The name of the cookie by which a client shows that it has passed a challenge. It is the defence's own: applications are
+/// not sent it, and no response depends on it.
+pub const PASS_COOKIE: &str = "tidegate_pass";
+
 /// A response of the defence's own.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Reply {

@@ -10,7 +10,7 @@ use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
 /// The cookie that carries a task and its solution.
-pub const COOKIE: &str = "tidegate_pass";
+pub const COOKIE: &str = tidegate_core::hooks::PASS_COOKIE;
 
 /// Makes tasks and knows solutions.
 #[derive(Clone)]
