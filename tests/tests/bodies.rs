@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -328,4 +329,38 @@ fn trailers_that_would_change_the_head_are_dropped() {
     client.send("GET / HTTP/1.1\r\nHost: example.org\r\nTE: trailers\r\nConnection: close\r\n\r\n");
     let text = String::from_utf8(client.rest()).unwrap();
     assert!(text.ends_with("0\r\nX-Sum: 7\r\n\r\n"), "{text}");
+}
+
+#[test]
+fn a_body_in_chunks_of_one_byte_reaches_the_origin_in_large_ones() {
+    const BYTES: usize = 20_000;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let origin = std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut received, mut buffer) = (stream.unwrap(), Vec::new(), [0; 65_536]);
+            while !received.ends_with(b"\r\n0\r\n\r\n") {
+                match stream.read(&mut buffer).unwrap() {
+                    0 => break,
+                    length => received.extend_from_slice(&buffer[..length]),
+                }
+            }
+            // tidegate looks at its start whether anybody listens.
+            if !received.is_empty() {
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+                return received;
+            }
+        }
+        Vec::new()
+    });
+    let tidegate = Tidegate::builder().group("app", &[address], "").route("/", "upstream = \"app\"").start();
+    let mut client = tidegate.connect();
+    let chunks = "1\r\nx\r\n".repeat(BYTES);
+    client.send(format!("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n"));
+    assert_eq!(client.response_to("POST").status, 200);
+    let received = String::from_utf8(origin.join().unwrap()).unwrap();
+    let (_, body) = received.split_once("\r\n\r\n").unwrap();
+    let chunks: Vec<&str> = body.split("\r\n").filter(|line| line.starts_with('x')).collect();
+    assert_eq!(chunks.iter().map(|chunk| chunk.len()).sum::<usize>(), BYTES);
+    assert!(chunks.len() < BYTES / 100, "{}", chunks.len());
 }

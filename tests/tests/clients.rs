@@ -4,9 +4,9 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tidegate_e2e::{Client, Gate, Origin, Reply, Tidegate, eventually};
 
 /// Bytes that tidegate reads at once.
@@ -20,7 +20,7 @@ fn site() -> (Origin, Tidegate) {
 /// As [`site`], with these lines before the first table.
 fn site_with(lines: &str) -> (Origin, Tidegate) {
     let origin = Origin::start(|request| match request.target.as_str() {
-        "/a" => Reply::cacheable("a"),
+        "/a" | "/a?other" => Reply::cacheable("a"),
         _ => Reply::ok("b"),
     });
     let server = Tidegate::builder().origin(&origin).top(lines).start();
@@ -108,32 +108,50 @@ fn request_that_arrives_while_another_is_answered_is_answered_next() {
     assert_eq!(client.response().text(), "fast");
 }
 
+/// Answers that a client with `flood` in the kernel's buffers gets before another one's only request is answered, which came
+/// after all of that; and the bytes that the kernel took.
+fn answered_before_another(flood: &[u8]) -> (usize, usize) {
+    let log = "workers = 1\n[log]\naccess = \"@DIR@/access.log\"";
+    let (_origin, server) = site_with(log);
+    let mut other = Client::connect(server.address());
+    assert_eq!(other.get("/a?other").status, 200);
+    let mut eager = Client::connect(server.address());
+    // So much goes to and fro first that the windows grow.
+    for _ in 0..4 {
+        eager.send(request_of("/a", READ_BYTES / 2).repeat(8));
+        (0..8).for_each(|_| assert_eq!(eager.response().status, 200));
+    }
+    server.signal(Signal::STOP);
+    eager.stream().set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    while let Ok(length @ 1..) = eager.stream().write(&flood[sent..]) {
+        sent += length;
+    }
+    other.send("GET /a?other HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    server.signal(Signal::CONT);
+    assert_eq!(other.response().status, 200);
+    let log = || std::fs::read_to_string(server.directory().join("access.log")).unwrap_or_default();
+    let others = |log: &str| {
+        log.lines().enumerate().filter(|(_, line)| line.contains("/a?other")).map(|(at, _)| at).collect()
+    };
+    let others: Vec<usize> = eventually("both requests are logged", || {
+        Some(others(&log())).filter(|others: &Vec<_>| others.len() == 2)
+    });
+    (others[1] - others[0] - 1 - 4 * 8, sent)
+}
+
+#[test]
+fn client_that_pipelines_without_end_does_not_starve_others() {
+    let (before, sent) = answered_before_another(&b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(20_000));
+    assert!(sent > READ_BYTES / 2, "only {sent} bytes of a flood");
+    assert!(before <= 2 * 64, "{before} requests of one client before another's first");
+}
+
 #[test]
 fn client_that_sends_without_end_does_not_starve_others() {
-    // All of them on one core.
-    let (_origin, server) = site_with("workers = 1");
-    let stream = TcpStream::connect(server.address()).unwrap();
-    let burst = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(2_000);
-    let answered = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| while (&stream).write_all(&burst).is_ok() {});
-        let reader = scope.spawn(|| {
-            let mut buffer = vec![0; READ_BYTES];
-            while let Ok(length @ 1..) = (&stream).read(&mut buffer) {
-                answered.fetch_add(length, Ordering::SeqCst);
-            }
-        });
-        for _ in 0..50 {
-            let before = answered.load(Ordering::SeqCst);
-            eventually("the flood goes on", || (answered.load(Ordering::SeqCst) > before).then_some(()));
-            // Fails where no answer comes in time.
-            assert_eq!(Client::connect(server.address()).get("/a").status, 200);
-        }
-        assert!(!writer.is_finished(), "nobody sent without end");
-        stream.shutdown(Shutdown::Both).unwrap();
-        writer.join().unwrap();
-        reader.join().unwrap();
-    });
+    let (before, sent) = answered_before_another(&request_of("/a", READ_BYTES / 8).repeat(200));
+    assert!(sent > 8 * READ_BYTES, "only {sent} bytes of a flood");
+    assert!(before <= 2 * 4 * 8, "{before} requests of one client before another's first");
 }
 
 #[test]

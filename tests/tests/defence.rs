@@ -4,7 +4,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use tidegate_e2e::{Builder, Client, Origin, Reply, Response, Tidegate, eventually};
+use tidegate_e2e::{Builder, Client, Origin, Reply, Response, Tidegate, content, eventually};
 
 fn origin() -> Origin {
     Origin::start(|request| match request.target.as_str() {
@@ -139,6 +139,48 @@ fn behind_a_trusted_proxy_the_forwarded_client_is_refused_and_the_proxy_is_not()
     let explained = tidegate.command(&["block", "explain", "192.0.2.1", "--json"]);
     let explained = String::from_utf8(explained.stdout).unwrap();
     assert!(explained.contains("\"reason\": \"errors\""), "{explained}");
+
+    assert!(tidegate.command(&["block", "remove", "192.0.2.1"]).status.success());
+    eventually("the client is let in again", || (ask("/", "192.0.2.1") == 200).then_some(()));
+    assert!(
+        !tidegate.command(&["block", "remove", "192.0.2.1"]).status.success(),
+        "nothing is left to remove"
+    );
+    assert!(tidegate.command(&["block", "add", "192.0.2.0/24"]).status.success());
+    assert_eq!((ask("/", "192.0.2.1"), ask("/", "198.51.100.1")), (403, 200));
+}
+
+#[test]
+fn guesses_over_four_cores_are_stopped_as_over_one_and_connections_that_are_open_with_them() {
+    let origin = origin();
+    let tidegate =
+        Tidegate::builder().origin(&origin).top("workers = 4\ntrusted_proxies = [\"127.0.7.7\"]").start();
+    let mut proxies: Vec<_> = (0..16).map(|_| connect(&tidegate, "127.0.7.7").unwrap()).collect();
+    let mut open: Vec<_> = (0..16).map(|_| connect(&tidegate, "127.0.9.9").unwrap()).collect();
+    for client in &mut open {
+        assert_eq!(client.request("GET", "/", "").status, 200);
+    }
+    let tries = (0..200)
+        .take_while(|_| {
+            // What a person at a keyboard could not do; the cores tell each other four times a second.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            get(&tidegate, "127.0.9.9", "/login", "").is_ok()
+        })
+        .count();
+    assert!((10..80).contains(&tries), "{tries}");
+    eventually("open connections end", || {
+        open.retain_mut(|client| {
+            client.try_send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n").is_ok()
+                && client.try_response("GET").is_ok_and(|response| response.status == 200)
+        });
+        open.is_empty().then_some(())
+    });
+
+    let forwarded = "X-Forwarded-For: 192.0.2.1\r\n";
+    eventually("a forwarded client is refused on all cores", || {
+        let refused = |proxy: &mut Client| proxy.request("GET", "/login", forwarded).status == 403;
+        proxies.iter_mut().all(refused).then_some(())
+    });
 }
 
 #[test]
@@ -268,15 +310,16 @@ fn who_is_delayed_meets_rules_and_limits_all_the_same() {
             .top(cores)
             .tables("[[request]]\npath = \"/admin*\"\naction = \"refuse\"\n")
             .tables("[[filter]]\nuser_agent = \"robot\"\naction = \"delay\"\n")
-            .tables("[[classifier]]\nname = \"ranges\"\nlimit = 5\n")
+            .tables("[[classifier]]\nname = \"request-rate\"\nlimit = 5\naction = \"refuse\"\n")
             .start();
-        let ask = |target: &str, fields: &str| {
-            get(&tidegate, "127.0.9.9", target, &format!("User-Agent: robot\r\n{fields}")).unwrap().status
-        };
-        assert_eq!(ask("/admin/x", ""), 503, "{cores}");
-        assert_eq!(ask("/", ""), 200, "{cores}");
+        for good in 2..12 {
+            assert_eq!(get(&tidegate, &format!("127.0.0.{good}"), "/", "").unwrap().status, 200);
+        }
+        let ask = |target| get(&tidegate, "127.0.9.9", target, "User-Agent: robot\r\n").unwrap().status;
+        assert_eq!(ask("/admin/x"), 503, "{cores}");
+        assert_eq!(ask("/"), 200, "{cores}");
         let statuses: Vec<u16> = std::thread::scope(|scope| {
-            let asked: Vec<_> = (0..60).map(|_| scope.spawn(|| ask("/", "Range: bytes=0-1\r\n"))).collect();
+            let asked: Vec<_> = (0..60).map(|_| scope.spawn(|| ask("/"))).collect();
             asked.into_iter().map(|asked| asked.join().unwrap()).collect()
         });
         assert!(statuses.contains(&429), "{cores}: {statuses:?}");
@@ -351,4 +394,171 @@ fn cookie_of_a_passed_challenge_is_not_sent_to_the_application_and_no_response_v
         assert_eq!(beside.text(), "cookies: Some(\"x=y\")");
     }
     assert_eq!(origin.count(), 2, "the second visitor is answered from the cache");
+}
+
+#[test]
+fn rules_for_overload_act_while_the_defence_finds_stress_and_filters_are_told_apart() {
+    let origin = origin();
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .limits("connections = 40")
+        .tables(
+            "[[request]]\npath = \"/search\"\nwhen = \"overload\"\naction = \"refuse\"\n\
+             [[filter]]\npath = \"/a\"\n[[filter]]\npath = \"/b\"\n\
+             [[exempt]]\nsource = \"127.0.9.10\"\n\
+             [defence]\naudit = \"@DIR@/audit.log\"",
+        )
+        .start();
+    assert_eq!(get(&tidegate, "127.0.9.9", "/search", "").unwrap().status, 200);
+    assert_eq!(get(&tidegate, "127.0.9.9", "/b", "").unwrap().status, 403);
+    let audit = eventually("the decision is written down", || {
+        let audit = std::fs::read_to_string(tidegate.directory().join("audit.log")).ok()?;
+        (!audit.is_empty()).then_some(audit)
+    });
+    assert!(audit.contains("\"filter\":2"), "{audit}");
+    let explained = String::from_utf8(tidegate.command(&["block", "explain", "127.0.9.9"]).stdout).unwrap();
+    assert!(explained.contains("filter 2"), "{explained}");
+
+    // More than four fifths of the connections that there may be.
+    let open: Vec<Client> = (1..36)
+        .map(|last| {
+            let mut client = connect(&tidegate, &format!("127.0.8.{last}")).unwrap();
+            client.request("GET", "/", "");
+            client
+        })
+        .collect();
+    eventually("the rule acts", || {
+        get(&tidegate, "127.0.9.10", "/search", "").is_ok_and(|response| response.status == 503).then_some(())
+    });
+    drop(open);
+    eventually("the rule acts no longer", || {
+        get(&tidegate, "127.0.9.10", "/search", "").is_ok_and(|response| response.status == 200).then_some(())
+    });
+}
+
+/// An origin with one large file, and a site with some visitors.
+fn site_with_a_file(body: &[u8]) -> (Origin, Tidegate) {
+    let body = body.to_vec();
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        "/file" => Reply::cacheable(body.clone()),
+        _ => Reply::cacheable("here"),
+    });
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).start();
+    for visitor in 2..6 {
+        assert_eq!(get(&tidegate, &format!("127.0.0.{visitor}"), "/file", "").unwrap().status, 200);
+    }
+    (origin, tidegate)
+}
+
+#[test]
+fn who_asks_for_tiny_parts_again_and_again_is_blocked_and_a_download_manager_is_not() {
+    const SEGMENTS: usize = 8;
+    const PIECES: usize = 64;
+    let file = content(5, SEGMENTS * PIECES * 2_048);
+    let (_origin, tidegate) = site_with_a_file(&file);
+    let mut segments: Vec<Client> = (0..SEGMENTS).map(|_| connect(&tidegate, "127.0.8.8").unwrap()).collect();
+    for number in 0..SEGMENTS * PIECES {
+        let (segment, piece) = (number % SEGMENTS, number / SEGMENTS);
+        let start = (segment * PIECES + piece) * 2_048;
+        let range = format!("Range: bytes={start}-{}\r\n", start + 2_047);
+        let response = segments[segment].request("GET", "/file", &range);
+        assert_eq!(
+            (response.status, response.body == file[start..][..2_048]),
+            (206, true),
+            "{segment}/{piece}"
+        );
+    }
+    let mut abuser = connect(&tidegate, "127.0.9.9").unwrap();
+    let request = "GET /file HTTP/1.1\r\nHost: example.org\r\nRange: bytes=7-7\r\n\r\n";
+    let served = (0..1_000)
+        .take_while(|_| {
+            abuser.try_send(request).is_ok() && abuser.try_response("GET").is_ok_and(|it| it.status == 206)
+        })
+        .count();
+    assert_eq!(served, 300);
+    assert!(get(&tidegate, "127.0.9.9", "/", "").is_err());
+    assert_eq!(get(&tidegate, "127.0.8.8", "/file", "").unwrap().status, 200);
+    let explained = String::from_utf8(tidegate.command(&["block", "explain", "127.0.9.9"]).stdout).unwrap();
+    assert!(explained.contains("asked again and again for parts of responses that are tiny"), "{explained}");
+    assert!(tidegate.metric("tidegate_defence_ranges_total") >= 1.0);
+}
+
+#[test]
+fn ranges_that_only_an_attack_asks_for_are_rejected_whether_or_not_the_origin_would_do_it() {
+    let (origin, tidegate) = site_with_a_file(b"some content");
+    let asked = origin.count();
+    let ranges = format!("Range: bytes=0-{}\r\n", ",0-".repeat(40));
+    for target in ["/file", "/not-in-the-cache"] {
+        assert_eq!(get(&tidegate, "127.0.0.2", target, &ranges).unwrap().status, 416, "{target}");
+    }
+    assert_eq!(origin.count(), asked);
+    // Many that are in order mean no harm.
+    let ranges: String = (0..40).map(|index| format!("{}-{},", 2 * index, 2 * index)).collect();
+    let response = get(&tidegate, "127.0.0.2", "/file", &format!("Range: bytes={ranges}\r\n")).unwrap();
+    assert_eq!((response.status, response.body.as_slice()), (200, &b"some content"[..]));
+}
+
+#[test]
+fn another_host_or_variant_each_time_is_past_the_cache_as_another_url_is() {
+    let origin = Origin::start(|_| Reply::cacheable("here").with("Vary", "Accept-Language"));
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).start();
+    for visitor in 2..6 {
+        assert_eq!(get(&tidegate, &format!("127.0.0.{visitor}"), "/", "").unwrap().status, 200);
+    }
+    type Fields = fn(usize) -> String;
+    let ways: [(&str, Fields); 2] = [
+        ("127.0.9.8", |turn| format!("Host: host{turn}.example\r\n")),
+        ("127.0.9.9", |turn| format!("Host: example.org\r\nAccept-Language: x-{turn}\r\n")),
+    ];
+    for (from, fields) in ways {
+        let mut client = connect(&tidegate, from).unwrap();
+        let served = (0..900)
+            .take_while(|turn| {
+                let request = format!("GET / HTTP/1.1\r\n{}\r\n", fields(*turn));
+                client.try_send(request).is_ok() && client.try_response("GET").is_ok()
+            })
+            .count();
+        assert!((200..=210).contains(&served), "{from}: {served}");
+        assert!(get(&tidegate, from, "/", "").is_err(), "{from}");
+    }
+    assert_eq!(get(&tidegate, "127.0.0.2", "/", "").unwrap().status, 200);
+}
+
+#[test]
+fn who_gives_up_what_the_origin_works_on_again_and_again_is_blocked() {
+    use std::io::Read;
+    let origin = Origin::start(|_| Reply::script(|stream| stream.read(&mut [0]).map(drop)));
+    let tidegate = one_core(Tidegate::builder().origin(&origin)).start();
+    let give_up = |turn: usize| -> io::Result<()> {
+        let mut client = connect(&tidegate, "127.0.9.9")?;
+        client.try_send("GET /report HTTP/1.1\r\nHost: example.org\r\n\r\n")?;
+        eventually("the origin has it, or the client is refused", || {
+            (origin.count() > turn || tidegate.metric("tidegate_defence_errors_total") > 0.0).then_some(())
+        });
+        rustix::net::sockopt::set_socket_linger(client.stream(), Some(std::time::Duration::ZERO))?;
+        if origin.count() > turn { Ok(()) } else { Err(io::ErrorKind::ConnectionReset.into()) }
+    };
+    let given_up = (0..200).take_while(|turn| give_up(*turn).is_ok()).count();
+    assert!((50..70).contains(&given_up), "{given_up}");
+    assert!(tidegate.metric("tidegate_defence_errors_total") >= 1.0);
+}
+
+#[test]
+fn slow_bodies_do_not_keep_others_from_the_origin() {
+    let origin = Origin::start(|_| Reply::ok("here"));
+    let tidegate = one_core(Tidegate::builder())
+        .group("app", &[origin.address()], "max_connections = 8")
+        .route("/", "upstream = \"app\"")
+        .start();
+    let post = "POST / HTTP/1.1\r\nHost: example.org\r\nContent-Length: 100000\r\n\r\nsome of it";
+    let slow: Vec<Client> = (0..12)
+        .map(|number| {
+            let mut client = connect(&tidegate, &format!("127.0.9.{}", number % 3)).unwrap();
+            client.send(post);
+            client
+        })
+        .collect();
+    eventually("they have all connections to the origin", || (origin.connections() == 8).then_some(()));
+    assert_eq!(get(&tidegate, "127.0.0.2", "/", "").unwrap().status, 200);
+    assert!(tidegate.metric("tidegate_connections_shed_total") >= 1.0);
+    drop(slow);
 }

@@ -185,20 +185,34 @@ impl Hostile {
     }
 
     fn serve(preview: &'static str, answer: impl Fn(&str, &mut TcpStream) + Send + Sync + 'static) -> Self {
+        Self::serve_in_states(&Arc::default(), preview, answer)
+    }
+
+    /// As [`Self::serve`], by a service that is in this state.
+    fn serve_in_states(
+        state: &Arc<AtomicUsize>,
+        preview: &'static str,
+        answer: impl Fn(&str, &mut TcpStream) + Send + Sync + 'static,
+    ) -> Self {
+        let state = Arc::clone(state);
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let connections = Arc::new(AtomicUsize::new(0));
         let (count, answer) = (Arc::clone(&connections), Arc::new(answer));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (Ok(mut stream), answer) = (stream, Arc::clone(&answer)) else { return };
+                let (Ok(mut stream), answer, state) = (stream, Arc::clone(&answer), Arc::clone(&state))
+                else {
+                    return;
+                };
                 count.fetch_add(1, Ordering::Relaxed);
                 std::thread::spawn(move || {
                     while let Some(head) = head_of(&mut stream) {
                         if head.starts_with("OPTIONS") {
+                            let state = state.load(Ordering::SeqCst);
                             let options = format!(
                                 "ICAP/1.0 200 OK\r\nMethods: REQMOD, RESPMOD\r\nAllow: 204\r\n{preview}\
-                                 ISTag: \"h\"\r\nEncapsulated: null-body=0\r\n\r\n"
+                                 ISTag: \"{state}\"\r\nEncapsulated: null-body=0\r\n\r\n"
                             );
                             if stream.write_all(options.as_bytes()).is_err() {
                                 return;
@@ -421,4 +435,76 @@ fn connections_to_a_real_service_are_used_again_and_are_as_many_as_allowed() {
     assert!(clients.into_iter().all(|client| client.join().unwrap()), "{}", tidegate.output());
     assert_eq!(tidegate.metric("tidegate_icap_exchanges_total"), 320.0);
     assert_eq!(tidegate.metric("tidegate_icap_failures_total"), 0.0, "{}", tidegate.output());
+}
+
+#[test]
+fn what_a_service_let_pass_in_another_state_is_shown_to_it_again() {
+    let origin = Origin::start(|request| Reply::cacheable(request.target.clone()).with("ETag", "\"same\""));
+    let (state, shown) = (Arc::new(AtomicUsize::new(1)), Arc::new(AtomicUsize::new(0)));
+    let service = Hostile::serve_in_states(&state, "Preview: 1024\r\n", {
+        let (state, shown) = (Arc::clone(&state), Arc::clone(&shown));
+        move |_, stream| {
+            let mut seen = Vec::new();
+            let mut byte = [0];
+            while !seen.ends_with(b"\r\n0; ieof\r\n\r\n") && matches!(stream.read(&mut byte), Ok(1)) {
+                seen.push(byte[0]);
+            }
+            shown.fetch_add(1, Ordering::SeqCst);
+            let state = state.load(Ordering::SeqCst);
+            let _ =
+                stream.write_all(format!("ICAP/1.0 204 No Content\r\nISTag: \"{state}\"\r\n\r\n").as_bytes());
+        }
+    });
+    let mut tidegate = one_core(&origin)
+        .tables(&table(service.port, "x", "on = \"responses\"\nfailure = \"closed\""))
+        .cache("path = \"@DIR@/cache\"")
+        .start();
+    let counts = || (origin.count(), shown.load(Ordering::SeqCst));
+    for _ in 0..2 {
+        assert_eq!(get(&tidegate, "/a").body, b"/a");
+        assert_eq!(counts(), (1, 1), "{}", tidegate.output());
+    }
+    // By its answer about another one it is known that it has changed.
+    state.store(2, Ordering::SeqCst);
+    assert_eq!(get(&tidegate, "/b").body, b"/b");
+    for _ in 0..2 {
+        assert_eq!(get(&tidegate, "/a").body, b"/a");
+        assert_eq!(counts(), (3, 3));
+    }
+    assert!(origin.requests().iter().all(|request| request.fields.get("If-None-Match").is_none()));
+    assert_eq!(get(&tidegate, "/b").body, b"/b");
+    assert_eq!(counts(), (3, 3), "what it let pass since then is good");
+
+    // It changes while nobody asks it: what it says of itself at the start tells.
+    assert!(tidegate.terminate().success());
+    state.store(3, Ordering::SeqCst);
+    tidegate.start();
+    eventually("it is shown again", || {
+        assert_eq!(get(&tidegate, "/a").body, b"/a");
+        (counts() == (4, 4)).then_some(())
+    });
+}
+
+#[test]
+fn who_is_refused_by_a_service_again_and_again_is_blocked() {
+    let origin = Origin::start(|_| Reply::ok("here"));
+    let refusal = "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n";
+    let answer =
+        format!("ICAP/1.0 200 OK\r\nEncapsulated: res-hdr=0, null-body={}\r\n\r\n{refusal}", refusal.len());
+    let service = Hostile::start("", &[answer.as_bytes()]);
+    let lines = "on = \"requests\"\npaths = [\"/upload\"]";
+    let tidegate = one_core(&origin).tables(&table(service.port, "x", lines)).start();
+    let from = |address: &str| Client::try_connect_from(address.parse().unwrap(), tidegate.address());
+    let refused = (0..100)
+        .take_while(|_| {
+            let Ok(mut client) = from("127.0.9.9") else { return false };
+            let sent = client.try_send("GET /upload HTTP/1.1\r\nHost: example.org\r\n\r\n");
+            sent.is_ok() && client.try_response("GET").is_ok_and(|response| response.status == 403)
+        })
+        .count();
+    assert_eq!(refused, 26, "each weighs as much as a failed login");
+    assert_eq!(tidegate.metric("tidegate_defence_errors_total"), 1.0);
+    let mut other = from("127.0.9.8").unwrap();
+    assert_eq!(other.get("/").status, 200);
+    assert_eq!(origin.count(), 1);
 }

@@ -41,7 +41,8 @@ pub trait Admission: fmt::Debug + Send + Sync {
     /// Whether there are sources of which [`Admission::ignores`] datagrams just now.
     fn ignores_any(&self) -> bool;
 
-    /// Whether datagrams of this source, which may be forged, are neither answered nor counted as anybody's.
+    /// Whether this source is on the block list. Its datagrams, which may be forged, are neither answered nor counted as
+    /// anybody's; its requests by way of a trusted proxy are refused.
     fn ignores(&self, source: IpAddr) -> bool;
 
     /// Decides on a request whose head is complete and in its normal form.

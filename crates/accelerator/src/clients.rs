@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
@@ -15,6 +15,8 @@ use std::task::{Context, Poll, Waker};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags};
 use tidegate_core::NodeId;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -47,6 +49,8 @@ pub(crate) struct Client {
     watched: Cell<Watched>,
     /// A task answers it.
     is_busy: Cell<bool>,
+    /// Its request is with an upstream, or on its way there.
+    pub(crate) has_upstream: Cell<bool>,
     /// It is in [`Clients::again`].
     is_queued: Cell<bool>,
     /// Of that task.
@@ -77,6 +81,7 @@ impl Client {
             ready: Cell::new(READ | WRITE),
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
+            has_upstream: Cell::new(false),
             is_queued: Cell::new(false),
             waker: RefCell::new(None),
             pending: RefCell::new(None),
@@ -105,21 +110,29 @@ impl Client {
         self.watched.get() == Watched::Both && self.ready.get() & WRITE == 0
     }
 
+    /// Whether it has a connection to an upstream and keeps that waiting, for its body or by not reading.
+    pub(crate) fn is_slow_at_upstream(&self) -> bool {
+        self.has_upstream.get() && (self.slot.awaits_body() || self.is_stuck())
+    }
+
     /// Whether a task answers this client now.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_busy.get()
     }
 
+    // A hit is read and sent by system calls of our own: the C library's are points of cancellation, which in a process of
+    // several threads costs it two locked instructions each.
+
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let asked = buffer.len();
-        let read = (&self.socket).read(buffer);
-        match &read {
+        let read = net::recv(&self.socket, buffer, RecvFlags::empty()).map(|(length, _)| length);
+        match read {
             // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
-            Ok(length) if *length < asked => self.used_up(READ),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.used_up(READ | ENDED),
+            Ok(length) if length < asked => self.used_up(READ),
+            Err(Errno::AGAIN) => self.used_up(READ | ENDED),
             _ => {}
         }
-        read
+        Ok(read?)
     }
 
     /// Reads what fits into the buffer's spare capacity, of which there must be some.
@@ -128,14 +141,14 @@ impl Client {
         let read = rustix::io::read(&self.socket, rustix::buffer::spare_capacity(buffer));
         match read {
             Ok(length) if length < room => self.used_up(READ),
-            Err(rustix::io::Errno::AGAIN) => self.used_up(READ | ENDED),
+            Err(Errno::AGAIN) => self.used_up(READ | ENDED),
             _ => {}
         }
         Ok(read?)
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.writing(|mut socket| socket.write(bytes))
+        self.writing(|socket| Ok(net::send(socket, bytes, SendFlags::NOSIGNAL)?))
     }
 
     pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {

@@ -6,12 +6,13 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, Decision, Field, Fields, Load, PASS_COOKIE, Peer, Reply, RequestLine, RequestView, ResponseView,
-    Slow, Source, Via,
+    Chain, Decision, Field, Fields, Load, PASS_COOKIE, Part, Peer, Reply, RequestLine, RequestView,
+    ResponseView, Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Verdict};
+use tidegate_http::cache::range::{self, ByteRange};
 use tidegate_http::normalize::Normalized;
-use tidegate_http::{BodyFraming, FieldId, RequestHead};
+use tidegate_http::{BodyFraming, FieldId, Method, RequestHead};
 
 use crate::clients;
 use crate::data_core::DataCore;
@@ -27,8 +28,12 @@ const ROOMY: f32 = 0.85;
 /// The same of the memory that the kernel has for TCP: what clients leave unread holds it.
 const MEMORY_SHORT: f32 = 0.7;
 const MEMORY_ENOUGH: f32 = 0.4;
+/// While requests wait for a connection to an upstream, at most one in so many of them is for clients that keep it waiting.
+const SLOW_SHARE: usize = 4;
 /// Bytes left unread from which on a connection is worth ending for its memory.
 const HOLDS_MUCH: u64 = 16 * 1024;
+/// What a lone connection weighs: see [`tidegate_core::PrefixTree::crowding`].
+const LONE: u64 = 64;
 /// So many bytes that a client leaves unread weigh as much as a connection.
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
 /// How long a connection is held in the tarpit.
@@ -62,9 +67,15 @@ impl Fields for HeadFields<'_> {
             Field::UserAgent => FieldId::UserAgent,
             Field::Cookie => FieldId::Cookie,
             Field::ContentType => FieldId::ContentType,
-            Field::Range => FieldId::Range,
             Field::Host => FieldId::Host,
         })
+    }
+
+    fn part(&self) -> Option<Part> {
+        // RFC 9110 §14.2: with other methods the field means nothing.
+        let value = self.0.fields.get(FieldId::Range).filter(|_| self.0.method == Method::Get)?;
+        let ByteRange { start, end } = range::asked(value);
+        Some(if range::is_excessive(value) { Part::Excessive } else { Part::Bytes { start, end } })
     }
 }
 
@@ -165,11 +176,11 @@ impl Defence {
         seen: &Seen<'_>,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
         now_ms: u64,
     ) {
         let client = self.client(None, peer, seen, now_ms);
-        let _ = self.responded(client, normalized, status, source, now_ms);
+        let _ = self.responded(client, normalized, status, from, now_ms);
     }
 
     /// Decides on the first line of a request, if anybody looks at such.
@@ -222,10 +233,10 @@ impl Defence {
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
         now_ms: u64,
     ) -> Option<(Decision, Option<Reply>)> {
-        let response = response_view(normalized, status, source);
+        let response = response_view(normalized, status, from);
         let decision = self.chain.response_start(client.id, client.peer, &response, now_ms);
         if decision.is_continue() {
             return None;
@@ -288,13 +299,15 @@ impl Defence {
     /// the sender, whether or not it is well formed.
     fn judge_malformed(&self, connection: NodeId, peer: Peer, now_ms: u64) -> Decision {
         let (path, query) = (&b""[..], None);
+        let source = Source::Here;
         let request =
             RequestView { method: b"", path, reading: None, query, has_body: false, fields: &NoFields };
         let decision = self.chain.request(connection, peer, &request, now_ms);
         if !decision.is_continue() {
             return decision;
         }
-        let response = ResponseView { path, query, status: 400, source: Source::Here, upstream_ms: 0 };
+        let response =
+            ResponseView { path, query, authority: b"", variant: 0, status: 400, source, upstream_ms: 0 };
         self.chain.response(connection, peer, &response, now_ms)
     }
 
@@ -304,10 +317,10 @@ impl Defence {
         client: Client,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
         now_ms: u64,
     ) -> Decision {
-        let response = response_view(normalized, status, source);
+        let response = response_view(normalized, status, from);
         self.chain.response(client.id, client.peer, &response, now_ms)
     }
 }
@@ -344,7 +357,8 @@ impl DataCore {
     }
 
     /// Where nearly all connections that there may be are open, or TCP's memory is nearly used up, the heaviest of those that
-    /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7).
+    /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7). The
+    /// same where requests wait for a connection to an upstream, of which clients that send or read slowly have too many.
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
         if load.tcp_memory > MEMORY_SHORT {
             let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
@@ -353,7 +367,22 @@ impl DataCore {
             let share = |unread: &mut dyn Iterator<Item = u64>| {
                 (unread.filter(|bytes| *bytes >= HOLDS_MUCH).count() as f32 * surplus) as usize
             };
-            let shed = self.clients.end_heaviest(share, transmit::unacknowledged);
+            let shed = self.clients.end_heaviest(share, |client| Some(transmit::unacknowledged(client)));
+            self.metrics.connections_shed_total.add(shed as u64);
+        }
+        let crowding = |place: NodeId| defence.chain.with_tree(|tree| tree.crowding(place));
+        let weight = |client: &clients::Client| {
+            // Those of a trusted proxy are many because its clients are.
+            let is_proxy = self.direct(client.peer()).via == Via::Proxy;
+            let of_address = client.place.filter(|_| !is_proxy).map_or(0, crowding);
+            of_address + transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION
+        };
+        if let Some((waiting, most)) = self.pools().crowd() {
+            let slow = |client: &clients::Client| client.is_slow_at_upstream().then(|| weight(client));
+            let surplus = |held: &mut dyn Iterator<Item = u64>| {
+                held.count().saturating_sub(most / SLOW_SHARE).min(waiting.max(most / SLOW_SHARE))
+            };
+            let shed = self.clients.end_heaviest(surplus, slow);
             self.metrics.connections_shed_total.add(shed as u64);
         }
         if load.connections <= CROWDED {
@@ -361,14 +390,7 @@ impl DataCore {
         }
         let surplus = 1.0 - ROOMY / load.connections;
         let wanted = (self.clients.len() as f32 * surplus) as usize;
-        let open = |place: NodeId| defence.chain.with_tree(|tree| tree.open_connections(place));
-        let shed = self.clients.end_heaviest(
-            |_| wanted,
-            |client| {
-                let of_address = u64::from(client.place.map_or(0, open));
-                of_address + transmit::unacknowledged(client) / BYTES_LIKE_A_CONNECTION
-            },
-        );
+        let shed = self.clients.end_heaviest(|_| wanted, |client| Some(weight(client)));
         self.metrics.connections_shed_total.add(shed as u64);
     }
 
@@ -435,17 +457,15 @@ impl DataCore {
     }
 }
 
-fn response_view<'v>(
-    normalized: &'v Normalized<'_>,
-    status: u16,
-    (source, upstream_ms): (Source, u64),
-) -> ResponseView<'v> {
+fn response_view<'v>(normalized: &'v Normalized<'_>, status: u16, from: CameFrom) -> ResponseView<'v> {
     ResponseView {
         path: normalized.path,
         query: normalized.query,
+        authority: normalized.authority,
+        variant: from.variant,
         status,
-        source,
-        upstream_ms: u32::try_from(upstream_ms).unwrap_or(u32::MAX),
+        source: from.source,
+        upstream_ms: u32::try_from(from.upstream_ms).unwrap_or(u32::MAX),
     }
 }
 
@@ -459,16 +479,39 @@ fn first_line(head: &[u8]) -> Option<RequestLine<'_>> {
 }
 
 /// Where an answer comes from, as far as the client is to blame for it.
-pub(crate) fn source(head: &RequestHead<'_>, answer: &Answer) -> Source {
-    let could_be_cached = head.framing == BodyFraming::None && matches!(head.method_bytes, b"GET" | b"HEAD");
-    match answer {
-        Answer::Streamed(_) if could_be_cached => Source::Missed,
-        Answer::Streamed(_) => Source::Passed,
-        Answer::Stored(hit) if hit.forwarded.is_some() => Source::Missed,
-        // An upstream that fails is not free either.
-        Answer::Local { status: 500..=599, .. } => Source::Passed,
-        _ => Source::Here,
+#[derive(Clone, Copy)]
+pub(crate) struct CameFrom {
+    source: Source,
+    upstream_ms: u64,
+    variant: u64,
+}
+
+impl CameFrom {
+    /// From the cache, a file or ourselves.
+    pub(crate) const HERE: Self = Self { source: Source::Here, upstream_ms: 0, variant: 0 };
+
+    /// An answer that took `ms`.
+    pub(crate) fn of(head: &RequestHead<'_>, answer: &Answer, ms: u64) -> Self {
+        let (source, forward) = match answer {
+            Answer::Streamed(streamed) => (asked(head), Some(streamed.forward)),
+            Answer::Stored(hit) if hit.forwarded.is_some() => (Source::Missed, hit.forwarded),
+            // An upstream that fails is not free either.
+            Answer::Local { status: 500..=599, .. } => (Source::Passed, None),
+            _ => (Source::Here, None),
+        };
+        Self { source, upstream_ms: ms, variant: forward.map_or(0, |forward| forward.variant) }
     }
+
+    /// An answer that the client did not wait for longer than `ms`.
+    pub(crate) fn given_up(head: &RequestHead<'_>, ms: u64) -> Self {
+        Self { source: asked(head), upstream_ms: ms, variant: 0 }
+    }
+}
+
+/// What a request for an upstream is, by its head.
+fn asked(head: &RequestHead<'_>) -> Source {
+    let could_be_cached = head.framing == BodyFraming::None && matches!(head.method_bytes, b"GET" | b"HEAD");
+    if could_be_cached { Source::Missed } else { Source::Passed }
 }
 
 fn view<'v>(

@@ -21,6 +21,7 @@ use crate::access_log::{AccessLogWriter, LogSender};
 use crate::clients::Clients;
 use crate::data_core::{Bound, DataCore, Phase};
 use crate::following::Following;
+use crate::icap::ServiceTags;
 use crate::inner::{Inner, Inside};
 use crate::latency::{Histogram, Latencies};
 use crate::metrics::CoreMetrics;
@@ -97,6 +98,7 @@ struct Shared {
     store: Option<Arc<Store>>,
     flights: Arc<Flights>,
     report: Option<OpenReport>,
+    icap_tags: ServiceTags,
     /// Of every core's DHTTP servers.
     dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     plan: watch::Sender<Arc<Plan>>,
@@ -127,7 +129,8 @@ impl Engine {
                 source,
             })?),
         };
-        let plan = Arc::new(Plan::new(&settings, store.clone())?);
+        let icap_tags = ServiceTags::default();
+        let plan = Arc::new(Plan::new(&settings, store.clone(), &icap_tags)?);
         let (plan_sender, _) = watch::channel(plan);
         let (phase, _) = watch::channel(Phase::Serving);
         let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
@@ -144,6 +147,7 @@ impl Engine {
             store,
             flights: Arc::default(),
             report,
+            icap_tags,
             dhttp: Arc::default(),
             plan: plan_sender,
             following: Arc::new(Following::new(workers)),
@@ -305,7 +309,7 @@ impl Engine {
         if settings.workers.max(1) != self.shared.workers {
             return Err(StartError::NeedsRestart("workers"));
         }
-        let plan = Arc::new(Plan::new(&settings, self.shared.store.clone())?);
+        let plan = Arc::new(Plan::new(&settings, self.shared.store.clone(), &self.shared.icap_tags)?);
         self.shared.plan.send_replace(Arc::clone(&plan));
         let draining = *self.shared.phase.borrow() == Phase::Draining;
         if !draining && !self.shared.following.wait(&plan, TAKE_OVER_LIMIT) {

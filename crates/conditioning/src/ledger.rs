@@ -37,7 +37,9 @@ struct Map {
     listening: AtomicU32,
     /// A port that the server listens on beside the chain; 0: none.
     other_port: AtomicU32,
-    reserved: [u32; 2],
+    /// 1 once the server has tried to accept.
+    accepts: AtomicU32,
+    reserved: u32,
     slots: [Slot; SLOTS as usize],
 }
 
@@ -149,6 +151,19 @@ impl Ledger {
     /// Whether the server has begun to listen.
     pub fn is_listening(&self) -> bool {
         self.map().listening.load(Ordering::Acquire) != 0
+    }
+
+    /// Says that the server accepts.
+    pub fn set_accepts(&self) {
+        // Read first: every process of the server says so for each request.
+        if !self.accepts() {
+            self.map().accepts.store(1, Ordering::Release);
+        }
+    }
+
+    /// Whether the server has ever tried to accept.
+    pub fn accepts(&self) -> bool {
+        self.map().accepts.load(Ordering::Acquire) != 0
     }
 
     /// Says that the server listens on a port that is not the chain's.

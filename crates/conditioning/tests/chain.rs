@@ -64,12 +64,35 @@ fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
     assert_eq!(code, 1);
     one_line(&text, "sleep did not listen on port");
     let elsewhere = "import socket,time; s=socket.create_server(('127.0.0.1',0)); time.sleep(60)";
-    let (code, text) = fails(free_port(), &[], &["--start-timeout", "2"], &["python3", "-c", elsewhere]);
+    let (code, text) = fails(free_port(), &[], &["--start-timeout", "10"], &["python3", "-c", elsewhere]);
     assert_eq!(code, 1);
     one_line(&text, "python3 listens on port");
     let (code, text) = fails(free_port(), &[], &[], &["/no/such/server"]);
     assert_eq!(code, 1);
     one_line(&text, "cannot start /no/such/server");
+}
+
+#[test]
+fn a_command_that_never_accepts_is_one_line_and_exit_code_1() {
+    let port = free_port();
+    let listens = format!("import socket,time; s=socket.create_server(('127.0.0.1',{port})); time.sleep(60)");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Before the server listens, and after the chain has ended, nobody is there.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok(mut client) = Client::try_connect(([127, 0, 0, 1], port).into()) {
+                    client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+                    assert!(client.is_ended());
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        });
+        let (code, text) = fails(port, &[], &["--start-timeout", "5"], &["python3", "-c", &listens]);
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(code, 1);
+        one_line(&text, "did not accept its first client within 5 s");
+    });
 }
 
 #[test]

@@ -199,3 +199,252 @@ fn a_chain_whose_filters_want_to_see_each_request_is_refused() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("normalize would not see every request"), "{said}");
 }
+
+/// How often the filter nearest to the server has gone to sleep: once for each time that it was woken.
+fn sleeps(process: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn filters_sleep_while_the_server_reads_by_itself() {
+    let site = Site::new();
+    let chain = nginx(&site, &["package"], LONG);
+    let filter = chain.process("cc-package");
+    let mut client = chain.client();
+    let before = sleeps(filter);
+    const REQUESTS: u64 = 1000;
+    for _ in 0..REQUESTS {
+        assert_eq!(client.get("/small").body, b"small\n");
+    }
+    // A request that arrives before the server has written down that its response is complete wakes the filter.
+    let woken = sleeps(filter) - before;
+    assert!(woken < REQUESTS / 2, "woken {woken} times for {REQUESTS} requests");
+    chain.stop();
+}
+
+#[test]
+fn a_connection_outlives_the_process_that_it_lingers_with() {
+    let site = Site::new();
+    let chain = nginx(&site, CHAIN, LONG);
+    let mut client = chain.client();
+    for _ in 0..3 {
+        for _ in 0..10 {
+            assert_eq!(client.get("/small").body, b"small\n");
+        }
+        for worker in chain.processes("worker process") {
+            // SAFETY: a signal to a process that this test started.
+            unsafe { libc::kill(worker, libc::SIGKILL) };
+        }
+        wait_until("nginx has workers", || chain.processes("worker process").len() == 2);
+    }
+    assert_eq!(client.get("/small").body, b"small\n");
+    chain.stop();
+}
+
+/// Two processes, and a log of how many requests each request's connection had before, as Apache sees it.
+const PREFORK: &str = "
+ServerRoot DIR
+ServerName localhost
+PidFile DIR/apache.pid
+DefaultRuntimeDir DIR
+Listen PORT
+LoadModule mpm_prefork_module /usr/lib/apache2/modules/mod_mpm_prefork.so
+LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so
+LoadModule alias_module /usr/lib/apache2/modules/mod_alias.so
+LoadModule cgi_module /usr/lib/apache2/modules/mod_cgi.so
+ErrorLog DIR/apache.log
+CustomLog DIR/requests \"%k\"
+DocumentRoot DIR/html
+ServerLimit 2
+MaxRequestWorkers 2
+StartServers 2
+MaxConnectionsPerChild 40
+KeepAlive On
+KeepAliveTimeout 60
+User www-data
+Group www-data
+ScriptAlias /cgi/ DIR/html/cgi/
+<Directory DIR/html>
+  Require all granted
+  Options +ExecCGI
+</Directory>
+";
+
+#[test]
+fn processes_that_wait_for_one_connection_read_its_next_requests_and_have_time_for_others() {
+    needs("apache2", "apache2");
+    let (site, port) = (Site::with_cgi(), free_port());
+    let file = site.configuration("apache.conf", port, PREFORK);
+    let command = ["apache2", "-DFOREGROUND", "-f", &file].map(str::to_owned);
+    let chain = start(CHAIN, LONG, port, &command);
+    let mut client = chain.client();
+    wait_until("Apache has read requests on a connection that it had", || {
+        assert_eq!(client.get("/small").body, b"small\n");
+        let log = std::fs::read_to_string(site.path().join("requests")).unwrap();
+        log.lines().any(|before| before.parse::<u32>().unwrap() >= 3)
+    });
+    // Many more clients than processes, while this one is idle.
+    exercise(&chain, &site);
+    assert_eq!(client.get("/small").body, b"small\n");
+    let log = std::fs::read_to_string(site.path().join("apache.log")).unwrap();
+    assert!(!log.contains("exit signal"), "a process of Apache's died: {log}");
+    chain.stop();
+}
+
+/// One process; the answer says how many requests its connection had, this one included.
+const ONE_AT_A_TIME: &str = "
+import select, socket
+listener = socket.create_server(('127.0.0.1', PORT))
+while True:
+    client, _ = listener.accept()
+    stream, count = client.makefile('rb'), 0
+    client.settimeout(TIMEOUT)
+    while True:
+        if 'WAIT' == 'select':
+            select.select([client], [], [], 60)
+        line = stream.readline()
+        if not line:
+            break
+        while stream.readline().strip():
+            pass
+        count += 1
+        body = b'%d' % count
+        client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+    stream.close()
+    client.close()
+";
+
+/// A server that has one process and waits for its client's next request as `wait` says.
+fn one_at_a_time(wait: &str) {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let timeout = if wait == "poll" { "60" } else { "None" };
+    let text = ONE_AT_A_TIME.replace("TIMEOUT", timeout).replace("WAIT", wait);
+    let server = site.configuration("server.py", port, &text);
+    let chain = start(CHAIN, LONG, port, &["python3".to_owned(), server]);
+    let mut busy = chain.client();
+    let mut most = 0;
+    wait_until("the server has read requests on a connection that it had", || {
+        let body = busy.get("/").body;
+        most = most.max(std::str::from_utf8(&body).unwrap().parse().unwrap());
+        most >= 5
+    });
+    // The server waits for this client, and another comes.
+    for _ in 0..3 {
+        assert_eq!(chain.get("/").status, 200);
+        assert_eq!(busy.get("/").status, 200);
+    }
+    // One that never lets the server wait for long does not keep another out.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = busy.get("/");
+            }
+        });
+        for _ in 0..3 {
+            assert_eq!(chain.get("/").status, 200);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    chain.stop();
+}
+
+#[test]
+fn a_process_that_waits_in_read() {
+    one_at_a_time("read");
+}
+
+#[test]
+fn a_process_that_waits_in_poll() {
+    one_at_a_time("poll");
+}
+
+#[test]
+fn a_process_that_waits_in_select() {
+    one_at_a_time("select");
+}
+
+/// Two processes: the first ends with its first connection, the second accepts when it is told to.
+const ENDS_WHEN_NEEDED: &str = "
+import os, socket, time
+listener = socket.create_server(('127.0.0.1', PORT))
+is_second = os.fork() > 0
+name = 'second' if is_second else 'first'
+open('DIR/' + name, 'w').write(str(os.getpid()))
+while is_second and not os.path.exists('DIR/go'):
+    pass
+while True:
+    client, _ = listener.accept()
+    while client.recv(65536):
+        client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n')
+    client.close()
+    if not is_second:
+        os._exit(0)
+";
+
+/// Whoever was woken for a request and ends instead of accepting leaves it to another.
+#[test]
+fn a_request_is_not_lost_with_the_process_that_was_woken_for_it() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, ENDS_WHEN_NEEDED);
+    let addresses = [format!("127.0.0.1:{port}")];
+    let command = Chain::with_options(&["--linger", LONG], &addresses, CHAIN, &["python3", &server]);
+    let chain = Chain::once_it_listens(command, port);
+    let process = |name: &str| std::fs::read_to_string(site.path().join(name)).unwrap_or_default();
+    wait_until("both processes are there", || !process("first").is_empty() && !process("second").is_empty());
+    let (first, second) = (process("first"), process("second"));
+    let mut client = chain.client();
+    assert_eq!(client.get("/").status, 200);
+    let waits_with_others = || {
+        let descriptors = std::fs::read_dir(format!("/proc/{first}/fd")).unwrap().flatten();
+        let is_epoll = |path: &std::path::Path| {
+            std::fs::read_link(path).is_ok_and(|to| to.ends_with("anon_inode:[eventpoll]"))
+        };
+        descriptors.into_iter().any(|entry| is_epoll(&entry.path()))
+    };
+    wait_until("the first waits for its client, and for others", waits_with_others);
+    std::fs::write(site.path().join("go"), "").unwrap();
+    let sleeps = || {
+        let stat = std::fs::read_to_string(format!("/proc/{second}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('S')
+    };
+    wait_until("the second waits to accept", sleeps);
+    assert_eq!(chain.get("/").status, 200);
+    wait_until("the first has ended", || !std::path::Path::new(&format!("/proc/{first}/fd/0")).exists());
+    assert_eq!(client.get("/").status, 200);
+    chain.stop();
+}
+
+const ANSWERS_HEAD_WITH_CONTENT: &str = "
+import socket
+listener = socket.create_server(('127.0.0.1', PORT))
+while True:
+    client, _ = listener.accept()
+    try:
+        while (head := client.recv(65536)):
+            client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 7\\r\\n\\r\\n')
+            client.sendall(b'content')
+    except OSError:
+        pass
+    client.close()
+";
+
+/// What a server writes behind its response is not the beginning of the next one.
+#[test]
+fn content_that_a_response_does_not_have_is_not_sent() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, ANSWERS_HEAD_WITH_CONTENT);
+    let chain = start(CHAIN, LONG, port, &["python3".to_owned(), server]);
+    let mut client = chain.client();
+    for _ in 0..10 {
+        client.send(b"HEAD / HTTP/1.1\r\nHost: test\r\n\r\n");
+        assert_eq!(client.response(true).status, 200);
+        assert_eq!(client.get("/").body, b"content");
+    }
+    chain.stop();
+}

@@ -5,8 +5,9 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Chain, Client, Site, free_port, needs};
+use common::{Chain, Client, Site, free_port, needs, wait_until};
 
 /// With a filter that rewrites: what it wrote is what a server must read, in whichever way it reads.
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
@@ -130,6 +131,45 @@ fn pythons_own_server() {
     let server = site.configuration("server.py", port, PYTHON);
     let chain = Chain::start(port, CHAIN, &["python3", &server]);
     serves_everything(&chain);
+    chain.stop();
+}
+
+/// Content longer than what filters wait for, and than a datagram of theirs, is under way when a filter dies.
+#[test]
+fn no_upload_notices_the_death_of_a_filter_beyond_the_first() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, PYTHON);
+    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+    let (stop, answers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for length in [10_000, 100_000, 2_000_000] {
+            let mut client = chain.client();
+            let (stop, answers, content) = (&stop, &answers, &site.big[..length]);
+            let head = format!("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+            // `package` alone has a connection until its first request was handed on.
+            assert_eq!(client.get("/").body, b"GET 0\n");
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    client.send(head.as_bytes());
+                    content.chunks(50_000).for_each(|part| client.send(part));
+                    assert_eq!(client.response(false).body, format!("POST {length}\n").as_bytes());
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for filter in ["cc-persist", "cc-normalize", "cc-prior"].repeat(3) {
+            let process = chain.process(filter);
+            // SAFETY: a signal to a process that this test started.
+            unsafe { libc::kill(process, libc::SIGKILL) };
+            let before = answers.load(Ordering::Relaxed);
+            wait_until("uploads are answered", || answers.load(Ordering::Relaxed) >= before + 6);
+            wait_until("the filter is back", || {
+                chain.processes(filter).first().is_some_and(|now| *now != process)
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
     chain.stop();
 }
 

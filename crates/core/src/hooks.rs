@@ -16,15 +16,17 @@ pub struct Decision {
     pub verdict: Verdict,
     /// Why; of no meaning for [`Verdict::Continue`].
     pub reason: Reason,
+    /// Which of the operator's filters decided, in their order from 1 on; 0: none of them.
+    pub filter: u16,
 }
 
 impl Decision {
     /// No objection.
-    pub const CONTINUE: Self = Self { verdict: Verdict::Continue, reason: Reason::Blocked };
+    pub const CONTINUE: Self = Self::new(Verdict::Continue, Reason::Blocked);
 
     /// A verdict for a reason.
     pub const fn new(verdict: Verdict, reason: Reason) -> Self {
-        Self { verdict, reason }
+        Self { verdict, reason, filter: 0 }
     }
 
     /// Whether there is no objection.
@@ -68,8 +70,6 @@ pub enum Field {
     Cookie,
     /// `Content-Type`.
     ContentType,
-    /// `Range`.
-    Range,
     /// `Host`.
     Host,
 }
@@ -94,6 +94,30 @@ pub struct RequestView<'r> {
 pub trait Fields {
     /// The value of the first field of this name.
     fn get(&self, field: Field) -> Option<&[u8]>;
+
+    /// What part of the response the request asks for; `None`: not for a part.
+    fn part(&self) -> Option<Part> {
+        None
+    }
+}
+
+/// What a request for a part of a response asks for (RFC 9110 §14.2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Part {
+    /// Bytes `start..end`, of an open end up to [`u64::MAX`].
+    Bytes {
+        /// Offset of the first byte.
+        start: u64,
+        /// Offset after the last byte.
+        end: u64,
+    },
+    /// Ranges of which so many overlap, or that are so many, that they are rejected.
+    Excessive,
+}
+
+impl ResponseView<'_> {
+    /// The status of a response that the client did not wait for: it reset the connection.
+    pub const GIVEN_UP: u16 = 0;
 }
 
 impl<'r> RequestView<'r> {
@@ -130,7 +154,11 @@ pub struct ResponseView<'r> {
     pub path: &'r [u8],
     /// As in [`RequestView::query`].
     pub query: Option<&'r [u8]>,
-    /// Its status.
+    /// The host that was asked for, in its normal form.
+    pub authority: &'r [u8],
+    /// Tells the variants of one URL apart that `Vary` makes; 0 where that was not what the cache had none for.
+    pub variant: u64,
+    /// Its status, or [`Self::GIVEN_UP`].
     pub status: u16,
     /// Where it came from.
     pub source: Source,
@@ -179,10 +207,10 @@ pub struct Load {
 }
 
 impl Scene<'_> {
-    /// How often the client did something within the sliding window.
+    /// How often the client did something within the sliding window, on all cores.
     #[inline]
     pub fn count(&self, event: Event) -> u32 {
-        self.tree.count(self.client, event, self.now_ms)
+        self.tree.count_everywhere(self.client, event, self.now_ms)
     }
 }
 
@@ -334,7 +362,8 @@ impl Chain {
     pub fn connect(&self, peer: Peer, now_ms: u64) -> (NodeId, Decision) {
         let mut tree = self.tree.borrow_mut();
         let client = tree.locate(peer.address, now_ms);
-        let open = tree.open(client);
+        tree.open(client);
+        let open = tree.open_everywhere(client);
         if peer.via == Via::Proxy {
             return (client, Decision::CONTINUE);
         }
@@ -565,8 +594,15 @@ mod tests {
             |method| chain.request_line(client, peer, &RequestLine { method, target: b"/" }, 0).verdict;
         assert_eq!((line(b"GET"), line(b"BREW")), (Verdict::Continue, Verdict::Drop));
         let start = |status| {
-            let response =
-                ResponseView { path: b"/", query: None, status, source: Source::Passed, upstream_ms: 1 };
+            let response = ResponseView {
+                path: b"/",
+                query: None,
+                authority: b"h",
+                variant: 0,
+                status,
+                source: Source::Passed,
+                upstream_ms: 1,
+            };
             chain.response_start(client, peer, &response, 0).verdict
         };
         assert_eq!((start(200), start(500)), (Verdict::Continue, Verdict::Refuse));

@@ -21,6 +21,11 @@ macro_rules! reasons {
                 match self { $(Self::$variant => concat!("defence_", stringify!($metric), "_total"),)* }
             }
 
+            /// The counter of what would have been decided, were the rule not only tried out.
+            pub const fn dry_run_metric(self) -> &'static str {
+                match self { $(Self::$variant => concat!("defence_", stringify!($metric), "_dry_run_total"),)* }
+            }
+
             /// The sentence that explains the counter.
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!("Decisions about clients: ", $text, "."),)* }
@@ -41,7 +46,7 @@ reasons! {
     Errors "errors" errors "too many requests that ended in an error, such as failed logins or unknown pages",
     UpstreamTime "upstream-time" upstream_time "took far more of the upstreams' time than others",
     CacheBusting "cache-busting" cache_busting "asked for many URLs that nobody had asked for before, past the cache",
-    Ranges "ranges" ranges "asked for parts of responses again and again",
+    Ranges "ranges" ranges "asked again and again for parts of responses that are tiny, or that it had asked for before",
     Swarm "swarm" swarm "one of many in a network prefix who together do what none of the site's usual clients does",
     Slow "slow" slow "kept connections waiting: heads, bodies or reading below the minimum rate",
     Form "form" form "a request whose method, content type or character set is not allowed",

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::hooks::{
     Arbiter, Classifier, Decision, Field, Load, Peer, Reply, RequestView, Scene, Via,
@@ -12,7 +13,7 @@ use tidegate_core::{Event, IpPrefix, Mark, NodeId, PrefixTree, Reason, Verdict};
 use crate::Settings;
 use crate::challenge::Challenger;
 use crate::classifiers::filters::{TRIED_OUT, contains};
-use crate::defence::{Notice, Shared};
+use crate::defence::{Notice, Order, Shared};
 use crate::stress::{Upstreams, Watch};
 use crate::{classifiers, view};
 
@@ -26,9 +27,7 @@ pub(crate) struct Judge {
     shared: Arc<Shared>,
     upstreams: Arc<Upstreams>,
     watch: RefCell<Watch>,
-    /// How many lifted blocks this core has taken note of.
-    lifted: Cell<u64>,
-    /// How many blocks ordered from outside this core has taken note of.
+    /// How many orders this core has taken note of.
     ordered: Cell<u64>,
     /// The request for a view that was answered last.
     viewed: Cell<u64>,
@@ -52,7 +51,7 @@ impl Judge {
         shared: Arc<Shared>,
         upstreams: Arc<Upstreams>,
     ) -> Self {
-        let lifted = Cell::new(shared.lifted_count());
+        let ordered = Cell::new(shared.orders_count());
         let version = shared.settings_version();
         Self {
             inner: RefCell::new(Inner { settings, challenger, version }),
@@ -60,8 +59,7 @@ impl Judge {
             shared,
             upstreams,
             watch: RefCell::default(),
-            lifted,
-            ordered: Cell::new(0),
+            ordered,
             viewed: Cell::new(0),
             scratch: RefCell::default(),
         }
@@ -78,7 +76,7 @@ impl Judge {
         {
             return decision;
         }
-        Decision::new(Verdict::Block(self.inner.borrow().settings.block_for), decision.reason)
+        Decision { verdict: Verdict::Block(self.inner.borrow().settings.block_for), ..decision }
     }
 }
 
@@ -121,10 +119,14 @@ impl Arbiter for Judge {
             inner.is_tried_out(classifier, decision.reason)
         };
         let decision = self.insist(scene, decision);
+        let is_block = matches!(decision.verdict, Verdict::Block(_));
+        // Of what is left of its connections nobody wants to hear once more.
+        if is_block && !dry_run && scene.tree.mark(scene.client, scene.now_ms).is_some() {
+            return decision;
+        }
         scene.tree.add(scene.client, Event::Violation, 1, scene.now_ms);
         let violations = scene.count(Event::Violation);
         self.shared.count(decision.reason, dry_run);
-        let is_block = matches!(decision.verdict, Verdict::Block(_));
         // A client that goes on is worth a line now and then.
         if violations.is_power_of_two() || is_block && !dry_run {
             self.shared.tell(Notice {
@@ -141,9 +143,9 @@ impl Arbiter for Judge {
             return Decision::CONTINUE;
         }
         if let Verdict::Block(time) = decision.verdict {
-            let until_ms = scene.now_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-            let mark = Mark { since_ms: scene.now_ms, until_ms, kind: decision.reason as u8 };
-            scene.tree.set_mark(scene.client, mark);
+            scene.tree.set_mark(scene.client, mark(time, decision.reason, scene.now_ms));
+            let (address, forwarded) = (scene.peer.address, scene.peer.via == Via::Proxy);
+            self.shared.order(Order::Block { address, time, reason: decision.reason, forwarded });
         }
         decision
     }
@@ -170,24 +172,19 @@ impl Arbiter for Judge {
     }
 
     fn on_tick(&self, tree: &mut PrefixTree, load: &Load, now_ms: u64) -> Option<u64> {
-        if self.shared.lifted_count() != self.lifted.get() {
-            let (count, lifted) = self.shared.lifted_since(self.lifted.get());
-            self.lifted.set(count);
-            for prefix in lifted {
-                self.lift(tree, prefix, now_ms);
+        let (count, orders) = self.shared.orders_since(self.ordered.get());
+        self.ordered.set(count);
+        for order in orders {
+            match order {
+                Order::Block { address, time, reason, forwarded } => {
+                    block(tree, address, forwarded, mark(time, reason, now_ms), now_ms);
+                }
+                Order::Lift(prefix) => self.lift(tree, prefix, now_ms),
             }
         }
         if let Some((number, wanted)) = self.shared.wanted(self.viewed.get()) {
             self.viewed.set(number);
             self.shared.show(self.core, number, view::look(tree, &wanted, now_ms));
-        }
-        let (count, ordered) = self.shared.ordered_since(self.ordered.get());
-        self.ordered.set(count);
-        for (address, time) in ordered {
-            // Who is not known here meets the block list when it comes.
-            let Some(id) = tree.find(address) else { continue };
-            let until_ms = now_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-            tree.set_mark(id, Mark { since_ms: now_ms, until_ms, kind: Reason::External as u8 });
         }
         self.shared.exchange(self.core, tree, now_ms);
         let limits = self.inner.borrow().settings.stress;
@@ -242,6 +239,28 @@ impl Judge {
         for id in found.drain(..) {
             tree.forgive(id, now_ms);
         }
+    }
+}
+
+fn mark(time: Duration, reason: Reason, now_ms: u64) -> Mark {
+    let until_ms = now_ms.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    Mark { since_ms: now_ms, until_ms, kind: reason as u8 }
+}
+
+/// Marks an address as blocked. Who is not known here meets the block list when it comes, unless it comes through a proxy.
+fn block(tree: &mut PrefixTree, address: IpAddr, forwarded: bool, mark: Mark, now_ms: u64) {
+    let id = match tree.find(address) {
+        Some(id) => id,
+        None if forwarded => {
+            let id = tree.locate(address, now_ms);
+            // What makes it worth keeping.
+            tree.add(id, Event::Violation, 1, now_ms);
+            id
+        }
+        None => return,
+    };
+    if tree.is_address(id) && tree.mark(id, now_ms).is_none_or(|known| known.until_ms < mark.until_ms) {
+        tree.set_mark(id, mark);
     }
 }
 

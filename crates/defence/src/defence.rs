@@ -21,8 +21,8 @@ use crate::{Settings, classifiers};
 
 /// Notices that may wait for whoever keeps the log; more are counted and lost.
 const MAX_NOTICES: usize = 16_384;
-/// Lifted blocks that cores may not have taken note of yet.
-const MAX_LIFTED: usize = 1_024;
+/// Orders that cores may not have taken note of yet; of more, those before are lost, and blocks act on new connections only.
+const MAX_ORDERS: usize = 16_384;
 
 /// A decision worth a line in the audit log.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -54,6 +54,21 @@ pub struct RuleCount {
     pub dry_run: u64,
 }
 
+/// What every core is to do, in the order in which it was said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Order {
+    /// An address is blocked: what one core has decided, or somebody outside.
+    Block {
+        address: IpAddr,
+        time: Duration,
+        reason: Reason,
+        /// Whether it comes through trusted proxies: then no block list below HTTP meets it.
+        forwarded: bool,
+    },
+    /// Blocks in a prefix are lifted.
+    Lift(IpPrefix),
+}
+
 /// Builds the cores' chains and gathers what they find.
 #[derive(Debug)]
 pub struct Defence {
@@ -75,13 +90,11 @@ pub(crate) struct Shared {
     stress_total: AtomicU64,
     elsewhere: Mutex<Elsewhere>,
     pub(crate) feed: Arc<Feed>,
-    ordered_total: AtomicU64,
-    ordered: Mutex<VecDeque<(IpAddr, Duration)>>,
+    orders: Mutex<VecDeque<Order>>,
+    orders_total: AtomicU64,
     counts: Vec<[AtomicU64; 2]>,
     notices: SyncSender<Notice>,
     lost: AtomicU64,
-    lifted_total: AtomicU64,
-    lifted: Mutex<VecDeque<IpPrefix>>,
     wanted_total: AtomicU64,
     wanted: Mutex<Option<Wanted>>,
     shown: Mutex<Vec<(u64, Vec<Level>)>>,
@@ -101,13 +114,11 @@ impl Defence {
             stress_total: AtomicU64::new(0),
             elsewhere: Mutex::default(),
             feed: Arc::default(),
-            ordered_total: AtomicU64::new(0),
-            ordered: Mutex::default(),
+            orders: Mutex::default(),
+            orders_total: AtomicU64::new(0),
             counts: Reason::ALL.iter().map(|_| Default::default()).collect(),
             notices: sender,
             lost: AtomicU64::new(0),
-            lifted_total: AtomicU64::new(0),
-            lifted: Mutex::default(),
             wanted_total: AtomicU64::new(0),
             wanted: Mutex::default(),
             shown: Mutex::default(),
@@ -162,12 +173,7 @@ impl Defence {
         if settings.dry_run {
             return false;
         }
-        let mut ordered = lock(&self.shared.ordered);
-        ordered.push_back((address, time));
-        if ordered.len() > MAX_LIFTED {
-            ordered.pop_front();
-        }
-        self.shared.ordered_total.fetch_add(1, Ordering::Release);
+        self.shared.order(Order::Block { address, time, reason: Reason::External, forwarded: false });
         true
     }
 
@@ -201,6 +207,12 @@ impl Defence {
             value: count.acted,
         };
         let mut samples: Vec<Sample> = self.counts().into_iter().map(sample).collect();
+        samples.extend(self.counts().into_iter().map(|count| Sample {
+            name: count.reason.dry_run_metric(),
+            help: "The same of rules that are only tried out.",
+            kind: Kind::Counter,
+            value: count.dry_run,
+        }));
         samples.push(Sample {
             name: "defence_dry_run_total",
             help: "Decisions of rules that are only tried out.",
@@ -236,12 +248,7 @@ impl Defence {
 
     /// Somebody lifted a block: the cores forget what addresses in the prefix were blocked for.
     pub fn lift(&self, prefix: IpPrefix) {
-        let mut lifted = lock(&self.shared.lifted);
-        lifted.push_back(prefix);
-        if lifted.len() > MAX_LIFTED {
-            lifted.pop_front();
-        }
-        self.shared.lifted_total.fetch_add(1, Ordering::Release);
+        self.shared.order(Order::Lift(prefix));
     }
 
     /// Asks every core for those who do most. The answer is there after the cores' next ticks: [`Self::seen`].
@@ -333,27 +340,30 @@ impl Shared {
         }
     }
 
-    pub(crate) fn lifted_count(&self) -> u64 {
-        self.lifted_total.load(Ordering::Acquire)
+    /// Has every core do something at its next tick.
+    pub(crate) fn order(&self, order: Order) {
+        let mut orders = lock(&self.orders);
+        orders.push_back(order);
+        if orders.len() > MAX_ORDERS {
+            orders.pop_front();
+        }
+        self.orders_total.fetch_add(1, Ordering::Release);
     }
 
-    /// How many blocks were ordered from outside in all, and those after the first `known`, as far as they are kept.
-    pub(crate) fn ordered_since(&self, known: u64) -> (u64, Vec<(IpAddr, Duration)>) {
-        if self.ordered_total.load(Ordering::Acquire) == known {
+    /// How many orders there were in all.
+    pub(crate) fn orders_count(&self) -> u64 {
+        self.orders_total.load(Ordering::Acquire)
+    }
+
+    /// How many there were in all, and those after the first `known`, as far as they are kept.
+    pub(crate) fn orders_since(&self, known: u64) -> (u64, Vec<Order>) {
+        if self.orders_count() == known {
             return (known, Vec::new());
         }
-        let ordered = lock(&self.ordered);
-        let total = self.ordered_total.load(Ordering::Acquire);
-        let new = usize::try_from(total - known).unwrap_or(usize::MAX).min(ordered.len());
-        (total, ordered.iter().skip(ordered.len() - new).copied().collect())
-    }
-
-    /// How many blocks were lifted in all, and the prefixes of those after the first `known`, as far as they are kept.
-    pub(crate) fn lifted_since(&self, known: u64) -> (u64, Vec<IpPrefix>) {
-        let lifted = lock(&self.lifted);
-        let total = self.lifted_count();
-        let new = usize::try_from(total - known).unwrap_or(usize::MAX).min(lifted.len());
-        (total, lifted.iter().skip(lifted.len() - new).copied().collect())
+        let orders = lock(&self.orders);
+        let total = self.orders_count();
+        let new = usize::try_from(total - known).unwrap_or(usize::MAX).min(orders.len());
+        (total, orders.iter().skip(orders.len() - new).copied().collect())
     }
 
     /// What somebody wants to see, unless question `answered` was the last.

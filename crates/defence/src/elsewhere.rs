@@ -1,15 +1,15 @@
-//! What data cores tell each other of their trees, once a second and off the way of requests: who does most, and which
-//! prefixes are suspect. A client or a botnet whose connections the kernel has spread over all cores is judged by the sum.
+//! What data cores tell each other of their trees, four times a second and off the way of requests: who does most, who is
+//! there at all if they are few, and which prefixes are suspect. A client or a botnet whose connections the kernel has
+//! spread over all cores is judged by the sum.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use tidegate_core::{Event, IpPrefix, Mark, NodeId, PrefixTree};
 
 /// Nodes that each core tells of.
 const MAX_ROWS: usize = 1_024;
-/// Fewer requests within the sliding window are not worth telling.
-const FEW_REQUESTS: u32 = 64;
-const INTERVAL_MS: u64 = 1_000;
+/// Less than the time between two ticks.
+const INTERVAL_MS: u64 = 200;
 
 /// Counts in the order of [`Event::ALL`].
 type Counts = [u32; Event::ALL.len()];
@@ -17,7 +17,14 @@ type Counts = [u32; Event::ALL.len()];
 #[derive(Clone, Copy, Debug)]
 struct Row {
     prefix: IpPrefix,
+    told: Told,
+}
+
+/// What a core tells of an address or prefix.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
     counts: Counts,
+    open: u32,
     suspect: Option<Suspicion>,
 }
 
@@ -33,6 +40,8 @@ struct Suspicion {
 struct OfCore {
     known: HashSet<NodeId>,
     rows: Vec<Row>,
+    /// Some of the addresses that are there; all of them, if they are few.
+    present: BTreeSet<IpPrefix>,
     exchanged_ms: Option<u64>,
 }
 
@@ -43,7 +52,7 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// Takes what this core's tree has to tell, and gives the tree what the others have told; at most once a second.
+    /// Takes what this core's tree has to tell, and gives the tree what the others have told.
     pub(crate) fn exchange(&mut self, core: usize, tree: &mut PrefixTree, now_ms: u64) {
         if self.cores.len() <= core {
             self.cores.resize_with(core + 1, OfCore::default);
@@ -58,17 +67,20 @@ impl Elsewhere {
     }
 
     fn give(&self, core: usize, tree: &mut PrefixTree, now_ms: u64) {
-        let mut sums: BTreeMap<IpPrefix, (Counts, Option<Suspicion>)> = BTreeMap::new();
+        let present: BTreeSet<&IpPrefix> = self.cores.iter().flat_map(|other| &other.present).collect();
+        tree.set_present_everywhere(present.len() as u32);
+        let mut sums: BTreeMap<IpPrefix, Told> = BTreeMap::new();
         let others = self.cores.iter().enumerate().filter(|(index, _)| *index != core);
-        for row in others.flat_map(|(_, other)| &other.rows) {
-            let (counts, suspect) = sums.entry(row.prefix).or_default();
-            counts.iter_mut().zip(row.counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
-            *suspect = suspect.or(row.suspect);
+        for Row { prefix, told } in others.flat_map(|(_, other)| &other.rows) {
+            let sum = sums.entry(*prefix).or_default();
+            sum.counts.iter_mut().zip(told.counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
+            sum.open = sum.open.saturating_add(told.open);
+            sum.suspect = sum.suspect.or(told.suspect);
         }
         tree.forget_elsewhere();
-        for (prefix, (counts, suspect)) in sums {
+        for (prefix, Told { counts, open, suspect }) in sums {
             let Some(id) = tree.find_prefix(prefix) else { continue };
-            tree.set_elsewhere(id, counts);
+            tree.set_elsewhere(id, counts, open);
             if let Some(Suspicion { age_ms, left_ms, kind }) = suspect
                 && tree.mark(id, now_ms).is_none()
             {
@@ -83,16 +95,22 @@ impl OfCore {
     fn take(&mut self, tree: &mut PrefixTree, now_ms: u64) {
         let mut ids: HashSet<NodeId> = std::mem::take(&mut self.known);
         ids.extend(tree.take_active());
-        let mut found: Vec<(u32, NodeId)> = ids
-            .into_iter()
-            .map(|id| (tree.count(id, Event::Request, now_ms), id))
-            .filter(|(requests, _)| *requests >= FEW_REQUESTS)
-            .collect();
-        found.sort_unstable_by_key(|(requests, _)| std::cmp::Reverse(*requests));
+        let weigh = |id| (weight(tree, id, now_ms), id);
+        let mut found: Vec<(u32, NodeId)> =
+            ids.into_iter().map(weigh).filter(|(weight, _)| *weight > 0).collect();
+        found.sort_unstable_by_key(|(weight, _)| std::cmp::Reverse(*weight));
         found.truncate(MAX_ROWS);
         self.rows = found.iter().filter_map(|(_, id)| row(tree, *id, now_ms)).collect();
         self.known = found.into_iter().map(|(_, id)| id).collect();
+        self.present = tree.present(now_ms).collect();
     }
+}
+
+/// By how many times what it does is worth telling.
+fn weight(tree: &PrefixTree, id: NodeId, now_ms: u64) -> u32 {
+    let times = |event: &Event| tree.count(id, *event, now_ms) / event.worth_telling();
+    let open = tree.open_connections(id) / PrefixTree::OPEN_WORTH_TELLING;
+    Event::ALL.iter().map(times).fold(open, u32::saturating_add)
 }
 
 fn row(tree: &PrefixTree, id: NodeId, now_ms: u64) -> Option<Row> {
@@ -106,5 +124,5 @@ fn row(tree: &PrefixTree, id: NodeId, now_ms: u64) -> Option<Row> {
         left_ms: mark.until_ms.saturating_sub(now_ms),
         kind: mark.kind,
     });
-    Some(Row { prefix, counts, suspect })
+    Some(Row { prefix, told: Told { counts, open: tree.open_connections(id), suspect } })
 }

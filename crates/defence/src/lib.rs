@@ -13,6 +13,7 @@ mod defence;
 mod elsewhere;
 mod external;
 mod novelty;
+mod parts;
 mod settings;
 mod stress;
 mod view;

@@ -119,7 +119,7 @@ impl Rule {
         Self::new(Reason::Errors, 200, Action::Block),
         Self::new(Reason::UpstreamTime, 40_000, Action::Refuse),
         Self::new(Reason::CacheBusting, 200, Action::Block),
-        Self::new(Reason::Ranges, 300, Action::Refuse),
+        Self::new(Reason::Ranges, 300, Action::Block),
         Self::new(Reason::Slow, 10, Action::Block),
         Self::new(Reason::Swarm, 300, Action::Block),
         Self::new(Reason::Stress, 100, Action::Block),

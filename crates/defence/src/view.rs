@@ -23,7 +23,7 @@ pub struct Level {
     pub prefix: Option<IpPrefix>,
     /// Counts in the order of [`Event::ALL`].
     pub counts: [u32; Event::ALL.len()],
-    /// Connections open now; of a prefix 0.
+    /// Connections open now, of a prefix those of all in it.
     pub open: u32,
     /// For addresses: why it is blocked, and for how many milliseconds still.
     pub blocked: Option<(Reason, u64)>,

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestLine, RequestView, ResponseView, Slow,
-    Source, Via,
+    Chain, ChainSource, Decision, Field, Fields, Load, Part, Peer, RequestLine, RequestView, ResponseView,
+    Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_defence::{Action, Defence, Exemption, Filter, Settings};
@@ -33,16 +33,19 @@ impl Random {
 #[derive(Default)]
 struct Sent {
     user_agent: &'static str,
-    range: bool,
+    part: Option<Part>,
 }
 
 impl Fields for Sent {
     fn get(&self, field: Field) -> Option<&[u8]> {
         match field {
             Field::UserAgent => Some(self.user_agent.as_bytes()),
-            Field::Range if self.range => Some(b"bytes=0-1"),
             _ => None,
         }
+    }
+
+    fn part(&self) -> Option<Part> {
+        self.part
     }
 }
 
@@ -123,7 +126,15 @@ impl Site {
             self.cached.insert(target.to_owned());
         }
         let RequestView { path, query, .. } = request;
-        let response = ResponseView { path, query, status, source: Source::Missed, upstream_ms: cost_ms };
+        let response = ResponseView {
+            path,
+            query,
+            authority: b"example.org",
+            variant: 0,
+            status,
+            source: Source::Missed,
+            upstream_ms: cost_ms,
+        };
         self.chain.response(client, peer, &response, self.now_ms)
     }
 
@@ -558,8 +569,15 @@ fn clients_that_are_exempt_by_their_user_agent_are_judged_when_it_is_known() {
     };
     let fail = |address| {
         let (client, peer) = (site.chain.locate(address, 0), Site::peer(address));
-        let response =
-            ResponseView { path: b"/login", query: None, status: 401, source: Source::Here, upstream_ms: 0 };
+        let response = ResponseView {
+            path: b"/login",
+            query: None,
+            authority: b"",
+            variant: 0,
+            status: 401,
+            source: Source::Here,
+            upstream_ms: 0,
+        };
         site.chain.response(client, peer, &response, 0)
     };
     // What was not asked yet and what was answered says nothing of the User-Agent: nobody there is acted on.
@@ -642,7 +660,7 @@ fn filters_match_across_layers() {
     let mut site = Site::new(Settings { filters: vec![filter], ..Settings::default() }, 13);
     let mut ask = |address, target: &str, user_agent| {
         let client = site.client(address);
-        let fields = Sent { user_agent, range: false };
+        let fields = Sent { user_agent, ..Sent::default() };
         let request = get(target, &fields);
         site.chain.request(client, Site::peer(address), &request, 0).verdict
     };
@@ -680,15 +698,87 @@ fn a_filter_matches_what_the_server_behind_takes_for_its_path() {
     assert_eq!(ask("/other;x", Some("/other")), Verdict::Continue);
 }
 
-#[test]
-fn repeated_ranges_are_refused() {
-    let mut site = Site::new(Settings::default(), 14);
-    let address = v4([99, 6], 1);
+/// A gigabyte.
+const FILM: u64 = 1 << 30;
+
+/// Asks for a part of `target`, from where it is in the cache.
+fn ask_part(site: &mut Site, tally: &mut Tally, address: IpAddr, target: &str, part: Part) {
     let client = site.client(address);
-    let fields = Sent { range: true, ..Sent::default() };
-    let request = get("/film", &fields);
-    let served = (0..400)
-        .filter(|_| site.chain.request(client, Site::peer(address), &request, 0).is_continue())
-        .count();
-    assert_eq!(served, 300);
+    let fields = Sent { part: Some(part), ..Sent::default() };
+    let decision = site.chain.request(client, Site::peer(address), &get(target, &fields), site.now_ms);
+    tally.sent += 1;
+    tally.senders.insert(address);
+    if !decision.is_continue() {
+        tally.refused += 1;
+        tally.blocked.insert(address);
+    }
+}
+
+fn bytes(start: u64, length: u64) -> Part {
+    Part::Bytes { start, end: start.saturating_add(length) }
+}
+
+#[test]
+fn players_readers_of_documents_and_download_managers_are_served() {
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let mut tally = Tally::default();
+        let (mut segments, mut chunk) = ([0; 8], 0);
+        run(&mut site, &mut [(&mut readers, &mut good)], 30, |site| {
+            let step = site.now_ms / STEP_MS;
+            // A page with thirty films, of each of which a browser looks at two bytes, then at the start.
+            let film = format!("/film/{}", step % 30);
+            ask_part(site, &mut tally, v4([91, 1], 1), &film, bytes(0, 2));
+            ask_part(site, &mut tally, v4([91, 1], 1), &film, bytes(0, 256 << 10));
+            // Somebody who looks for a scene: each time from there to the end.
+            let scene = site.random.below(FILM);
+            ask_part(site, &mut tally, v4([92, 1], 1), "/film/0", bytes(scene, FILM));
+            // A document in pieces, those that are on the screen before others.
+            for _ in 0..5 {
+                let (piece, jump) = (64 << 10, site.random.below(3) * 16);
+                ask_part(site, &mut tally, v4([93, 1], 1), "/book", bytes((chunk + jump) * piece, piece));
+                chunk += jump + 1;
+            }
+            // Eight segments of a large file, a quarter of a mebibyte at a time; and with an open end, for as long as it takes.
+            for (index, done) in segments.iter_mut().enumerate() {
+                let start = index as u64 * (FILM / 8) + *done;
+                *done += 256 << 10;
+                ask_part(site, &mut tally, v4([94, 1], 1), "/image.iso", bytes(start, 256 << 10));
+                if step.is_multiple_of(10) {
+                    ask_part(site, &mut tally, v4([95, 1], 1), "/image.iso", bytes(start, FILM));
+                }
+            }
+        });
+        assert_eq!((good.refused, tally.refused), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn who_asks_for_parts_and_gains_nothing_is_blocked() {
+    type Ask = fn(&mut Random, u64) -> Part;
+    let ways: [Ask; 6] = [
+        // A single byte, anywhere.
+        |random, _| bytes(random.below(FILM), 1),
+        // The same again and again.
+        |_, _| bytes(0, 64 << 10),
+        |_, turn| bytes(turn % 2 * (1 << 20), 64 << 10),
+        // Always a little earlier or later, and always nearly everything.
+        |_, turn| bytes(FILM - turn * 2_048, u64::MAX),
+        |_, turn| bytes(turn * 2_048, FILM),
+        |_, _| Part::Excessive,
+    ];
+    for seed in 1..4 {
+        let (mut site, mut readers, mut good) = calm(seed);
+        let (mut bad, mut turn) = (Tally::default(), 0);
+        run(&mut site, &mut [(&mut readers, &mut good)], 12, |site| {
+            for (bot, way) in (0..).zip(ways) {
+                for _ in 0..8 {
+                    turn += 1;
+                    let part = way(&mut site.random, turn);
+                    ask_part(site, &mut bad, v4([99, 9], bot * 700), "/film/0", part);
+                }
+            }
+        });
+        assert_eq!((good.refused, bad.blocked.len()), (0, ways.len()), "seed {seed}");
+    }
 }

@@ -51,6 +51,10 @@ pub struct Pilot {
     watch: StressWatch,
     /// What the agent says of overload.
     overload: bool,
+    /// What others say of it.
+    told: bool,
+    /// What the gate was told last.
+    in_force: bool,
     ports: Vec<u16>,
     backlog: u32,
     before: Vec<ClassTotals>,
@@ -81,6 +85,8 @@ impl Pilot {
             stress: wanted.stress,
             watch: StressWatch::default(),
             overload: false,
+            told: false,
+            in_force: false,
             ports: ports.to_vec(),
             backlog: backlog.max(1),
             before: gate.class_totals()?,
@@ -97,6 +103,12 @@ impl Pilot {
         self.stress = stress;
     }
 
+    /// Somebody else finds that the server is overloaded, or no longer: for the rules that act only then, from the next tick
+    /// on.
+    pub fn set_told(&mut self, overloaded: bool) {
+        self.told = overloaded;
+    }
+
     /// Whether there is overload, by what counts as that itself or by what the agent says.
     pub fn is_overloaded(&self) -> bool {
         self.overload || self.watch.is_stressed()
@@ -109,7 +121,6 @@ impl Pilot {
         rules: &RuleSet,
         server: &ServerTotals,
     ) -> Result<Vec<String>, GateError> {
-        let overloaded = self.is_overloaded();
         let observation = self.observe(gate, server)?;
         let stressed = self.watch.is_stressed();
         let mut lines = Vec::new();
@@ -123,8 +134,10 @@ impl Pilot {
             self.limits = (1..).zip(&adjustment.limits).filter_map(limit_line).collect();
             lines.extend(adjustment.lines);
         }
-        if self.is_overloaded() != overloaded {
-            gate.set_overload(!overloaded)?;
+        let overloaded = self.is_overloaded() || self.told;
+        if overloaded != self.in_force {
+            gate.set_overload(overloaded)?;
+            self.in_force = overloaded;
         }
         let room = LINES_KEPT.saturating_sub(lines.len());
         self.lines.drain(..self.lines.len().saturating_sub(room));

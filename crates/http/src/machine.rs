@@ -10,6 +10,7 @@
 use crate::field::FieldId;
 use crate::head::Method;
 use crate::head::Version;
+use crate::names::NAME_BLOCK;
 
 /// Rank of every byte: letters first, in either case, then the rest of the token characters, so that "a byte of a field
 /// name" is one range; then what the grammar names; then everything else.
@@ -47,7 +48,7 @@ mod rank {
 
 /// Edges are ranges of the alphabet, not patterns.
 const RANGES: u8 = 1;
-/// Patterns match letters in either case; a walk through such states is told so, and need not look.
+/// Patterns match letters in either case: [`Machine::known_name`] folds what it compares them with, and need not look.
 const FOLD: u8 = 2;
 /// Targets of edges: 0 is the slow path, from here on it is the end of the walk with a result, else a state.
 const ACCEPT: u8 = 128;
@@ -102,7 +103,7 @@ impl Machine {
     /// `GET ` and its like at `at`: the method and the position of the target.
     #[inline(always)]
     pub(crate) fn method(&self, text: &[u8], at: usize) -> Option<(Method, usize)> {
-        match self.walk(self.method, false, text, at) {
+        match self.walk(self.method, text, at) {
             Walk::Accept(accept, end) => METHODS.get(usize::from(accept)).map(|&(_, method)| (method, end)),
             Walk::Slow => None,
         }
@@ -111,7 +112,7 @@ impl Machine {
     /// `HTTP/1.1` and CRLF at `at`: the version and the position of the first field line.
     #[inline(always)]
     pub(crate) fn version(&self, text: &[u8], at: usize) -> Option<(Version, usize)> {
-        match self.walk(self.version, false, text, at) {
+        match self.walk(self.version, text, at) {
             Walk::Accept(accept, end) => {
                 VERSIONS.get(usize::from(accept)).map(|&(_, version)| (version, end))
             }
@@ -122,38 +123,57 @@ impl Machine {
     /// `HTTP/1.1 200 ` at the start: version, status and the position of the reason.
     #[inline(always)]
     pub(crate) fn status_line(&self, text: &[u8]) -> Option<(Version, u16, usize)> {
-        let Walk::Accept(accept, code) = self.walk(self.status_line, false, text, 0) else { return None };
-        let Walk::Accept(_, end) = self.walk(self.status_code, false, text, code) else { return None };
+        let Walk::Accept(accept, code) = self.walk(self.status_line, text, 0) else { return None };
+        let Walk::Accept(_, end) = self.walk(self.status_code, text, code) else { return None };
         let status =
             text[code..end - 1].iter().fold(0, |status, digit| status * 10 + u16::from(digit - b'0'));
         STATUS_LINES.get(usize::from(accept)).map(|&(_, version)| (version, status, end))
     }
 
-    /// At the start of a field line: the number of the one known field that the name can be.
+    /// The number of the one known field that the name at the start of a field line can be.
     #[inline(always)]
-    pub(crate) fn known_name(&self, text: &[u8], at: usize) -> Option<u8> {
+    pub(crate) fn known_name(&self, block: &[u8; NAME_BLOCK]) -> Option<u8> {
         // The one state with more edges than a transition holds: a range of the alphabet, each rank with its own target.
-        let rank = ALPHABET[usize::from(*text.get(at)?)];
+        let rank = ALPHABET[usize::from(block[0])];
         if rank >= rank::LETTERS.1 {
             return None;
         }
-        match self.walk(self.letters + rank, true, text, at) {
-            Walk::Accept(candidate, _) => Some(candidate),
-            Walk::Slow => None,
+        let (words, _) = block.as_chunks();
+        let (mut state, mut depth) = (self.letters + rank, 0);
+        // As `walk`, through states that are all patterns.
+        loop {
+            let transition = &self.table[usize::from(state) % TRANSITIONS];
+            // Letters in either case; every edge but a name's last takes four bytes.
+            let word = u32::from_le_bytes(words[depth % words.len()]) | 0x2020_2020;
+            match transition.edge(word) {
+                Some(edge) => {
+                    state = transition.next[edge];
+                    depth += 1;
+                }
+                None => state = transition.otherwise,
+            }
+            if state >= ACCEPT {
+                return Some(state - ACCEPT);
+            }
+            if state == SLOW {
+                return None;
+            }
         }
     }
 
-    /// Follows edges from `state`. `folds` says that this part of the machine folds case; the compiler specializes.
+    /// Follows edges from `state`.
     #[inline(always)]
-    fn walk(&self, mut state: u8, folds: bool, text: &[u8], mut at: usize) -> Walk {
+    fn walk(&self, mut state: u8, text: &[u8], mut at: usize) -> Walk {
         loop {
             let transition = &self.table[usize::from(state) % TRANSITIONS];
-            // Folding states are all patterns: names are words.
-            let (next, length) = if !folds && transition.control & RANGES != 0 {
+            let (next, length) = if transition.control & RANGES != 0 {
                 let Some(&byte) = text.get(at) else { return Walk::Slow };
                 transition.by_range(byte)
             } else {
-                transition.by_pattern(four_bytes(text, at), folds)
+                match transition.edge(four_bytes(text, at)) {
+                    Some(edge) => (transition.next[edge], usize::from(transition.lengths[edge])),
+                    None => (transition.otherwise, 0),
+                }
             };
             state = next;
             at += length;
@@ -181,25 +201,20 @@ impl Transition {
         (self.otherwise, 0)
     }
 
+    /// Which of the two patterns four bytes match; both are compared at once.
     #[inline(always)]
-    fn by_pattern(&self, word: u32, folds: bool) -> (u8, usize) {
-        let fold = if folds { 0x2020_2020 } else { 0 };
-        let [a, b, c, d, e, f, g, h] = self.edges;
-        if matches(word | fold, u32::from_le_bytes([a, b, c, d])) {
-            (self.next[0], usize::from(self.lengths[0]))
-        } else if matches(word | fold, u32::from_le_bytes([e, f, g, h])) {
-            (self.next[1], usize::from(self.lengths[1]))
+    fn edge(&self, word: u32) -> Option<usize> {
+        let (word, patterns) = (u64::from(word), u64::from_le_bytes(self.edges));
+        let anything = ((patterns >> 7) & 0x0101_0101_0101_0101) * 0xff;
+        let difference = (word << 32 | word | anything) ^ patterns;
+        if difference as u32 == 0 {
+            Some(0)
+        } else if difference >> 32 == 0 {
+            Some(1)
         } else {
-            (self.otherwise, 0)
+            None
         }
     }
-}
-
-/// Whether four bytes match a pattern, in which 0xff matches anything.
-#[inline(always)]
-fn matches(word: u32, pattern: u32) -> bool {
-    let anything = ((pattern >> 7) & 0x0101_0101) * 0xff;
-    word | anything == pattern
 }
 
 /// Four bytes of `text` from `at`; beyond its end zeros, which match no pattern.
@@ -466,7 +481,7 @@ mod tests {
     use super::*;
 
     fn accepted(state: u8, text: &[u8]) -> Option<(u8, usize)> {
-        match MACHINE.walk(state, false, text, 0) {
+        match MACHINE.walk(state, text, 0) {
             Walk::Accept(accept, at) => Some((accept, at)),
             Walk::Slow => None,
         }
@@ -494,8 +509,10 @@ mod tests {
     fn every_known_name_is_the_only_candidate_for_itself() {
         for &(id, name) in FieldId::KNOWN {
             for name in [name.to_owned(), name.to_ascii_uppercase()] {
-                let text = format!("{name}: value\r\n");
-                let candidate = MACHINE.known_name(text.as_bytes(), 0).unwrap();
+                let mut block = [0; NAME_BLOCK];
+                block[..name.len()].copy_from_slice(name.as_bytes());
+                block[name.len()] = b':';
+                let candidate = MACHINE.known_name(&block).unwrap();
                 assert_eq!(candidate, id as u8);
             }
         }

@@ -16,6 +16,8 @@ pub struct ResponseHead {
     pub keep_alive: bool,
     /// What is encapsulated; `None`: the head says nothing of it, so that nothing follows.
     pub sections: Option<Sections>,
+    /// The state of the service, if the server names it (`ISTag`, RFC 3507 §4.7).
+    pub service_tag: Option<Vec<u8>>,
     /// What the server says of the service; of use in a response to OPTIONS.
     pub options: Options,
 }
@@ -51,7 +53,13 @@ impl ResponseHead {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, IcapError> {
         let mut lines = bytes.split_inclusive(|&byte| byte == b'\n').map(line);
         let (status, version_1_0) = status_line(lines.next().unwrap_or(Err(IcapError::StatusLine))?)?;
-        let mut head = Self { status, keep_alive: version_1_0, sections: None, options: Options::default() };
+        let mut head = Self {
+            status,
+            keep_alive: version_1_0,
+            sections: None,
+            service_tag: None,
+            options: Options::default(),
+        };
         for (index, line) in lines.enumerate() {
             let line = line?;
             if line.is_empty() {
@@ -65,6 +73,8 @@ impl ResponseHead {
                 }
             } else if name.eq_ignore_ascii_case(b"connection") {
                 head.keep_alive &= !list(value).any(|option| option.eq_ignore_ascii_case(b"close"));
+            } else if name.eq_ignore_ascii_case(b"istag") {
+                head.service_tag = Some(value.to_vec());
             } else {
                 head.options.field(name, value);
             }

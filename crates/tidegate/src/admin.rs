@@ -467,11 +467,9 @@ async fn block_remove(State(admin): State<Admin>, Json(unblock): Json<Unblock>) 
         Ok(prefix) => prefix,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, &format!("{:?}: {error}", unblock.prefix)),
     };
-    if let Some(guard) = &admin.reloader.guard {
-        guard.lift(prefix);
-    }
+    let lifted = admin.reloader.guard.as_ref().is_some_and(|guard| guard.lift(prefix));
     match admin.gatekeeper.gate().blocks().remove(&prefix) {
-        Ok(removed) => Json(json!({ "removed": removed })).into_response(),
+        Ok(removed) => Json(json!({ "removed": removed || lifted })).into_response(),
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }

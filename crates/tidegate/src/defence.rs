@@ -1,6 +1,6 @@
 //! The defence of this process: built from the configuration, its notices written down, its blocks put on the block list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
@@ -23,17 +23,25 @@ const BUNDLE: usize = 1_024;
 const GATHER: Duration = Duration::from_millis(20);
 /// Decisions that `block explain` knows of.
 const REMEMBERED: usize = 10_000;
-/// Lines about single decisions in the program's log, each second; the audit file has all.
+/// Lines about single decisions in the program's log, each second; the audit file has all that are told.
 const LOGGED_PER_S: u32 = 20;
 /// How long cores are waited for when somebody wants to see what they know: they look four times a second.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+struct Decided {
+    time: SystemTime,
+    notice: Notice,
+    /// Whether somebody has lifted it since.
+    is_lifted: bool,
+}
 
 /// What watches clients, and what it has decided lately.
 #[derive(Debug)]
 pub(crate) struct Guard {
     defence: Arc<Defence>,
     cores: usize,
-    decided: Mutex<std::collections::VecDeque<(SystemTime, Notice)>>,
+    decided: Mutex<VecDeque<Decided>>,
     reopen: AtomicBool,
 }
 
@@ -76,9 +84,19 @@ impl Guard {
         self.reopen.store(true, Ordering::Relaxed);
     }
 
-    /// What somebody lifted is forgotten.
-    pub(crate) fn lift(&self, prefix: IpPrefix) {
+    /// What somebody lifted is forgotten; whether anybody within the prefix was blocked, on the list or above it.
+    pub(crate) fn lift(&self, prefix: IpPrefix) -> bool {
         self.defence.lift(prefix);
+        let now = SystemTime::now();
+        let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut any = false;
+        for decided in decided.iter_mut().filter(|decided| decided.holds(now)) {
+            if prefix.contains(decided.notice.subject.address()) {
+                decided.is_lifted = true;
+                any = true;
+            }
+        }
+        any
     }
 
     /// Those who do most, as a list of JSON objects.
@@ -98,9 +116,9 @@ impl Guard {
         let about: Vec<Value> = decided
             .iter()
             .rev()
-            .filter(|(_, notice)| notice.subject.contains(address))
+            .filter(|decided| decided.notice.subject.contains(address))
             .take(20)
-            .map(|(time, notice)| entry(*time, notice))
+            .map(|decided| entry(decided.time, &decided.notice))
             .collect();
         json!({
             "levels": levels.iter().map(level).collect::<Vec<_>>(),
@@ -117,6 +135,16 @@ impl Guard {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+}
+
+impl Decided {
+    /// Whether it is a block that is still in force.
+    fn holds(&self, now: SystemTime) -> bool {
+        let since = now.duration_since(self.time).unwrap_or_default();
+        matches!(self.notice.decision.verdict, Verdict::Block(time) if since < time)
+            && is_block(&self.notice)
+            && !self.is_lifted
     }
 }
 
@@ -164,6 +192,7 @@ impl Clerk {
             return;
         }
         self.stressed = stress.is_some();
+        self.gatekeeper.set_stressed(self.stressed);
         match stress {
             Some(cause) => tracing::warn!("defence: under stress: {}", cause.text()),
             None => tracing::info!("defence: the stress is over"),
@@ -218,7 +247,7 @@ impl Clerk {
             audit.flush();
         }
         let mut decided = self.guard.decided.lock().unwrap_or_else(PoisonError::into_inner);
-        decided.extend(bundle.iter().map(|notice| (now, *notice)));
+        decided.extend(bundle.iter().map(|notice| Decided { time: now, notice: *notice, is_lifted: false }));
         let surplus = decided.len().saturating_sub(REMEMBERED);
         decided.drain(..surplus);
     }
@@ -275,6 +304,7 @@ fn log(notice: &Notice) {
         client = %notice.address,
         verdict = verdict(notice.decision.verdict),
         reason = notice.decision.reason.name(),
+        filter = (notice.decision.filter > 0).then_some(notice.decision.filter),
         dry_run = notice.dry_run,
         requests = notice.requests,
         "defence: {}{}",
@@ -309,6 +339,7 @@ fn entry(time: SystemTime, notice: &Notice) -> Value {
         "verdict": verdict(notice.decision.verdict),
         "for_s": for_s,
         "reason": notice.decision.reason.name(),
+        "filter": (notice.decision.filter > 0).then_some(notice.decision.filter),
         "text": notice.decision.reason.text(),
         "dry_run": notice.dry_run,
         "requests": notice.requests,

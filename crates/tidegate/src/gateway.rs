@@ -64,14 +64,16 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
         let listener = bind(listen.address).await?;
         if let Some(url) = service {
             let servers = url.resolve().await.map_err(|error| Failure::runtime(format!("error: {error}")))?;
-            if let Ok(address) = listener.local_addr() {
-                tracing::info!("listening on http://{address}");
-            }
             let options = Options {
                 encryption: args.trickles.encryption(),
                 config: args.trickles.config(),
                 ..Options::to(servers)
             };
+            // What is wrong here would be wrong for each client.
+            Connection::new(&options).map_err(|error| Failure::runtime(format!("error: --to: {error}")))?;
+            if let Ok(address) = listener.local_addr() {
+                tracing::info!("listening on http://{address}");
+            }
             tokio::select! {
                 () = lead(listener, options, args.allow.clone()) => {}
                 () = ended => {}

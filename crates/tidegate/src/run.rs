@@ -58,7 +58,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     }
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
-    let trickles = TricklesServices::start(&loaded.trickles, &loaded.settings, engine.inside())?;
+    let trickles = TricklesServices::start(&loaded, engine.inside())?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
     gatekeeper.start_watching().map_err(gate_failed)?;
@@ -197,14 +197,18 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
         .iter()
         .find(|listen| listen.address == *address)
         .map_or_else(|| address.to_string(), |listen| listen.written.clone());
-    let hint = match source.kind() {
+    let message = format!("cannot listen on {written}: {source}");
+    loaded.places.say(&Subject::Listener(*address), &message, address_hint(source.kind()))
+}
+
+/// What can be done where an address is not to be had.
+pub(crate) fn address_hint(why: std::io::ErrorKind) -> &'static str {
+    match why {
         std::io::ErrorKind::AddrInUse => "end the program that has it, or choose another address",
         std::io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
         std::io::ErrorKind::AddrNotAvailable => "it is no address of this host",
         _ => "",
-    };
-    let message = format!("cannot listen on {written}: {source}");
-    loaded.places.say(&Subject::Listener(*address), &message, hint)
+    }
 }
 
 pub(crate) fn start_log(form: LogForm) {

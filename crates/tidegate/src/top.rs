@@ -46,7 +46,10 @@ const TITLES: [&str; 8] =
 
 fn row(level: &Value) -> Vec<String> {
     let decided = match (&level["blocked"], &level["suspect_s"]) {
-        (Value::Null, Value::Null) => String::new(),
+        (Value::Null, Value::Null) => match level["violations"].as_u64().unwrap_or(0) {
+            0 => String::new(),
+            count => format!("{count} times"),
+        },
         (Value::Null, left_s) => format!("suspect, {left_s} s more"),
         (blocked, _) => format!("blocked: {}, {} s more", text(&blocked["reason"]), blocked["left_s"]),
     };
@@ -73,6 +76,7 @@ pub(crate) fn explain(admin: SocketAddr, address: IpAddr, json: bool) -> Result<
             "{address} is kept out by {}: {}",
             text(&block["prefix"]),
             match text(&block["reason"]) {
+                _ if block["listed"] == Value::Bool(true) => "it stands in a file of block.files".to_owned(),
                 reason if reason.is_empty() => "nobody said why".to_owned(),
                 reason => reason,
             }
@@ -97,9 +101,12 @@ pub(crate) fn explain(admin: SocketAddr, address: IpAddr, json: bool) -> Result<
                 _ => text(&decision["verdict"]),
             };
             vec![
-                text(&decision["time_unix_s"]),
+                utc(&decision["time_unix_s"]),
                 what,
-                text(&decision["reason"]),
+                match decision["filter"].as_u64() {
+                    Some(number) => format!("filter {number}"),
+                    None => text(&decision["reason"]),
+                },
                 text(&decision["requests"]),
                 text(&decision["text"]),
             ]
@@ -107,7 +114,13 @@ pub(crate) fn explain(admin: SocketAddr, address: IpAddr, json: bool) -> Result<
         .collect();
     if !decisions.is_empty() {
         out.push_str("\nWhat was decided about it, the latest first\n");
-        write_table(&["UNIX TIME S", "VERDICT", "REASON", "REQUESTS", "WHY"], &decisions, &mut out);
+        write_table(&["TIME", "VERDICT", "REASON", "REQUESTS", "WHY"], &decisions, &mut out);
     }
     print(&out)
+}
+
+/// A time in seconds since 1970 as people read it.
+fn utc(time_unix_s: &Value) -> String {
+    let time_s = time_unix_s.as_f64().unwrap_or(0.0) as u64;
+    String::from_utf8_lossy(&tidegate_http::date::format(time_s)).into_owned()
 }

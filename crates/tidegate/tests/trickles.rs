@@ -174,23 +174,116 @@ fn an_error_status_and_a_wrong_url_when_fetched_then_they_are_failures() {
     assert_eq!(fetch("gopher://x/").status.code(), Some(2));
 }
 
-#[test]
-fn a_listener_when_its_keys_cannot_be_read_then_one_line_says_why() {
-    let directory = tempfile::tempdir().unwrap();
-    site(directory.path(), b"x");
-    std::fs::write(directory.path().join("keys"), "7 0001\n").unwrap();
-    let config = directory.path().join("t.toml");
+/// A listener that does not start: the configuration with `text` as its [[listen]], and the one line of errors.
+fn refused(directory: &Path, listen: &str, program: &mut Command) -> (String, String) {
+    let config = directory.join("t.toml");
     let text = format!(
-        "[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\nkeys = {:?}\n\
-         [admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {:?}\n",
-        directory.path().join("keys"),
-        directory.path().join("root"),
+        "[[listen]]\n{listen}\nprotocol = \"trickles\"\n[admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {:?}\n",
+        directory.join("root"),
     );
     std::fs::write(&config, text).unwrap();
-    let ended = tidegate().args(["run", "--config"]).arg(&config).output().unwrap();
+    let ended = program.args(["run", "--config"]).arg(&config).output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.lines().last().unwrap().contains("line 1: expected an epoch from 0 to 255"), "{said}");
+    let errors: Vec<&str> =
+        said.lines().filter(|line| !line.contains(" WARN ") && !line.contains(" INFO ")).collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    (config.display().to_string(), errors[0].to_owned())
+}
+
+#[test]
+fn a_listener_when_its_keys_cannot_be_read_then_one_line_says_where_and_why() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"x");
+    let keys = directory.path().join("keys");
+    std::fs::write(&keys, "7 0001\n").unwrap();
+    let none = directory.path().join("none");
+    for (path, why) in [
+        (&keys, "line 1: expected an epoch from 0 to 255"),
+        (&none, "No such file or directory"),
+        (&directory.path().to_owned(), "Is a directory"),
+    ] {
+        let listen = format!("address = \"127.0.0.1:0\"\nkeys = {path:?}");
+        let (file, line) = refused(directory.path(), &listen, &mut tidegate());
+        assert!(
+            line.starts_with(&format!("{file}:3:8: listen.keys: cannot serve Trickles on 127.0.0.1:0: ")),
+            "{line}"
+        );
+        assert!(line.contains(why) && line.contains(&path.display().to_string()), "{line}");
+    }
+}
+
+#[test]
+fn a_listener_when_its_address_is_taken_then_one_line_says_where() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"x");
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let (file, line) = refused(directory.path(), &format!("address = \"{address}\""), &mut tidegate());
+    let start =
+        format!("{file}:2:11: listen.address: cannot serve Trickles on {address}: Address already in use");
+    assert!(line.starts_with(&start), "{line}");
+}
+
+#[test]
+fn a_listener_in_the_format_of_tcp_when_privileges_are_missing_then_one_line_offers_udp() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"x");
+    let mut program = Command::new("setpriv");
+    program.args(["--bounding-set", "-all", env!("CARGO_BIN_EXE_tidegate")]);
+    let listen = "address = \"127.0.0.1:4000\"\nformat = \"tcp\"";
+    let (file, line) = refused(directory.path(), listen, &mut program);
+    let start = format!("{file}:3:10: listen.format: cannot serve Trickles on 127.0.0.1:4000: ");
+    assert!(line.starts_with(&start) && line.contains("UDP"), "{line}");
+    assert!(line.ends_with("format = \"udp\" needs no privilege"), "{line}");
+    // So does a client.
+    let fetched = Command::new("setpriv")
+        .args(["--bounding-set", "-all", env!("CARGO_BIN_EXE_tidegate")])
+        .args(["fetch", "--tcp-format", "trickles://127.0.0.1:4000/x"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&fetched.stderr).into_owned();
+    assert_eq!((fetched.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    assert!(
+        said.starts_with("error: trickles://127.0.0.1:4000/x: ") && said.contains("UDP needs none"),
+        "{said}"
+    );
+}
+
+/// Runs in a network of its own whose loopback interface carries packets of `mtu` bytes.
+fn narrow(mtu: u32) -> Command {
+    assert!(rustix::process::geteuid().is_root(), "this test makes a network namespace and needs root");
+    let mut program = Command::new("unshare");
+    let script = format!("ip link set lo mtu {mtu} up && exec \"$0\" \"$@\"");
+    program.args(["--net", "sh", "-c", &script, env!("CARGO_BIN_EXE_tidegate")]);
+    program
+}
+
+#[test]
+fn an_interface_that_is_too_narrow_when_served_on_or_fetched_over_then_one_line_says_what_it_needs() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"x");
+    for (listen, place, least) in [
+        ("address = \"127.0.0.1:4000\"", "2:11: listen.address", 686),
+        ("address = \"0.0.0.0:4000\"\nformat = \"tcp\"\ninterface = \"lo\"", "4:13: listen.interface", 702),
+    ] {
+        let (file, line) = refused(directory.path(), listen, &mut narrow(600));
+        let wanted = format!("packets on lo have at most 600 bytes, and Trickles needs {least}");
+        assert!(line.starts_with(&format!("{file}:{place}: ")) && line.contains(&wanted), "{line}");
+    }
+    for (arguments, least) in [
+        (&["fetch", "--no-encryption", "trickles://127.0.0.1:4000/x"][..], 686),
+        (&["fetch", "trickles://127.0.0.1:4000/x"], 766),
+        (&["gateway", "--listen", "127.0.0.1:0", "--to", "trickles://127.0.0.1:4000"], 766),
+    ] {
+        let ended = narrow(600).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(
+            said.starts_with("error: ") && said.contains(&format!("600 bytes, and Trickles needs {least}")),
+            "{said}"
+        );
+    }
 }
 
 /// An origin server that counts requests and whose responses follow from the target.

@@ -22,15 +22,6 @@ struct Generation {
     since_ms: u64,
 }
 
-/// What the table says to a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Seen {
-    /// None of the fingerprints was seen; all of them are now.
-    Fresh,
-    /// At least one was seen before; none was added.
-    Replayed,
-}
-
 impl ReplayTable {
     /// A table that holds `capacity` fingerprints a generation, rounded up to a power of two, at 16 bytes each.
     ///
@@ -61,21 +52,20 @@ impl ReplayTable {
         self.len() == 0
     }
 
-    /// Looks the fingerprints of one request up and adds them if none is known.
-    pub fn check(&mut self, fingerprints: &[u64], now_ms: u64) -> Seen {
+    /// How many fingerprints of a request, from the first on, are not known. They are from now on; those from the first
+    /// known one on stay as they are.
+    pub fn take_fresh(&mut self, fingerprints: &[u64], now_ms: u64) -> usize {
         if now_ms.saturating_sub(self.young.since_ms) >= self.horizon_ms
             || self.young.used + fingerprints.len() > self.young.slots.len() / 2
         {
             self.turn(now_ms);
         }
         let known = |&fingerprint: &u64| self.young.contains(fingerprint) || self.old.contains(fingerprint);
-        if fingerprints.iter().any(known) {
-            return Seen::Replayed;
-        }
-        for &fingerprint in fingerprints {
+        let fresh = fingerprints.iter().position(known).unwrap_or(fingerprints.len());
+        for &fingerprint in &fingerprints[..fresh] {
             self.young.insert(fingerprint);
         }
-        Seen::Fresh
+        fresh
     }
 
     fn turn(&mut self, now_ms: u64) {
@@ -125,20 +115,21 @@ mod tests {
     #[test]
     fn a_fingerprint_is_fresh_once() {
         let mut table = ReplayTable::new(64, 1000, 0);
-        assert_eq!(table.check(&[7, 8], 0), Seen::Fresh);
-        assert_eq!(table.check(&[8], 999), Seen::Replayed);
-        assert_eq!(table.check(&[8, 9], 999), Seen::Replayed);
-        assert_eq!(table.check(&[9], 999), Seen::Fresh, "a refused request leaves nothing behind");
+        assert_eq!(table.take_fresh(&[7, 8], 0), 2);
+        assert_eq!(table.take_fresh(&[8], 999), 0);
+        assert_eq!(table.take_fresh(&[8, 9], 999), 0);
+        assert_eq!(table.take_fresh(&[9, 8, 10], 999), 1, "what is behind a known one was not taken before");
+        assert_eq!(table.take_fresh(&[10], 999), 1, "nor now");
     }
 
     #[test]
     fn a_fingerprint_is_remembered_for_a_horizon_at_least() {
         let mut table = ReplayTable::new(64, 1000, 0);
-        assert_eq!(table.check(&[7], 900), Seen::Fresh);
-        assert_eq!(table.check(&[8], 1000), Seen::Fresh);
-        assert_eq!(table.check(&[7], 1900), Seen::Replayed);
-        assert_eq!(table.check(&[9], 2000), Seen::Fresh);
-        assert_eq!(table.check(&[7], 2000), Seen::Fresh, "after two generations it is forgotten");
+        assert_eq!(table.take_fresh(&[7], 900), 1);
+        assert_eq!(table.take_fresh(&[8], 1000), 1);
+        assert_eq!(table.take_fresh(&[7], 1900), 0);
+        assert_eq!(table.take_fresh(&[9], 2000), 1);
+        assert_eq!(table.take_fresh(&[7], 2000), 1, "after two generations it is forgotten");
         assert_eq!(table.complete_since_ms(), 1000);
     }
 
@@ -148,7 +139,7 @@ mod tests {
         let mut now = 0;
         for fingerprint in 1..=1000 {
             now += 10;
-            assert_eq!(table.check(&[fingerprint], now), Seen::Fresh);
+            assert_eq!(table.take_fresh(&[fingerprint], now), 1);
             assert!(table.len() <= 32, "bounded");
         }
         let since = table.complete_since_ms();
@@ -156,7 +147,7 @@ mod tests {
         for fingerprint in 1..=1000 {
             let answered_ms = fingerprint * 10;
             if answered_ms >= since {
-                assert_eq!(table.check(&[fingerprint], now), Seen::Replayed, "{fingerprint}");
+                assert_eq!(table.take_fresh(&[fingerprint], now), 0, "{fingerprint}");
             }
         }
     }
@@ -165,12 +156,12 @@ mod tests {
     fn fingerprints_that_share_a_slot_are_told_apart() {
         let mut table = ReplayTable::new(16, 1000, 0);
         let size = 32;
-        assert_eq!(table.check(&[5, 5 + size, 5 + 2 * size], 0), Seen::Fresh);
-        assert_eq!(table.check(&[5 + 3 * size], 0), Seen::Fresh);
+        assert_eq!(table.take_fresh(&[5, 5 + size, 5 + 2 * size], 0), 3);
+        assert_eq!(table.take_fresh(&[5 + 3 * size], 0), 1);
         for n in 0..4 {
-            assert_eq!(table.check(&[5 + n * size], 0), Seen::Replayed);
+            assert_eq!(table.take_fresh(&[5 + n * size], 0), 0);
         }
-        assert_eq!(table.check(&[0], 0), Seen::Fresh);
-        assert_eq!(table.check(&[0], 0), Seen::Replayed);
+        assert_eq!(table.take_fresh(&[0], 0), 1);
+        assert_eq!(table.take_fresh(&[0], 0), 0);
     }
 }

@@ -25,8 +25,15 @@ pub const DATA_FRAME_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// Smallest datagram that counts as padded: to a client that proves nothing a server sends three times its size
 /// (RFC 9000 §8.1 uses the same figures).
 pub const PADDED_BYTES: usize = 1200;
-/// Smallest limit on responses that a client may announce.
-pub const MIN_DATAGRAM_BYTES: u16 = 576;
+/// Longest packet that answers a timeout, in bytes: with an envelope and headers it still fits the smallest path of IPv6 (RFC
+/// 8200 §5). Longer ones may be what was lost.
+pub const SHORT_BYTES: u16 = 1120;
+/// Smallest limit on responses that a client may announce: a whole transport continuation and the longest user continuation fit
+/// into one.
+pub const MIN_DATAGRAM_BYTES: u16 =
+    (RESPONSE_HEAD_BYTES + FRAME_HEAD_BYTES + INPUT_CONTINUATION_HEAD_BYTES + MAX_USER_BYTES) as u16;
+/// Request and input consumed, before an input continuation.
+const INPUT_CONTINUATION_HEAD_BYTES: usize = 12;
 /// Added to that limit where the client takes CUBIC, see [`crate::cubic`].
 pub const CUBIC_WANTED: u16 = 0x8000;
 /// Most ranges that one request may ask for.
@@ -240,7 +247,7 @@ fn request_number(value: u32) -> Result<u32, WireError> {
 impl Account {
     /// Bytes on the wire, the argument byte and the time held included.
     #[must_use]
-    pub fn wire_bytes(runs: usize) -> usize {
+    pub const fn wire_bytes(runs: usize) -> usize {
         2 + CONTINUATION_BYTES + ACCOUNT_HEAD_BYTES + runs * RUN_BYTES
     }
 
@@ -452,7 +459,9 @@ impl Frame<'_> {
             + match self {
                 Frame::Data { data, .. } => 8 + data.len(),
                 Frame::OutputContinuation { continuation } => continuation.len(),
-                Frame::InputContinuation { continuation, .. } => 12 + continuation.len(),
+                Frame::InputContinuation { continuation, .. } => {
+                    INPUT_CONTINUATION_HEAD_BYTES + continuation.len()
+                }
                 Frame::Skip { .. } => 8,
                 Frame::Reset { .. } => 6,
             }

@@ -266,7 +266,7 @@ fn an_open_when_of_any_size_then_the_answer_is_at_most_three_times_as_long() {
     let sent = transfer(&mut Host::new(), 0);
     let (open, _) = sent.iter().find(|(datagram, _)| is_open(datagram)).unwrap();
     let bare = unpadded(open);
-    for limit in [576_u16, 1200, 9000, u16::MAX] {
+    for limit in [wire::MIN_DATAGRAM_BYTES, 1200, 9000, u16::MAX] {
         for length in bare.len()..=usize::from(LARGEST_DATAGRAM_BYTES) {
             let mut datagram = bare.to_vec();
             datagram[14..16].copy_from_slice(&limit.to_be_bytes());

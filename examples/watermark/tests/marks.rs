@@ -138,3 +138,34 @@ fn pictures_that_cannot_be_marked_when_loaded_then_the_error_says_why() {
     encoder.encode(&[0; 64 * 3], 8, 8, ColorType::Rgb).unwrap();
     assert_eq!(Jpeg::new(&progressive).err(), Some(JpegError::Unsupported));
 }
+
+#[test]
+fn what_the_command_line_names_wrong_when_started_then_one_line_says_so() {
+    let directory = std::env::temp_dir().join(format!("watermark-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let (good, bad, keys) = (directory.join("a.jpg"), directory.join("b.jpg"), directory.join("keys"));
+    std::fs::write(&good, picture(SamplingFactor::F_1_1, ColorType::Rgb)).unwrap();
+    std::fs::write(&bad, "no picture").unwrap();
+    std::fs::write(&keys, "1 00\n").unwrap();
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let text = |path: &std::path::Path| path.display().to_string();
+    let (good, bad, keys, none) = (text(&good), text(&bad), text(&keys), text(&directory.join("none")));
+    for (arguments, code, says) in [
+        (&[][..], 2, "usage: tidegate-watermark".to_owned()),
+        (&[&good[..], "here"], 2, "error: here: expected an address and a port".to_owned()),
+        (&[&good, "127.0.0.1:0", &none], 1, format!("error: cannot read the key file {none}: No such file")),
+        (&[&good, "127.0.0.1:0", &keys], 1, format!("error: key file {keys}: line 1: expected an epoch")),
+        (&[&none], 1, format!("error: cannot read {none}: No such file")),
+        (&[&bad, "127.0.0.1:0"], 1, format!("error: cannot mark {bad}: not a JPEG")),
+        (&[&good, &taken], 1, format!("error: cannot listen on {taken}: Address already in use")),
+    ] {
+        let ended =
+            std::process::Command::new(env!("CARGO_BIN_EXE_tidegate-watermark")).args(arguments).output();
+        let ended = ended.unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(code), 1), "{arguments:?}: {said}");
+        assert!(said.starts_with(&says), "{said}");
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}

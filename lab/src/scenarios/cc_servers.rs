@@ -19,6 +19,8 @@ use crate::{Error, Lab};
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(8);
 const STEP: Duration = Duration::from_millis(20);
+/// Processor time that a server without clients uses at most in ten steps.
+const REST_CPU_S: f64 = 2e-3;
 /// Processes of Apache by default (paper §4.4).
 pub(super) const APACHE_WORKERS: u32 = 150;
 
@@ -185,6 +187,20 @@ impl Server {
     /// Seconds of processor time that all its processes have used.
     pub(super) fn cpu_s(&self) -> f64 {
         self.cpu_s_by_name().values().sum()
+    }
+
+    /// Waits until its processes have nothing left to do for clients that are gone.
+    pub(super) fn rest(&self) {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let mut before_s = self.cpu_s();
+        while Instant::now() < deadline {
+            std::thread::sleep(10 * STEP);
+            let now_s = self.cpu_s();
+            if now_s - before_s < REST_CPU_S {
+                return;
+            }
+            before_s = now_s;
+        }
     }
 
     /// The process of one filter.

@@ -49,7 +49,6 @@ impl Fields for HeadFields<'_> {
             Field::UserAgent => FieldId::UserAgent,
             Field::Cookie => FieldId::Cookie,
             Field::ContentType => FieldId::ContentType,
-            Field::Range => FieldId::Range,
             Field::Host => FieldId::Host,
         })
     }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use tidegate_core::hooks::{Reply, Source, Via};
+use tidegate_core::hooks::{Reply, Via};
 use tidegate_core::{NodeId, Verdict};
 use tidegate_dhttp::driver::{
     Arrival, Body, Immediate, Listener, Note, Reading, Request, Response, Room, Security, ServerHandle,
@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::data_core::{Bytes, DataCore, Scratch};
-use crate::defence::source;
+use crate::defence::CameFrom;
 use crate::dhttp::body::UploadedBody;
 use crate::dhttp::respond::{Exchange, Extents, error_response};
 use crate::inner::{Inner, InnerRequest, Refused, Told};
@@ -227,8 +227,7 @@ impl Service for Site {
         lookup::count_hit(core, &hit);
         if let (Some(defence), true) = (&core.defence, room.proved && form.status >= 400) {
             let now_ms = core.clock.elapsed_ms();
-            let here = (Source::Here, 0);
-            defence.responded_to_message(peer, &seen, &normalized, form.status, here, now_ms);
+            defence.responded_to_message(peer, &seen, &normalized, form.status, CameFrom::HERE, now_ms);
         }
         // Whoever is named as the source of a datagram need not have sent it.
         let peer = if room.proved { peer } else { NOBODY };
@@ -365,9 +364,9 @@ async fn answer(core: Rc<DataCore>, local: SocketAddr, request: Request, whose: 
     };
     if let Some(defence) = defence {
         let now_ms = core.clock.elapsed_ms();
-        let source = (source(&head, &answer), now_ms.saturating_sub(asked_ms));
+        let from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
         let status = Exchange::status(&answer);
-        defence.responded_to_message(peer, &seen, &normalized, status, source, now_ms);
+        defence.responded_to_message(peer, &seen, &normalized, status, from, now_ms);
     }
     exchange.respond(&head, answer, body)
 }

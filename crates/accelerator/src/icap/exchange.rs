@@ -7,9 +7,9 @@ use tidegate_http::{BodyFraming, Method as HttpMethod, write_chunk, write_last_c
 use tidegate_icap::{Body, Method, Options, Request, Sections, Transfer, write_preview_end};
 use tokio::time::{Instant, timeout_at};
 
-use crate::icap::Failure;
 use crate::icap::link::{Heard, Link};
 use crate::icap::service::Service;
+use crate::icap::{Failure, Reviewed};
 use crate::upstream::{BodyReadError, RequestBody, Upload, UpstreamError, send_all};
 
 /// Of a request's body so much is read before the service is asked: a client that sends it slowly then holds none of the
@@ -30,8 +30,8 @@ pub(crate) struct Question<'q> {
 
 /// What the service has decided.
 pub(crate) enum Decided<B> {
-    /// The message goes on as it is.
-    Unmodified(B),
+    /// The message goes on as it is, as far as the service in this state is concerned.
+    Unmodified(B, Reviewed),
     /// Something else takes its place.
     Modified(Box<Modification<B>>),
 }
@@ -91,8 +91,8 @@ pub(crate) async fn ask<B: RequestBody>(
     question: &Question<'_>,
     mut body: B,
 ) -> Result<Decided<B>, Undecided<B>> {
-    let options = match service.options().await {
-        Ok(options) => options,
+    let (options, reviewed) = match service.options().await {
+        Ok(valid) => valid,
         Err(failure) => return Err(Undecided::Failed(failure, Some(body))),
     };
     let offered = match question.method {
@@ -104,7 +104,7 @@ pub(crate) async fn ask<B: RequestBody>(
     }
     let transfer = options.transfer(question.path);
     if transfer == Transfer::Ignore {
-        return Ok(Decided::Unmodified(body));
+        return Ok(Decided::Unmodified(body, reviewed));
     }
     let preview = options.preview_bytes.filter(|_| question.has_body && transfer == Transfer::Preview);
     let ahead = match question.has_body {
@@ -222,9 +222,10 @@ impl Asking<'_> {
         let all_shown = self.ahead.is_all && self.preview.is_none_or(|most| self.ahead.bytes.len() <= most);
         match head.status {
             204 => {
+                let reviewed = link.reviewed;
                 link.finish();
                 body.put_back(self.ahead.bytes);
-                Ok(Decided::Unmodified(body))
+                Ok(Decided::Unmodified(body, reviewed))
             }
             100 if self.preview.is_some() && !all_shown => self.stream_rest(link, body).await,
             200 => {
@@ -287,8 +288,9 @@ impl Asking<'_> {
                 if !matches!(failure, Failure::Status(204)) {
                     return Err(Undecided::Failed(failure, Some(body)));
                 }
+                let reviewed = link.reviewed;
                 link.finish();
-                return Ok(Decided::Unmodified(body));
+                return Ok(Decided::Unmodified(body, reviewed));
             }
         };
         let upload = (!link.is_sent).then_some(upload);

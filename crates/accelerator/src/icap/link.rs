@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidegate_icap::{Decoder, Event, ResponseHead};
 use tokio::net::TcpStream;
 
-use crate::icap::Failure;
 use crate::icap::service::Lease;
+use crate::icap::{Failure, Reviewed};
 use crate::upstream::{UpstreamError, read_more};
 
 /// A connection on which one answer is awaited or read.
@@ -20,6 +20,8 @@ pub(crate) struct Link {
     /// How long the server may be silent.
     silence: Duration,
     keep_alive: bool,
+    /// In which state the service was when it answered.
+    pub reviewed: Reviewed,
     /// All that the server was to be told has been sent.
     pub is_sent: bool,
 }
@@ -43,6 +45,7 @@ impl Link {
             taken: 0,
             silence,
             keep_alive: true,
+            reviewed: Reviewed::BY_NOBODY,
             is_sent: true,
         }
     }
@@ -75,6 +78,9 @@ impl Link {
             match decoded.event {
                 Some(Event::Head(head)) => {
                     self.keep_alive &= head.keep_alive;
+                    if let Some(lease) = &self.lease {
+                        self.reviewed = lease.heard(head.service_tag.as_deref());
+                    }
                     return Ok(Heard::Head(*head));
                 }
                 Some(Event::Sections(sections)) => return Ok(Heard::Sections(sections)),

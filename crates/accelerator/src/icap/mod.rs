@@ -11,10 +11,12 @@ mod heads;
 mod link;
 mod review;
 mod service;
+mod tags;
 
 pub(crate) use adapted::AdaptedBody;
 pub(crate) use review::{AdaptedRequest, OriginBody, Review, review_request, review_response};
 pub(crate) use service::Services;
+pub(crate) use tags::{Reviewed, ServiceTag, ServiceTags};
 
 use tidegate_http::normalize::Normalized;
 

@@ -94,7 +94,7 @@ pub(crate) async fn review_request<B: RequestBody>(
     let decided = ask(&service, &question, body).await;
     drop(parked);
     match decided {
-        Ok(Decided::Unmodified(body)) => {
+        Ok(Decided::Unmodified(body, _)) => {
             service.succeeded();
             Review::Unchanged(body)
         }
@@ -202,18 +202,23 @@ pub(crate) async fn review_response(
     let decided = ask(&service, &question, OriginBody(Box::new(response))).await;
     drop(parked);
     let mut reviewed = match decided {
-        Ok(Decided::Unmodified(OriginBody(response))) => {
+        Ok(Decided::Unmodified(OriginBody(mut response), reviewed)) => {
             service.succeeded();
+            response.reviewed = reviewed;
             *response
         }
-        Ok(Decided::Modified(modification)) => match adapt_response(&question, *modification) {
-            Ok(response) => {
-                service.succeeded();
-                core.metrics.icap_modified_total.add(1);
-                response
+        Ok(Decided::Modified(modification)) => {
+            let reviewed = modification.link.reviewed;
+            match adapt_response(&question, *modification) {
+                Ok(mut response) => {
+                    service.succeeded();
+                    core.metrics.icap_modified_total.add(1);
+                    response.reviewed = reviewed;
+                    response
+                }
+                Err(body) => pass(core, &service, Failure::Message, body)?,
             }
-            Err(body) => pass(core, &service, Failure::Message, body)?,
-        },
+        }
         Err(Undecided::Failed(failure, body)) => pass(core, &service, failure, body)?,
         Err(Undecided::Unread(_)) => return Err(UpstreamError::Incomplete),
     };

@@ -3,15 +3,16 @@
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_http::normalize::Normalized;
-use tidegate_icap::{Method, Options, Request};
+use tidegate_icap::{Method, Options, Request, ResponseHead};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::icap::link::{Heard, Link};
-use crate::icap::{Failure, concerns};
+use crate::icap::{Failure, Reviewed, ServiceTag, concerns};
 use crate::settings::{IcapService, IcapSubject};
 use crate::upstream::{Turn, Turns, UpstreamError, send_all};
 
@@ -39,11 +40,21 @@ pub(crate) struct Service {
     turns: Rc<Turns>,
     /// The most recently used last.
     idle: RefCell<Vec<(TcpStream, Instant)>>,
-    known: RefCell<Option<(Rc<Options>, Instant)>>,
+    known: RefCell<Option<Known>>,
+    /// The state that it is in, for all cores.
+    tag: Arc<ServiceTag>,
     /// Who asks for the options; the others wait for the answer.
     asking: tokio::sync::Mutex<()>,
     failures: Cell<u32>,
     out_until: Cell<Option<Instant>>,
+}
+
+/// What a service says of itself.
+struct Known {
+    options: Rc<Options>,
+    /// The state in which it said so.
+    reviewed: Reviewed,
+    until: Instant,
 }
 
 /// The right to one connection to a service, until it is dropped.
@@ -53,8 +64,8 @@ pub(crate) struct Lease {
 }
 
 impl Services {
-    pub(crate) fn new(settings: &[IcapService], folds_case: bool, workers: usize) -> Self {
-        let service = |settings: &IcapService| {
+    pub(crate) fn new(settings: &[(IcapService, Arc<ServiceTag>)], folds_case: bool, workers: usize) -> Self {
+        let service = |(settings, tag): &(IcapService, Arc<ServiceTag>)| {
             Rc::new(Service {
                 settings: settings.clone(),
                 host: settings.host(),
@@ -62,6 +73,7 @@ impl Services {
                 turns: Rc::default(),
                 idle: RefCell::default(),
                 known: RefCell::default(),
+                tag: Arc::clone(tag),
                 asking: tokio::sync::Mutex::default(),
                 failures: Cell::default(),
                 out_until: Cell::default(),
@@ -82,10 +94,21 @@ impl Services {
         self.all.iter().find(concerns).cloned()
     }
 
-    /// Closes the connections that were idle for too long.
+    /// Closes the connections that were idle for too long. Services that look at responses are asked about themselves as
+    /// soon as that is due: nobody else would find out that what is in the cache is outdated.
     pub(crate) fn sweep(&self) {
         for service in &self.all {
             service.idle.borrow_mut().retain(|(_, since)| since.elapsed() <= IDLE);
+            let is_due = service.valid_options().is_none() && !service.is_out();
+            if service.settings.on == IcapSubject::Responses && is_due && service.asking.try_lock().is_ok() {
+                let service = Rc::clone(service);
+                tokio::task::spawn_local(async move {
+                    match service.options().await {
+                        Ok(_) => {}
+                        Err(failure) => service.failed(&failure),
+                    }
+                });
+            }
         }
     }
 }
@@ -93,7 +116,7 @@ impl Services {
 impl Service {
     /// A place among the messages that the service looks at; waits for one if that takes less than the timeout.
     pub(crate) async fn lease(self: &Rc<Self>, client: IpAddr) -> Result<Lease, Failure> {
-        let most = match self.known.borrow().as_ref().and_then(|(options, _)| options.max_connections) {
+        let most = match self.known.borrow().as_ref().and_then(|known| known.options.max_connections) {
             Some(most) => self.settings.connections.min((most / self.workers).max(1)),
             None => self.settings.connections,
         };
@@ -109,36 +132,40 @@ impl Service {
     }
 
     /// What the service says of itself, unless it is out; asked again when that is no longer to be relied on (RFC 3507 §4.10).
-    pub(crate) async fn options(&self) -> Result<Rc<Options>, Failure> {
+    pub(crate) async fn options(&self) -> Result<(Rc<Options>, Reviewed), Failure> {
         if self.is_out() {
             return Err(Failure::Down);
         }
-        if let Some(options) = self.valid_options() {
-            return Ok(options);
+        if let Some(valid) = self.valid_options() {
+            return Ok(valid);
         }
         let _asking = self.asking.lock().await;
-        if let Some(options) = self.valid_options() {
-            return Ok(options);
+        if let Some(valid) = self.valid_options() {
+            return Ok(valid);
         }
         if self.is_out() {
             return Err(Failure::Down);
         }
-        let options = Rc::new(self.ask_options().await?);
-        *self.known.borrow_mut() = Some((Rc::clone(&options), Instant::now() + options.life()));
-        Ok(options)
+        let head = self.ask_options().await?;
+        let (options, reviewed) = (Rc::new(head.options), self.tag.heard(head.service_tag.as_deref()));
+        let until = Instant::now() + options.life();
+        *self.known.borrow_mut() = Some(Known { options: Rc::clone(&options), reviewed, until });
+        Ok((options, reviewed))
     }
 
     fn is_out(&self) -> bool {
         self.out_until.get().is_some_and(|until| Instant::now() < until)
     }
 
-    fn valid_options(&self) -> Option<Rc<Options>> {
+    /// What it said, unless its time is over, or the service is in another state by now.
+    fn valid_options(&self) -> Option<(Rc<Options>, Reviewed)> {
         let known = self.known.borrow();
-        let (options, until) = known.as_ref()?;
-        (Instant::now() < *until).then(|| Rc::clone(options))
+        let Known { options, reviewed, until } = known.as_ref()?;
+        let is_valid = Instant::now() < *until && !self.tag.outdates(*reviewed);
+        is_valid.then(|| (Rc::clone(options), *reviewed))
     }
 
-    async fn ask_options(&self) -> Result<Options, Failure> {
+    async fn ask_options(&self) -> Result<ResponseHead, Failure> {
         let mut out = Vec::with_capacity(256);
         let request = Request {
             method: Method::Options,
@@ -158,7 +185,7 @@ impl Service {
             send_all(&stream, &out, timeout).await.map_err(Failure::Connection)?;
             let mut link = Link::new(stream, None, timeout);
             match link.hear().await? {
-                Heard::Head(head) if head.status == 200 => Ok(head.options),
+                Heard::Head(head) if head.status == 200 => Ok(head),
                 Heard::Head(head) => Err(Failure::Status(head.status)),
                 _ => Err(Failure::Message),
             }
@@ -213,6 +240,11 @@ impl Service {
 }
 
 impl Lease {
+    /// The service has answered, in the state that `tag` names.
+    pub(crate) fn heard(&self, tag: Option<&[u8]>) -> Reviewed {
+        self.service.tag.heard(tag)
+    }
+
     /// Keeps a connection for the next message.
     pub(crate) fn give_back(&self, stream: TcpStream) {
         let mut idle = self.service.idle.borrow_mut();

@@ -12,11 +12,13 @@ use tidegate_http::normalize::{Normalized, Personality, normalize};
 use tidegate_http::{HeadLimits, Progress, RequestParser};
 use tidegate_store::{ObjectInfo, Store, Visit};
 
+use crate::icap::Reviewed;
 use crate::service::seen::Seen;
 
-const RESPONSE: u8 = 0;
+// 0 and 2 were an earlier form of responses and files.
 const VARIANTS: u8 = 1;
-const FILE: u8 = 2;
+const RESPONSE: u8 = 3;
+const FILE: u8 = 4;
 
 /// Separates a URL from what distinguishes its variants; cannot occur in a URL.
 pub(crate) const KEY_SEPARATOR: u8 = 0;
@@ -42,6 +44,8 @@ pub(crate) struct ResponseEntry<'a> {
     pub status: u16,
     pub is_file: bool,
     pub policy: Policy,
+    /// By which ICAP service, and in which state of it.
+    pub reviewed: Reviewed,
     /// Seconds since 1970.
     pub last_modified_s: Option<u64>,
     pub etag: Option<&'a [u8]>,
@@ -58,15 +62,20 @@ impl<'a> Entry<'a> {
             let (generation, names) = meta.split_first_chunk::<8>()?;
             return Some(Self::Variants { generation: u64::from_le_bytes(*generation), names });
         }
+        if !matches!(kind, RESPONSE | FILE) {
+            return None;
+        }
         let (status, meta) = meta.split_first_chunk::<2>()?;
         let (last_modified, meta) = meta.split_first_chunk::<8>()?;
         let (policy, meta) = meta.split_first_chunk::<{ Policy::ENCODED_BYTES }>()?;
+        let (reviewed, meta) = meta.split_first_chunk::<8>()?;
         let (etag_length, meta) = meta.split_first_chunk::<2>()?;
         let (etag, tags) = meta.split_at_checked(usize::from(u16::from_le_bytes(*etag_length)))?;
         Some(Self::Response(ResponseEntry {
             status: u16::from_le_bytes(*status),
             is_file: kind == FILE,
             policy: Policy::from_bytes(policy)?,
+            reviewed: Reviewed::from_bytes(*reviewed),
             last_modified_s: Some(u64::from_le_bytes(*last_modified)).filter(|seconds| *seconds != u64::MAX),
             etag: Some(etag).filter(|etag| !etag.is_empty()),
             tags,
@@ -82,6 +91,7 @@ impl ResponseEntry<'_> {
         out.extend_from_slice(&self.status.to_le_bytes());
         out.extend_from_slice(&self.last_modified_s.unwrap_or(u64::MAX).to_le_bytes());
         out.extend_from_slice(&self.policy.to_bytes());
+        out.extend_from_slice(&self.reviewed.to_bytes());
         out.extend_from_slice(&(etag.len() as u16).to_le_bytes());
         out.extend_from_slice(etag);
         out.extend_from_slice(self.tags);

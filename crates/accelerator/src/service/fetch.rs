@@ -1,5 +1,6 @@
 //! Answers that take an upstream: misses, validations, and what is never cached.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use tidegate_core::network_of;
 use tidegate_http::cache::conditional::validators_match;
+use tidegate_http::cache::range;
 use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
 use tidegate_http::forward::{ForwardContext, hops_left, times_seen, write_upstream_request};
 use tidegate_http::normalize::{Normalized, normalize};
@@ -141,7 +143,13 @@ async fn review<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, bod
 fn answer_of_service(core: &DataCore, plan: &Plan, response: Response) -> Answer {
     let mut head = Vec::with_capacity(512);
     fill::write_client_head(&response.head(), &plan.pseudonym, &core.clock.date(), &mut head);
-    let forward = Forward { reason: Forwarded::Bypass, upstream_status: 0, stored: false, collapsed: false };
+    let forward = Forward {
+        reason: Forwarded::Bypass,
+        upstream_status: 0,
+        stored: false,
+        collapsed: false,
+        variant: 0,
+    };
     Answer::Streamed(Box::new(Streamed::passing(response, head, forward)))
 }
 
@@ -154,7 +162,7 @@ async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming
             Box::pin(files::answer(core, &plan, index, incoming.head, incoming.normalized)).await
         }
         Some(Destination::Upstream(group)) => {
-            let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming };
+            let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming, variant: Cell::new(0) };
             fetch.answer(body).await
         }
     }
@@ -190,6 +198,8 @@ struct Fetch<'a> {
     pools: &'a Rc<Pools>,
     group: usize,
     incoming: Incoming<'a>,
+    /// A hash of the variant's key that the cache was asked for in vain.
+    variant: Cell<u64>,
 }
 
 impl Fetch<'_> {
@@ -205,6 +215,10 @@ impl Fetch<'_> {
         }
         if times_seen(&head.fields, &self.plan.pseudonym) >= MOST_ROUNDS {
             return Answer::status(508);
+        }
+        // Many servers still do for each range what it asks for, however often.
+        if head.method == Method::Get && head.fields.get(FieldId::Range).is_some_and(range::is_excessive) {
+            return Answer::status(416);
         }
         match &self.core.store {
             Some(store) if cacheable => self.cached_or_fetched(store, &url_key, body).await,
@@ -274,6 +288,9 @@ impl Fetch<'_> {
                 Found::Unusable { object, reason } => (Some(object), reason),
                 Found::Nothing(reason) => (None, reason),
             };
+            if reason == Forwarded::VaryMiss {
+                self.variant.set(xxhash_rust::xxh3::xxh3_64(&key));
+            }
             if directives(self.core, &head.fields).only_if_cached {
                 return Answer::status(504);
             }
@@ -507,7 +524,8 @@ impl Fetch<'_> {
 
     /// `upstream_status` is 0 when no response came.
     fn forward(&self, reason: Forwarded, upstream_status: u16) -> Forward {
-        Forward { reason, upstream_status, stored: false, collapsed: false }
+        let variant = self.variant.get();
+        Forward { reason, upstream_status, stored: false, collapsed: false, variant }
     }
 
     fn client_head(&self, response: &Response) -> Vec<u8> {
@@ -613,7 +631,7 @@ fn refresh<'r>(
         let incoming =
             Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent: false };
         let Some(store) = &core.store else { return };
-        let fetch = Fetch { core, plan, pools, group, incoming };
+        let fetch = Fetch { core, plan, pools, group, incoming, variant: Cell::new(0) };
         // What is to be stored is stored whether or not anybody reads the answer.
         fetch.fetch(store, url_key, Some(stale), Some(leader), Forwarded::Stale, EmptyBody).await;
     })
@@ -659,6 +677,9 @@ fn url_hash(normalized: &Normalized<'_>) -> u64 {
 /// the stored one was replaced meanwhile.
 fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_>) -> Option<Object> {
     let Some(Entry::Response(entry)) = Entry::decode(stale.meta()) else { return None };
+    if storing.core.with_plan(|plan| plan.is_outdated(entry.reviewed)) {
+        return None;
+    }
     if !validators_match(&not_modified.fields, entry.etag, entry.last_modified_s) {
         storing.store.remove(stale.key());
         return None;
@@ -687,6 +708,6 @@ fn freshen(storing: &Storing<'_>, stale: &Object, not_modified: &ResponseHead<'_
         storing.store.remove(stale.key());
         return None;
     };
-    let meta = fill::response_meta(&response, policy);
+    let meta = fill::response_meta(&response, policy, entry.reviewed);
     storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
 }

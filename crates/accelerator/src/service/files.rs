@@ -13,6 +13,7 @@ use tidegate_http::{FieldId, Method, RequestHead, date};
 use tidegate_store::{Object, Store, Visit};
 
 use crate::data_core::DataCore;
+use crate::icap::Reviewed;
 use crate::service::entries::{Entry, KEY_SEPARATOR, PurgePattern, ResponseEntry};
 use crate::service::fetch::Answer;
 use crate::service::flights::{Join, Leader, News, Outcome};
@@ -380,6 +381,7 @@ fn file_meta(file: &StaticFile) -> Vec<u8> {
                 Policy::fresh_for(LINKED_S, std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()))
             }
         },
+        reviewed: Reviewed::BY_NOBODY,
         last_modified_s: Some(file.modified),
         etag: Some(file.etag.as_bytes()),
         tags: b"",

@@ -11,6 +11,7 @@ use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, sta
 use tidegate_store::{InsertError, Object, Store, Writer};
 
 use crate::data_core::DataCore;
+use crate::icap::Reviewed;
 use crate::service::entries::{Entry, ResponseEntry, append_variant, encode_variants};
 use crate::service::flights::{Epoch, Flights, Leader, Outcome, Started};
 use crate::service::transfer::{Fill, Pumped, Reader, Rest};
@@ -52,6 +53,8 @@ pub(crate) struct Forward {
     pub upstream_status: u16,
     pub stored: bool,
     pub collapsed: bool,
+    /// A hash of the key of the variant that the cache did not have; 0 if it was not a variant that was missing.
+    pub variant: u64,
 }
 
 impl Forward {
@@ -207,7 +210,8 @@ impl Storing<'_> {
         mut forward: Forward,
         leader: Option<Leader>,
     ) -> Result<Begun, UpstreamError> {
-        let Begin { writer, is_fresh, is_shared } = match self.writer(&response.head(), &head) {
+        let reviewed = response.reviewed;
+        let Begin { writer, is_fresh, is_shared } = match self.writer(&response.head(), &head, reviewed) {
             Ok(begun) => begun,
             Err(is_for_good) => {
                 if let Some(leader) = leader {
@@ -253,7 +257,7 @@ impl Storing<'_> {
     }
 
     /// The error is whether the next answer for this URL will most likely not be stored either.
-    fn writer(&self, response: &ResponseHead<'_>, head: &[u8]) -> Result<Begin, bool> {
+    fn writer(&self, response: &ResponseHead<'_>, head: &[u8], reviewed: Reviewed) -> Result<Begin, bool> {
         let now_s = self.core.clock.unix_s();
         let policy = match Policy::new(self.request, response, self.request_time_s(now_s), now_s) {
             Ok(policy) => policy,
@@ -272,7 +276,7 @@ impl Storing<'_> {
         let key = self.key_for(response).ok_or(false)?;
         let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
         let is_shared = is_fresh && key == self.url_key;
-        let meta = response_meta(response, policy);
+        let meta = response_meta(response, policy, reviewed);
         // The stored head is without Age, which each answer computes.
         let writer = match response.framing {
             // A known length lets the store find one place for all of it.
@@ -326,7 +330,7 @@ fn tag_bytes(response: &ResponseHead<'_>) -> usize {
 }
 
 /// What is stored beside a response.
-pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy) -> Vec<u8> {
+pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy, reviewed: Reviewed) -> Vec<u8> {
     let mut tags = Vec::new();
     for id in TAG_FIELDS {
         for value in response.fields.get_all(id) {
@@ -338,6 +342,7 @@ pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy) -> Vec<
         status: response.status,
         is_file: false,
         policy,
+        reviewed,
         last_modified_s: response.fields.get(FieldId::LastModified).and_then(date::parse),
         etag: response.fields.get(FieldId::Etag),
         tags: &tags,

@@ -127,6 +127,10 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
         }
         return Found::Usable { hit: hit(head, &object, &entry, now_s, false), refresh: false };
     }
+    if core.with_plan(|plan| plan.is_outdated(entry.reviewed)) {
+        // Not even as the answer that stands in for an error, and no 304 would make it good.
+        return Found::Nothing(Forwarded::Stale);
+    }
     let directives = directives(core, &head.fields);
     let (stale, refresh) = match entry.policy.reuse(&directives, now_s) {
         Reuse::Fresh { .. } => (false, false),

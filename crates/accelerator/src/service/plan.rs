@@ -12,9 +12,10 @@ use tidegate_http::{FieldId, Fields, RequestHead};
 use tidegate_store::Store;
 
 use crate::admission::{Admission, Asked};
-use crate::icap;
+use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::entries::PurgePattern;
 use crate::service::files::{Root, RootPlace};
+use crate::service::seen::Seen;
 use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
 
@@ -73,7 +74,8 @@ pub(crate) struct Plan {
     pub pseudonym: String,
     pub connections: Option<Arc<dyn Admission>>,
     pub requests: Option<Arc<dyn Admission>>,
-    pub icap: Vec<IcapService>,
+    /// ICAP services, and the state of each.
+    pub icap: Vec<(IcapService, Arc<ServiceTag>)>,
     /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
     pub alternatives: Vec<u8>,
     groups: Arc<Groups>,
@@ -100,7 +102,11 @@ enum HostPattern {
 
 impl Plan {
     /// Opens roots and joins routes to what answers them.
-    pub(crate) fn new(settings: &Settings, store: Option<Arc<Store>>) -> Result<Self, PlanError> {
+    pub(crate) fn new(
+        settings: &Settings,
+        store: Option<Arc<Store>>,
+        tags: &ServiceTags,
+    ) -> Result<Self, PlanError> {
         let mut places: Vec<RootPlace> = Vec::new();
         let mut routes = Vec::with_capacity(settings.routes.len());
         for route in &settings.routes {
@@ -132,7 +138,7 @@ impl Plan {
             pseudonym: settings.pseudonym.clone(),
             connections: settings.connections.clone(),
             requests: settings.requests.clone(),
-            icap: settings.icap.clone(),
+            icap: settings.icap.iter().map(|service| (service.clone(), tags.of(&service.url))).collect(),
             alternatives: alternatives(&settings.listeners),
             groups: Arc::new(Groups::new(&settings.upstreams)),
             folds_case: settings.personality.folds_case(),
@@ -145,7 +151,13 @@ impl Plan {
     #[inline]
     pub(crate) fn reviews_request(&self, method: &[u8], normalized: &Normalized<'_>) -> bool {
         let on = IcapSubject::Requests;
-        self.icap.iter().any(|service| icap::concerns(service, on, method, normalized, self.folds_case))
+        self.icap.iter().any(|(service, _)| icap::concerns(service, on, method, normalized, self.folds_case))
+    }
+
+    /// Whether the ICAP service that let a response pass is in another state by now.
+    #[inline]
+    pub(crate) fn is_outdated(&self, reviewed: Reviewed) -> bool {
+        reviewed != Reviewed::BY_NOBODY && self.icap.iter().any(|(_, tag)| tag.outdates(reviewed))
     }
 
     /// What answers a request; nothing does where it depends on who reads the path, or where a root's file could be asked
@@ -191,6 +203,12 @@ impl Plan {
             None => Vec::new(),
         };
         std::iter::once(pattern).chain(files).collect()
+    }
+
+    /// Whether a client that a trusted proxy names is on the block list, which below HTTP meets only the proxy.
+    #[inline]
+    pub(crate) fn keeps_out(&self, seen: &Seen<'_>) -> bool {
+        seen.via_proxy && self.connections.as_ref().is_some_and(|admission| admission.ignores(seen.client))
     }
 
     /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;
@@ -342,7 +360,7 @@ mod tests {
             requests: None,
             defence: None,
         };
-        Plan::new(&settings, None).unwrap()
+        Plan::new(&settings, None, &ServiceTags::default()).unwrap()
     }
 
     #[test]

@@ -65,6 +65,11 @@ impl Slot {
         self.waiting.get() == Waiting::Head && !self.expired.get()
     }
 
+    /// Whether a part of a request's body is awaited.
+    pub(crate) fn awaits_body(&self) -> bool {
+        self.waiting.get() == Waiting::Body && !self.expired.get()
+    }
+
     /// Whether the connection is between requests.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.get() == Waiting::NextRequest && !self.expired.get()
@@ -109,19 +114,21 @@ impl Clients {
     }
 
     /// Ends as many of the connections that keep the server waiting as `count` makes of their weights, those with the greatest
-    /// first. Says how
-    /// many there were.
+    /// first. Those without a weight are left alone. Says how many there were.
     pub(crate) fn end_heaviest(
         &self,
         count: impl FnOnce(&mut dyn Iterator<Item = u64>) -> usize,
-        weight: impl Fn(&Client) -> u64,
+        weight: impl Fn(&Client) -> Option<u64>,
     ) -> usize {
         let mut waiting = Vec::new();
         self.for_each(|client| {
             let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
-            if waits && client.slot.expired().is_none() {
+            if waits
+                && client.slot.expired().is_none()
+                && let Some(weight) = weight(client)
+            {
                 // Of equal weight the one that has waited longest goes first.
-                let order = (Reverse(weight(client)), client.slot.deadline_ms.get());
+                let order = (Reverse(weight), client.slot.deadline_ms.get());
                 waiting.push((order, Rc::clone(client)));
             }
         });
@@ -195,18 +202,24 @@ mod tests {
     fn heaviest_of_the_waiting_are_ended_and_of_equal_weight_the_oldest() {
         let (clients, all, _peers) = waiting_clients(6);
         all[5].slot.clear();
-        let weight =
-            |client: &Client| u64::from(std::ptr::eq(client, &*all[3]) || std::ptr::eq(client, &*all[5]));
+        let is = |client: &Client, index: usize| std::ptr::eq(client, &*all[index]);
+        let weight = |client: &Client| Some(u64::from(is(client, 3) || is(client, 5)));
         assert_eq!(clients.end_heaviest(|_| 3, weight), 3);
         assert_eq!(ended(&all), [0, 1, 3]);
+        assert_eq!(
+            clients.end_heaviest(|_| 3, |client| is(client, 4).then_some(1)),
+            1,
+            "others have no weight"
+        );
+        assert_eq!(ended(&all), [0, 1, 3, 4]);
     }
 
     #[test]
     fn more_than_wait_are_asked_for_all_are_ended_once() {
         let (clients, all, _peers) = waiting_clients(3);
-        assert_eq!(clients.end_heaviest(|_| 0, |_| 0), 0);
-        assert_eq!(clients.end_heaviest(|_| 10, |_| 0), 3);
+        assert_eq!(clients.end_heaviest(|_| 0, |_| Some(0)), 0);
+        assert_eq!(clients.end_heaviest(|_| 10, |_| Some(0)), 3);
         assert_eq!(ended(&all), [0, 1, 2]);
-        assert_eq!(clients.end_heaviest(|_| 10, |_| 0), 0);
+        assert_eq!(clients.end_heaviest(|_| 10, |_| Some(0)), 0);
     }
 }

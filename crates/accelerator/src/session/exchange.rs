@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use tidegate_core::Verdict;
-use tidegate_core::hooks::{Decision, Reply, Slow, Source};
+use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
 use tidegate_http::forward::write_field;
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::clients::ClientStream;
 use crate::data_core::{Bytes, millis};
-use crate::defence::{self, Held, Hold};
+use crate::defence::{CameFrom, Held, Hold};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
 use crate::service::fill::{self, Streamed};
@@ -76,6 +76,7 @@ impl Connection<'_> {
             let seen = Seen::of(&plan, &head, peer);
             let asked_ms = self.core.clock.elapsed_ms();
             let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent };
+            self.client.has_upstream.set(true);
             let answer = tokio::select! {
                 biased;
                 answer = fetch::answer(self.core, incoming, &mut body) => answer,
@@ -83,15 +84,15 @@ impl Connection<'_> {
                     self.core.metrics.clients_gone_total.add(1);
                     // The upstream has worked all the same.
                     let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
-                    asker.responded(self.core, &seen, &normalized, 0, (Source::Passed, upstream_ms));
+                    let from = CameFrom::given_up(&head, upstream_ms);
+                    asker.responded(self.core, &seen, &normalized, ResponseView::GIVEN_UP, from);
                     return None;
                 }
             };
+            self.client.has_upstream.set(matches!(answer, Answer::Streamed(_)));
             let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
-            let source = (defence::source(&head, &answer), upstream_ms);
-            if let Some((decision, reply)) =
-                asker.starts(self.core, &seen, &head, &normalized, answer.code(), source)
-            {
+            let (code, from) = (answer.code(), CameFrom::of(&head, &answer, upstream_ms));
+            if let Some((decision, reply)) = asker.starts(self.core, &seen, &head, &normalized, code, from) {
                 return Box::pin(self.refuse_response(asker, &head, decision, reply, body)).await;
             }
             let delivered = match answer {
@@ -104,12 +105,13 @@ impl Connection<'_> {
                 }
                 answer => self.deliver(&head, answer, &mut body).await,
             };
-            delivered.map(|mut delivered| {
-                delivered.keep_alive &=
-                    asker.responded(self.core, &seen, &normalized, delivered.status, source);
-                delivered
-            })
+            // Whether or not the client has taken all of it: the upstream has done its part.
+            let status = delivered.as_ref().map_or(code, |delivered| delivered.status);
+            let may_go_on = asker.responded(self.core, &seen, &normalized, status, from);
+            delivered
+                .map(|delivered| Delivered { keep_alive: delivered.keep_alive && may_go_on, ..delivered })
         };
+        self.client.has_upstream.set(false);
         self.watch_reading(&delivered);
         if self.client.slot.expired() == Some(Waiting::Body) {
             self.core.too_slow(self.client.place, self.client.peer(), Slow::Body);

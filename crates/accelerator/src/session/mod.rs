@@ -17,15 +17,15 @@ use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tidegate_core::hooks::{Decision, Reply, Slow, Source};
-use tidegate_core::{NodeId, Verdict};
+use tidegate_core::hooks::{Decision, Reply, Slow};
+use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 
 use crate::access_log::Record;
 use crate::clients::{Busy, Client};
 use crate::data_core::{Bytes, DataCore, Scratch, millis};
-use crate::defence::Hold;
+use crate::defence::{CameFrom, Hold};
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::Waiting;
@@ -197,6 +197,11 @@ impl Asker {
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        if plan.keeps_out(&seen) {
+            let decision = Decision::new(Verdict::Refuse, Reason::Blocked);
+            let reply = Box::new(Reply { status: 403, ..Reply::default() });
+            return Ok(Handled::TurnedAway(decision, Some(reply)));
+        }
         let mut is_delayed = false;
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
@@ -233,7 +238,7 @@ impl Asker {
             Lookup::Miss => return Ok(Handled::NeedsExchange { is_absent: false }),
         };
         if let Some((decision, reply)) =
-            self.starts(core, &seen, head, &normalized, hit.status, (Source::Here, 0))
+            self.starts(core, &seen, head, &normalized, hit.status, CameFrom::HERE)
         {
             return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
         }
@@ -246,7 +251,7 @@ impl Asker {
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
         core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
         if form.status >= 400 {
-            self.responded(core, &seen, &normalized, form.status, (Source::Here, 0));
+            self.responded(core, &seen, &normalized, form.status, CameFrom::HERE);
         }
         Ok(match sent {
             transmit::Sent::All => Handled::Answered { keep_alive },
@@ -264,12 +269,12 @@ impl Asker {
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
     ) -> Option<(Decision, Option<Reply>)> {
         let defence = core.defence.as_ref().filter(|defence| defence.looks_at_starts())?;
         let (place, now_ms) = (self.place?, core.clock.elapsed_ms());
         let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
-        defence.judge_start(client, head, normalized, status, source, now_ms)
+        defence.judge_start(client, head, normalized, status, from, now_ms)
     }
 
     /// Tells the defence of a response; whether the connection may go on.
@@ -279,12 +284,12 @@ impl Asker {
         seen: &Seen<'_>,
         normalized: &Normalized<'_>,
         status: u16,
-        source: (Source, u64),
+        from: CameFrom,
     ) -> bool {
         let (Some(defence), Some(place)) = (&core.defence, self.place) else { return true };
         let now_ms = core.clock.elapsed_ms();
         let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
-        let decision = defence.responded(client, normalized, status, source, now_ms);
+        let decision = defence.responded(client, normalized, status, from, now_ms);
         seen.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
     }
 }

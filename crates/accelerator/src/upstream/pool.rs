@@ -63,6 +63,12 @@ impl Pools {
         }
     }
 
+    /// How many requests wait for a connection to the server that most of them wait for, and how many connections that may
+    /// have; `None`: nobody waits.
+    pub(crate) fn crowd(&self) -> Option<(usize, usize)> {
+        self.pools.iter().flatten().filter_map(|pool| pool.turns.crowd()).max()
+    }
+
     #[cfg(test)]
     pub(crate) fn groups(&self) -> &Groups {
         &self.groups

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
 use tokio::net::TcpStream;
 
-use crate::icap::{AdaptedBody, OriginBody};
+use crate::icap::{AdaptedBody, OriginBody, Reviewed};
 use crate::upstream::UpstreamError;
 use crate::upstream::exchange::{Head, Received, read_more};
 use crate::upstream::pool::Lease;
@@ -40,6 +40,8 @@ pub(crate) struct Response {
     keep_alive: bool,
     upload: Option<Upload>,
     upload_state: Option<Rc<Cell<UploadState>>>,
+    /// By which ICAP service, and in which state of it.
+    pub(crate) reviewed: Reviewed,
 }
 
 enum Body {
@@ -81,6 +83,7 @@ impl Response {
             keep_alive,
             upload_state: received.upload.as_ref().map(Upload::state),
             upload: received.upload,
+            reviewed: Reviewed::BY_NOBODY,
         };
         response.finish_if_done();
         response
@@ -101,6 +104,7 @@ impl Response {
             keep_alive: false,
             upload: None,
             upload_state: None,
+            reviewed: Reviewed::BY_NOBODY,
         }
     }
 

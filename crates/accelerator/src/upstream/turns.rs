@@ -88,6 +88,13 @@ impl Turns {
         Some(receiver)
     }
 
+    /// How many wait, and how many connections there are, if anybody waits.
+    pub(crate) fn crowd(&self) -> Option<(usize, usize)> {
+        let mut waiting = self.waiting.borrow_mut();
+        waiting.forget_the_gone();
+        Some((waiting.count(), self.most.get())).filter(|(count, _)| *count > 0)
+    }
+
     /// Who is next of those who have not gone and have less than their share.
     fn next(&self) -> Option<Waiter> {
         let mut waiting = self.waiting.borrow_mut();

@@ -76,7 +76,7 @@ pub unsafe extern "C" fn cc_read(fd: c_int, buf: *mut c_void, count: size_t) -> 
     match server::reading(fd, count) {
         // SAFETY: the caller's own arguments.
         // Connections of servers that close by themselves never linger.
-        Reading::AsUsual | Reading::Nothing => unsafe { libc::read(fd, buf, count) },
+        Reading::AsUsual | Reading::Fails(_) => unsafe { libc::read(fd, buf, count) },
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `count` writable bytes, and `bytes` are no more.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast(), bytes.len()) };

@@ -13,6 +13,7 @@ mod reads;
 mod sockets;
 mod state;
 mod streams;
+mod waits;
 mod writes;
 
 use libc::c_int;

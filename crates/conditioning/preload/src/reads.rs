@@ -24,7 +24,7 @@ fn read_one(
     }
     match server::reading(fd, length) {
         Reading::AsUsual => real(length),
-        Reading::Nothing => fail(rustix::io::Errno::AGAIN) as ssize_t,
+        Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `length` writable bytes, and `bytes` are no more.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
@@ -138,7 +138,7 @@ fn total(vectors: &[iovec]) -> usize {
 fn read_many(fd: c_int, vectors: &[iovec], peek: bool, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
     match server::reading(fd, total(vectors)) {
         Reading::AsUsual => real(vectors),
-        Reading::Nothing => fail(rustix::io::Errno::AGAIN) as ssize_t,
+        Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
             let mut rest = &bytes[..];
             for vector in cut(vectors, bytes.len()) {

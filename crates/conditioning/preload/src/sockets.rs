@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use libc::{c_char, c_int, c_long, c_uint, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
-use tidegate_conditioning::server::{self, AcceptOptions, Closing, address, connection::Interest};
+use tidegate_conditioning::server::{self, AcceptOptions, Closing, End, address, connection::Interest};
 
 use crate::next::next;
 use crate::{errno, fail, state, streams};
@@ -108,8 +108,8 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: 
         write_address(bound, address, length);
         return 0;
     }
-    match server::addresses(fd) {
-        Some(Ok((_, local))) => {
+    match server::address_of(fd, End::Local) {
+        Some(Ok(local)) => {
             write_address(local, address, length);
             0
         }
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: 
 /// getpeername(2): of the family of the server's listening socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    match server::addresses(fd) {
-        Some(Ok((peer, _))) => {
+    match server::address_of(fd, End::Peer) {
+        Some(Ok(peer)) => {
             write_address(peer, address, length);
             0
         }
@@ -338,6 +338,9 @@ pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
 fn noted(fd: c_int, command: c_int, argument: usize, result: c_int) {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
+        libc::F_SETFL if result == 0 => {
+            server::set_blocking_known(fd, argument & libc::O_NONBLOCK as usize == 0)
+        }
         libc::F_SETFD if result == 0 => server::set_cloexec(fd, argument & libc::FD_CLOEXEC as usize != 0),
         _ => {}
     }
@@ -384,84 +387,6 @@ pub unsafe extern "C" fn epoll_ctl(
         Ok(()) => 0,
         Err(error) => fail(error),
     }
-}
-
-/// Waits by `real`, which is given where events go, for how many there is room, and whether it may wait: not if there are
-/// events already.
-fn wait(
-    epoll: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    real: impl Fn(*mut epoll_event, c_int, bool) -> c_int,
-) -> c_int {
-    let mut told = 0;
-    let _wait = server::waits(epoll, |bits, data| {
-        if told >= most || events.is_null() {
-            return false;
-        }
-        // SAFETY: the caller passes room for `most` events.
-        unsafe { events.add(told as usize).write_unaligned(epoll_event { events: bits, u64: data }) };
-        told += 1;
-        true
-    });
-    if told == 0 {
-        return real(events, most, true);
-    }
-    if told == most {
-        return told;
-    }
-    // SAFETY: as above, and there is room for more.
-    told + real(unsafe { events.add(told as usize) }, most - told, false).max(0)
-}
-
-/// epoll_wait(2)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(
-    epoll: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: c_int,
-) -> c_int {
-    wait(epoll, events, most, |events, most, may_wait| {
-        let timeout = if may_wait { timeout } else { 0 };
-        next!(epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int)
-    })
-}
-
-/// epoll_pwait(2)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait(
-    epoll: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: c_int,
-    signals: *const libc::sigset_t,
-) -> c_int {
-    wait(epoll, events, most, |events, most, may_wait| {
-        let timeout = if may_wait { timeout } else { 0 };
-        next!(epoll_pwait(
-            epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, signals: *const libc::sigset_t
-        ) -> c_int)
-    })
-}
-
-/// epoll_pwait2(2)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait2(
-    epoll: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: *const libc::timespec,
-    signals: *const libc::sigset_t,
-) -> c_int {
-    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    wait(epoll, events, most, |events, most, may_wait| {
-        let timeout = if may_wait { timeout } else { &raw const none };
-        next!(epoll_pwait2(
-            epoll: c_int, events: *mut epoll_event, most: c_int, timeout: *const libc::timespec,
-            signals: *const libc::sigset_t
-        ) -> c_int)
-    })
 }
 
 /// execve(2): connections that the new program does not inherit are let go.

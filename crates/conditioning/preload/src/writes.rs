@@ -23,7 +23,7 @@ fn write_one(
     length: size_t,
     real: impl Fn(*const c_void) -> ssize_t,
 ) -> ssize_t {
-    if server::is_ended(fd) {
+    if server::is_over_for_writes(fd) {
         return fail(Errno::PIPE) as ssize_t;
     }
     let instead = bytes(buffer, length).and_then(|bytes| server::instead_of(fd, bytes));
@@ -43,7 +43,7 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
 
 /// Writes several buffers by `real`, or what is to be written instead: a response's head is in the first one.
 fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
-    if server::is_ended(fd) {
+    if server::is_over_for_writes(fd) {
         return fail(Errno::PIPE) as ssize_t;
     }
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
@@ -68,7 +68,7 @@ fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) 
 }
 
 fn wrote_vectors(fd: c_int, first: *const iovec, count: usize, written: ssize_t) {
-    let Some(vectors) = vectors(first, count).filter(|_| written > 0 && server::is_followed(fd)) else {
+    let Some(vectors) = vectors(first, count).filter(|_| written > 0) else {
         return;
     };
     server::wrote(fd, |tracker| {
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn sendmmsg(
 /// sendfile(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if server::is_ended(to) {
+    if server::is_over_for_writes(to) {
         return fail(Errno::PIPE) as ssize_t;
     }
     let written = next!(sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t);
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, co
 /// sendfile(2) with large offsets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if server::is_ended(to) {
+    if server::is_over_for_writes(to) {
         return fail(Errno::PIPE) as ssize_t;
     }
     let written = next!(sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t);
@@ -213,9 +213,12 @@ pub unsafe extern "C" fn splice(
     length: size_t,
     flags: c_uint,
 ) -> ssize_t {
+    if server::is_over_for_writes(to) {
+        return fail(Errno::PIPE) as ssize_t;
+    }
     let length = match server::reading(from, length) {
         Reading::AsUsual => length,
-        Reading::Nothing => return fail(Errno::AGAIN) as ssize_t,
+        Reading::Fails(error) => return fail(error) as ssize_t,
         Reading::Socket(most) => most,
         // Who asks for bytes that are not on a socket reads them instead (splice(2), EINVAL).
         Reading::Copy(_) => return fail(Errno::INVAL) as ssize_t,

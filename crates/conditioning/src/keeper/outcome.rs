@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use crate::host::HANDED_AGAIN;
 use crate::keeper::connection::Phase;
@@ -106,7 +107,7 @@ impl Keeper {
     }
 
     /// Looks after connections that were handed on so long ago.
-    pub(super) fn sweep_older(&mut self, age: std::time::Duration) {
+    pub(super) fn sweep_older(&mut self, age: Duration) {
         let mut alive = HashMap::new();
         for index in self.connections.indexes(Phase::Handed) {
             let Some(connection) = self.connections.by_index(index) else { continue };
@@ -116,9 +117,17 @@ impl Keeper {
                 continue;
             }
             let (generation, state) = self.place.ledger.state(id.slot);
+            let before = id;
             let id = self.last_of_the_servers(index, Id { slot: id.slot, generation }, state).unwrap_or(id);
             if self.place.keeps && state == State::Lingering {
-                // The server waited too long, or its process is no more.
+                // The server has read requests since the last look, which nobody was told of.
+                if id != before && age > Duration::ZERO {
+                    if let Some(connection) = self.connections.by_index(index) {
+                        connection.since = self.now;
+                    }
+                    continue;
+                }
+                // It waited too long, or its process is no more; or its place is needed.
                 if self.place.ledger.let_go(id, State::EndedLocally) {
                     self.notice(Notice::ClosedLocally(id));
                 }

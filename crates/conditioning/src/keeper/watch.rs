@@ -63,18 +63,22 @@ impl Keeper {
         let (generation, state) = self.place.ledger.state(id.slot);
         let id = Id { generation, ..id };
         if connection.id != Some(id) {
-            // The server has taken requests itself, this one too perhaps. It says when it stops doing so.
             if !matches!(state, State::Accepted | State::Lingering | State::EndedLocally) {
                 return;
             }
             connection.id = Some(id);
             connection.since = self.now;
             if state == State::Accepted {
-                return;
+                // The server has taken a request itself.
+                return self.mute(key);
             }
         }
         match state {
-            State::Lingering => connection.since = self.now,
+            // The server reads what comes, and says when it stops doing so: until then nobody need be woken here.
+            State::Lingering => {
+                connection.since = self.now;
+                self.mute(key);
+            }
             State::Held => {
                 // Nobody has read yet: is it more than the request?
                 let expected = connection.bundle.as_ref().map_or(0, |bundle| bundle.socket_bytes);
@@ -84,7 +88,14 @@ impl Keeper {
                 }
                 self.ask_for_notice(key, id);
             }
-            State::Accepted => self.ask_for_notice(key, id),
+            // A socket that was muted reports the request itself once more; what comes after that is reported anew.
+            State::Accepted => {
+                let is_read = !connection.is_half_closed
+                    && rustix::io::ioctl_fionread(&connection.socket).is_ok_and(|there| there == 0);
+                if !is_read {
+                    self.ask_for_notice(key, id);
+                }
+            }
             State::EndedLocally => self.goes_on(key),
             State::EndedForAll => self.end(key as u32),
             State::Free => {}

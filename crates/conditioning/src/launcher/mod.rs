@@ -47,7 +47,7 @@ pub struct ConditionArgs {
     /// How COMMAND is reached; by default, what its program file calls for.
     #[arg(long, value_enum)]
     pub via: Option<Via>,
-    /// How long COMMAND may take until it listens.
+    /// How long COMMAND may take until it listens, and to accept its first client.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub start_timeout: u64,
     /// Connections that may wait to be accepted.
@@ -57,8 +57,9 @@ pub struct ConditionArgs {
     /// throughput.
     #[arg(long)]
     pub preempt: bool,
-    /// How long a server that waits for events (epoll) may keep a connection after its response and read the next request
-    /// itself: nearly as many requests as without a chain. For chains of package and persist only; 0: not at all.
+    /// How long a server that waits for events (epoll), or has processes of one thread, may keep a connection after its
+    /// response and read the next request itself: nearly as many requests as without a chain. For chains of package and
+    /// persist only; 0: not at all.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     pub linger: u64,
     /// User that filters become when they are started as root.
@@ -169,6 +170,16 @@ pub enum LaunchError {
         /// The port it was expected to listen on.
         port: u16,
         /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The command listens, and a client waits in vain.
+    #[error("{command} listens on port {port}, but did not accept its first client within {seconds} s")]
+    NeverAccepted {
+        /// The command.
+        command: String,
+        /// The port it listens on.
+        port: u16,
+        /// How long the client was left waiting.
         seconds: u64,
     },
     /// The command ended before it served.
@@ -344,6 +355,16 @@ struct Served<'c> {
     command: &'c [OsString],
 }
 
+impl Served<'_> {
+    fn name(&self) -> String {
+        self.command.first().map_or_else(String::new, |command| command.to_string_lossy().into_owned())
+    }
+}
+
+fn never_accepted(served: &Served<'_>) -> LaunchError {
+    LaunchError::NeverAccepted { command: served.name(), port: served.port, seconds: served.limit.as_secs() }
+}
+
 /// The chain while it runs.
 struct RunningChain {
     filters: Vec<FilterProcess>,
@@ -458,6 +479,7 @@ impl RunningChain {
     fn supervise(&mut self, served: Option<Served<'_>>) -> Result<u8, LaunchError> {
         let started = Instant::now();
         let mut ending: Option<Instant> = None;
+        let mut in_vain_since: Option<Instant> = None;
         let mut is_in_background = false;
         loop {
             let listening = self.ledger.is_listening();
@@ -484,6 +506,14 @@ impl RunningChain {
             {
                 self.tell_server(Signal::KILL);
                 return Err(self.never_listened(served));
+            }
+            if let Some(served) = served.as_ref().filter(|_| !self.ledger.accepts() && ending.is_none()) {
+                if !self.has_unread() {
+                    in_vain_since = None;
+                } else if in_vain_since.get_or_insert_with(Instant::now).elapsed() >= served.limit {
+                    self.tell_server(Signal::KILL);
+                    return Err(never_accepted(served));
+                }
             }
             while let Some(signal) = self.signals.next() {
                 if signal == Signal::USR1 {
@@ -521,13 +551,17 @@ impl RunningChain {
     }
 
     fn ended_early(&self, served: Option<&Served<'_>>, code: u8) -> LaunchError {
-        let command = served.and_then(|served| served.command.first());
-        let command = command.map_or_else(String::new, |command| command.to_string_lossy().into_owned());
+        let command = served.map_or_else(String::new, Served::name);
         LaunchError::CommandEnded { command, code, port: served.map_or(0, |served| served.port) }
     }
 
+    /// Whether a request waits for the server.
+    fn has_unread(&self) -> bool {
+        self.filters.last().is_some_and(|last| link::unread_bytes(last.downstream()) > 0)
+    }
+
     fn never_listened(&self, served: &Served<'_>) -> LaunchError {
-        let command = served.command.first().map_or_else(String::new, |c| c.to_string_lossy().into_owned());
+        let command = served.name();
         let (port, seconds) = (served.port, served.limit.as_secs());
         match self.ledger.other_port() {
             Some(other) => LaunchError::ListensElsewhere { command, port, other },

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use crate::launcher::notify::name_of;
-use crate::server::{self, Closing, Reading};
+use crate::server::{self, Closing, End, Reading};
 
 const KEY_QUESTIONS: u64 = u64::MAX;
 const KEY_LINK: u64 = u64::MAX - 1;
@@ -94,8 +94,8 @@ impl Relay {
     pub fn add(&mut self, client: RawFd, peer: SocketAddr, flags: SocketFlags) -> Result<OwnedFd, Errno> {
         // SAFETY: `server::accept` opened it for us.
         let client = unsafe { OwnedFd::from_raw_fd(client) };
-        let local = match server::addresses(client.as_raw_fd()) {
-            Some(Ok((_, local))) => local,
+        let local = match server::address_of(client.as_raw_fd(), End::Local) {
+            Some(Ok(local)) => local,
             _ => peer,
         };
         let pair = rustix::net::socketpair(
@@ -277,7 +277,7 @@ impl Connection {
                     }
                 }
             }
-            Reading::Exhausted | Reading::Nothing | Reading::AsUsual => {}
+            Reading::Exhausted | Reading::Fails(_) | Reading::AsUsual => {}
         }
     }
 

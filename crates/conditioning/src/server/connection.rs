@@ -51,6 +51,8 @@ pub struct Connection {
     pub presents_v6: bool,
     /// Whether its descriptors close on exec.
     pub cloexec: bool,
+    /// Whether the server's calls wait, as far as it said so by calls that were seen.
+    pub is_blocking: bool,
     /// Descriptors of this process that are this connection.
     pub descriptors: Vec<RawFd>,
     /// Where the server registered them.
@@ -60,8 +62,8 @@ pub struct Connection {
     /// The number of its stay, if it lingers, and whether the server wrote meanwhile.
     lingers: Option<u64>,
     wrote_lingering: bool,
-    /// No filter presented its request: nobody else knows of it.
-    is_resumed: bool,
+    /// How many of its requests no filter presented, the last ones: nobody else knows of the last.
+    resumed: u32,
 }
 
 /// A registration with epoll.
@@ -103,18 +105,24 @@ impl Connection {
             keeps_alive,
             presents_v6: false,
             cloexec: false,
+            is_blocking: false,
             descriptors: vec![fd],
             interests: Vec::new(),
             is_muted: false,
             lingers: None,
             wrote_lingering: false,
-            is_resumed: false,
+            resumed: 0,
         }
     }
 
     /// The number of its stay, if the connection lingers after its response (`tidegate condition --linger`).
     pub fn lingers(&self) -> Option<u64> {
         self.lingers
+    }
+
+    /// How many requests the server has read from it in a row.
+    pub fn in_a_row(&self) -> u32 {
+        self.resumed
     }
 
     /// The ledger says that it lingers.
@@ -129,7 +137,7 @@ impl Connection {
         let Some(id) = self.chain.ledger.resume(self.id) else { return false };
         lingering::left();
         self.lingers = None;
-        self.is_resumed = true;
+        self.resumed += 1;
         self.id = id;
         self.flags = whole.flags;
         self.socket_left = whole.socket_bytes;
@@ -207,10 +215,10 @@ impl Connection {
         self.tracker.as_mut()
     }
 
-    /// Has [`Self::wrote_unseen`] find out; `socket` is the connection's. Worth two system calls only for servers that wait
-    /// in their reads.
+    /// The server has begun to read: has [`Self::wrote_unseen`] find out what it writes from now on; `socket` is the
+    /// connection's. Worth a system call only for servers that wait in their reads.
     pub fn watch_for_unseen(&mut self, socket: BorrowedFd<'_>) {
-        if self.tracker.is_some() {
+        if self.tracker.is_some() && self.is_blocking && self.is_untouched {
             self.written_before = written(socket);
         }
     }
@@ -304,7 +312,7 @@ impl Connection {
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
         let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
-        if is_due || self.is_resumed {
+        if is_due || self.resumed > 0 {
             self.tell_end(fd, end);
         }
     }
@@ -346,30 +354,28 @@ impl Connection {
     }
 }
 
-/// Bytes that were ever written to a TCP socket, but for a constant: those that the client has acknowledged, and those that
-/// it has not.
+/// Bytes that were ever written to a TCP socket: those that were sent, but for repetitions, and those that were not yet.
 fn written(fd: BorrowedFd<'_>) -> Option<u64> {
-    let acknowledged = || {
-        // SAFETY: all-zero bytes are a valid tcp_info.
-        let mut information: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: getsockopt writes at most `length` bytes; as a raw system call, so that no preload library sees it.
-        let done = unsafe {
-            let fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
-            let to = (&raw mut information, &raw mut length);
-            libc::syscall(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, to.0, to.1)
-        };
-        (done == 0).then_some(information.tcpi_bytes_acked)
+    /// `struct tcp_info` (linux/tcp.h), of which libc has the beginning only.
+    const NOTSENT_BYTES: usize = 144;
+    const BYTES_SENT: usize = 200;
+    const BYTES_RETRANS: usize = 208;
+    const END: usize = 216;
+    let mut information = [0u8; END];
+    let mut length = END as libc::socklen_t;
+    // SAFETY: getsockopt writes at most `length` bytes; as a raw system call, so that no preload library sees it.
+    let done = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
+        let (to, length) = (information.as_mut_ptr(), &raw mut length);
+        libc::syscall(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, to, length)
     };
-    for _ in 0..4 {
-        let before = acknowledged()?;
-        let outstanding = link::unread_bytes(fd) as u64;
-        // What was acknowledged meanwhile would be counted twice or not at all.
-        if acknowledged()? == before {
-            return Some(before + outstanding);
-        }
+    // Linux 4.19 has all of it.
+    if done != 0 || (length as usize) < END {
+        return None;
     }
-    None
+    let long = |at: usize| Some(u64::from_ne_bytes(*information.get(at..)?.first_chunk()?));
+    let notsent = u32::from_ne_bytes(*information.get(NOTSENT_BYTES..)?.first_chunk()?);
+    Some(long(BYTES_SENT)?.wrapping_sub(long(BYTES_RETRANS)?).wrapping_add(notsent.into()))
 }
 
 fn speaks_http_1_1(head: &[u8]) -> bool {

@@ -1,24 +1,28 @@
-//! A server that waits for events may keep a connection for a moment after its response, and read the client's next request
-//! itself: no filter presents it, and none of the server's work for a new connection is done. Only for chains without filters
-//! that want to see each request.
+//! A server may keep a connection for a moment after its response, and read the client's next request itself: no filter
+//! presents it, and none of the server's work for a new connection is done. Only for chains without filters that want to see
+//! each request; and only for servers that go on with others meanwhile: those that wait for events, and processes of one
+//! thread that wait for one connection, but no longer than until somebody else has nobody to turn to (see [`WaitAlone`]).
 //!
 //! The ledger arbitrates: the server moves *lingering* to *accepted* when the next request is whole, and whoever is first,
 //! server or keeper, moves it to *ended locally*. Whatever is not a whole, small request is the filters' again.
 
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use crate::keeper::whole::{Progression, Reader, Whole};
+use crate::link::{self, Received};
 use crate::server::connection::Connection;
-use crate::server::table::{self, Entry, lock};
+use crate::server::table::{self, Chain, Entry, lock};
 use crate::server::{borrow, end_locally, process};
-use crate::wire::flags;
+use crate::wire::{Notice, flags};
 
 /// Connections that a process keeps so at a time; those above it end with their response.
 const MOST: usize = 256;
@@ -26,6 +30,11 @@ const MOST: usize = 256;
 const MOST_STAYS: usize = 16 * MOST;
 /// Requests whose head and content are longer go by the filters.
 const PEEKED_BYTES: usize = 4096;
+/// Requests that a process which waits for one connection reads from it in a row: others have their turn then.
+const MOST_IN_A_ROW: u32 = 100;
+/// A process waits for one connection so long before it looks whether another needs it: clients that are near have asked
+/// again by then, and those that wait for the process meanwhile wait no longer than this.
+const UNDISTURBED: Duration = Duration::from_millis(5);
 
 /// How long a connection is kept; not at all if it is not set.
 static LINGER: OnceLock<Duration> = OnceLock::new();
@@ -44,7 +53,7 @@ struct Stay {
 }
 
 impl Stay {
-    fn connection(&self) -> Option<std::sync::Arc<Mutex<Connection>>> {
+    fn connection(&self) -> Option<Arc<Mutex<Connection>>> {
         let Some(Entry::Connection(connection)) = table::get(self.fd) else { return None };
         let is_this = lock(&connection).lingers() == Some(self.number);
         is_this.then_some(connection)
@@ -58,8 +67,12 @@ pub fn set_linger(linger: Duration) {
 
 /// The response is complete and the connection persistent: keeps it, if that is allowed and nobody asked for its end.
 pub(super) fn linger(connection: &mut Connection) -> bool {
-    let waits_for_events = connection.interests.len() == 1 && !connection.is_muted;
-    if LINGER.get().is_none() || !waits_for_events || COUNT.load(Ordering::Relaxed) >= MOST {
+    let may_wait = match connection.interests.len() {
+        1 => !connection.is_muted,
+        0 => connection.in_a_row() < MOST_IN_A_ROW && has_one_thread(),
+        _ => false,
+    };
+    if LINGER.get().is_none() || !may_wait || COUNT.load(Ordering::Relaxed) >= MOST {
         return false;
     }
     let &[fd] = &connection.descriptors[..] else { return false };
@@ -71,18 +84,45 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
     COUNT.fetch_add(1, Ordering::Relaxed);
     // What came before this has been reported to the server already, which need not be told again (edge-triggered epoll),
     // and not to the filters.
-    if rustix::io::ioctl_fionread(borrow(fd)).is_ok_and(|unread| unread > 0) {
+    let is_told_once = !connection.interests.is_empty();
+    if is_told_once && rustix::io::ioctl_fionread(borrow(fd)).is_ok_and(|unread| unread > 0) {
         return false;
     }
     let mut stays = lock(&STAYS);
-    stays.push_back(Stay { fd, number, since: Instant::now() });
+    let stay = Stay { fd, number, since: Instant::now() };
+    // An earlier one of the same connection is over.
+    while stays.back().is_some_and(|last| last.fd == fd) {
+        stays.pop_back();
+    }
+    // A server that waits by calls that nobody sees leaves them all here.
+    if stays.len() > 2 * MOST_STAYS {
+        return false;
+    }
+    stays.push_back(stay);
     HAS_STAYS.store(true, Ordering::Release);
     true
+}
+
+/// Whether any connection of this process lingers.
+pub fn lingers() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
 }
 
 /// A connection lingers no more.
 pub(super) fn left() {
     let _ = COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+}
+
+/// Whether this process has one thread, as its libc knows it: with others, the one that waits may not be the one that is
+/// needed.
+fn has_one_thread() -> bool {
+    static KNOWN: OnceLock<usize> = OnceLock::new();
+    let known = *KNOWN.get_or_init(|| {
+        // SAFETY: a terminated name; dlsym is thread-safe.
+        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as usize }
+    });
+    // SAFETY: a `char` of libc's own for as long as the process lives (glibc 2.32); null where there is none.
+    unsafe { (known as *const libc::c_char).as_ref() }.is_some_and(|&is_so| is_so != 0)
 }
 
 /// What came on a connection that lingers.
@@ -91,6 +131,8 @@ pub(super) enum Next {
     Request,
     /// Nothing yet.
     Nothing,
+    /// Nothing yet, and the server is about to wait for it.
+    Wait(WaitAlone),
     /// The client has left, or the connection failed: the server's own read tells.
     Left,
     /// The filters have the connection again, and the server's end is over.
@@ -103,12 +145,15 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
     let length = match rustix::net::recv(fd, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((length, _)) if length > 0 => length,
         Err(Errno::AGAIN | Errno::INTR) => {
-            let waits =
-                !rustix::fs::fcntl_getfl(fd).is_ok_and(|now| now.contains(rustix::fs::OFlags::NONBLOCK));
+            let waits = connection.is_blocking
+                && !rustix::fs::fcntl_getfl(fd).is_ok_and(|now| now.contains(rustix::fs::OFlags::NONBLOCK));
             if !waits {
                 return Next::Nothing;
             }
-            // A server that waits in its read is to wait for new connections instead.
+            if let Some(stay) = connection.lingers().filter(|_| has_one_thread()) {
+                return Next::Wait(WaitAlone { fd: fd.as_raw_fd(), stay });
+            }
+            // A thread that waits in its read may be needed for another connection.
             end_locally(connection);
             return Next::Over;
         }
@@ -136,14 +181,126 @@ fn whole(bytes: &[u8]) -> Option<Whole> {
     }
 }
 
+/// The chain, if this process gave up waiting for one connection because another needed it.
+static NEEDED_BY: OnceLock<Arc<Chain>> = OnceLock::new();
+/// Whether it has not accepted since.
+static IS_NEEDED: AtomicBool = AtomicBool::new(false);
+
+/// The process accepts.
+pub(super) fn accepts() {
+    IS_NEEDED.store(false, Ordering::Relaxed);
+}
+
+/// The process ends. If it was woken for a request, nobody else was: handed again, it wakes another process.
+pub(super) fn give_back() {
+    let Some(chain) = NEEDED_BY.get().filter(|_| IS_NEEDED.swap(false, Ordering::Relaxed)) else { return };
+    if let Ok(Received::Request(request)) = link::receive(chain.link.as_fd(), true, true) {
+        let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(request.bundle.id));
+    }
+}
+
+/// A process of one thread that is about to wait for one connection, which lingers.
+pub struct WaitAlone {
+    fd: RawFd,
+    stay: u64,
+}
+
+/// How a wait for one connection ended.
+pub enum Waited {
+    /// There is something to read, be it that the server's end is over.
+    Readable,
+    /// The time is over that the server wanted to wait.
+    TimedOut,
+}
+
+impl WaitAlone {
+    /// For the connection `fd`, if it lingers, and this process may wait for it alone.
+    pub fn of(fd: RawFd) -> Option<Self> {
+        if !lingers() || !has_one_thread() {
+            return None;
+        }
+        let _in_use = process::in_use();
+        let Some(Entry::Connection(connection)) = table::get(fd) else { return None };
+        let stay = lock(&connection).lingers()?;
+        Some(Self { fd, stay })
+    }
+
+    /// Waits until there is something to read, but at most `timeout`. Ends the stay when its time is over, or when a request
+    /// waits that no other process takes. No lock is held meanwhile: a signal may end the program.
+    ///
+    /// # Errors
+    /// EINTR.
+    pub fn wait(self, timeout: Option<Duration>) -> Result<Waited, Errno> {
+        let undisturbed = timeout.map_or(UNDISTURBED, |timeout| timeout.min(UNDISTURBED));
+        if readable(self.fd, undisturbed)? {
+            return Ok(Waited::Readable);
+        }
+        expire();
+        let stays = LINGER.get().copied().unwrap_or_default();
+        let wanted = timeout.map(|timeout| timeout.saturating_sub(undisturbed));
+        let stays_longer = wanted.is_some_and(|wanted| wanted < stays);
+        match self.with_others(wanted.map_or(stays, |wanted| wanted.min(stays)))? {
+            Some(Turn::Own) => return Ok(Waited::Readable),
+            Some(Turn::Others(chain)) => {
+                let _ = NEEDED_BY.set(chain);
+                IS_NEEDED.store(true, Ordering::Relaxed);
+            }
+            None if stays_longer => return Ok(Waited::TimedOut),
+            None => {}
+        }
+        self.end();
+        Ok(Waited::Readable)
+    }
+
+    /// Waits for the connection and for requests that nobody takes. Of all processes that wait, one is woken for each
+    /// (EPOLLEXCLUSIVE), as for accept; those that have waited longest come first.
+    fn with_others(&self, timeout: Duration) -> Result<Option<Turn>, Errno> {
+        let _in_use = process::in_use();
+        let Some(Entry::Connection(connection)) = table::get(self.fd) else { return Ok(Some(Turn::Own)) };
+        let chain = lock(&connection).chain().clone();
+        drop((connection, _in_use));
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let own = EventFlags::IN | EventFlags::RDHUP;
+        epoll::add(&poll, borrow(self.fd), EventData::new_u64(0), own)?;
+        epoll::add(&poll, &chain.link, EventData::new_u64(1), EventFlags::IN | EventFlags::EXCLUSIVE)?;
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 2];
+        let (events, _) = epoll::wait(&poll, &mut events, Some(&timeout))?;
+        let others = events.iter().any(|event| event.data.u64() == 1);
+        Ok(events.first().map(|_| if others { Turn::Others(chain) } else { Turn::Own }))
+    }
+
+    fn end(&self) {
+        let _in_use = process::in_use();
+        let Some(Entry::Connection(connection)) = table::get(self.fd) else { return };
+        let mut connection = lock(&connection);
+        if connection.lingers() == Some(self.stay) {
+            end_locally(&mut connection);
+        }
+    }
+}
+
+enum Turn {
+    /// Something came on the connection, or it lingers no more.
+    Own,
+    /// A request waits in the link.
+    Others(Arc<Chain>),
+}
+
+fn readable(fd: RawFd, timeout: Duration) -> Result<bool, Errno> {
+    let fd = borrow(fd);
+    let mut watched = [PollFd::new(&fd, PollFlags::IN | PollFlags::RDHUP)];
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    Ok(rustix::event::poll(&mut watched, Some(&timeout))? > 0)
+}
+
 /// The process is about to wait: ends what has lingered long enough.
-pub(super) fn expire() {
+pub fn expire() {
     if !HAS_STAYS.load(Ordering::Acquire) {
         return;
     }
     let _in_use = process::in_use();
     let Some(&linger) = LINGER.get() else { return };
-    let now = Instant::now();
     // No connection is locked while the stays are: a connection that begins to linger does it the other way round.
     if lock(&STAYS).len() > MOST_STAYS {
         let mut stays = std::mem::take(&mut *lock(&STAYS));
@@ -161,7 +318,7 @@ pub(super) fn expire() {
         };
         let Some(stay) = first else { return };
         let Some(connection) = stay.connection() else { continue };
-        if now.saturating_duration_since(stay.since) < linger {
+        if stay.since.elapsed() < linger {
             return lock(&STAYS).push_front(stay);
         }
         let mut connection = lock(&connection);
@@ -185,4 +342,5 @@ pub(super) fn forget_all() {
     lock(&STAYS).clear();
     COUNT.store(0, Ordering::Relaxed);
     HAS_STAYS.store(false, Ordering::Release);
+    IS_NEEDED.store(false, Ordering::Relaxed);
 }

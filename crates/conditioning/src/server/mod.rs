@@ -26,7 +26,7 @@ use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
 pub use exec::inherit_standard_streams;
 use lingering::Next;
-pub use lingering::set_linger;
+pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
@@ -50,8 +50,8 @@ pub struct AcceptOptions {
 pub enum Reading {
     /// The descriptor is none of ours: read as usual.
     AsUsual,
-    /// Nothing is there yet: EAGAIN.
-    Nothing,
+    /// Nothing can be read: EAGAIN because nothing is there yet, or EINTR.
+    Fails(Errno),
     /// Take from these bytes, then report with [`took`].
     Copy(Vec<u8>),
     /// Read from the socket at most this much, then report with [`took`].
@@ -94,6 +94,9 @@ pub fn chain_without_children(link: OwnedFd, ledger: &OwnedFd) -> std::io::Resul
 
 /// The address that the listening socket `fd` stands for was asked to have; `None`: it is no listener of ours.
 pub fn listener(fd: RawFd) -> Option<SocketAddr> {
+    if !table::is_listener(fd) {
+        return None;
+    }
     match table::get(fd)? {
         Entry::Listener { address, .. } => Some(address),
         _ => None,
@@ -111,19 +114,28 @@ fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// The client's address and the server's, as the connection `fd` shows them.
+/// Which end of a connection an address is of.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum End {
+    /// The client's.
+    Peer,
+    /// The server's.
+    Local,
+}
+
+/// An address of the connection `fd`, as the server's listening socket would show it; `None`: it is no connection of ours.
 ///
 /// # Errors
 /// As getsockname(2) and getpeername(2).
-pub fn addresses(fd: RawFd) -> Option<Result<(SocketAddr, SocketAddr), Errno>> {
+pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
     let Entry::Connection(connection) = table::get(fd)? else { return None };
     let as_v6 = lock(&connection).presents_v6;
     let get = || {
-        let inet =
-            |address: rustix::net::SocketAddrAny| SocketAddr::try_from(address).map_err(|_| Errno::INVAL);
-        let peer = inet(rustix::net::getpeername(borrow(fd))?.ok_or(Errno::NOTCONN)?)?;
-        let local = inet(rustix::net::getsockname(borrow(fd))?)?;
-        Ok((presented(peer, as_v6), presented(local, as_v6)))
+        let address = match end {
+            End::Peer => rustix::net::getpeername(borrow(fd))?.ok_or(Errno::NOTCONN)?,
+            End::Local => rustix::net::getsockname(borrow(fd))?,
+        };
+        Ok(presented(SocketAddr::try_from(address).map_err(|_| Errno::INVAL)?, as_v6))
     };
     Some(get())
 }
@@ -145,6 +157,8 @@ fn accept_from(
     presents_v6: bool,
     options: AcceptOptions,
 ) -> Result<(RawFd, SocketAddr), Errno> {
+    lingering::accepts();
+    chain.ledger.set_accepts();
     loop {
         let received = link::receive(borrow(fd), options.dont_wait, options.cloexec)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -174,9 +188,7 @@ fn accept_from(
         let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
         connection.presents_v6 = presents_v6;
         connection.cloexec = options.cloexec;
-        if options.follow && !options.nonblocking {
-            connection.watch_for_unseen(socket.as_fd());
-        }
+        connection.is_blocking = !options.nonblocking;
         if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
             return Err(Errno::MFILE);
         }
@@ -193,16 +205,30 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
     }
 }
 
-/// What a read of up to `wanted` bytes from `fd` may do.
+/// What a read of up to `wanted` bytes from `fd` may do. Where the server is about to wait for a client's next request, it
+/// does so here.
 pub fn reading(fd: RawFd, wanted: usize) -> Reading {
+    loop {
+        match reading_now(fd, wanted) {
+            Ok(reading) => return reading,
+            Err(wait) => match wait.wait(None) {
+                Ok(_) => {}
+                Err(error) => return Reading::Fails(error),
+            },
+        }
+    }
+}
+
+fn reading_now(fd: RawFd, wanted: usize) -> Result<Reading, WaitAlone> {
     let _in_use = process::in_use();
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return Reading::AsUsual };
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return Ok(Reading::AsUsual) };
     let mut connection = lock(&connection);
-    match connection.source() {
+    Ok(match connection.source() {
         Source::Exhausted if connection.lingers().is_some() => {
             match lingering::next(&mut connection, borrow(fd)) {
                 Next::Request => Reading::Socket(connection.left().min(wanted)),
-                Next::Nothing => Reading::Nothing,
+                Next::Nothing => Reading::Fails(Errno::AGAIN),
+                Next::Wait(wait) => return Err(wait),
                 Next::Left => Reading::Socket(wanted),
                 Next::Over => Reading::Exhausted,
             }
@@ -213,7 +239,7 @@ pub fn reading(fd: RawFd, wanted: usize) -> Reading {
         }
         Source::Socket(left) => Reading::Socket(usize::try_from(left).unwrap_or(usize::MAX).min(wanted)),
         Source::Exhausted => Reading::Exhausted,
-    }
+    })
 }
 
 /// The server took `length` bytes after [`reading`] said from where. With `follow`, its end may now be over.
@@ -221,6 +247,9 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
     let _in_use = process::in_use();
     let Some(Entry::Connection(connection)) = table::get(fd) else { return };
     let mut guard = lock(&connection);
+    if follow {
+        guard.watch_for_unseen(borrow(fd));
+    }
     if from_copy {
         guard.took_copy(borrow(fd), length);
     } else {
@@ -275,15 +304,6 @@ fn mute(fd: BorrowedFd<'_>) {
         let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
         let data = epoll::EventData::new_u64(interest.data);
         let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
-    }
-}
-
-/// Whether what the server writes to `fd` is followed.
-pub fn is_followed(fd: RawFd) -> bool {
-    let _in_use = process::in_use();
-    match table::get(fd) {
-        Some(Entry::Connection(connection)) => lock(&connection).tracker().is_some(),
-        _ => false,
     }
 }
 
@@ -423,12 +443,29 @@ pub fn is_ended(fd: RawFd) -> bool {
     if !table::is_ended(fd) {
         return false;
     }
+    static ENDED: OnceLock<Option<(u64, u64)>> = OnceLock::new();
     let file = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
-    if at_end_of_file().is_none_or(|ended| file(ended) == file(borrow(fd))) {
+    let ended = ENDED.get_or_init(|| file(at_end_of_file()?));
+    if ended.is_none() || *ended == file(borrow(fd)) {
         return true;
     }
     table::take(fd);
     false
+}
+
+/// Whether the server's end of the connection `fd` is over when it writes: it was before, or its response is complete, and what
+/// it writes now is no part of one.
+pub fn is_over_for_writes(fd: RawFd) -> bool {
+    if lingers()
+        && let Some(Entry::Connection(connection)) = table::get(fd)
+    {
+        let _in_use = process::in_use();
+        let mut connection = lock(&connection);
+        if connection.lingers().is_some() {
+            end_locally(&mut connection);
+        }
+    }
+    is_ended(fd)
 }
 
 /// Whether `fd` is a connection of which the request has been read to its end.
@@ -436,6 +473,14 @@ pub fn is_read(fd: RawFd) -> bool {
     let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
     let _in_use = process::in_use();
     lock(&connection).source() == Source::Exhausted
+}
+
+/// The server changed whether calls on `fd` wait.
+pub fn set_blocking_known(fd: RawFd, is_blocking: bool) {
+    let _in_use = process::in_use();
+    if let Some(Entry::Connection(connection)) = table::get(fd) {
+        lock(&connection).is_blocking = is_blocking;
+    }
 }
 
 /// The server changed whether `fd` closes on exec.
@@ -525,6 +570,7 @@ pub fn before_exit(becomes_another: bool) {
     if !process::is_owner() {
         return;
     }
+    lingering::give_back();
     for (fd, entry) in table::numbered_entries() {
         if !becomes_another || fd > 2 {
             closing(fd, Closing::AsFollowed);

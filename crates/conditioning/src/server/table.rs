@@ -66,6 +66,11 @@ pub fn get(fd: RawFd) -> Option<Entry> {
     lock(&ENTRIES[index]).clone()
 }
 
+/// Whether `fd` stands for a listening socket.
+pub fn is_listener(fd: RawFd) -> bool {
+    index(fd).is_some_and(|index| KINDS[index].load(Ordering::Acquire) == LISTENER)
+}
+
 /// Whether `fd` was a connection whose end is over.
 pub fn is_ended(fd: RawFd) -> bool {
     index(fd).is_some_and(|index| KINDS[index].load(Ordering::Acquire) == ENDED)

@@ -98,6 +98,17 @@ impl Chain {
         chain
     }
 
+    /// Waits until the chain accepts connections, of which the server learns nothing.
+    pub fn once_it_listens(mut command: Command, port: u16) -> Self {
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut chain = Self { child, address: ([127, 0, 0, 1], port).into() };
+        wait_until("the chain listens", || {
+            assert_eq!(chain.child.try_wait().unwrap(), None, "ended: {}", chain.errors());
+            Client::try_connect(chain.address).is_ok()
+        });
+        chain
+    }
+
     fn errors(&mut self) -> String {
         let mut text = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {

@@ -2,9 +2,12 @@
 //! addresses and prefixes, and who was asked to prove something.
 
 use super::{Event, NodeId, PrefixTree};
+use crate::IpPrefix;
 
 /// Active nodes that are remembered until somebody asks for them.
 const MAX_ACTIVE: usize = 4_096;
+/// Addresses that are remembered of each window: enough to tell whether a client is nearly alone.
+const PRESENT: usize = 3;
 
 /// Counts in the order of [`Event::ALL`].
 type Counts = [u32; Event::ALL.len()];
@@ -15,7 +18,18 @@ pub(super) struct Elsewhere {
     /// Who was active since [`PrefixTree::take_active`]; at most [`MAX_ACTIVE`].
     active: Vec<NodeId>,
     /// A node's [`Told`] is its place here.
-    told: Vec<(NodeId, Counts)>,
+    told: Vec<(NodeId, Counts, u32)>,
+    /// Some of the addresses that did something in this window and in the one before.
+    present: [Present; 2],
+    /// How many addresses there are here and elsewhere, as far as they are told.
+    addresses: u32,
+}
+
+/// Some of the addresses that did something in a window.
+#[derive(Debug, Default)]
+struct Present {
+    window: u32,
+    ids: Vec<NodeId>,
 }
 
 /// Where it stands what others have told of a node.
@@ -38,21 +52,37 @@ impl Elsewhere {
         }
     }
 
+    /// Remembers that an address did something for the first time in a window.
+    pub(super) fn was_present(&mut self, id: NodeId, window: u32) {
+        if self.present[0].window != window {
+            self.present.swap(0, 1);
+            self.present[0].window = window;
+            self.present[0].ids.clear();
+        }
+        if self.present[0].ids.len() < PRESENT {
+            self.present[0].ids.push(id);
+        }
+    }
+
     /// How often others have counted an event for a node that was told of.
     #[inline]
     pub(super) fn count(&self, told: Told, event: Event) -> u32 {
-        let Some(place) = told.0 else { return 0 };
-        self.told.get(place.get() as usize - 1).map_or(0, |(_, counts)| counts[event as usize])
+        self.of(told).map_or(0, |(_, counts, _)| counts[event as usize])
+    }
+
+    #[inline]
+    fn of(&self, told: Told) -> Option<&(NodeId, Counts, u32)> {
+        self.told.get(told.0?.get() as usize - 1)
     }
 }
 
 impl PrefixTree {
     /// Others have counted so much of the same address or prefix within their sliding windows, in the order of
-    /// [`Event::ALL`]. Until [`Self::forget_elsewhere`] it is added to what [`Self::request`] tells of an address, and to
-    /// [`Self::count_everywhere`].
-    pub fn set_elsewhere(&mut self, id: NodeId, counts: Counts) {
+    /// [`Event::ALL`], and have so many connections of it. Until [`Self::forget_elsewhere`] it is added to what
+    /// [`Self::request`] tells of an address, to [`Self::count_everywhere`] and to [`Self::open_everywhere`].
+    pub fn set_elsewhere(&mut self, id: NodeId, counts: Counts, open: u32) {
         if self.is_live(id) {
-            self.elsewhere.told.push((id, counts));
+            self.elsewhere.told.push((id, counts, open));
             let place = u32::try_from(self.elsewhere.told.len()).ok().and_then(std::num::NonZeroU32::new);
             self.nodes[id.index as usize].told = Told(place);
         }
@@ -60,7 +90,7 @@ impl PrefixTree {
 
     /// Forgets what [`Self::set_elsewhere`] was told.
     pub fn forget_elsewhere(&mut self) {
-        for (id, _) in std::mem::take(&mut self.elsewhere.told) {
+        for (id, ..) in std::mem::take(&mut self.elsewhere.told) {
             if self.is_live(id) {
                 self.nodes[id.index as usize].told = Told::default();
             }
@@ -73,7 +103,33 @@ impl PrefixTree {
         self.count(id, event, now_ms).saturating_add(self.elsewhere.count(told, event))
     }
 
-    /// Those that have counted another [`Self::LOOK_EVERY`] requests since this was last asked, some of them twice.
+    /// As [`Self::open_connections`], with those that others have of the same.
+    pub fn open_everywhere(&self, id: NodeId) -> u32 {
+        let told = self.node(id).map_or_else(Told::default, |node| node.told);
+        let elsewhere = self.elsewhere.of(told).map_or(0, |(_, _, open)| *open);
+        self.open_connections(id).saturating_add(elsewhere)
+    }
+
+    /// Some of the addresses that did something in this window or in the last one: all of them, if they are few.
+    pub fn present(&self, now_ms: u64) -> impl Iterator<Item = IpPrefix> + '_ {
+        let now = self.moment(now_ms).index;
+        let recent =
+            self.elsewhere.present.iter().filter(move |present| now.wrapping_sub(present.window) <= 1);
+        recent.flat_map(|present| &present.ids).filter_map(|id| self.prefix(*id))
+    }
+
+    /// So many different addresses are present here and elsewhere, as far as they were told.
+    pub fn set_present_everywhere(&mut self, addresses: u32) {
+        self.elsewhere.addresses = addresses;
+    }
+
+    /// How many addresses are there now, with those elsewhere as far as it takes to tell whether a client is nearly alone.
+    pub fn addresses_everywhere(&self, now_ms: u64) -> u32 {
+        self.addresses(self.root(), now_ms).max(self.elsewhere.addresses)
+    }
+
+    /// Those that were found to do much since this was last asked, some of them twice: another [`Self::LOOK_EVERY`] requests,
+    /// of addresses also so many of another event as is [`Event::worth_telling`], or of connections.
     pub fn take_active(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.elsewhere.active)
     }

@@ -79,7 +79,7 @@ struct Node {
     /// The window of its first event.
     born: u32,
     window: Window,
-    /// Connections open now; an address with any is not evicted.
+    /// Connections open now, of a prefix those of all in it; what has any is not evicted.
     open: u32,
     top: TopTarget,
     mark: Mark,
@@ -134,6 +134,8 @@ impl PrefixTree {
     pub const LEVELS: usize = LENGTHS4.len();
     /// Requests of a prefix after which its shape is worth another look.
     pub const LOOK_EVERY: u32 = 64;
+    /// Connections open at once that make an address worth telling other owners of.
+    pub const OPEN_WORTH_TELLING: u32 = 8;
     /// See [`Self::strike`].
     pub const STRIKE_WINDOWS: u32 = 60;
 
@@ -219,8 +221,13 @@ impl PrefixTree {
         if is_first {
             leaf.window.add(Event::Address, 1);
             leaf.top.fade();
+            self.elsewhere.was_present(id, moment.index);
         }
         leaf.window.add(event, amount);
+        let (count, worth) = (leaf.window.current(event), event.worth_telling());
+        if count / worth != count.saturating_sub(amount) / worth {
+            self.elsewhere.was_active(id);
+        }
         let mut at = leaf.parent;
         while let Some(node) = self.nodes.get_mut(at as usize) {
             if node.window.roll(moment) {
@@ -248,6 +255,7 @@ impl PrefixTree {
         if is_first {
             leaf.window.add(Event::Address, 1);
             leaf.top.fade();
+            self.elsewhere.was_present(id, moment.index);
         }
         leaf.window.add(Event::Request, 1);
         leaf.top.vote(target);
@@ -360,20 +368,45 @@ impl PrefixTree {
         if !self.is_live(id) {
             return 0;
         }
-        let node = &mut self.nodes[id.index as usize];
-        node.open += 1;
-        node.open
+        let mut at = id.index;
+        while let Some(node) = self.nodes.get_mut(at as usize) {
+            node.open += 1;
+            at = node.parent;
+        }
+        let open = self.nodes[id.index as usize].open;
+        if open.is_multiple_of(Self::OPEN_WORTH_TELLING) {
+            self.elsewhere.was_active(id);
+        }
+        open
     }
 
     /// A connection of this address was closed.
     pub fn close(&mut self, id: NodeId) {
-        if self.is_live(id) {
-            let node = &mut self.nodes[id.index as usize];
+        if !self.is_live(id) {
+            return;
+        }
+        let mut at = id.index;
+        while let Some(node) = self.nodes.get_mut(at as usize) {
             node.open = node.open.saturating_sub(1);
+            at = node.parent;
         }
     }
 
-    /// Connections open now.
+    /// What a connection of this address weighs where there are too many, in 64ths of what a lone one does: those of the
+    /// address in full, and those of each prefix around it a quarter of what the one within counts, so that who has a whole
+    /// network of addresses weighs more than somebody with one.
+    pub fn crowding(&self, id: NodeId) -> u64 {
+        let mut crowding = 0;
+        let mut place = self.node(id);
+        for level in 0..Self::LEVELS as u32 {
+            let Some(node) = place else { break };
+            crowding += (u64::from(node.open) * 64) >> (2 * level);
+            place = self.nodes.get(node.parent as usize);
+        }
+        crowding
+    }
+
+    /// Connections open now, of a prefix those of all in it.
     pub fn open_connections(&self, id: NodeId) -> u32 {
         self.node(id).map_or(0, |node| node.open)
     }
@@ -517,7 +550,7 @@ impl PrefixTree {
     /// Removes a node without children, and each prefix around it that has no other.
     fn remove(&mut self, index: u32) {
         let mut at = index;
-        while self.nodes[at as usize].children == 0 && at != 0 {
+        while self.nodes[at as usize].children == 0 && self.nodes[at as usize].open == 0 && at != 0 {
             let nodes = &self.nodes;
             self.index.remove(at, |node| nodes[node as usize].key);
             let node = &mut self.nodes[at as usize];
@@ -535,6 +568,7 @@ impl PrefixTree {
         assert!(self.len() <= self.capacity, "{} nodes, capacity {}", self.len(), self.capacity);
         assert_eq!(self.index.len(), self.len() - 1, "every node but the root is indexed");
         let mut children = vec![0u32; self.nodes.len()];
+        let mut open = vec![0u32; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             if index == 0 || node.is_free() {
                 assert!(index != 0 || node.parent == NONE, "the root is nobody's child");
@@ -544,6 +578,7 @@ impl PrefixTree {
             let parent = &self.nodes[node.parent as usize];
             assert!(node.parent == 0 || !parent.is_free(), "a parent is in use");
             children[node.parent as usize] += 1;
+            open[node.parent as usize] += node.open;
             if let (Some(own), Some(above)) = (node.key.prefix(), parent.key.prefix()) {
                 assert!(above.contains(own.address()) && above.length_bits() < own.length_bits());
             }
@@ -556,6 +591,8 @@ impl PrefixTree {
         }
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| !node.is_free()) {
             assert_eq!(node.children, children[index], "children are counted");
+            // Where there is no room for an address, its connections are its prefix's own.
+            assert!(node.open >= open[index], "connections are counted");
         }
         let free = self.nodes.iter().skip(1).filter(|node| node.is_free()).count();
         assert_eq!(free, self.free.len(), "what is not in use is free");

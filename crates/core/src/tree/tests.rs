@@ -246,17 +246,92 @@ fn what_others_have_counted_is_added_until_it_is_forgotten() {
     let mut counts = [0; Event::ALL.len()];
     counts[Event::Request as usize] = 500;
     counts[Event::Novel as usize] = 7;
-    tree.set_elsewhere(one, counts);
-    tree.set_elsewhere(other, [0; Event::ALL.len()]);
+    tree.set_elsewhere(one, counts, 3);
+    tree.set_elsewhere(other, [0; Event::ALL.len()], 0);
     assert_eq!(tree.request(one, 1, 0).requests, 501);
     assert_eq!(tree.request(other, 1, 0).requests, 1);
     assert_eq!(tree.count_everywhere(one, Event::Novel, 0), 7);
+    tree.open(one);
+    assert_eq!(
+        (tree.open_connections(one), tree.open_everywhere(one), tree.open_everywhere(other)),
+        (1, 4, 0)
+    );
     assert_eq!(tree.count(one, Event::Request, 0), 1, "the tree's own count stays its own");
     // Told again before it was forgotten, as of this moment.
     counts[Event::Request as usize] = 600;
-    tree.set_elsewhere(one, counts);
+    tree.set_elsewhere(one, counts, 3);
     assert_eq!(tree.count_everywhere(one, Event::Request, 0), 601);
     tree.forget_elsewhere();
     assert_eq!(tree.request(one, 1, 0).requests, 2);
     assert_eq!(tree.count_everywhere(one, Event::Novel, 0), 0);
+    assert_eq!(tree.open_everywhere(one), 1);
+}
+
+#[test]
+fn few_addresses_are_all_remembered_until_a_window_has_passed_without_them() {
+    let mut tree = tree(100);
+    let present = |tree: &PrefixTree, now_ms| {
+        let mut all: Vec<String> = tree.present(now_ms).map(|prefix| prefix.to_string()).collect();
+        all.sort();
+        all
+    };
+    for last in [1, 2] {
+        let id = tree.locate(address(&format!("10.1.2.{last}")), 0);
+        tree.request(id, 1, 0);
+        tree.request(id, 1, 0);
+    }
+    assert_eq!(present(&tree, 0), ["10.1.2.1/32", "10.1.2.2/32"]);
+    let window_ms = tree.window_ms();
+    let id = tree.locate(address("10.1.2.2"), window_ms);
+    tree.add(id, Event::Connection, 1, window_ms);
+    assert_eq!(present(&tree, 2 * window_ms), ["10.1.2.2/32"]);
+    assert_eq!(tree.addresses_everywhere(2 * window_ms), 1);
+    tree.set_present_everywhere(3);
+    assert_eq!(tree.addresses_everywhere(2 * window_ms), 3);
+    assert_eq!(present(&tree, 3 * window_ms), [""; 0]);
+}
+
+#[test]
+fn addresses_that_do_much_of_anything_are_active() {
+    let mut tree = tree(100);
+    let id = tree.locate(address("10.1.2.3"), 0);
+    tree.add(id, Event::Error, 8, 0);
+    assert_eq!(tree.take_active(), []);
+    tree.add(id, Event::Error, 8, 0);
+    assert_eq!(tree.take_active(), [id]);
+    (0..PrefixTree::OPEN_WORTH_TELLING).for_each(|_| assert!(tree.open(id) > 0));
+    assert_eq!(tree.take_active(), [id]);
+}
+
+#[test]
+fn connection_weighs_what_its_network_holds_and_closed_ones_nothing() {
+    let mut tree = tree(1_000);
+    let lone = tree.locate(address("20.1.2.3"), 0);
+    tree.open(lone);
+    // As many networks of 64 bits as anybody likes, one connection each.
+    let many: Vec<NodeId> =
+        (0..200).map(|index| tree.locate(address(&format!("2001:db8:1:{index:x}::1")), 0)).collect();
+    many.iter().for_each(|id| assert_eq!(tree.open(*id), 1));
+    assert_eq!(tree.open_connections(tree.root()), 201);
+    assert!(tree.crowding(many[0]) > 8 * tree.crowding(lone), "{}", tree.crowding(many[0]));
+    tree.check_invariants();
+    many.iter().for_each(|id| tree.close(*id));
+    assert_eq!((tree.open_connections(tree.root()), tree.crowding(many[0])), (1, 0));
+    tree.check_invariants();
+}
+
+#[test]
+fn connections_of_addresses_that_found_no_room_are_their_prefixes_until_they_close() {
+    let mut tree = tree(64);
+    let mut all = Vec::new();
+    for last in 0..200 {
+        let id = tree.locate(address(&format!("10.1.2.{last}")), 0);
+        tree.open(id);
+        all.push(id);
+    }
+    tree.check_invariants();
+    assert_eq!(tree.open_connections(tree.root()), 200);
+    all.into_iter().for_each(|id| tree.close(id));
+    assert_eq!(tree.open_connections(tree.root()), 0);
+    tree.check_invariants();
 }

@@ -20,9 +20,20 @@ events! {
     Novel "A request that missed the cache, for a URL that nobody has asked for lately.",
     Error "A response that tells of a fault of the client's: unknown pages, and with more weight failed logins.",
     UpstreamMs "A millisecond of the upstreams' time.",
-    Range "A request for a part of a response.",
+    Range "A request for a part of a response that is tiny or was asked for before.",
     Slow "A connection that was ended because its client was too slow.",
     Violation "A verdict against the client.",
+}
+
+impl Event {
+    /// So many within the sliding window make an address worth telling other owners of: few to what any limit allows.
+    pub const fn worth_telling(self) -> u32 {
+        match self {
+            Self::Request => 64,
+            Self::UpstreamMs => 1_024,
+            _ => 16,
+        }
+    }
 }
 
 /// How many events are told apart.

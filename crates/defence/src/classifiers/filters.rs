@@ -1,7 +1,7 @@
 //! Requests that are refused by what they look like: rules across layers, such as this prefix with this User-Agent.
 
 use tidegate_core::hooks::{Classifier, Decision, Field, RequestLine, RequestView, Scene};
-use tidegate_core::{Reason, Verdict, Visit};
+use tidegate_core::{Reason, Visit};
 
 use super::verdict;
 use crate::Settings;
@@ -9,7 +9,7 @@ use crate::settings::Filter;
 
 #[derive(Debug)]
 pub(super) struct Filters {
-    filters: Vec<(Filter, Verdict)>,
+    filters: Vec<(Filter, Decision)>,
     folds_case: bool,
     name: &'static str,
 }
@@ -20,10 +20,13 @@ pub(crate) const TRIED_OUT: &str = "form-tried-out";
 impl Filters {
     /// Those that act, or those that are only tried out.
     pub(super) fn new(settings: &Settings, dry_run: bool) -> Self {
-        let with_verdict = |filter: &Filter| (filter.clone(), verdict(filter.action, settings));
-        let chosen = settings.filters.iter().filter(|filter| filter.dry_run == dry_run);
+        let with_decision = |(number, filter): (u16, &Filter)| {
+            let decision = Decision::new(verdict(filter.action, settings), Reason::Form);
+            (filter.clone(), Decision { filter: number, ..decision })
+        };
+        let chosen = (1..).zip(&settings.filters).filter(|(_, filter)| filter.dry_run == dry_run);
         let name = if dry_run { TRIED_OUT } else { Reason::Form.name() };
-        Self { filters: chosen.map(with_verdict).collect(), folds_case: settings.folds_case, name }
+        Self { filters: chosen.map(with_decision).collect(), folds_case: settings.folds_case, name }
     }
 }
 
@@ -42,12 +45,12 @@ impl Classifier for Filters {
         let found = filters.find(|(filter, _)| {
             comes_from(filter, scene) && filter.methods.iter().any(|method| method.as_bytes() == line.method)
         });
-        found.map_or(Decision::CONTINUE, |(_, verdict)| Decision::new(*verdict, Reason::Form))
+        found.map_or(Decision::CONTINUE, |(_, decision)| *decision)
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {
         let found = self.filters.iter().find(|(filter, _)| self.matches(filter, scene, request));
-        found.map_or(Decision::CONTINUE, |(_, verdict)| Decision::new(*verdict, Reason::Form))
+        found.map_or(Decision::CONTINUE, |(_, decision)| *decision)
     }
 }
 

@@ -94,7 +94,7 @@ impl Classifier for Connections {
     }
 }
 
-/// Failed logins and unknown pages: as the result of the last response, or at the next request.
+/// Failed logins, unknown pages, and requests that are given up while an upstream works on them.
 #[derive(Debug)]
 struct Errors(Limit);
 
@@ -104,7 +104,7 @@ impl Classifier for Errors {
     }
 
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
-        if response.status < 400 {
+        if response.status < 400 && response.status != ResponseView::GIVEN_UP {
             return Decision::CONTINUE;
         }
         self.0.check(scene, Event::Error)
@@ -153,7 +153,7 @@ impl Classifier for CacheBusting {
     }
 }
 
-/// Asks for parts of responses again and again.
+/// Asks for parts of responses and gains next to nothing by it, again and again, where others are there too.
 #[derive(Debug)]
 struct Ranges(Limit);
 
@@ -163,7 +163,10 @@ impl Classifier for Ranges {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        self.0.check(scene, Event::Range)
+        match self.0.check(scene, Event::Range) {
+            exceeded if is_crowded(scene) => exceeded,
+            _ => Decision::CONTINUE,
+        }
     }
 }
 

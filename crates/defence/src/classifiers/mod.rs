@@ -8,12 +8,15 @@ mod swarm;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use tidegate_core::hooks::{Classifier, Decision, Field, RequestView, ResponseView, Scene, Source};
+use tidegate_core::hooks::{
+    Classifier, Decision, Field, Part, RequestView, ResponseView, Scene, Source, hash, hash_target,
+};
 use tidegate_core::{Event, Reason, Verdict, Visit};
 
 use crate::Settings;
 use crate::external::{External, Feed};
 use crate::novelty::Novelty;
+use crate::parts::Parts;
 use crate::settings::Action;
 use crate::stress::Upstreams;
 
@@ -22,6 +25,10 @@ use crate::stress::Upstreams;
 const ALONE: u32 = 2;
 /// A failed login weighs this many unknown pages.
 const FAILED_LOGIN_WEIGHT: u32 = 8;
+/// A request that was given up while an upstream worked on it weighs this many: it works on, and nobody learns how long.
+const GIVEN_UP_WEIGHT: u32 = 4;
+/// A set of ranges that is rejected weighs this many ranges that gain nothing.
+const EXCESSIVE_WEIGHT: u32 = 8;
 
 /// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
 pub(crate) fn all(
@@ -30,9 +37,13 @@ pub(crate) fn all(
     upstreams: &Arc<Upstreams>,
     feed: &Arc<Feed>,
 ) -> Vec<Box<dyn Classifier>> {
-    let novelty = RefCell::new(Novelty::new(seed));
-    let mut chain: Vec<Box<dyn Classifier>> =
-        vec![Box::new(Accounts { novelty, upstreams: Arc::clone(upstreams) })];
+    let accounts = Accounts {
+        novelty: RefCell::new(Novelty::new()),
+        parts: RefCell::new(Parts::new()),
+        seed,
+        upstreams: Arc::clone(upstreams),
+    };
+    let mut chain: Vec<Box<dyn Classifier>> = vec![Box::new(accounts)];
     if settings.external {
         chain.push(Box::new(External(Arc::clone(feed))));
     }
@@ -66,13 +77,15 @@ pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
 
 /// Whether the client shares the server with enough others to be in their way.
 fn is_crowded(scene: &Scene<'_>) -> bool {
-    scene.tree.addresses(scene.tree.root(), scene.now_ms) > ALONE
+    scene.tree.addresses_everywhere(scene.now_ms) > ALONE
 }
 
 /// Counts in the tree what only a look at requests and responses tells. Objects to nothing.
 #[derive(Debug)]
 struct Accounts {
     novelty: RefCell<Novelty>,
+    parts: RefCell<Parts>,
+    seed: u64,
     upstreams: Arc<Upstreams>,
 }
 
@@ -82,8 +95,19 @@ impl Classifier for Accounts {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {
-        if request.field(Field::Range).is_some() {
-            scene.tree.add(scene.client, Event::Range, 1, scene.now_ms);
+        let weight = match request.fields.part() {
+            None => return Decision::CONTINUE,
+            Some(Part::Excessive) => EXCESSIVE_WEIGHT,
+            Some(Part::Bytes { start, end }) => {
+                let host = request.field(Field::Host).unwrap_or_default();
+                let target = hash_target(hash(self.seed, host), request.path, request.query);
+                let is_idle =
+                    self.parts.borrow_mut().is_idle(scene.client, target, (start, end), scene.now_ms);
+                u32::from(is_idle)
+            }
+        };
+        if weight > 0 {
+            scene.tree.add(scene.client, Event::Range, weight, scene.now_ms);
         }
         Decision::CONTINUE
     }
@@ -91,17 +115,21 @@ impl Classifier for Accounts {
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
         let mut add = |event, amount| scene.tree.add(scene.client, event, amount, scene.now_ms);
         match response.status {
+            ResponseView::GIVEN_UP => add(Event::Error, GIVEN_UP_WEIGHT),
             401 | 403 => add(Event::Error, FAILED_LOGIN_WEIGHT),
             400..=499 => add(Event::Error, 1),
             _ => {}
         }
         if response.source != Source::Here {
             add(Event::UpstreamMs, response.upstream_ms);
-            self.upstreams.answered(response.status, response.upstream_ms);
+            if response.status != ResponseView::GIVEN_UP {
+                self.upstreams.answered(response.status, response.upstream_ms);
+            }
         }
-        if response.source == Source::Missed
-            && self.novelty.borrow_mut().is_new(response.path, response.query, scene.now_ms)
-        {
+        // Another host, and another variant, is another thing to be asked for past the cache.
+        let host = hash(self.seed, response.authority).wrapping_add(response.variant);
+        let target = hash_target(host, response.path, response.query);
+        if response.source == Source::Missed && self.novelty.borrow_mut().is_new(target, scene.now_ms) {
             add(Event::Novel, 1);
         }
         Decision::CONTINUE

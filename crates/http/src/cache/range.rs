@@ -5,6 +5,8 @@ use std::ops::Deref;
 
 /// More ranges than this in one request are not worth their overhead (RFC 9110 §14.2): the whole is sent.
 pub const MAX_RANGES: usize = 16;
+/// Ranges of one request that may overlap others of it (RFC 9110 §14.2).
+const MAX_OVERLAPPING: u32 = 2;
 
 /// Bytes `start..end` of a representation.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -50,19 +52,16 @@ pub enum RangeResult {
     Unsatisfiable,
 }
 
-/// What `value`, the content of a `Range` field, asks of a representation of `length` bytes.
+/// What `value`, the content of a `Range` field, asks of a representation of `length` bytes. Of a set that [`is_excessive`]
+/// nothing is sent.
 pub fn parse(value: &[u8], length: u64) -> RangeResult {
-    // RFC 9110 §14.1: range units are case-insensitive.
-    let Some((unit, set)) = value.split_at_checked(6) else { return RangeResult::Whole };
-    if !unit.eq_ignore_ascii_case(b"bytes=") {
-        return RangeResult::Whole;
+    let Some(set) = members(value) else { return RangeResult::Whole };
+    if is_excessive(value) {
+        return RangeResult::Unsatisfiable;
     }
     let mut ranges = Ranges { list: [ByteRange::default(); MAX_RANGES], count: 0 };
     let mut asked = 0;
-    for member in set.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-        if member.is_empty() {
-            continue;
-        }
+    for member in set {
         asked += 1;
         match (parse_one(member, length), asked <= MAX_RANGES) {
             (Some(Spec::Within(range)), true) => ranges.add(range),
@@ -75,6 +74,54 @@ pub fn parse(value: &[u8], length: u64) -> RangeResult {
         [] => RangeResult::Unsatisfiable,
         [ByteRange { start, end }] => RangeResult::Single { start, end },
         _ => RangeResult::Multiple(ranges),
+    }
+}
+
+/// Whether a set of ranges is one of those that RFC 9110 §14.2 lets a server reject, as a broken client or an attack sends
+/// them: more than two of its ranges overlap others, or it has more than [`MAX_RANGES`], of which one does not begin where
+/// the one before has ended or later. The answer is 416 (§15.5.17), whatever the length.
+pub fn is_excessive(value: &[u8]) -> bool {
+    let Some(set) = members(value) else { return false };
+    let mut seen = [ByteRange::default(); MAX_RANGES];
+    let (mut count, mut overlapping, mut in_order, mut last_end) = (0, 0, true, 0);
+    for range in set.map_while(extent) {
+        in_order &= range.start >= last_end;
+        last_end = range.end;
+        let known = seen.get(..count).unwrap_or(&seen);
+        overlapping +=
+            u32::from(known.iter().any(|other| other.start < range.end && range.start < other.end));
+        if let Some(place) = seen.get_mut(count) {
+            *place = range;
+        }
+        count += 1;
+        if overlapping > MAX_OVERLAPPING || (count > MAX_RANGES && !in_order) {
+            return true;
+        }
+    }
+    false
+}
+
+/// The bytes that `value` asks for, as far as that can be told without the length: an open end is as far away as can be. Of
+/// several ranges, and of what is not understood, it is everything, since that is sent.
+pub fn asked(value: &[u8]) -> ByteRange {
+    let only = members(value).and_then(|mut set| set.next().filter(|_| set.next().is_none()));
+    only.and_then(extent).unwrap_or(ByteRange { start: 0, end: u64::MAX })
+}
+
+/// The ranges of a set, unless its unit is unknown or missing.
+fn members(value: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
+    let (unit, set) = value.split_at_checked(6)?;
+    // RFC 9110 §14.1: range units are case-insensitive.
+    let is_known = unit.eq_ignore_ascii_case(b"bytes=");
+    let members = set.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|member| !member.is_empty());
+    is_known.then_some(members)
+}
+
+/// Where a range lies in a representation that is as long as can be.
+fn extent(member: &[u8]) -> Option<ByteRange> {
+    match parse_one(member, u64::MAX)? {
+        Spec::Within(range) => Some(range),
+        Spec::Beyond | Spec::Everything => Some(ByteRange { start: u64::MAX, end: u64::MAX }),
     }
 }
 
@@ -251,7 +298,42 @@ mod tests {
         };
         assert!(matches!(many(16), RangeResult::Multiple(ranges) if ranges.len() == 16));
         assert_eq!(many(17), RangeResult::Whole);
-        assert_eq!(parse("bytes=0-,".repeat(100).as_bytes(), 10), RangeResult::Whole);
+    }
+
+    #[test]
+    fn sets_that_only_a_broken_client_or_an_attack_sends_are_rejected() {
+        let many_small = (0..17).rev().map(|i| format!("{i}-{i},")).collect::<String>();
+        for (set, excessive) in [
+            ("0-1,5-6,3-4", false),
+            ("0-9,5-14,10-19", false),
+            ("0-9,5-14,10-19,15-24", true),
+            ("0-,0-,0-", false),
+            (&"0-,".repeat(100), true),
+            ("-1,-2,-3,-4", true),
+            (&many_small, true),
+            // The third that overlaps lies behind what makes the set malformed.
+            ("0-,0-,0-,x,0-", false),
+            (&(0..1_000).map(|i| format!("{}-{},", 5 * i, 5 * i + 1)).collect::<String>(), false),
+        ] {
+            let value = format!("bytes={set}");
+            assert_eq!(is_excessive(value.as_bytes()), excessive, "{value}");
+            assert_eq!(parse(value.as_bytes(), 1_000) == RangeResult::Unsatisfiable, excessive, "{value}");
+        }
+        assert!(!is_excessive("lines=0-,0-,0-,0-".as_bytes()) && !is_excessive(b"bytes="));
+    }
+
+    #[test]
+    fn what_is_asked_for_without_a_length() {
+        let asked = |value: &str| {
+            let ByteRange { start, end } = asked(value.as_bytes());
+            (start, end)
+        };
+        assert_eq!(asked("bytes=5-9"), (5, 10));
+        assert_eq!(asked("bytes=5-"), (5, u64::MAX));
+        assert_eq!(asked("bytes=-5"), (u64::MAX - 5, u64::MAX));
+        for whole in ["bytes=0-1,5-6", "bytes=", "bytes=x", "lines=0-1"] {
+            assert_eq!(asked(whole), (0, u64::MAX), "{whole}");
+        }
     }
 
     #[test]
@@ -288,7 +370,9 @@ mod tests {
         fn joined_ranges_cover_what_was_asked_for(asked in prop::collection::vec((0..40_u64, 0..8_u64), 1..10)) {
             let specs: Vec<String> = asked.iter().map(|(start, more)| format!("{start}-{}", start + more)).collect();
             let covered = |byte: u64| asked.iter().any(|(start, more)| (*start..=start + more).contains(&byte));
-            let given: Vec<ByteRange> = match parse(format!("bytes={}", specs.join(",")).as_bytes(), 1000) {
+            let value = format!("bytes={}", specs.join(","));
+            let given: Vec<ByteRange> = match parse(value.as_bytes(), 1000) {
+                RangeResult::Unsatisfiable if is_excessive(value.as_bytes()) => return Ok(()),
                 RangeResult::Single { start, end } => vec![ByteRange { start, end }],
                 RangeResult::Multiple(ranges) => ranges.to_vec(),
                 other => panic!("{other:?}"),

@@ -26,10 +26,16 @@ pub(crate) struct FieldLines {
     token: usize,
     name: Span,
     pub fields: Vec<Field>,
-    /// Bit `id as u8` for every known field seen.
-    pub present: u128,
-    /// Bit `id as u8` for every known field seen at least twice.
-    pub repeated: u128,
+    present: Ids,
+    repeated: Ids,
+}
+
+/// A set of known fields: bit `id % 64` of word `id / 64`, in two words because a shift of 128 bits takes longer than all
+/// else that is done for a field.
+type Ids = [u64; 2];
+
+fn bits(ids: Ids) -> u128 {
+    u128::from(ids[0]) | u128::from(ids[1]) << 64
 }
 
 /// As many as most heads have: room for them takes one allocation and not four.
@@ -45,8 +51,18 @@ impl FieldLines {
         self.at = At::LineStart;
         self.position = 0;
         self.fields.clear();
-        self.present = 0;
-        self.repeated = 0;
+        self.present = Ids::default();
+        self.repeated = Ids::default();
+    }
+
+    /// Bit `id as u8` for every known field seen.
+    pub(crate) fn present(&self) -> u128 {
+        bits(self.present)
+    }
+
+    /// Bit `id as u8` for every known field seen at least twice.
+    pub(crate) fn repeated(&self) -> u128 {
+        bits(self.repeated)
     }
 
     /// Goes on from `self.position`; true when the empty line was read. Nothing beyond `window` is looked at.
@@ -68,37 +84,46 @@ impl FieldLines {
     /// as if untouched. True when the empty line was read.
     #[inline(always)]
     fn whole_lines<S: Scan>(&mut self, scan: S, window: &[u8], limit: usize) -> bool {
-        loop {
-            let start = self.position;
+        // In a register, and not read back after each field.
+        let mut start = self.position;
+        let is_end = loop {
             // Whatever may stand in a name may stand in a value. Seeking the end of the line first, not the colon, lets
             // the processor begin the next line while this one's name is still being recognized.
             let end = scan.value_end(window, start);
             if window.get(end..).and_then(<[u8]>::first_chunk) != Some(b"\r\n") {
-                return false;
+                break false;
             }
             if end == start {
-                self.position = end + 2;
-                return true;
+                start = end + 2;
+                break true;
             }
-            let candidate = MACHINE
-                .known_name(window, start)
-                .map(|number| &PATTERNS[usize::from(number) % PATTERNS.len()]);
-            let (id, colon) = match candidate {
-                Some(name) if scan.name_matches(block(window, start, &mut [0; NAME_BLOCK]), name) => {
-                    (name.id, start + usize::from(name.length))
+            let last;
+            let block = match window[start..].first_chunk() {
+                Some(block) => block,
+                None => {
+                    last = last_block(window, start);
+                    &last
                 }
-                _ => (FieldId::Other, scan.token_end(window, start)),
             };
-            if window.get(colon) != Some(&b':') || colon == start || self.fields.len() >= limit {
-                return false;
+            let candidate = MACHINE.known_name(block).and_then(|number| PATTERNS.get(usize::from(number)));
+            let (id, colon) = match candidate {
+                Some(name) if scan.name_matches(block, name) => (name.id, start + usize::from(name.length)),
+                _ => {
+                    let colon = scan.token_end(window, start);
+                    if window.get(colon) != Some(&b':') || colon == start {
+                        break false;
+                    }
+                    (FieldId::Other, colon)
+                }
+            };
+            if self.fields.len() >= limit {
+                break false;
             }
-            let mut value = colon + 1;
-            while value < end && is_blank(window[value]) {
-                value += 1;
-            }
-            self.push(window, Field { id, name: span(start, colon), value: span(value, end) });
-            self.position = end + 2;
-        }
+            self.push(Field { id, name: span(start, colon), value: value_within(window, colon + 1, end) });
+            start = end + 2;
+        };
+        self.position = start;
+        is_end
     }
 
     /// The slow path: one state, byte by byte but for runs. Decides every rare case and every error, and resumes within
@@ -156,7 +181,11 @@ impl FieldLines {
                     _ => return Err(HeadError::ControlByte),
                 }
                 let id = FieldId::from_name(self.name.of(window));
-                self.push(window, Field { id, name: self.name, value: span(self.token, self.position) });
+                self.push(Field {
+                    id,
+                    name: self.name,
+                    value: value_within(window, self.token, self.position),
+                });
                 self.position += 2;
                 self.at = At::LineStart;
             }
@@ -164,17 +193,12 @@ impl FieldLines {
         Ok(Step::Taken)
     }
 
-    /// Records a field, without the whitespace that ends its value.
     #[inline(always)]
-    fn push(&mut self, window: &[u8], mut field: Field) {
-        while field.value.length > 0
-            && is_blank(window[(field.value.start + field.value.length - 1) as usize])
-        {
-            field.value.length -= 1;
-        }
-        let bit = if field.id == FieldId::Other { 0 } else { 1 << field.id as u8 };
-        self.repeated |= self.present & bit;
-        self.present |= bit;
+    fn push(&mut self, field: Field) {
+        let id = field.id as u8;
+        let (word, bit) = (usize::from(id / 64 % 2), u64::from(field.id != FieldId::Other) << (id % 64));
+        self.repeated[word] |= self.present[word] & bit;
+        self.present[word] |= bit;
         self.fields.push(field);
     }
 }
@@ -186,17 +210,39 @@ enum Step {
     End,
 }
 
-/// The bytes from `at`, for a comparison of fixed size; near the end of `window` a copy in `spare`.
+/// The bytes from `start`, fewer than fill a block, and zeros after them, which are in no name. Put together in registers:
+/// copies of odd lengths would keep the processor from reading the block before they are all in memory.
 #[inline(always)]
-fn block<'w>(window: &'w [u8], at: usize, spare: &'w mut [u8; NAME_BLOCK]) -> &'w [u8; NAME_BLOCK] {
-    match window[at..].first_chunk() {
-        Some(block) => block,
-        None => {
-            let rest = &window[at..];
-            spare[..rest.len()].copy_from_slice(rest);
-            spare
-        }
+fn last_block(window: &[u8], start: usize) -> [u8; NAME_BLOCK] {
+    let rest = &window[start..];
+    // The last `count` bytes of the window, at most 16.
+    let last = |count: usize| match window.last_chunk() {
+        Some(bytes) => u128::from_le_bytes(*bytes).checked_shr(128 - 8 * count as u32).unwrap_or(0),
+        None => rest.iter().rev().fold(0, |word, byte| word << 8 | u128::from(*byte)),
+    };
+    let (low, high) = match rest.first_chunk() {
+        Some(bytes) => (u128::from_le_bytes(*bytes), last(rest.len() - 16)),
+        None => (last(rest.len()), 0),
+    };
+    let mut block = [0; NAME_BLOCK];
+    block[..16].copy_from_slice(&low.to_le_bytes());
+    block[16..].copy_from_slice(&high.to_le_bytes());
+    block
+}
+
+/// What lies between whitespace in `start..end`, where all bytes may stand in a value.
+#[inline(always)]
+fn value_within(window: &[u8], start: usize, end: usize) -> Span {
+    let mut value = &window[start..end];
+    // Of those bytes only a tab is less than a space.
+    while let [..=b' ', rest @ ..] = value {
+        value = rest;
     }
+    let start = end - value.len();
+    while let [rest @ .., ..=b' '] = value {
+        value = rest;
+    }
+    span(start, start + value.len())
 }
 
 #[inline(always)]

@@ -228,15 +228,15 @@ impl RequestParser {
     /// What can be said only when all fields are known.
     fn conclude(&mut self, head: &[u8]) -> Result<(), HeadError> {
         let lines = &self.lines;
-        let fields = Fields::new(head, &lines.fields, lines.present);
-        if lines.repeated & (1 << FieldId::Host as u8) != 0 {
+        let fields = Fields::new(head, &lines.fields, lines.present());
+        if lines.repeated() & (1 << FieldId::Host as u8) != 0 {
             return Err(HeadError::RepeatedHost);
         }
         if self.version == Version::Http11 && !fields.has(FieldId::Host) {
             return Err(HeadError::MissingHost);
         }
         // RFC 9112 §6.3: a request without a stated framing has no body.
-        self.framing = framing::stated(self.version, &fields, lines.repeated)?.unwrap_or(BodyFraming::None);
+        self.framing = framing::stated(self.version, &fields, lines.repeated())?.unwrap_or(BodyFraming::None);
         let says = ConnectionSays::of(&fields)?;
         let http11 = self.version == Version::Http11;
         self.keep_alive = says.persists(self.version);
@@ -254,7 +254,7 @@ impl RequestParser {
             method_bytes: self.method_span.of(buffer),
             target: self.target.of(buffer),
             version: self.version,
-            fields: Fields::new(buffer, &self.lines.fields, self.lines.present),
+            fields: Fields::new(buffer, &self.lines.fields, self.lines.present()),
             framing: self.framing,
             keep_alive: self.keep_alive,
             expect_continue: self.expect_continue,

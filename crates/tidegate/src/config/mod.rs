@@ -26,7 +26,7 @@ use tidegate_accelerator::settings::Settings;
 use toml::de::DeTable;
 
 pub(crate) use defence::Defence;
-pub(crate) use places::{Places, Subject};
+pub(crate) use places::{Places, Subject, TricklesKey};
 pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;

@@ -22,15 +22,41 @@ pub(crate) enum Subject {
     Admin,
     /// `upstream.servers` of the group with this name.
     Upstream(String),
+    /// What a Trickles listener at this address has under this key: another listener may have the same address.
+    Trickles(SocketAddr, TricklesKey),
+}
+
+/// Keys of a Trickles listener that a start may fail by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum TricklesKey {
+    Address,
+    Keys,
+    Format,
+    Interface,
+}
+
+impl TricklesKey {
+    const ALL: [Self; 4] = [Self::Address, Self::Keys, Self::Format, Self::Interface];
+
+    /// Within its section.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::Keys => "keys",
+            Self::Format => "format",
+            Self::Interface => "interface",
+        }
+    }
 }
 
 impl Subject {
     /// The key in the file.
-    fn key(&self) -> &'static str {
+    fn key(&self) -> String {
         match self {
-            Self::Listener(_) => "listen.address",
-            Self::Admin => "admin.address",
-            Self::Upstream(_) => "upstream.servers",
+            Self::Listener(_) => "listen.address".into(),
+            Self::Admin => "admin.address".into(),
+            Self::Upstream(_) => "upstream.servers".into(),
+            Self::Trickles(_, key) => format!("listen.{}", key.name()),
         }
     }
 }
@@ -44,8 +70,13 @@ impl Places {
             }
         };
         for section in file.tables("listen") {
-            if let Some(listen) = section.listen("address") {
+            let Some(listen) = section.listen("address") else { continue };
+            if section.text("protocol").as_deref() != Some("trickles") {
                 note(Subject::Listener(listen.address), section, "address");
+                continue;
+            }
+            for key in TricklesKey::ALL {
+                note(Subject::Trickles(listen.address, key), section, key.name());
             }
         }
         for section in file.tables("upstream") {

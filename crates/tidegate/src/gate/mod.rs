@@ -113,6 +113,13 @@ impl Gatekeeper {
         lock(&self.pilot).as_ref().is_some_and(Pilot::is_overloaded)
     }
 
+    /// The defence finds the server under stress, or no longer: rules with `when = "overload"` act then too.
+    pub(crate) fn set_stressed(&self, stressed: bool) {
+        if let Some(pilot) = &mut *lock(&self.pilot) {
+            pilot.set_told(stressed);
+        }
+    }
+
     fn watch(&self, engine: &Engine) {
         let mut pilot = lock(&self.pilot);
         let Some(pilot) = &mut *pilot else { return };

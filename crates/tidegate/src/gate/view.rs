@@ -52,6 +52,7 @@ pub(crate) fn block(blocked: &Blocked) -> Value {
         "idle_s": blocked.since_hit.as_secs(),
         "hits": blocked.hits,
         "reason": blocked.reason,
+        "listed": blocked.listed,
     })
 }
 

@@ -4,10 +4,11 @@
 mod exchange;
 mod inner;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nix::ifaddrs::InterfaceAddress;
 use tidegate_accelerator::settings::{Route, Settings, Target};
 use tidegate_accelerator::{Inside, content_type};
 use tidegate_core::metrics::{Kind, Sample};
@@ -15,12 +16,14 @@ use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource,
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{Config, Wait};
 use tidegate_trickles::tcp::PacketSource;
-use tidegate_trickles::udp::{Format, UdpService, random_block};
+use tidegate_trickles::udp::{Format, UdpService, least_mtu, random_block};
 
 use tidegate_trickles_xdp::XdpSource;
 
 use self::inner::InnerSite;
 use crate::cli::Failure;
+use crate::config::{Loaded, Subject, TricklesKey};
+use crate::run::address_hint;
 use crate::units::ListenAddress;
 
 /// Far beyond any key file.
@@ -50,59 +53,15 @@ pub(crate) struct TricklesServices {
 
 impl TricklesServices {
     /// Starts every listener. They end with the process: nobody misses them while another replica runs.
-    pub(crate) fn start(
-        listeners: &[TricklesListener],
-        settings: &Settings,
-        inside: &Inside,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn start(loaded: &Loaded, inside: &Inside) -> Result<Self, Failure> {
         let mut services = Vec::new();
-        for listener in listeners {
-            let failed = |error: String| {
-                Failure::runtime(format!(
-                    "error: cannot serve Trickles on {}: {error}",
-                    listener.listen.written
-                ))
-            };
-            let keys = match &listener.keys {
-                Some(path) => read_keys(path).map_err(failed)?,
-                None => {
-                    tracing::warn!(
-                        "listen {}: no keys: transfers end with this process, and no replica can go on with them",
-                        listener.listen.written
-                    );
-                    KeyRing::new(0, &random_block().map_err(|error| failed(error.to_string()))?)
-                }
-            };
-            // Finds out what is wrong before the threads start.
-            let address = listener.listen.address;
-            let config = Config {
-                require_encryption: listener.require_encryption,
-                cache_entries: listener.cache_entries,
-                ..Config::default()
-            };
-            let public = keys.identity().public();
-            let inner = InnerSite::new(inside.clone(), address);
-            let sites = RoutedSites::open(&settings.routes, &inner).map_err(failed)?;
-            let service = match listener.format {
-                Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
-                    let sites = RoutedSites::open(&settings.routes, &inner).map_err(std::io::Error::other)?;
-                    Ok(HttpService::new(sites, now_s))
-                }),
-                Format::Tcp => {
-                    let source = listener.interface.as_deref().and_then(|name| xdp(name, address.port()));
-                    UdpService::start_tcp_format(
-                        address,
-                        source,
-                        &config,
-                        keys,
-                        HttpService::new(sites, now_s),
-                    )
-                }
-            };
-            let service = service.map_err(|error| failed(error.to_string()))?;
-            let key: String = public.iter().map(|byte| format!("{byte:02x}")).collect();
-            tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
-            tracing::info!("listening on trickles://{}", service.local_addr());
+        for listener in &loaded.trickles {
+            let service = start(listener, &loaded.settings, inside).map_err(|obstacle| {
+                let message =
+                    format!("cannot serve Trickles on {}: {}", listener.listen.written, obstacle.what);
+                let place = Subject::Trickles(listener.listen.address, obstacle.key);
+                Failure::runtime(loaded.places.say(&place, &message, obstacle.hint))
+            })?;
             services.push((service, listener.keys.clone()));
         }
         Ok(Self { services, inside: inside.clone() })
@@ -150,6 +109,98 @@ impl TricklesServices {
     pub(crate) fn urls(&self) -> impl Iterator<Item = String> {
         self.services.iter().map(|(service, _)| format!("trickles://{}", service.local_addr()))
     }
+}
+
+/// What keeps a listener from its work, and where the file can be mended.
+struct Obstacle {
+    key: TricklesKey,
+    what: String,
+    hint: &'static str,
+}
+
+impl Obstacle {
+    fn at(key: TricklesKey, what: impl ToString) -> Self {
+        Self { key, what: what.to_string(), hint: "" }
+    }
+}
+
+fn start(listener: &TricklesListener, settings: &Settings, inside: &Inside) -> Result<UdpService, Obstacle> {
+    let (address, written) = (listener.listen.address, &listener.listen.written);
+    wide_enough(listener)?;
+    let keys = match &listener.keys {
+        Some(path) => read_keys(path).map_err(|error| Obstacle {
+            hint: "it has a line for each key: an epoch from 0 to 255 and 32 hexadecimal digits",
+            ..Obstacle::at(TricklesKey::Keys, error)
+        })?,
+        None => {
+            tracing::warn!(
+                "listen {written}: no keys: transfers end with this process, and no replica can go on with them"
+            );
+            KeyRing::new(0, &random_block().map_err(|error| Obstacle::at(TricklesKey::Address, error))?)
+        }
+    };
+    let config = Config {
+        require_encryption: listener.require_encryption,
+        cache_entries: listener.cache_entries,
+        ..Config::default()
+    };
+    let public = keys.identity().public();
+    let inner = InnerSite::new(inside.clone(), address);
+    // Finds out what is wrong before the threads start.
+    let sites = RoutedSites::open(&settings.routes, &inner)
+        .map_err(|error| Obstacle::at(TricklesKey::Address, error))?;
+    let service = match listener.format {
+        Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
+            let sites = RoutedSites::open(&settings.routes, &inner).map_err(std::io::Error::other)?;
+            Ok(HttpService::new(sites, now_s))
+        })
+        .map_err(|error| Obstacle {
+            hint: address_hint(error.kind()),
+            ..Obstacle::at(TricklesKey::Address, error)
+        }),
+        Format::Tcp => {
+            let source = listener.interface.as_deref().and_then(|name| xdp(name, address.port()));
+            UdpService::start_tcp_format(address, source, &config, keys, HttpService::new(sites, now_s))
+                .map_err(|error| Obstacle {
+                    hint: "format = \"udp\" needs no privilege",
+                    ..Obstacle::at(TricklesKey::Format, error)
+                })
+        }
+    }?;
+    let key: String = public.iter().map(|byte| format!("{byte:02x}")).collect();
+    tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
+    tracing::info!("listening on trickles://{}", service.local_addr());
+    Ok(service)
+}
+
+/// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask for.
+fn wide_enough(listener: &TricklesListener) -> Result<(), Obstacle> {
+    let ip = listener.listen.address.ip();
+    let (key, name) = match &listener.interface {
+        Some(name) => (TricklesKey::Interface, Some(name.clone())),
+        None => (TricklesKey::Address, interface_of(ip)),
+    };
+    let Some(name) = name else { return Ok(()) };
+    // Without such a file there is no such interface; what opens it says so.
+    let mtu = std::fs::read_to_string(format!("/sys/class/net/{name}/mtu"));
+    let Some(mtu) = mtu.ok().and_then(|text| text.trim().parse::<u32>().ok()) else { return Ok(()) };
+    let least = least_mtu(listener.format, ip.is_ipv6());
+    if mtu >= least {
+        return Ok(());
+    }
+    let what = format!("packets on {name} have at most {mtu} bytes, and Trickles needs {least}");
+    Err(Obstacle { hint: "raise its MTU: ip link set DEVICE mtu BYTES", ..Obstacle::at(key, what) })
+}
+
+/// The interface with this address.
+fn interface_of(ip: IpAddr) -> Option<String> {
+    let addresses = nix::ifaddrs::getifaddrs().ok()?;
+    let has = |address: &InterfaceAddress| {
+        let storage = address.address?;
+        let v4 = storage.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        Some(v4.or_else(|| storage.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))? == ip)
+    };
+    addresses.filter(|address| has(address) == Some(true)).map(|address| address.interface_name).next()
 }
 
 /// Segments by AF_XDP; `None`, and a line that says why, where AF_PACKET has to do.

@@ -42,6 +42,24 @@ pub(super) struct Ready {
     last: ProvedRun,
 }
 
+impl Ready {
+    /// Packets that a request with this trickle may acknowledge at most: those of the last run.
+    pub(super) fn acknowledges(&self) -> u32 {
+        self.last.run.length
+    }
+}
+
+/// What the last request of an era acknowledged and set free.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// The newest packet that it acknowledged, and how many.
+    pub(super) by: u64,
+    pub(super) group: u8,
+    /// The era of the packets that it set free.
+    pub(super) era: u32,
+    pub(super) packets: Range<u64>,
+}
+
 /// A continuation and the shortest account that proves it: what a timeout request carries.
 #[derive(Clone, Debug)]
 pub(super) struct Anchor {
@@ -79,6 +97,7 @@ pub(super) struct EraState {
     received: BTreeMap<u64, Held>,
     pub(super) ready: VecDeque<Ready>,
     pub(super) expected: BTreeMap<u64, Expected>,
+    pub(super) asked: Option<Asked>,
     anchor: Option<Anchor>,
     blocked_since: Option<Instant>,
     /// A continuation that deltas are applied to, and the number of its packet.
@@ -105,6 +124,7 @@ impl EraState {
             received: BTreeMap::new(),
             ready: VecDeque::new(),
             expected: BTreeMap::new(),
+            asked: None,
             anchor: None,
             blocked_since: None,
             ends_slow_start: false,

@@ -14,7 +14,7 @@ use crate::continuation::{
 };
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
-use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, PADDED_BYTES, WireError};
+use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, PADDED_BYTES, SHORT_BYTES, WireError};
 use era::{Anchor, EraState, Expected};
 use request::RequestState;
 use rtt::RoundTrip;
@@ -24,6 +24,10 @@ use std::time::{Duration, Instant};
 
 /// Eras that are kept at once: the current one, and those whose packets may still arrive.
 const MAX_ERAS: usize = 4;
+
+/// Timeouts that end with a short packet and are followed by another one without any long packet, before only short ones are
+/// asked for: the path's limit has sunk without a word (RFC 8899 §4.3).
+const ONLY_SHORT: u32 = 3;
 
 /// What an Ethernet frame holds, less the headers of IPv4 and UDP.
 pub const LARGEST_DATAGRAM_BYTES: u16 = 1472;
@@ -138,6 +142,11 @@ pub struct Client {
     timeout_due: bool,
     backoff: u32,
     timeouts: u64,
+    /// Timeouts after which something arrived, since a packet that was longer than what answers those.
+    only_short: u32,
+    /// Packets that requests asked for a second time, and packets that arrived twice.
+    repeated: u64,
+    copies: u64,
     /// Since when nothing has happened although something should; `None` while nothing is wanted.
     waiting_since: Option<Instant>,
     probed: bool,
@@ -172,6 +181,9 @@ impl Client {
             timeout_due: false,
             backoff: 0,
             timeouts: 0,
+            only_short: 0,
+            repeated: 0,
+            copies: 0,
             waiting_since: None,
             probed: false,
             ack_at: None,
@@ -311,6 +323,9 @@ impl Client {
         let result = self.take_frames(&frames);
         self.sample(timestamp_us, &packet, now);
         self.take_packet(&packet, continuation, nonce, now);
+        if datagram.len() > usize::from(SHORT_BYTES) {
+            self.only_short = 0;
+        }
         if self.round_trip.path_is_full()
             && let Some(newest) = self.eras.back_mut()
         {
@@ -414,6 +429,7 @@ impl Client {
             state.seen = true;
         }
         if state.era.tag != packet.era.tag || !state.insert(packet.number, raw, nonce, now) {
+            self.copies += 1;
             return;
         }
         if let Some(expected) = state.expected.remove(&packet.number) {
@@ -426,6 +442,11 @@ impl Client {
         self.probed = false;
         self.timeout_due = false;
         self.waiting_since = self.waiting_since.map(|_| now);
+    }
+
+    /// The longest datagram that every path is believed to carry.
+    fn short_bytes(&self) -> u16 {
+        u16::try_from(self.config.padded_bytes).unwrap_or(u16::MAX).max(MIN_DATAGRAM_BYTES)
     }
 
     /// The first answer to an open request tells how many packets the server has sent.
@@ -524,6 +545,7 @@ impl Client {
         self.established = false;
         self.open_due = true;
         self.timeout_due = false;
+        self.only_short = 0;
         self.backoff = 0;
         self.open_wants.clear();
         self.open_inputs.clear();
@@ -553,9 +575,9 @@ impl Client {
     /// The way to the server carries no datagrams of full length: what opens from now on is as short as padding lets it be,
     /// and an open that was not answered is sent again at once.
     pub fn handle_datagram_too_long(&mut self) {
-        let padded = u16::try_from(self.config.padded_bytes).unwrap_or(u16::MAX).max(MIN_DATAGRAM_BYTES);
-        if self.config.datagram_bytes > padded {
-            self.config.datagram_bytes = padded;
+        let short = self.short_bytes();
+        if self.config.datagram_bytes > short {
+            self.config.datagram_bytes = short;
             self.open_due |= !self.established && self.waiting_since.is_some();
         }
     }
@@ -584,12 +606,20 @@ impl Client {
             self.count_attempt();
             self.open_due = true;
             self.backoff += 1;
+        } else if self.backoff == 0 && self.only_short_pass() {
+            self.handle_datagram_too_long();
+            self.reopen(now);
         } else if self.backoff < self.config.max_attempts.min(6) {
             self.backoff += 1;
             self.timeout_due = true;
         } else {
             self.reopen(now);
         }
+    }
+
+    fn only_short_pass(&mut self) -> bool {
+        self.only_short += 1;
+        self.only_short > ONLY_SHORT && self.config.datagram_bytes > self.short_bytes()
     }
 
     /// Asks again, with trickles that are not needed otherwise, for what has been on its way for too long: the last

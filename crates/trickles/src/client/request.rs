@@ -162,6 +162,14 @@ impl RequestState {
         None
     }
 
+    /// The newest continuation that a range from `at` on can be asked for with.
+    pub(super) fn continuation_for(&self, at: u64) -> Option<&[u8]> {
+        let makes = |output: &&OutputContinuation| output.valid.contains(&at);
+        let ends = |output: &&OutputContinuation| output.valid.end == at;
+        let newest = self.outputs.iter().rev().find(makes);
+        newest.or_else(|| self.outputs.iter().rev().find(ends)).map(|output| &output.bytes[..])
+    }
+
     pub(super) fn ask(&mut self, range: Range<u64>) {
         self.asked.insert(range);
     }

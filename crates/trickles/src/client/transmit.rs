@@ -1,13 +1,14 @@
 //! What a client sends: it gives each trickle something to do, or holds on to it.
 
-use super::era::{EraState, Expected};
+use super::era::{Asked, EraState, Expected, Ready};
 use super::{Client, MAX_ERAS};
-use crate::congestion::{self, Era, Release};
+use crate::congestion::{self, Era, MAX_GROUP, Release};
 use crate::continuation::{Continuation, RawContinuation};
 use crate::cubic;
 use crate::user::region_start;
 use crate::wire::{
-    self, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, Input, MAX_WANTS, RESPONSE_HEAD_BYTES, Request,
+    self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, MAX_WANTS,
+    RESPONSE_HEAD_BYTES, Request, SHORT_BYTES,
 };
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,6 +21,18 @@ const OPEN_WANTS: usize = 3;
 
 /// Opens of full length, before shorter ones are tried.
 const LONG_OPENS: u32 = 2;
+
+/// A range that is asked for a second time.
+#[derive(Debug)]
+struct Again {
+    range: (u64, u32),
+    continuation: Vec<u8>,
+}
+
+/// Where one in so many packets that were asked for again comes twice, their servers do not know of each other; not judged by
+/// the first few.
+const COPIES_SHARE: u64 = 4;
+const COPIES_AT_FIRST: u64 = 64;
 
 /// What a datagram asks for, by what its answer will be counted against.
 #[derive(Debug, Default)]
@@ -114,7 +127,8 @@ impl Client {
             self.drop_oldest_era();
         }
         self.last_anchor = Some(anchor);
-        Some(self.request_datagram(Ask::Timeout { account, attempt }, &release, now))
+        let limit = self.config.datagram_bytes.min(SHORT_BYTES);
+        Some(self.request_datagram(Ask::Timeout { account, attempt }, limit, &release, &[], now))
     }
 
     /// Uses the first trickle that is free, if there is something to ask for.
@@ -142,7 +156,7 @@ impl Client {
             let simple = runs.len() == 1 && runs[0].gap == 0;
             let least = self.round_trip.least();
             let rtt = if simple { 0 } else { *self.eras[index].rtt.get_or_insert(rtt_of(&ready.raw, least)) };
-            let argument = era.join_argument(group, rtt).unwrap_or(group);
+            let mut argument = era.join_argument(group, rtt).unwrap_or(group);
             let release = congestion::acknowledge(&era, &runs, ready.number, argument);
             let releases = matches!(&release, Ok(release) if release.count() > 0);
             if releases && !self.has_work() {
@@ -153,16 +167,67 @@ impl Client {
                 return self.open_datagram(now);
             }
             self.eras[index].ready.drain(..usize::from(group));
-            // A trickle that ends here, to shrink the window, is not worth a packet.
-            if let (true, Ok(release)) = (releases, release) {
-                return Some(self.request_datagram(
-                    Ask::Continue { account, group: argument },
-                    &release,
-                    now,
-                ));
+            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account has no room in a packet
+            // is given up.
+            let bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
+            let fits = bytes <= usize::from(self.config.datagram_bytes);
+            if let (true, Ok(release)) = (releases && fits, release) {
+                let limit = self.config.datagram_bytes;
+                let mut again = Vec::new();
+                if let Some((whole, wants)) = self.repeatable(index, &ready, bytes, release.packets.start)
+                    && let Some(joined) = era.join_argument(whole, rtt)
+                {
+                    (argument, again) = (joined, wants);
+                }
+                self.eras[index].asked = Some(Asked {
+                    by: ready.number,
+                    group,
+                    era: release.era.counter,
+                    packets: release.packets.clone(),
+                });
+                self.repeated += again.len() as u64;
+                let ask = Ask::Continue { account, group: argument };
+                return Some(self.request_datagram(ask, limit, &release, &again, now));
             }
         }
         None
+    }
+
+    /// What the request before acknowledged, and the ranges that it asked for, to be repeated by the one for `ready`: a lost
+    /// request costs as much as the loss of all its answers, and an acknowledgement of TCP costs nothing as the next one says
+    /// the same. Only once something was lost, and not where servers that share no memory answer both.
+    fn repeatable(
+        &self,
+        index: usize,
+        ready: &Ready,
+        account_bytes: usize,
+        from: u64,
+    ) -> Option<(u8, Vec<Again>)> {
+        let asked = self.eras.get(index)?.asked.as_ref()?;
+        // What was acknowledged in between set nothing free.
+        let whole = u8::try_from(ready.number.checked_sub(asked.by)?).ok()?.checked_add(asked.group)?;
+        let lossy = self.loss_events() > 0;
+        let answered_twice = self.copies * COPIES_SHARE > self.repeated + COPIES_AT_FIRST;
+        let adjacent = asked.packets.end == from;
+        if !lossy
+            || answered_twice
+            || !adjacent
+            || whole > MAX_GROUP
+            || u32::from(whole) > ready.acknowledges()
+        {
+            return None;
+        }
+        let coming = self.eras.iter().find(|state| state.era.counter == asked.era)?;
+        let mut wants = Vec::new();
+        for number in asked.packets.clone() {
+            let (request, range) = coming.expected.get(&number)?.want.clone()?;
+            let continuation = self.requests.get(&request)?.continuation_for(range.start)?.to_vec();
+            let sequence = region_start(request) + range.start;
+            wants.push(Again { range: (sequence, (range.end - range.start) as u32), continuation });
+        }
+        // What is asked for the first time has to fit too.
+        let wants_bytes: usize = wants.iter().map(|want| wire::wants_bytes(1, &want.continuation)).sum();
+        (account_bytes + 2 * wants_bytes <= self.config.datagram_bytes.into()).then_some((whole, wants))
     }
 
     /// Whether a lone packet is acknowledged without waiting for a second one.
@@ -180,11 +245,23 @@ impl Client {
         self.requests.values().any(|state| state.wants_to_send() || state.next_want(1, window).is_some())
     }
 
-    fn request_datagram(&mut self, ask: Ask, release: &Release, now: Instant) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.config.datagram_bytes.into());
+    /// A request of at most `limit` bytes for packets no longer than that, and for those of the request before `again`.
+    fn request_datagram(
+        &mut self,
+        ask: Ask,
+        limit: u16,
+        release: &Release,
+        again: &[Again],
+        now: Instant,
+    ) -> Vec<u8> {
+        let mut out = Vec::with_capacity(limit.into());
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
         let count = usize::try_from(release.count()).unwrap_or(MAX_WANTS).min(MAX_WANTS);
-        let load = self.write_frames(count, self.config.datagram_bytes.into(), DELTA_HEAD_BYTES, &mut out);
+        for wants in again.chunk_by(|a, b| a.continuation == b.continuation) {
+            let ranges: Vec<_> = wants.iter().map(|want| want.range).collect();
+            wire::write_wants(&ranges, &wants[0].continuation, &mut out);
+        }
+        let load = self.write_frames(count, limit.into(), DELTA_HEAD_BYTES, &mut out);
         let mut wants = load.wants.into_iter();
         for number in release.numbers() {
             let want = wants.next();
@@ -234,7 +311,7 @@ impl Client {
         }
     }
 
-    /// Asks for ranges of all requests in turn, each as long as a packet.
+    /// Asks for ranges of all requests in turn, each as long as a packet, but no longer than the request may be.
     fn write_wants(
         &mut self,
         packets: usize,
@@ -244,7 +321,8 @@ impl Client {
         load: &mut Load,
     ) {
         let overhead = head_bytes + DATA_FRAME_BYTES;
-        let length = u64::from(self.server_datagram_bytes).saturating_sub(overhead as u64).max(1);
+        let packet = usize::from(self.server_datagram_bytes).min(limit);
+        let length = packet.saturating_sub(overhead).max(1) as u64;
         let window = self.config.window_bytes;
         let mut idle = 0;
         while load.wants.len() < packets && idle <= self.requests.len() {

@@ -24,7 +24,9 @@ pub const FOREIGN: u16 = 400;
 /// Responses to one packet of requests that were sent ahead.
 const MAX_PIPELINED: usize = 32;
 /// Room kept for the input continuation behind pipelined responses: its frame and the largest digest.
-const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES + digest::MAX_DIGEST_BYTES;
+const INPUT_CONTINUATION_BYTES: usize = BARE_INPUT_BYTES + digest::MAX_DIGEST_BYTES;
+/// The same without a digest.
+const BARE_INPUT_BYTES: usize = 16 + OVERHEAD_BYTES;
 /// The frame of an output continuation, besides its opaque bytes.
 const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
 
@@ -285,8 +287,14 @@ impl<S: Site> HttpService<S> {
         if digest.closed || (input.last && rest.is_empty()) {
             let _ = socket.end(first, input.request, digest.output);
         } else {
-            // Without room the client sends the input again.
-            let _ = socket.set_input_continuation(first, input.request, consumed, &digest.encode());
+            let opaque = digest.encode();
+            let told = socket.set_input_continuation(first, input.request, consumed, &opaque);
+            // Without room the client sends the input again, unless no packet holds what has to come together.
+            let first_bytes =
+                responses.first().map_or(0, |(_, first)| OUTPUT_CONTINUATION_BYTES + first.len());
+            if told.is_err() && BARE_INPUT_BYTES + opaque.len() + first_bytes > socket.capacity() {
+                let _ = socket.reset(first, input.request, PATH_TOO_LONG);
+            }
         }
         responses
     }

@@ -25,6 +25,8 @@ pub struct Minisocket {
     /// Bytes of frames that each packet may have.
     room_bytes: usize,
     packets: Vec<Packet>,
+    /// Packets before these that the request asks for and an earlier one was answered with.
+    pub(super) answered_before: usize,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ impl Minisocket {
     ) -> Self {
         let packets = numbers.map(|number| Packet { number, frames: Vec::new() }).collect();
         let room_bytes = packet_bytes.saturating_sub(template.head.bytes());
-        Self { keys, peer, template, room_bytes, packets }
+        Self { keys, peer, template, room_bytes, packets, answered_before: 0 }
     }
 
     /// Where the packets go.

@@ -17,10 +17,11 @@ use crate::cubic::{self, Cubic};
 use crate::cwnd::MAX_WINDOW;
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
-use crate::replay::{ReplayTable, Seen};
+use crate::replay::ReplayTable;
 use crate::user::{Kind, UserError, split_sequence};
 use crate::wire::{
-    self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
+    self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, SHORT_BYTES,
+    WireError,
 };
 use soft_state::SoftState;
 use std::net::SocketAddr;
@@ -453,7 +454,7 @@ impl Server {
             self.authenticate(request.connection, account, peer, now_ms)?;
         let (era, number) = (continuation.era, continuation.number);
         let runs: Vec<Run> = account.runs.iter().map(|proved| proved.run).collect();
-        let release = if timeout {
+        let mut release = if timeout {
             congestion::time_out(&era, &runs, number, argument)?
         } else {
             congestion::acknowledge(&era, &runs, number, argument)?
@@ -474,9 +475,17 @@ impl Server {
                 false => secret.replay_of_packet(era.tag, number - back),
             };
         }
-        if self.replay.check(&fingerprints[..used], now_ms) == Seen::Replayed {
+        let fresh = self.replay.take_fresh(&fingerprints[..used], now_ms);
+        if fresh == 0 {
             return Err(Refusal::Replayed);
         }
+        // What an earlier request has set free is not set free again: this one repeats it in case that one was lost.
+        let asked = release.count();
+        if fresh < used {
+            let argument = era.join_argument(fresh as u8, rtt).unwrap_or_default();
+            release = congestion::acknowledge(&era, &runs, number, argument)?;
+        }
+        let answered_before = asked.saturating_sub(release.count()) as usize;
         self.counters.trickles_requests_total.add(1);
         self.counters.trickles_timeouts_total.add(timeout.into());
         self.counters.trickles_recoveries_total.add((!timeout && release.cause.is_some()).into());
@@ -503,9 +512,12 @@ impl Server {
         }
         continuation.timestamp_ms = now_ms as u32;
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let size = continuation.datagram_bytes.min(self.config.datagram_bytes).into();
+        let most = if timeout { SHORT_BYTES } else { u16::MAX };
+        let size = continuation.datagram_bytes.min(self.config.datagram_bytes).min(most).into();
         let template = Template { continuation, secret, connection, timestamp_us, head };
-        Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size)))
+        let mut socket = Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size);
+        socket.answered_before = answered_before;
+        Ok(Some(socket))
     }
 
     fn event<'d>(
@@ -542,7 +554,8 @@ impl Server {
                 opaque,
             });
         }
-        for want in request.wants.iter().take(socket.packets()) {
+        let wants = request.wants.iter().skip(socket.answered_before);
+        for want in wants.take(socket.packets()) {
             event.wants.push(self.want(want, &mut socket)?);
         }
         Ok((event, socket))

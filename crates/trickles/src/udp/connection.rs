@@ -2,11 +2,12 @@
 
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::random_block;
-use crate::client::{Client, ClientError, Config, LARGEST_DATAGRAM_BYTES, Read};
+use crate::client::{Client, ClientError, Config, Read};
 use crate::sealed::{
     ANSWER_OVERHEAD_BYTES, ClientSeal, Encryption, Incoming, REQUEST_OVERHEAD_BYTES, SealError,
 };
 use crate::tcp::TcpSocket;
+use crate::wire::MIN_DATAGRAM_BYTES;
 use rustix::net::sockopt;
 use std::collections::HashMap;
 use std::io;
@@ -18,8 +19,8 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-/// Headers of IPv4 and UDP.
-const IPV4_UDP_BYTES: u32 = 28;
+/// Longest packet that is sent, its headers included: what Ethernet carries.
+const MOST_MTU: u32 = 1500;
 /// Receive buffers of a client.
 const RECEIVE_BUFFERS: usize = 4;
 
@@ -51,6 +52,35 @@ impl Options {
             encryption: Encryption::Off,
         }
     }
+}
+
+/// Bytes of the headers before a datagram: IP, and UDP or TCP with the option that marks a segment.
+fn header_bytes(format: Format, is_ipv6: bool) -> u32 {
+    let ip = if is_ipv6 { 40 } else { 20 };
+    match format {
+        Format::Udp => ip + 8,
+        Format::Tcp => ip + 24,
+    }
+}
+
+/// The longest packet in bytes, headers included, that a path or an interface has to carry at least.
+#[must_use]
+pub fn least_mtu(format: Format, is_ipv6: bool) -> u32 {
+    u32::from(MIN_DATAGRAM_BYTES) + header_bytes(format, is_ipv6)
+}
+
+/// The way to the server carries no packets as long as the transport needs; the source of an [`io::Error`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "packets to {server} have at most {mtu} bytes, and Trickles needs {least}; raise the MTU of the interface"
+)]
+pub struct TooNarrow {
+    /// The server.
+    pub server: SocketAddr,
+    /// Bytes of the longest packet, headers included.
+    pub mtu: u32,
+    /// What it has to be.
+    pub least: u32,
 }
 
 /// What packets look like on the way.
@@ -190,15 +220,14 @@ impl Connection {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
         };
         let (socket, mtu) = socket_to(server, options.format, options.local)?;
-        let headers_more = match (options.format, server.is_ipv6()) {
-            (Format::Udp, false) => 0,
-            (Format::Udp, true) => 20,
-            (Format::Tcp, false) => 16,
-            (Format::Tcp, true) => 36,
-        };
-        let room = u16::try_from(mtu.saturating_sub(IPV4_UDP_BYTES)).unwrap_or(u16::MAX);
-        let datagram_bytes =
-            options.config.datagram_bytes.min(LARGEST_DATAGRAM_BYTES.min(room).saturating_sub(headers_more));
+        let headers = header_bytes(options.format, server.is_ipv6());
+        let envelope = if options.encryption == Encryption::Off { 0 } else { ANSWER_OVERHEAD_BYTES as u32 };
+        let least = least_mtu(options.format, server.is_ipv6()) + envelope;
+        if mtu < least {
+            return Err(io::Error::new(io::ErrorKind::NetworkUnreachable, TooNarrow { server, mtu, least }));
+        }
+        let room = u16::try_from(mtu.min(MOST_MTU) - headers).unwrap_or(u16::MAX);
+        let datagram_bytes = options.config.datagram_bytes.min(room);
         let mut config = Config { datagram_bytes, ..options.config.clone() };
         let seal = ClientSeal::new(options.encryption, &random_block()?);
         if seal.is_some() {

@@ -8,7 +8,7 @@ mod connection;
 mod server;
 mod service;
 
-pub use connection::{Connection, Format, Options, RequestStream, StreamError};
+pub use connection::{Connection, Format, Options, RequestStream, StreamError, TooNarrow, least_mtu};
 pub use server::{UdpServer, bind};
 pub use service::UdpService;
 

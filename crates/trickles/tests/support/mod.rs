@@ -1,6 +1,8 @@
 //! What the tests of the core share: objects whose bytes follow from their names, and a seeded random source.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
+pub mod way;
+
 use std::collections::BTreeMap;
 use tidegate_trickles::files::{Object, Objects};
 use tidegate_trickles::http::{Asked, Lost, Missing, Resource, Site};

@@ -120,7 +120,8 @@ pub(super) static DEFENCE: Section = Section {
             "audit",
             Kind::Path,
             Absent("only the program's log"),
-            "A file to which each decision and its reason is appended, one JSON object a line; opened anew on SIGHUP.",
+            "A file to which every block, and of other decisions about a client the first, the second, the fourth and so \
+             on, are appended with their reasons, one JSON object a line; opened anew on SIGHUP.",
         ),
         key(
             "external",

@@ -1,0 +1,200 @@
+//! Waits: epoll_wait, poll, select. A process that waits for a connection that lingers is woken for other clients too.
+
+use std::time::Duration;
+
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, size_t, timespec, timeval};
+use tidegate_conditioning::server::{self, WaitAlone, Waited};
+
+use crate::fail;
+use crate::next::next;
+
+/// Waits by `real`, which is given where events go, for how many there is room, and whether it may wait: not if there are
+/// events already.
+fn wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    real: impl Fn(*mut epoll_event, c_int, bool) -> c_int,
+) -> c_int {
+    let mut told = 0;
+    let _wait = server::waits(epoll, |bits, data| {
+        if told >= most || events.is_null() {
+            return false;
+        }
+        // SAFETY: the caller passes room for `most` events.
+        unsafe { events.add(told as usize).write_unaligned(epoll_event { events: bits, u64: data }) };
+        told += 1;
+        true
+    });
+    if told == 0 {
+        return real(events, most, true);
+    }
+    if told == most {
+        return told;
+    }
+    // SAFETY: as above, and there is room for more.
+    told + real(unsafe { events.add(told as usize) }, most - told, false).max(0)
+}
+
+/// epoll_wait(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+) -> c_int {
+    wait(epoll, events, most, |events, most, may_wait| {
+        let timeout = if may_wait { timeout } else { 0 };
+        next!(epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int)
+    })
+}
+
+/// epoll_pwait(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+    signals: *const libc::sigset_t,
+) -> c_int {
+    wait(epoll, events, most, |events, most, may_wait| {
+        let timeout = if may_wait { timeout } else { 0 };
+        next!(epoll_pwait(
+            epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, signals: *const libc::sigset_t
+        ) -> c_int)
+    })
+}
+
+/// epoll_pwait2(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const libc::timespec,
+    signals: *const libc::sigset_t,
+) -> c_int {
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    wait(epoll, events, most, |events, most, may_wait| {
+        let timeout = if may_wait { timeout } else { &raw const none };
+        next!(epoll_pwait2(
+            epoll: c_int, events: *mut epoll_event, most: c_int, timeout: *const libc::timespec,
+            signals: *const libc::sigset_t
+        ) -> c_int)
+    })
+}
+
+/// The program is about to wait, for `fd` alone if that is one, at most `timeout`: what came of it, if it waited here.
+fn waits_alone(fd: Option<c_int>, timeout: Option<Duration>) -> Result<Option<Waited>, rustix::io::Errno> {
+    match fd.and_then(WaitAlone::of) {
+        Some(wait) => wait.wait(timeout).map(Some),
+        None => {
+            server::expire();
+            Ok(None)
+        }
+    }
+}
+
+/// The descriptor, if it is the only one, and waited for to be readable.
+fn only(descriptors: *const pollfd, count: nfds_t) -> Option<c_int> {
+    // SAFETY: the caller passes `count` structures, as for the system call.
+    let only = unsafe { descriptors.as_ref() }.filter(|only| count == 1 && only.events & libc::POLLIN != 0);
+    only.map(|only| only.fd)
+}
+
+/// poll(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let wanted = u64::try_from(timeout).ok().map(Duration::from_millis);
+    match waits_alone(only(descriptors, count), wanted) {
+        Ok(None) => next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int),
+        Ok(Some(waited)) => answered(descriptors, waited),
+        Err(error) => fail(error),
+    }
+}
+
+/// What a wait for one descriptor returns. A read tells whether it is readable because the connection is broken.
+fn answered(descriptors: *mut pollfd, waited: Waited) -> c_int {
+    let is_readable = matches!(waited, Waited::Readable);
+    // SAFETY: the caller's own structure, which was looked at before the wait.
+    unsafe { (*descriptors).revents = if is_readable { libc::POLLIN } else { 0 } };
+    c_int::from(is_readable)
+}
+
+/// poll(2) as fortified programs call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(
+    descriptors: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        std::process::abort();
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { poll(descriptors, count, timeout) }
+}
+
+/// ppoll(2); with a mask of signals, it is the kernel's to change it and wait at once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    descriptors: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    signals: *const libc::sigset_t,
+) -> c_int {
+    // SAFETY: the caller passes a time or nothing.
+    let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_nsec));
+    match waits_alone(only(descriptors, count).filter(|_| signals.is_null()), wanted) {
+        Ok(None) => next!(ppoll(
+            descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const libc::sigset_t
+        ) -> c_int),
+        Ok(Some(waited)) => answered(descriptors, waited),
+        Err(error) => fail(error),
+    }
+}
+
+fn duration(seconds: i64, nanoseconds: i64) -> Duration {
+    Duration::new(seconds.try_into().unwrap_or(0), nanoseconds.clamp(0, 999_999_999) as u32)
+}
+
+/// The descriptor, if it is the only one, and waited for to be readable.
+fn only_of_sets(
+    most: c_int,
+    read: *const fd_set,
+    write: *const fd_set,
+    except: *const fd_set,
+) -> Option<c_int> {
+    // SAFETY: the caller passes sets or nothing, as for the system call; bits below FD_SETSIZE are looked at.
+    let is_in = |fd: &c_int, set: *const fd_set| !set.is_null() && unsafe { libc::FD_ISSET(*fd, set) };
+    let all = 0..most.min(libc::FD_SETSIZE as c_int);
+    let mut waited_for = all.filter(|fd| is_in(fd, read) || is_in(fd, write) || is_in(fd, except));
+    let only = waited_for.next().filter(|fd| is_in(fd, read) && !is_in(fd, write))?;
+    waited_for.next().is_none().then_some(only)
+}
+
+/// select(2)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    most: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let mut at_once = timeval { tv_sec: 0, tv_usec: 0 };
+    // SAFETY: the caller passes a time or nothing.
+    let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_usec * 1000));
+    let only = || only_of_sets(most, read, write, except);
+    let timeout = match waits_alone(server::lingers().then(only).flatten(), wanted) {
+        Ok(Some(Waited::TimedOut)) => &raw mut at_once,
+        Ok(_) => timeout,
+        Err(error) => return fail(error),
+    };
+    next!(select(
+        most: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+    ) -> c_int)
+}

@@ -1,0 +1,339 @@
+//! Client and servers on a simulated network and clock: whatever is lost, repeated, reordered, damaged or forgotten, the
+//! bytes arrive exactly. A failure prints its seed; `TRICKLES_SEED=n` runs that one, `TRICKLES_RUNS=n` that many.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+#[path = "../support/mod.rs"]
+mod support;
+mod world;
+
+use std::time::Duration;
+use support::way::{Bursts, Dark, Rate, Way, patterns};
+use support::{Random, byte_at, objects};
+use tidegate_trickles::client::{self, Read};
+use tidegate_trickles::http::HttpService;
+use tidegate_trickles::server::{self, Server};
+use world::{PATIENCE, Weather, World};
+
+fn calm() -> Weather {
+    over(Way { delay: Duration::from_millis(25), ..Way::default() })
+}
+
+/// A server at the end of a path that is the same both ways.
+fn over(way: Way) -> Weather {
+    Weather {
+        up: way,
+        down: way,
+        wipe_every: None,
+        outage: Duration::ZERO,
+        rotate_every: None,
+        rebind_every: None,
+        servers: 1,
+        spray: false,
+        encrypted: false,
+        datagram_bytes: client::LARGEST_DATAGRAM_BYTES,
+    }
+}
+
+/// A link on which a packet of full length takes `each`, and so many wait.
+fn link(each: Duration, packets: u64) -> Rate {
+    Rate::of((1500.0 * 8.0 / each.as_secs_f64()) as u64, 1500 * packets)
+}
+
+fn random_weather(random: &mut Random) -> Weather {
+    let sometimes = |random: &mut Random, chance: u64, from: u64, bound: u64| {
+        random.chance(chance).then(|| Duration::from_millis(from + random.below(bound)))
+    };
+    let wipe_every = sometimes(random, 400, 50, 2000);
+    let outage = if random.chance(500) { wipe_every.unwrap_or_default() / 4 } else { Duration::ZERO };
+    let down = random_way(random);
+    Weather {
+        // Most faults of paths come both ways.
+        up: if random.chance(500) { Way { rate: None, ..down } } else { random_way(random) },
+        down,
+        wipe_every,
+        outage,
+        rotate_every: sometimes(random, 300, 2000, 5000),
+        rebind_every: sometimes(random, 100, 5000, 20_000),
+        servers: 1 + random.below(4) as usize,
+        spray: random.chance(500),
+        encrypted: random.chance(300),
+        datagram_bytes: [1472, 1472, 1472, 1200, 900, 740][random.below(6) as usize],
+    }
+}
+
+fn random_way(random: &mut Random) -> Way {
+    let ms = |random: &mut Random, bound| Duration::from_millis(random.below(bound));
+    let some =
+        |random: &mut Random, chance, bound| if random.chance(chance) { random.below(bound) } else { 0 };
+    Way {
+        delay: ms(random, 150),
+        jitter: if random.chance(500) { ms(random, 40) } else { Duration::ZERO },
+        rate: random.chance(400).then(|| {
+            let rate = link(Duration::from_micros(100 + random.below(3000)), 5 + random.below(60));
+            let other = random.chance(200);
+            let other = other.then(|| (rate.bits_per_s / (1 + random.below(20)), ms(random, 3000)));
+            Rate { other, ..rate }
+        }),
+        loss: some(random, 700, 300),
+        bursts: random
+            .chance(300)
+            .then(|| Bursts { begins: 1 + random.below(20), ends: 50 + random.below(300) }),
+        periodic: random.chance(150).then(|| 5 + random.below(60)),
+        lost: if random.chance(200) { (random.below(60), 1 + random.below(20)) } else { (0, 0) },
+        dark: random.chance(100).then(|| {
+            let (from, lasts) = (ms(random, 3000), ms(random, 6000));
+            Dark { from, lasts, every: 2 * lasts + Duration::from_millis(1000) + ms(random, 5000) }
+        }),
+        late: some(random, 300, 200),
+        duplication: if random.chance(100) { 1000 } else { some(random, 300, 400) },
+        damage: some(random, 200, 50),
+        longest: random.chance(100).then(|| (ms(random, 3000), 1228 + random.below(270))),
+    }
+}
+
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    match variable("TRICKLES_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..variable("TRICKLES_RUNS").unwrap_or(default),
+    }
+}
+
+#[test]
+fn every_byte_arrives_in_any_weather() {
+    for seed in seeds(5000) {
+        let mut random = Random(seed ^ 0x5eed);
+        let weather = random_weather(&mut random);
+        let lengths: Vec<u64> = (0..1 + random.below(4))
+            .map(|_| match random.below(4) {
+                0 => random.below(3),
+                1 => random.below(3000),
+                _ => random.below(200_000),
+            })
+            .collect();
+        World::new(seed, weather, objects(&lengths)).fetch_all();
+    }
+}
+
+/// Whichever packet is lost, or several in a row, first and last ones among them: the transfer goes on within a timeout or two.
+#[test]
+fn a_transfer_when_any_one_packet_is_lost_or_some_in_a_row_then_it_takes_a_timeout_more_at_most() {
+    let clean = calm().down;
+    for length in [0, 3000, 40_000] {
+        let took = |weather| World::new(0, weather, objects(&[length])).fetch_all();
+        let usual = took(calm());
+        for (from, count) in (0..40).flat_map(|from| [1, 2, 5].map(|count| (from, count))) {
+            let faulty = Way { lost: (from, count), ..clean };
+            for weather in [Weather { up: faulty, ..calm() }, Weather { down: faulty, ..calm() }] {
+                let took = took(weather.clone());
+                // Timers double: a second and more for an open, 200 ms for all others.
+                let most = if from < 3 { 1100 } else { 250 } * ((1 << count) - 1) + 300;
+                assert!(
+                    took <= usual + Duration::from_millis(most),
+                    "{length} bytes, lost {:?} up and {:?} down: {took:?} for {usual:?}",
+                    weather.up.lost,
+                    weather.down.lost
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_byte_arrives_on_paths_with_one_kind_of_fault() {
+    let clean =
+        Way { delay: Duration::from_millis(30), rate: Some(Rate::of(10_000_000, 75_000)), ..Way::default() };
+    for (name, up, down) in patterns(clean) {
+        let mut longest = Duration::ZERO;
+        for seed in seeds(10) {
+            let weather = Weather { up, down, encrypted: seed % 4 > 1, ..calm() };
+            let took = World::new(seed, weather, objects(&[300_000, 0, 20_000])).fetch_all();
+            longest = longest.max(took);
+        }
+        println!("{name}: {longest:?} at most");
+    }
+}
+
+/// One HTTP conversation: all objects asked for in turn, some requests sent ahead; every byte of body is compared.
+fn converse(world: &mut World) {
+    let paths: Vec<(Vec<u8>, u64)> = world.objects.0.clone().into_iter().collect();
+    let mut ahead = 1 + world.random.below(5) as usize;
+    let stream = world.client.start(world.instant()).unwrap();
+    let (mut asked, mut answered, mut received) = (0, 0, Vec::new());
+    let mut buffer = [0; 4000];
+    loop {
+        while asked < paths.len() && asked < answered + ahead {
+            let cookie = "c".repeat(world.random.below(1500) as usize);
+            let path = String::from_utf8_lossy(&paths[asked].0);
+            let head = format!("GET {path} HTTP/1.1\r\nHost: sim\r\nCookie: {cookie}\r\n\r\n");
+            asked += 1;
+            let last = asked == paths.len() && world.random.chance(500);
+            world.client.write(stream, head.as_bytes(), last, world.instant()).unwrap();
+        }
+        match world.client.read(stream, &mut buffer) {
+            Ok(Read::Data(count)) => received.extend_from_slice(&buffer[..count]),
+            Ok(Read::Pending) if answered < paths.len() => {
+                assert!(world.step(), "seed {}: hangs: {:?}", world.seed, world.client);
+                let (seed, weather) = (world.seed, &world.weather);
+                assert!(
+                    world.now < Duration::from_secs(3600),
+                    "seed {seed}: too slow in {weather:?}: {:?}",
+                    world.client
+                );
+            }
+            Ok(Read::Pending) => break,
+            Ok(Read::End) => break assert_eq!(answered, paths.len(), "seed {}: ended early", world.seed),
+            // All the keys that the conversation began with are gone.
+            Ok(Read::Reset(code)) => {
+                assert!(code == 1 && world.epoch > 4, "seed {}: reset {code}", world.seed);
+                return;
+            }
+            Err(error) => panic!("seed {}: {error} in {:?}", world.seed, world.weather),
+        }
+        while let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") {
+            let (path, length) = &paths[answered];
+            if received.len() < end + 4 + *length as usize {
+                break;
+            }
+            assert!(received.starts_with(b"HTTP/1.1 200 OK\r\n"), "seed {}", world.seed);
+            let body = received[end + 4..].iter().take(*length as usize);
+            let wrong = body.enumerate().find(|&(at, &byte)| byte != byte_at(path, at as u64));
+            assert_eq!(wrong, None, "seed {}: object {answered}", world.seed);
+            received.drain(..end + 4 + *length as usize);
+            answered += 1;
+            ahead = 1 + world.random.below(5) as usize;
+        }
+    }
+    assert!(received.is_empty(), "seed {}: {} bytes too many", world.seed, received.len());
+}
+
+#[test]
+fn every_conversation_goes_on_in_any_weather() {
+    for seed in seeds(1000) {
+        let mut random = Random(seed ^ 0xc0de);
+        let mut weather = random_weather(&mut random);
+        // The continuations for long heads take up packets of full length.
+        weather.datagram_bytes = client::LARGEST_DATAGRAM_BYTES;
+        let lengths: Vec<u64> = (0..1 + random.below(12)).map(|_| random.below(20_000)).collect();
+        converse(&mut World::with_service(seed, weather, objects(&lengths), |objects| {
+            Box::new(HttpService::new(objects, || 1_700_000_000))
+        }));
+    }
+}
+
+#[test]
+fn on_a_calm_network_nothing_is_refused_or_sent_twice() {
+    let mut world = World::new(1, calm(), objects(&[1_000_000]));
+    let took = world.fetch_all();
+    assert_eq!(world.refused, 0);
+    let counters = world.servers[0].0.counters();
+    assert_eq!(counters.trickles_timeouts_total.get(), 0);
+    assert_eq!(counters.trickles_recoveries_total.get(), 0);
+    let packets = counters.trickles_packets_sent_total.get();
+    assert!((712..760).contains(&packets), "{packets} packets for 1 MB");
+    // 3, 10+, 20+, … packets in each round trip of 50 ms: slow start takes seven of them.
+    assert!(took < Duration::from_millis(500), "{took:?}");
+}
+
+#[test]
+fn a_small_object_takes_one_round_trip() {
+    let mut world = World::new(1, calm(), objects(&[2500]));
+    assert_eq!(world.fetch_all(), Duration::from_millis(50));
+}
+
+#[test]
+fn a_server_that_dies_in_mid_transfer_is_replaced_unnoticed() {
+    for seed in 0..20 {
+        let weather = Weather { wipe_every: Some(Duration::from_millis(100)), ..calm() };
+        let mut world = World::new(seed, weather, objects(&[500_000]));
+        let took = world.fetch_all();
+        assert_eq!(world.refused, 0);
+        assert!(took < Duration::from_millis(500), "no packet is lost with the memory: {took:?}");
+    }
+}
+
+#[test]
+fn an_outage_of_all_servers_costs_its_length_and_a_timeout() {
+    for seed in 0..20 {
+        let outage = Duration::from_millis(300);
+        let mut world = World::new(seed, calm(), objects(&[500_000]));
+        world.away[0] = Duration::from_millis(150) + outage;
+        world.gone_from = Duration::from_millis(150);
+        let took = world.fetch_all();
+        // Two timeouts, of 200 and 400 ms: the first falls into the outage. Then slow start begins anew.
+        assert!(took < Duration::from_millis(500 + 200 + 400 + 550), "{took:?}");
+    }
+}
+
+#[test]
+fn a_server_that_never_comes_back_is_an_error_not_a_hang() {
+    let mut world = World::new(1, calm(), objects(&[500_000]));
+    let request = world.client.request(b"/object/0", world.instant()).unwrap();
+    world.away[0] = Duration::MAX;
+    while world.step() {
+        assert!(world.now < Duration::from_secs(3600));
+    }
+    assert_eq!(world.client.failure(), Some(client::ClientError::Unreachable { attempts: PATIENCE }));
+    assert!(world.client.read(request, &mut [0; 10]).is_err());
+}
+
+#[test]
+fn packets_sprayed_over_eight_servers_make_one_transfer() {
+    let mut world = World::new(1, Weather { servers: 8, spray: true, ..calm() }, objects(&[1_000_000]));
+    let took = world.fetch_all();
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    let shares: Vec<f64> = world
+        .servers
+        .iter()
+        .map(|(server, _)| server.counters().trickles_packets_sent_total.get() as f64)
+        .collect();
+    let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
+    let jain = sum * sum / (shares.len() as f64 * squares);
+    assert!(jain > 0.99, "{jain}: {shares:?}");
+}
+
+#[test]
+fn a_bottleneck_is_filled_and_shared_without_timeouts() {
+    // A packet each ms, a queue of one bandwidth-delay product.
+    let weather =
+        Weather { down: Way { rate: Some(link(Duration::from_millis(1), 50)), ..calm().down }, ..calm() };
+    // Even seeds are clients of Reno, odd ones of CUBIC.
+    for seed in [0, 1] {
+        let mut world = World::new(seed, weather.clone(), objects(&[5_000_000]));
+        let took = world.fetch_all();
+        let ideal = Duration::from_millis(5_000_000 / 1368);
+        let counters = world.servers[0].0.counters();
+        assert!(counters.trickles_recoveries_total.get() > 0, "losses are repaired by recovery");
+        assert_eq!(counters.trickles_bad_account_total.get(), 0, "client and server agree on every window");
+        assert!(
+            took < ideal.mul_f64([1.2, 1.35][seed as usize]),
+            "seed {seed}: {took:?} where the link needs {ideal:?}"
+        );
+    }
+}
+
+/// A pipe that Reno cannot fill again after a loss within the transfer.
+#[test]
+fn a_long_fat_pipe_is_filled_by_cubic_before_reno_does() {
+    let pipe = |seed| {
+        // 0.05 ms a packet at 2 · 100 ms: 4,000 packets on their way, and a queue of a tenth of that.
+        let way = Way { delay: Duration::from_millis(100), ..Way::default() };
+        let rate = Some(link(Duration::from_micros(50), 400));
+        let weather = Weather { down: Way { rate, ..way }, ..over(way) };
+        let mut world = World::new(seed, weather, objects(&[60_000_000]));
+        let took = world.fetch_all();
+        assert!(world.servers[0].0.counters().trickles_recoveries_total.get() > 0);
+        took
+    };
+    let (reno, cubic) = (pipe(0), pipe(1));
+    assert!(cubic < reno.mul_f64(0.8), "{cubic:?} by CUBIC, {reno:?} by Reno");
+}
+
+#[test]
+fn a_server_without_cubic_when_asked_for_it_then_answers_with_reno() {
+    let mut world = World::new(1, calm(), objects(&[300_000]));
+    let config = server::Config { cubic: false, ..server::Config::default() };
+    world.servers[0].0 = Server::new(config, world.keys.clone(), world.wall_ms());
+    world.fetch_all();
+    assert_eq!(world.servers[0].0.counters().trickles_malformed_total.get(), 0);
+}

@@ -1,0 +1,363 @@
+//! A client, servers, and the network between them, on a clock of their own.
+
+use crate::support::way::{Traffic, Way};
+use crate::support::{Generated, Random, byte_at};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tidegate_trickles::client::{self, Client, Read};
+use tidegate_trickles::files::FileService;
+use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::sealed::{
+    ANSWER_OVERHEAD_BYTES, ClientSeal, Encryption, Incoming, REQUEST_OVERHEAD_BYTES, Reply, ServerSeal,
+    Unsealed,
+};
+use tidegate_trickles::server::{self, Application, Outer, Server};
+use tidegate_trickles::wire::Answer;
+
+/// One network and its faults.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    /// To the server.
+    pub up: Way,
+    /// To the client.
+    pub down: Way,
+    /// Time between the deaths of servers; another instance takes over each time.
+    pub wipe_every: Option<Duration>,
+    /// How long a server is away after its death.
+    pub outage: Duration,
+    pub rotate_every: Option<Duration>,
+    pub rebind_every: Option<Duration>,
+    pub servers: usize,
+    pub spray: bool,
+    pub encrypted: bool,
+    /// What the client thinks that the path carries.
+    pub datagram_bytes: u16,
+}
+
+/// IPv4 and UDP.
+const HEADER_BYTES: u64 = 28;
+/// What a path of 1500 bytes carries of UDP.
+const MOST_BYTES: usize = 1472;
+
+#[derive(Clone)]
+enum Delivery {
+    ToServer { peer: SocketAddr, datagram: Vec<u8> },
+    ToClient { peer: SocketAddr, datagram: Vec<u8> },
+}
+
+pub struct World {
+    pub seed: u64,
+    pub random: Random,
+    pub weather: Weather,
+    start: Instant,
+    pub now: Duration,
+    queue: BinaryHeap<Reverse<(Duration, u64)>>,
+    deliveries: BTreeMap<u64, Delivery>,
+    sequence: u64,
+    pub keys: KeyRing,
+    pub epoch: u8,
+    pub objects: Generated,
+    service: fn(Generated) -> Box<dyn Application>,
+    pub servers: Vec<(Server, Box<dyn Application>)>,
+    /// Until when each server is away.
+    pub away: Vec<Duration>,
+    /// From when `away` counts.
+    pub gone_from: Duration,
+    turn: usize,
+    peer: SocketAddr,
+    pub client: Client,
+    /// The ways up and down.
+    ways: [Traffic; 2],
+    seals: Option<(ClientSeal, ServerSeal)>,
+    pub refused: u64,
+    next_wipe: Duration,
+    next_rotation: Duration,
+    next_rebind: Duration,
+}
+
+/// Opens before a client gives up: no weather here lasts longer.
+pub const PATIENCE: u32 = 100;
+const CLOCK_START_MS: u64 = 1_700_000_000_000;
+
+impl World {
+    pub fn new(seed: u64, weather: Weather, objects: Generated) -> Self {
+        Self::with_service(seed, weather, objects, |objects| Box::new(FileService::new(objects)))
+    }
+
+    pub fn with_service(
+        seed: u64,
+        weather: Weather,
+        objects: Generated,
+        service: fn(Generated) -> Box<dyn Application>,
+    ) -> Self {
+        let start = Instant::now();
+        let keys = KeyRing::new(1, &[42; 16]);
+        let mut config =
+            client::Config { max_attempts: PATIENCE, cubic: seed % 2 == 1, ..client::Config::default() };
+        config.datagram_bytes = weather.datagram_bytes;
+        let seals = weather.encrypted.then(|| {
+            config.datagram_bytes -= ANSWER_OVERHEAD_BYTES as u16;
+            config.padded_bytes -= REQUEST_OVERHEAD_BYTES;
+            let client = ClientSeal::new(Encryption::On, &[seed as u8; 16]);
+            (client.expect("it is on"), ServerSeal::new(&[!seed as u8; 16], true))
+        });
+        config.padded_bytes = config.padded_bytes.min(config.datagram_bytes.into());
+        let mut world = Self {
+            seed,
+            random: Random(seed),
+            start,
+            now: Duration::ZERO,
+            queue: BinaryHeap::new(),
+            deliveries: BTreeMap::new(),
+            sequence: 0,
+            keys,
+            epoch: 1,
+            objects,
+            service,
+            servers: Vec::new(),
+            away: vec![Duration::ZERO; weather.servers],
+            gone_from: Duration::ZERO,
+            turn: 0,
+            peer: "192.0.2.1:4000".parse().unwrap(),
+            client: Client::new(config, &[seed as u8; 16], start),
+            ways: [Traffic::over(weather.up), Traffic::over(weather.down)],
+            seals,
+            refused: 0,
+            next_wipe: weather.wipe_every.unwrap_or(Duration::MAX),
+            next_rotation: weather.rotate_every.unwrap_or(Duration::MAX),
+            next_rebind: weather.rebind_every.unwrap_or(Duration::MAX),
+            weather,
+        };
+        for _ in 0..world.weather.servers {
+            let server = world.fresh_server();
+            world.servers.push(server);
+        }
+        world
+    }
+
+    fn fresh_server(&self) -> (Server, Box<dyn Application>) {
+        let config = server::Config {
+            replay_entries: 1 << 10,
+            // Off, far too small, and large enough.
+            cache_entries: [0, 3, 1 << 10][self.weather.servers % 3],
+            ..server::Config::default()
+        };
+        (Server::new(config, self.keys.clone(), self.wall_ms()), (self.service)(self.objects.clone()))
+    }
+
+    pub fn wall_ms(&self) -> u64 {
+        CLOCK_START_MS + self.now.as_millis() as u64
+    }
+
+    pub fn instant(&self) -> Instant {
+        self.start + self.now
+    }
+
+    fn send(&mut self, mut delivery: Delivery) {
+        let up = matches!(delivery, Delivery::ToServer { .. });
+        let (Delivery::ToServer { datagram, .. } | Delivery::ToClient { datagram, .. }) = &mut delivery;
+        assert!(datagram.len() <= MOST_BYTES, "seed {}: a datagram of {} bytes", self.seed, datagram.len());
+        let way = &mut self.ways[usize::from(!up)];
+        let arrivals = way.carry(datagram.len() as u64 + HEADER_BYTES, self.now, &mut self.random);
+        if self.random.chance(way.way.damage) {
+            // UDP's checksum would catch this; the protocol must bear it all the same where it is authenticated.
+            let place = self.random.below(datagram.len() as u64) as usize;
+            match self.random.below(2) {
+                0 => datagram.truncate(place),
+                _ if self.seals.is_some() => datagram[place] ^= 1 << self.random.below(8),
+                _ => datagram[0] ^= 0x10,
+            }
+        }
+        for at in arrivals {
+            self.sequence += 1;
+            self.queue.push(Reverse((at, self.sequence)));
+            self.deliveries.insert(self.sequence, delivery.clone());
+        }
+    }
+
+    fn transmit(&mut self) {
+        while let Some(datagram) = self.client.poll_transmit(self.instant()) {
+            let datagram = match &mut self.seals {
+                Some((seal, _)) => seal.seal(&datagram),
+                None => datagram,
+            };
+            self.send(Delivery::ToServer { peer: self.peer, datagram });
+        }
+        self.client.check_invariants();
+    }
+
+    fn misfortunes(&mut self) {
+        while let Some(every) = self.weather.wipe_every.filter(|_| self.now >= self.next_wipe) {
+            let victim = self.random.below(self.servers.len() as u64) as usize;
+            self.servers[victim] = self.fresh_server();
+            self.away[victim] = self.next_wipe + self.weather.outage;
+            self.next_wipe += every / 2 + every.mul_f64(self.random.below(1000) as f64 / 1000.0);
+        }
+        if self.now >= self.next_rotation {
+            self.epoch = self.epoch.wrapping_add(1);
+            self.keys.rotate(self.epoch, &[self.epoch; 16]);
+            for (server, _) in &mut self.servers {
+                server.set_keys(self.keys.clone());
+            }
+            self.next_rotation = self.now + self.weather.rotate_every.unwrap_or(Duration::MAX);
+        }
+        if self.now >= self.next_rebind {
+            self.peer.set_port(self.peer.port() + 1);
+            self.next_rebind = self.now + self.weather.rebind_every.unwrap_or(Duration::MAX);
+        }
+    }
+
+    /// Advances to the next event. `false` when nothing is left to happen.
+    pub fn step(&mut self) -> bool {
+        self.transmit();
+        let timer = self.client.poll_timeout().map(|at| at.saturating_duration_since(self.start));
+        let packet = self.queue.peek().map(|Reverse((at, _))| *at);
+        let Some(next) = [timer, packet].into_iter().flatten().min() else { return false };
+        self.now = self.now.max(next);
+        self.misfortunes();
+        if packet.is_some_and(|at| at <= self.now) {
+            let Some(Reverse((_, id))) = self.queue.pop() else { return true };
+            match self.deliveries.remove(&id) {
+                Some(Delivery::ToServer { peer, datagram }) => self.serve(peer, &datagram),
+                Some(Delivery::ToClient { peer, datagram }) if peer == self.peer => self.take(&datagram),
+                _ => {}
+            }
+        } else {
+            self.client.handle_timeout(self.instant());
+        }
+        true
+    }
+
+    fn take(&mut self, datagram: &[u8]) {
+        let opened = self.seals.as_mut().map(|(seal, _)| seal.open(datagram));
+        // An error is a damaged datagram or one of an old connection.
+        let _ = match opened {
+            None => self.client.handle_datagram(datagram, self.instant()),
+            Some(Ok(Incoming::Packet(packet))) => self.client.handle_datagram(&packet, self.instant()),
+            Some(Ok(Incoming::Send(datagram))) => {
+                return self.send(Delivery::ToServer { peer: self.peer, datagram });
+            }
+            Some(_) => return,
+        };
+    }
+
+    fn serve(&mut self, peer: SocketAddr, datagram: &[u8]) {
+        self.turn += usize::from(self.weather.spray);
+        let index = self.turn % self.servers.len();
+        if (self.gone_from..self.away[index]).contains(&self.now) {
+            return;
+        }
+        let mut answers: Vec<Vec<u8>> = Vec::new();
+        let unsealed = match &self.seals {
+            None => Ok(Unsealed::Plain),
+            Some((_, seal)) => seal.open(datagram, &self.keys, self.servers[index].0.counters()),
+        };
+        match unsealed {
+            Ok(Unsealed::Plain) => self.answer(index, peer, datagram, None, datagram.len(), &mut answers),
+            Ok(Unsealed::Request(inner, reply)) => {
+                self.answer(index, peer, &inner, Some(&reply), datagram.len(), &mut answers);
+            }
+            Ok(Unsealed::Answer(answer)) => answers.push(answer),
+            Err(_) => self.refused += 1,
+        }
+        for datagram in answers {
+            self.send(Delivery::ToClient { peer, datagram });
+        }
+    }
+
+    fn answer(
+        &mut self,
+        index: usize,
+        peer: SocketAddr,
+        datagram: &[u8],
+        reply: Option<&Reply>,
+        received_bytes: usize,
+        answers: &mut Vec<Vec<u8>>,
+    ) {
+        let now_ms = self.wall_ms();
+        let (server, service) = &mut self.servers[index];
+        let mut transmit = |packet: &[u8]| {
+            answers.push(match (reply, &mut self.seals) {
+                (Some(reply), Some((_, seal))) => seal.seal(reply, packet),
+                _ => packet.to_vec(),
+            });
+        };
+        let answer_bytes = if reply.is_some() { ANSWER_OVERHEAD_BYTES } else { 0 };
+        let outer = Outer { received_bytes, answer_bytes };
+        match server.receive_within(datagram, outer, peer, now_ms) {
+            Ok(Some((event, socket))) => server.answer(&event, socket, service, &mut transmit),
+            Ok(None) => {}
+            Err(refusal) => {
+                self.refused += 1;
+                if let Some((connection, code)) = refusal.answer() {
+                    let mut notice = Vec::new();
+                    Answer::encode_refused(connection, code, &mut notice);
+                    transmit(&notice);
+                }
+            }
+        }
+        let opens = datagram.get(1) == Some(&1);
+        let answered: usize = answers.iter().map(Vec::len).sum();
+        assert!(!opens || answered <= 3 * received_bytes, "seed {}: amplification", self.seed);
+    }
+
+    /// Fetches all objects at once and compares every byte.
+    pub fn fetch_all(&mut self) -> Duration {
+        let paths: Vec<(Vec<u8>, u64)> = self.objects.0.clone().into_iter().collect();
+        let mut open: BTreeMap<u32, (Vec<u8>, u64, u64)> = BTreeMap::new();
+        for (path, length) in paths {
+            let request = self.client.request(&path, self.instant()).unwrap();
+            open.insert(request, (path, length, 0));
+        }
+        let began = self.now;
+        let mut buffer = [0; 4000];
+        let mut steps = 0_u64;
+        while !open.is_empty() {
+            steps += 1;
+            assert!(steps < 5_000_000, "seed {}: endless: {:?}", self.seed, self.client);
+            for request in open.keys().copied().collect::<Vec<_>>() {
+                loop {
+                    let (path, length, position) = open.get_mut(&request).unwrap();
+                    match self.client.read(request, &mut buffer) {
+                        Ok(Read::Data(count)) => {
+                            for byte in &buffer[..count] {
+                                assert_eq!(
+                                    *byte,
+                                    byte_at(path, *position),
+                                    "seed {}: at {position}",
+                                    self.seed
+                                );
+                                *position += 1;
+                            }
+                        }
+                        Ok(Read::Pending) => break,
+                        Ok(Read::End) => {
+                            assert_eq!(position, length, "seed {}", self.seed);
+                            open.remove(&request);
+                            self.client.discard(request);
+                            break;
+                        }
+                        other => {
+                            panic!("seed {}: request {request}: {other:?} in {:?}", self.seed, self.weather)
+                        }
+                    }
+                }
+            }
+            if !open.is_empty() {
+                assert!(self.step(), "seed {}: hangs: {:?}", self.seed, self.client);
+                // Where hardly one packet in three passes, a timeout follows the other.
+                let limit = Duration::from_secs(3 * 3600);
+                assert!(
+                    self.now < limit,
+                    "seed {}: too slow in {:?}: {:?}",
+                    self.seed,
+                    self.weather,
+                    self.client
+                );
+            }
+        }
+        self.now - began
+    }
+}
