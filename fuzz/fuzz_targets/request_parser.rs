@@ -56,6 +56,7 @@ fn check_forwarded(parser: &RequestParser, bytes: &[u8]) {
         framing: head.framing,
         removed: &[],
         added: &[],
+        own_cookie: b"pass",
     };
     let mut out = Vec::new();
     write_upstream_request(&head, &normalized, &context, &mut out);

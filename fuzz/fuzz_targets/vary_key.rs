@@ -56,7 +56,7 @@ fn keyed(fields: &[u8]) -> Option<Keyed> {
     let names = NAMES.map(|(name, _)| name).join(",");
     with_request(fields, |fields| {
         let mut key = Vec::new();
-        vary::write_secondary_key(names.as_bytes(), fields, &mut key);
+        vary::write_secondary_key(names.as_bytes(), fields, b"", &mut key);
         let values = NAMES.iter().map(|(name, id)| {
             let lines: Vec<Vec<u8>> = match id {
                 FieldId::Other => fields.named(name.as_bytes()).map(<[u8]>::to_vec).collect(),

@@ -167,11 +167,15 @@ impl Client {
         }
     }
 
-    /// Everything until the other side closes.
+    /// Everything until the other side closes, or panics if it does not.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // A reset after the last byte is an end too.
-        let _ = self.input.read_to_end(&mut bytes);
-        bytes
+        match self.input.read_to_end(&mut bytes) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("the connection is still open after {:?}", String::from_utf8_lossy(&bytes))
+            }
+            // A reset after the last byte is an end too.
+            _ => bytes,
+        }
     }
 }

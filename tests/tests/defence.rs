@@ -299,6 +299,104 @@ fn method_that_is_not_wanted_is_refused_before_the_head_is_whole() {
     assert_eq!(tidegate.metric("tidegate_defence_form_total"), 1.0);
 }
 
+/// The defence with one core, and with several.
+const CORES: [&str; 2] = ["workers = 1", "workers = 4"];
+
+#[test]
+fn who_is_delayed_meets_rules_and_limits_all_the_same() {
+    let origin = origin();
+    for cores in CORES {
+        let tidegate = Tidegate::builder()
+            .origin(&origin)
+            .top(cores)
+            .tables("[[request]]\npath = \"/admin*\"\naction = \"refuse\"\n")
+            .tables("[[filter]]\nuser_agent = \"robot\"\naction = \"delay\"\n")
+            .tables("[[classifier]]\nname = \"request-rate\"\nlimit = 5\naction = \"refuse\"\n")
+            .start();
+        for good in 2..12 {
+            assert_eq!(get(&tidegate, &format!("127.0.0.{good}"), "/", "").unwrap().status, 200);
+        }
+        let ask = |target| get(&tidegate, "127.0.9.9", target, "User-Agent: robot\r\n").unwrap().status;
+        assert_eq!(ask("/admin/x"), 503, "{cores}");
+        assert_eq!(ask("/"), 200, "{cores}");
+        let statuses: Vec<u16> = std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..60).map(|_| scope.spawn(|| ask("/"))).collect();
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        });
+        assert!(statuses.contains(&429), "{cores}: {statuses:?}");
+    }
+}
+
+#[test]
+fn behind_a_proxy_that_sends_forwarded_only_the_client_is_refused_and_the_proxy_is_not() {
+    let origin = origin();
+    let tidegate =
+        one_core(Tidegate::builder().origin(&origin)).top("trusted_proxies = [\"127.0.7.7\"]").start();
+    let mut proxy = connect(&tidegate, "127.0.7.7").unwrap();
+    let mut ask = |target: &str, client: &str| {
+        // What the client has sent stands before what the proxy says.
+        let line = format!("Forwarded: for=192.0.2.99, for=\"{client}\";proto=http\r\n");
+        proxy.request("GET", target, &line).status
+    };
+    let tries = (0..300).take_while(|_| ask("/login", "[2001:db8::1]:4711") == 401).count();
+    assert!((10..300).contains(&tries), "{tries}");
+    assert_eq!(ask("/", "192.0.2.2"), 200);
+    assert_eq!(ask("/", "192.0.2.99"), 200);
+    assert_eq!(get(&tidegate, "127.0.7.7", "/", "").unwrap().status, 200);
+}
+
+#[test]
+fn welcome_robot_is_spared_by_name_and_address_and_its_impostors_are_not_blocked_below_http() {
+    let origin = origin();
+    for cores in CORES {
+        let tidegate = Tidegate::builder()
+            .origin(&origin)
+            .top(cores)
+            .tables("[[exempt]]\nsource = \"127.0.9.0/24\"\nuser_agent = \"goodbot\"\n")
+            .tables("[[filter]]\nuser_agent = \"curl\"\naction = \"block\"\n")
+            .tables("[[filter]]\nmethods = [\"OPTIONS\"]\naction = \"reset\"\n")
+            .start();
+        let ask = |method: &str, from: &str, agent: &str| {
+            let mut client = connect(&tidegate, from).unwrap();
+            client.send(format!("{method} / HTTP/1.1\r\nHost: a\r\n"));
+            client.try_send(format!("User-Agent: {agent}\r\n\r\n"))?;
+            client.try_response(method).map(|response| response.status)
+        };
+        assert_eq!(ask("OPTIONS", "127.0.9.9", "a GoodBot").unwrap(), 200, "{cores}");
+        assert!(ask("OPTIONS", "127.0.9.9", "wget").is_err(), "{cores}");
+        assert!(ask("GET", "127.0.9.9", "curl").is_err(), "{cores}");
+        // What is put on the list is put there before it is logged.
+        eventually("the block is logged", || {
+            let is_it = |line: &str| line.contains("127.0.9.9") && line.contains("block");
+            tidegate.output().lines().any(is_it).then_some(())
+        });
+        for _ in 0..20 {
+            assert_eq!(ask("GET", "127.0.9.9", "goodbot").unwrap(), 200, "{cores}");
+        }
+        let list = String::from_utf8(tidegate.command(&["block", "list"]).stdout).unwrap();
+        assert!(!list.contains("127.0.9.9"), "{list}");
+    }
+}
+
+#[test]
+fn cookie_of_a_passed_challenge_is_not_sent_to_the_application_and_no_response_varies_by_it() {
+    let origin = Origin::start(|request| {
+        Reply::cacheable(format!("cookies: {:?}", request.fields.get("Cookie"))).with("Vary", "Cookie")
+    });
+    let tidegate = one_core(Tidegate::builder().origin(&origin))
+        .tables("[defence]\nchallenge_bits = 0\n[[filter]]\npath = \"/shop\"\naction = \"challenge\"")
+        .start();
+    for from in ["127.0.9.8", "127.0.9.9"] {
+        let challenged = get(&tidegate, from, "/shop", "").unwrap();
+        let cookie = challenged.field("Set-Cookie").split(';').next().unwrap().to_owned();
+        let alone = get(&tidegate, from, "/shop", &format!("Cookie: {cookie}\r\n")).unwrap();
+        assert_eq!(alone.text(), "cookies: None");
+        let beside = get(&tidegate, from, "/shop", &format!("Cookie: x=y; {cookie}\r\n")).unwrap();
+        assert_eq!(beside.text(), "cookies: Some(\"x=y\")");
+    }
+    assert_eq!(origin.count(), 2, "the second visitor is answered from the cache");
+}
+
 #[test]
 fn first_visits_at_once_from_one_address_are_challenged_and_solved_on_one_core_and_on_several() {
     for workers in [1, 4] {

@@ -307,7 +307,9 @@ fn a_body_that_goes_unchanged_after_all_of_it_was_seen_goes_on_whole() {
     let body = content(7, 5_000);
     let response = post(&mut Client::connect(tidegate.address()), "/", &body);
     assert_eq!((response.status, response.body == body), (200, true));
+    assert_eq!(tidegate.metric("tidegate_icap_exchanges_total"), 1.0, "the service was asked");
     assert_eq!(tidegate.metric("tidegate_icap_failures_total"), 0.0);
+    assert_eq!(tidegate.metric("tidegate_icap_modified_total"), 0.0);
 }
 
 #[test]
@@ -324,6 +326,50 @@ fn what_is_longer_than_announced_ends_the_connection() {
     let all = client.rest();
     let text = String::from_utf8_lossy(&all);
     assert!(text.matches("HTTP/1.1").count() <= 1, "one response at most: {text}");
+    assert!(!text.contains("here"), "the service's response takes the place of the origin's: {text}");
+    assert_eq!(tidegate.metric("tidegate_icap_exchanges_total"), 1.0, "the service was asked");
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn while_a_service_is_kept_busy_others_messages_go_past_it_only_if_the_operator_says_so() {
+    for (busy, status) in [("", 503), ("busy = \"open\"", 200)] {
+        let origin = Origin::start(|_| Reply::ok("here"));
+        let (release, released) = mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
+        let service = Hostile::serve("", move |_, stream| {
+            let _ = released.lock().unwrap().recv();
+            let _ = stream.write_all(b"ICAP/1.0 204 No Content\r\n\r\n");
+        });
+        let lines = format!(
+            "on = \"requests\"\nconnections = 1\npaths = [\"/up*\"]\ntimeout = \"3s\"\nfailure = \"open\"\n{busy}"
+        );
+        let tidegate = one_core(&origin).tables(&table(service.port, "x", &lines)).start();
+        let mut first = Client::connect(tidegate.address());
+        // What it asks for holds the only turn: its body never comes to an end.
+        let head = "POST /up HTTP/1.1\r\nHost: example.org\r\nContent-Length: 1000000\r\n\r\n";
+        first.send([head.as_bytes(), &content(1, 200_000)].concat());
+        eventually("the first is parked", || (tidegate.metric("tidegate_icap_waiting") == 1.0).then_some(()));
+        let second = Client::connect(tidegate.address()).request("GET", "/up", "");
+        assert_eq!(second.status, status, "{busy}");
+        assert_eq!(origin.count(), usize::from(status == 200));
+        drop(release);
+    }
+}
+
+#[test]
+fn service_that_says_it_is_overloaded_is_no_way_past_it() {
+    for (busy, status) in [("", 503), ("busy = \"open\"", 200)] {
+        let origin = Origin::start(|_| Reply::ok("here"));
+        let service = Hostile::start("", &[b"ICAP/1.0 503 Service Overloaded\r\n\r\n"]);
+        let lines = format!("on = \"requests\"\nfailure = \"open\"\n{busy}");
+        let tidegate = one_core(&origin).tables(&table(service.port, "x", &lines)).start();
+        // It is no failure that would take the service out, and open the way after three of them.
+        for _ in 0..5 {
+            assert_eq!(get(&tidegate, "/").status, status, "{busy}");
+        }
+        assert_eq!(origin.count(), if status == 200 { 5 } else { 0 });
+    }
 }
 
 #[test]

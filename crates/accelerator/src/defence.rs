@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, Decision, Field, Fields, Load, Part, Peer, Reply, RequestLine, RequestView, ResponseView, Slow,
-    Source, Via,
+    Chain, Decision, Field, Fields, Load, PASS_COOKIE, Part, Peer, Reply, RequestLine, RequestView,
+    ResponseView, Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Verdict};
 use tidegate_http::cache::range::{self, ByteRange};
@@ -133,12 +133,7 @@ impl Defence {
         now_ms: u64,
     ) -> (Client, Decision) {
         let client = self.client(None, peer, seen, now_ms);
-        let line = RequestLine { method: head.method_bytes, target: head.target };
-        let decision = match self.judge_line(client, &line, now_ms) {
-            decision if decision.is_continue() => self.judge(client, head, normalized, now_ms),
-            decision => decision,
-        };
-        (client, decision)
+        (client, self.judge(client, head, normalized, false, now_ms))
     }
 
     /// Decides on a request that its transport answers.
@@ -190,7 +185,7 @@ impl Defence {
 
     /// Decides on the first line of a request, if anybody looks at such.
     #[inline]
-    pub(crate) fn judge_line(&self, client: Client, line: &RequestLine<'_>, now_ms: u64) -> Decision {
+    fn judge_line(&self, client: Client, line: &RequestLine<'_>, now_ms: u64) -> Decision {
         match self.chain.looks_at_lines() {
             true => self.chain.request_line(client.id, client.peer, line, now_ms),
             false => Decision::CONTINUE,
@@ -249,21 +244,31 @@ impl Defence {
         Some((decision, self.reply(client, head, normalized, decision, now_ms)))
     }
 
-    /// Decides on a request. What is done to a trusted proxy's connection would be done to all its clients: whatever
-    /// is no answer becomes one.
+    /// Decides on a request, by its first line, unless that was judged, and by its head. Whom the line has delayed, the head
+    /// may still keep out.
     #[inline]
     pub(crate) fn judge(
         &self,
         client: Client,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
+        is_line_judged: bool,
         now_ms: u64,
     ) -> Decision {
+        let line = RequestLine { method: head.method_bytes, target: head.target };
+        let of_line = match is_line_judged {
+            true => Decision::CONTINUE,
+            false => self.judge_line(client, &line, now_ms),
+        };
+        if !matches!(of_line.verdict, Verdict::Continue | Verdict::Delay) {
+            return of_line;
+        }
         let fields = HeadFields(head);
-        self.chain.request(client.id, client.peer, &view(head, normalized, &fields), now_ms)
+        self.chain.request(client.id, client.peer, &view(head, normalized, &fields), now_ms).or(of_line)
     }
 
-    /// The answer that a decision asks for; `None`: the connection ends without one.
+    /// The answer that a decision asks for; `None`: the connection ends without one. What is done to a trusted proxy's
+    /// connection would be done to all its clients: whatever is no answer becomes one.
     pub(crate) fn reply(
         &self,
         client: Client,
@@ -340,6 +345,12 @@ impl Drop for Held<'_> {
 }
 
 impl DataCore {
+    /// The name of the cookie that is the defence's and not the site's; empty: there is none.
+    #[inline]
+    pub(crate) fn own_cookie(&self) -> &'static [u8] {
+        self.defence.as_ref().map_or(b"", |_| PASS_COOKIE.as_bytes())
+    }
+
     /// Whether the server is under stress.
     pub(crate) fn is_stressed(&self) -> bool {
         self.defence.as_ref().is_some_and(|defence| defence.chain.stressed_ms().is_some())

@@ -163,6 +163,8 @@ pub struct IcapService {
     pub timeout: Duration,
     /// Whether messages go on without a decision when the service fails.
     pub fail_open: bool,
+    /// Whether they do when it has no room for them, which clients can bring about.
+    pub busy_open: bool,
 }
 
 /// What an ICAP service looks at.

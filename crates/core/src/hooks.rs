@@ -34,6 +34,13 @@ impl Decision {
     pub fn is_continue(&self) -> bool {
         self.verdict == Verdict::Continue
     }
+
+    /// This decision, or where there is no objection, the other.
+    #[inline]
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        if self.is_continue() { other } else { self }
+    }
 }
 
 /// Who a connection or a request comes from.
@@ -208,7 +215,8 @@ impl Scene<'_> {
 }
 
 /// Looks at one kind of abuse. Never blocks, does no I/O, reads no clock. Methods are in the order of a connection's
-/// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event.
+/// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event. Only a delay does not: who is
+/// let in later has to come past the others all the same.
 pub trait Classifier: fmt::Debug + Send {
     /// Stable lower-case name: the same in the configuration, logs and metrics.
     fn name(&self) -> &'static str;
@@ -287,6 +295,10 @@ pub trait Arbiter: fmt::Debug + Send {
         None
     }
 }
+
+/// The name of the cookie by which a client shows that it has passed a challenge. It is the defence's own: applications are
+/// not sent it, and no response depends on it.
+pub const PASS_COOKIE: &str = "tidegate_pass";
 
 /// A response of the defence's own.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -474,17 +486,20 @@ impl Chain {
         scene: &mut Scene<'_>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
+        let mut delayed = Decision::CONTINUE;
         for classifier in self.classifiers.borrow().iter() {
             let decision = ask(&**classifier, scene);
             if decision.is_continue() {
                 continue;
             }
             let decision = self.arbiter.decide(scene, classifier.name(), decision);
-            if !decision.is_continue() {
-                return decision;
+            match decision.verdict {
+                Verdict::Continue => {}
+                Verdict::Delay => delayed = delayed.or(decision),
+                _ => return decision,
             }
         }
-        Decision::CONTINUE
+        delayed
     }
 }
 
@@ -627,6 +642,30 @@ mod tests {
         assert_eq!(verdict(1, b"word"), Verdict::Continue);
         assert_eq!(verdict(2, b"word"), Verdict::Reset);
         assert_eq!(verdict(3, b"other"), Verdict::Continue);
+    }
+
+    /// Delays whatever is asked.
+    #[derive(Debug)]
+    struct Later;
+
+    impl Classifier for Later {
+        fn name(&self) -> &'static str {
+            "word"
+        }
+
+        fn on_body(&self, _: &mut Scene<'_>, _: &[u8], _: u64) -> Decision {
+            Decision::new(Verdict::Delay, Reason::Form)
+        }
+    }
+
+    #[test]
+    fn who_is_delayed_has_to_come_past_the_other_classifiers() {
+        let tree = PrefixTree::new(TreeConfig { memory_bytes: 1 << 20, window_ms: 10_000, seed: 1 });
+        let chain = Chain::new(tree, vec![Box::new(Later), Box::new(Word)], Box::new(Lenient), 1);
+        let peer = Peer { address: IpAddr::from([10, 0, 0, 2]), via: Via::Direct };
+        let (client, _) = chain.connect(peer, 0);
+        let verdict = |piece: &[u8]| chain.body(client, peer, piece, piece.len() as u64, 0).verdict;
+        assert_eq!((verdict(b"other"), verdict(b"word")), (Verdict::Delay, Verdict::Reset));
     }
 
     #[test]

@@ -85,12 +85,15 @@ impl Judge {
 }
 
 impl Inner {
+    /// Whether nothing is done about the client. Where its User-Agent tells, nothing is as long as the head of its request
+    /// is not at hand: what there is against it counts when it is.
     fn is_exempt(&self, scene: &Scene<'_>) -> bool {
-        let agent = || scene.request.and_then(|request| request.field(Field::UserAgent)).unwrap_or_default();
-        self.settings.exempt.iter().any(|exemption| {
-            exemption.source.contains(scene.peer.address)
-                && (exemption.user_agent.is_empty() || contains(agent(), &exemption.user_agent))
-        })
+        let has = |agent: &str| {
+            let Some(request) = scene.request else { return true };
+            contains(request.field(Field::UserAgent).unwrap_or_default(), agent)
+        };
+        let mut exempt = self.settings.exempt.iter();
+        exempt.any(|exemption| exemption.source.contains(scene.peer.address) && has(&exemption.user_agent))
     }
 
     fn is_tried_out(&self, classifier: &str, reason: Reason) -> bool {
@@ -269,7 +272,7 @@ fn block(tree: &mut PrefixTree, address: IpAddr, forwarded: bool, mark: Mark, no
 }
 
 /// Whether either prefix holds the other.
-fn overlaps(a: IpPrefix, b: IpPrefix) -> bool {
+pub(crate) fn overlaps(a: IpPrefix, b: IpPrefix) -> bool {
     a.contains(b.address()) || b.contains(a.address())
 }
 

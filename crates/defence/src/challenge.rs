@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tidegate_core::hooks::hash;
 
 /// The cookie that carries a task and its solution.
-pub const COOKIE: &str = "tidegate_pass";
+pub const COOKIE: &str = tidegate_core::hooks::PASS_COOKIE;
 
 /// Places for addresses that have shown a solution; two that share one are taken for each other.
 const PLACES: usize = 1 << 16;

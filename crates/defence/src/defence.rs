@@ -152,13 +152,15 @@ impl Defence {
     }
 
     /// Somebody outside wants an address blocked: every core that knows it does so at its next tick, and the notice goes
-    /// the way of all notices. Exemptions and dry runs hold here too; whether anything was done.
+    /// the way of all notices. Exemptions and dry runs hold here too, and trusted proxies are exempt; whether anything was
+    /// done.
     pub fn block(&self, address: IpAddr, time: Duration) -> bool {
         let settings = self.settings();
         let is_exempt = |exemption: &crate::Exemption| {
             exemption.source.contains(address) && exemption.user_agent.is_empty()
         };
-        if settings.exempt.iter().any(is_exempt) {
+        let is_proxy = settings.trusted_proxies.iter().any(|proxy| proxy.contains(address));
+        if is_proxy || settings.exempt.iter().any(is_exempt) {
             return false;
         }
         self.shared.count(Reason::External, settings.dry_run);

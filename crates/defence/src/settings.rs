@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tidegate_core::{IpPrefix, Reason};
 
+use crate::arbiter::overlaps;
 use crate::stress::StressLimits;
 
 /// What the chains are built from.
@@ -13,6 +14,8 @@ pub struct Settings {
     pub memory_bytes: usize,
     /// Who is counted but never acted on.
     pub exempt: Vec<Exemption>,
+    /// Proxies that are believed: what one is blamed for, its clients have done.
+    pub trusted_proxies: Vec<IpPrefix>,
     /// Whether every rule is only tried out: what it would have done is recorded, and nothing is done.
     pub dry_run: bool,
     /// How long a block lasts.
@@ -98,6 +101,13 @@ pub struct Filter {
 impl Settings {
     /// The length of the sliding window in which events are counted.
     pub const WINDOW: Duration = Duration::from_secs(10);
+
+    /// Whether packets and connections of this prefix may be refused: not where a trusted proxy is in it, whose connections
+    /// are its clients', nor anybody exempt, if only by what the head of a request says.
+    pub fn may_block_below_http(&self, prefix: IpPrefix) -> bool {
+        let exempt = self.exempt.iter().map(|exemption| &exemption.source);
+        !self.trusted_proxies.iter().chain(exempt).any(|spared| overlaps(*spared, prefix))
+    }
 }
 
 impl Rule {
@@ -125,6 +135,7 @@ impl Default for Settings {
         Self {
             memory_bytes: 256 << 20,
             exempt: Vec::new(),
+            trusted_proxies: Vec::new(),
             dry_run: false,
             block_for: Duration::from_secs(600),
             rules: Rule::DEFAULTS.to_vec(),

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use tidegate_core::hooks::{
-    Chain, ChainSource, Decision, Field, Fields, Load, Part, Peer, RequestView, ResponseView, Slow, Source,
-    Via,
+    Chain, ChainSource, Decision, Field, Fields, Load, Part, Peer, RequestLine, RequestView, ResponseView,
+    Slow, Source, Via,
 };
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_defence::{Action, Defence, Exemption, Filter, Settings};
@@ -540,6 +541,94 @@ fn exempt_clients_are_never_acted_on() {
     assert!((0..100).all(|_| site.ask(v4([99, 6], 1), "/login", 1, 401).is_continue()));
     let blocked = (0..100).find(|_| !site.ask(v4([99, 7], 1), "/login", 1, 401).is_continue());
     assert!(blocked.is_some());
+}
+
+#[test]
+fn clients_that_are_exempt_by_their_user_agent_are_judged_when_it_is_known() {
+    let exempt = vec![Exemption { source: "99.6.0.0/16".parse().unwrap(), user_agent: "goodbot".into() }];
+    let methods = vec!["GET".into()];
+    let filter = Filter {
+        source: Some("99.6.9.0/24".parse().unwrap()),
+        user_agent: String::new(),
+        path: String::new(),
+        content_type: String::new(),
+        methods,
+        action: Action::Reset,
+        dry_run: false,
+    };
+    let site = Site::new(Settings { exempt, filters: vec![filter], ..Settings::default() }, 11);
+    let (bot, impostor) = (v4([99, 6], 1), v4([99, 6], 2));
+    for address in (1..9).map(|other| v4([10, 7], other)).chain([bot, impostor]) {
+        let client = site.chain.locate(address, 0);
+        let _ = site.chain.request(client, Site::peer(address), &get("/", &Sent::default()), 0);
+    }
+    let ask = |address, user_agent| {
+        let (client, peer) = (site.chain.locate(address, 0), Site::peer(address));
+        let fields = Sent { user_agent, ..Sent::default() };
+        site.chain.request(client, peer, &get("/login", &fields), 0)
+    };
+    let fail = |address| {
+        let (client, peer) = (site.chain.locate(address, 0), Site::peer(address));
+        let response = ResponseView {
+            path: b"/login",
+            query: None,
+            authority: b"",
+            variant: 0,
+            status: 401,
+            source: Source::Here,
+            upstream_ms: 0,
+        };
+        site.chain.response(client, peer, &response, 0)
+    };
+    // What was not asked yet and what was answered says nothing of the User-Agent: nobody there is acted on.
+    for address in [bot, impostor] {
+        for _ in 0..600 {
+            let (client, decision) = site.chain.connect(Site::peer(address), 0);
+            assert!(decision.is_continue());
+            site.chain.close(client, Site::peer(address), 0);
+        }
+        assert!((0..300).all(|_| fail(address).is_continue()));
+        let client = site.chain.locate(address, 0);
+        assert!((0..20).all(|_| site.chain.slow(client, Site::peer(address), Slow::Head, 0).is_continue()));
+    }
+    let filtered: IpAddr = "99.6.9.1".parse().unwrap();
+    let client = site.chain.locate(filtered, 0);
+    let line = RequestLine { method: b"GET", target: b"/" };
+    assert!(site.chain.request_line(client, Site::peer(filtered), &line, 0).is_continue());
+    assert!(ask(filtered, "a GoodBot").is_continue());
+    assert_eq!(
+        ask(filtered, "curl").verdict,
+        Verdict::Reset,
+        "a filter about the line is a filter of the head too"
+    );
+    assert!((0..2_000).all(|_| ask(bot, "a GoodBot").is_continue()));
+    let refused = (0..2_000).map(|_| ask(impostor, "curl")).find(|decision| !decision.is_continue());
+    assert!(refused.is_some_and(|decision| matches!(decision.verdict, Verdict::Block(_))), "{refused:?}");
+    // The mark is on the address, and is looked at when the head is here.
+    let (client, decision) = site.chain.connect(Site::peer(impostor), 1);
+    assert!(decision.is_continue());
+    site.chain.close(client, Site::peer(impostor), 1);
+    assert_eq!(ask(impostor, "curl").reason, Reason::Blocked);
+    assert!(ask(impostor, "goodbot").is_continue());
+    let settings = site.defence.settings();
+    let may = |prefix: &str| settings.may_block_below_http(prefix.parse().unwrap());
+    assert!(!may("99.6.0.2") && !may("99.6.0.0/24") && !may("99.0.0.0/8") && may("99.7.0.2"));
+}
+
+#[test]
+fn block_from_outside_spares_the_exempt_and_trusted_proxies() {
+    let exempt = ["99.6.0.0/16", "99.7.0.0/16"].map(|source| Exemption {
+        source: source.parse().unwrap(),
+        user_agent: if source == "99.7.0.0/16" { "goodbot".into() } else { String::new() },
+    });
+    let trusted_proxies = vec!["99.8.0.1".parse().unwrap()];
+    let site = Site::new(Settings { exempt: exempt.to_vec(), trusted_proxies, ..Settings::default() }, 15);
+    let block = |address: &str| site.defence.block(address.parse().unwrap(), Duration::from_secs(60));
+    assert!(!block("99.6.0.1") && !block("99.8.0.1"));
+    assert!(block("99.7.0.1") && block("99.8.0.2"));
+    let settings = site.defence.settings();
+    let may = |prefix: &str| settings.may_block_below_http(prefix.parse().unwrap());
+    assert!(!may("99.7.0.1") && !may("99.8.0.1") && may("99.8.0.2"));
 }
 
 #[test]

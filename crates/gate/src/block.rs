@@ -107,7 +107,8 @@ enum Backend<'a> {
 impl<'a> Blocks<'a> {
     /// The most single addresses of each family; beyond, the least recently hit are evicted.
     pub const MAX_ADDRESSES: u32 = abi::TG_MAX_BLOCKED;
-    /// The most prefixes of each family; beyond, adding fails.
+    /// The most prefixes of each family; beyond, adding fails, but for the place of /64s of IPv6 that end by themselves: the
+    /// least recently hit of them are evicted.
     pub const MAX_PREFIXES: u32 = abi::TG_MAX_BLOCKED_PREFIXES;
 
     pub(crate) fn kernel(maps: &'a Maps) -> Self {
@@ -126,6 +127,15 @@ impl<'a> Blocks<'a> {
     /// Blocks many at once.
     pub fn add_many(&self, prefixes: &[IpPrefix], lifetime: Option<Duration>) -> Result<(), GateError> {
         self.add_until(prefixes, End::after(lifetime, system::now_ns()))
+    }
+
+    /// Blocks many at once: the addresses among them, and the prefixes if there is room for all of these.
+    pub fn add_what_fits(&self, prefixes: &[IpPrefix], lifetime: Option<Duration>) -> Result<(), GateError> {
+        let is_single =
+            |prefix: &IpPrefix| prefix.length_bits() == if prefix.address().is_ipv4() { 32 } else { 128 };
+        let (singles, nets): (Vec<IpPrefix>, Vec<IpPrefix>) = prefixes.iter().copied().partition(is_single);
+        let added = self.add_many(&singles, lifetime);
+        self.add_many(&nets, lifetime).and(added)
     }
 
     pub(crate) fn add_until(&self, prefixes: &[IpPrefix], end: End) -> Result<(), GateError> {
@@ -162,10 +172,14 @@ impl<'a> Blocks<'a> {
             }
         }
         // All of them, or nothing of all that is to be added.
-        room_for_nets(maps, NETS[0], &sorted.nets4)?;
-        room_for_nets(maps, NETS[1], &sorted.nets6)?;
-        add_nets(maps, NETS[0], &sorted.nets4)?;
-        add_nets(maps, NETS[1], &sorted.nets6)?;
+        if sorted.nets4.len() > 1 {
+            room_for_nets(maps, NETS[0], &sorted.nets4, now_ns)?;
+        }
+        if sorted.nets6.len() > 1 {
+            room_for_nets(maps, NETS[1], &sorted.nets6, now_ns)?;
+        }
+        add_nets(maps, NETS[0], &sorted.nets4, now_ns)?;
+        add_nets(maps, NETS[1], &sorted.nets6, now_ns)?;
         if !(sorted.single4.is_empty() && sorted.single6.is_empty()) {
             maps.set_control(abi::TG_CONTROL_BLOCK_SINGLES, 1)?;
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags};
 use tidegate_core::IpPrefix;
+use tidegate_policy::gives_way;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::abi;
@@ -79,44 +80,63 @@ pub(super) fn nets_full() -> GateError {
     }
 }
 
-/// Fails if the list would be over-full with these, with what has expired removed; one more is tried.
+/// Makes room for all of these, or fails: what has expired goes, and then those of the rest that give way, the least recently
+/// hit first.
 pub(super) fn room_for_nets<K: IntoBytes + Immutable>(
     maps: &Maps,
     name: &'static str,
     entries: &[(K, abi::tg_block)],
+    now_ns: u64,
 ) -> Result<(), GateError> {
-    if entries.len() < 2 {
+    const MAX: usize = abi::TG_MAX_BLOCKED_PREFIXES as usize;
+    let wanted: HashSet<&[u8]> = entries.iter().map(|(key, _)| key.as_bytes()).collect();
+    // How many there would be, and who may go.
+    let look = || {
+        let (mut count, mut passing) = (wanted.len(), Vec::new());
+        each(maps, name, |key, entry| {
+            if wanted.contains(key) {
+                return;
+            }
+            count += 1;
+            if describe(key, entry, now_ns).is_some_and(|it| gives_way(&it.prefix, expires_ns(entry))) {
+                passing.push((entry.last_hit_ns, key.to_vec()));
+            }
+        })?;
+        Ok::<_, GateError>((count, passing))
+    };
+    let (mut count, mut passing) = look()?;
+    if count > MAX && remove_expired(maps, name, now_ns)? > 0 {
+        (count, passing) = look()?;
+    }
+    let surplus = count.saturating_sub(MAX);
+    if surplus == 0 {
         return Ok(());
     }
-    let fits = || {
-        let mut all: HashSet<Vec<u8>> = entries.iter().map(|(key, _)| key.as_bytes().to_vec()).collect();
-        each(maps, name, |key, _| {
-            all.insert(key.to_vec());
-        })?;
-        Ok::<bool, GateError>(all.len() <= abi::TG_MAX_BLOCKED_PREFIXES as usize)
-    };
-    if !fits()? {
-        remove_expired(maps, name, system::now_ns())?;
-        if !fits()? {
-            return Err(nets_full());
-        }
+    if surplus > passing.len() {
+        return Err(nets_full());
     }
-    Ok(())
+    keep_oldest(&mut passing, surplus.max(MAX / 100));
+    let evicted = delete(maps, name, passing.into_iter().map(|(_, key)| key).collect())?;
+    count_evicted(maps, evicted)
 }
 
-/// Prefixes are an operator's and are not evicted.
+fn expires_ns(entry: &abi::tg_block) -> Option<u64> {
+    (entry.expires_ns != 0).then_some(entry.expires_ns)
+}
+
+/// For prefixes there is room where nobody has to go but who gives way.
 pub(super) fn add_nets<K: IntoBytes + Immutable>(
     maps: &Maps,
     name: &'static str,
     entries: &[(K, abi::tg_block)],
+    now_ns: u64,
 ) -> Result<(), GateError> {
     if entries.is_empty() {
         return Ok(());
     }
     match write_many(maps.get(name)?, entries) {
         Err(GateError::Kernel { .. }) => {
-            // Full, perhaps of what has expired.
-            remove_expired(maps, name, system::now_ns())?;
+            room_for_nets(maps, name, entries, now_ns)?;
             write_many(maps.get(name)?, entries).map_err(|_| nets_full())?;
         }
         other => other?,
@@ -165,7 +185,8 @@ fn make_room4(table: &Singles, now_ns: u64) -> usize {
     }
     let mut by_age: Vec<(u64, Ipv4Addr)> =
         table.iter(now_ns).map(|single| (single.entry.last_hit_ns, single.address)).collect();
-    keep_oldest(&mut by_age);
+    let victims = by_age.len() / 100;
+    keep_oldest(&mut by_age, victims);
     by_age.into_iter().filter(|(_, address)| table.remove(*address)).count()
 }
 
@@ -178,9 +199,9 @@ fn count_evicted(maps: &Maps, evicted: usize) -> Result<(), GateError> {
     maps.set_control(abi::TG_CONTROL_BLOCK_EVICTED, before.saturating_add(evicted as u64))
 }
 
-/// The hundredth of them that has not hit for longest, so that one search pays for many insertions.
-fn keep_oldest<K: Ord>(by_age: &mut Vec<(u64, K)>) {
-    let victims = (by_age.len() / 100).max(1);
+/// Those that have not hit for longest; of a hundredth, one search pays for many insertions.
+fn keep_oldest<K: Ord>(by_age: &mut Vec<(u64, K)>, victims: usize) {
+    let victims = victims.max(1);
     if by_age.len() > victims {
         by_age.select_nth_unstable(victims - 1);
         by_age.truncate(victims);
@@ -263,7 +284,8 @@ fn make_room(maps: &Maps, name: &'static str, now_ns: u64) -> Result<(), GateErr
     }
     let mut by_age: Vec<(u64, Vec<u8>)> = Vec::new();
     each(maps, name, |key, entry| by_age.push((entry.last_hit_ns, key.to_vec())))?;
-    keep_oldest(&mut by_age);
+    let victims = by_age.len() / 100;
+    keep_oldest(&mut by_age, victims);
     let evicted = delete(maps, name, by_age.into_iter().map(|(_, key)| key).collect())?;
     count_evicted(maps, evicted)
 }

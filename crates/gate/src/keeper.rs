@@ -46,7 +46,7 @@ pub enum KeeperNote {
         removed: usize,
     },
     /// Blocks of the process before are in force again.
-    #[error("{}: {count} blocks are in force again{}", path.display(), if *damaged == 0 { String::new() } else { format!(", {damaged} lines were not readable") })]
+    #[error("{}: {count} blocks are in force again{}", path.display(), if *damaged == 0 { String::new() } else { format!(", {damaged} lines were not readable: the file is kept with the ending .damaged") })]
     Restored {
         /// The file they were kept in.
         path: PathBuf,
@@ -82,6 +82,20 @@ pub enum KeeperNote {
     /// The kernel refused.
     #[error(transparent)]
     Gate(#[from] GateError),
+}
+
+/// Whether a list can be read; how many entries it has.
+pub fn check_list(path: &Path) -> Result<usize, GateError> {
+    let reading = GateError::io("reading the list");
+    let length = match fs::metadata(path) {
+        Ok(data) => data.len(),
+        Err(error) => return Err(reading(error)),
+    };
+    if length > MAX_FILE_BYTES {
+        return Err(reading(io::ErrorKind::FileTooLarge.into()));
+    }
+    let text = fs::read_to_string(path).map_err(reading)?;
+    Ok(parse_list(&text)?.len())
 }
 
 /// Looks after the block list of a gate.
@@ -407,8 +421,12 @@ fn restore(blocks: &Blocks<'_>, directory: &Path, path: &Path) -> Result<KeeperN
     // Blocks that end together are added together.
     let mut by_end: BTreeMap<Option<u64>, Vec<IpPrefix>> = BTreeMap::new();
     let mut reasons = Vec::new();
-    for line in BufReader::new(io::Read::take(file, MAX_FILE_BYTES)).lines() {
-        let Ok(block) = line.map_err(failed)?.parse::<SavedBlock>() else {
+    let mut file = BufReader::new(io::Read::take(file, MAX_FILE_BYTES));
+    let mut line = Vec::new();
+    while file.read_until(b'\n', &mut line).map_err(failed)? > 0 {
+        let block = saved_block(&line);
+        line.clear();
+        let Some(block) = block else {
             damaged += 1;
             continue;
         };
@@ -420,18 +438,31 @@ fn restore(blocks: &Blocks<'_>, directory: &Path, path: &Path) -> Result<KeeperN
         reasons.extend(block.reason.map(|reason| (block.prefix, reason)));
     }
     let put_in_force = || {
+        // What does not fit costs no other block.
+        let mut added = Ok(());
         for (end, prefixes) in by_end {
-            blocks.add_many(&prefixes, end.map(|until| Duration::from_secs(until - now_s)))?;
+            let lifetime = end.map(|until| Duration::from_secs(until - now_s));
+            added = added.and(blocks.add_what_fits(&prefixes, lifetime));
         }
+        added?;
         reasons.into_iter().try_for_each(|(prefix, reason)| blocks.set_reason(prefix, &reason))
     };
+    // The next save leaves out what could not be read.
+    let kept = if damaged > 0 { fs::copy(path, path.with_extension("damaged")).map(|_| ()) } else { Ok(()) };
     put_in_force().map_err(|source| KeeperNote::NotInForce { path: path.to_owned(), source })?;
+    kept.map_err(failed)?;
     Ok(KeeperNote::Restored { path: path.to_owned(), count, damaged })
+}
+
+/// What a line holds with its end; a line without one was cut off, and may mean more than was written.
+fn saved_block(line: &[u8]) -> Option<SavedBlock> {
+    // Whatever the reason says, the block holds.
+    String::from_utf8_lossy(line.strip_suffix(b"\n")?).parse().ok()
 }
 
 impl KeeperNote {
     /// Whether something went wrong.
     pub fn is_fault(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Restored { .. })
+        !matches!(self, Self::Read { .. } | Self::Restored { damaged: 0, .. })
     }
 }

@@ -34,7 +34,7 @@ pub use events::{TcpEvent, TcpEventKind, TcpEvents};
 pub use gate::{Asked, Gate, Options, Trial};
 pub use handover::Handover;
 pub use interfaces::InterfaceChange;
-pub use keeper::{BlockSources, Keeper, KeeperNote};
+pub use keeper::{BlockSources, Keeper, KeeperNote, check_list};
 pub use kernel::ProgramCost;
 pub use pilot::{Pilot, ServerTotals, Wanted};
 pub use queue::{Accepted, ClassListeners, ListenQueue, QueueCounts};

@@ -30,12 +30,14 @@ impl SlowReaders {
         Ok(Self { events: gate.tcp_events()?, tally: Tally::new(limit, interval_ns) })
     }
 
-    /// Takes the events there are, without waiting, and blocks for the list's lifetime; gives who was blocked.
-    pub fn tick(&mut self, gate: &Gate) -> Result<Vec<IpAddr>, GateError> {
+    /// Takes the events there are, without waiting, and blocks for the list's lifetime, but for who is to be spared; gives
+    /// who was blocked.
+    pub fn tick(&mut self, gate: &Gate, spared: &[IpPrefix]) -> Result<Vec<IpAddr>, GateError> {
         let mut blocked = Vec::new();
         self.events.poll(Duration::ZERO, |event| {
             let (client, at_ns) = (event.client.ip(), event.at.as_nanos() as u64);
-            if event.kind == TcpEventKind::ZeroWindow && self.tally.see(client, at_ns) {
+            let is_spared = || spared.iter().any(|prefix| prefix.contains(client));
+            if event.kind == TcpEventKind::ZeroWindow && !is_spared() && self.tally.see(client, at_ns) {
                 blocked.push(client);
             }
         })?;

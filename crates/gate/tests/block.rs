@@ -290,3 +290,38 @@ fn prefixes_that_do_not_all_fit_are_refused_as_a_whole() {
         assert_eq!(explained(gate.blocks().stats()).prefixes, all.len() - 1);
     }
 }
+
+/// In the kernel and in user space: the networks of many hosts of IPv6, each blocked for a time.
+#[test]
+fn full_list_of_prefixes_evicts_hosts_of_ipv6_and_takes_addresses_whatever_it_holds() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let gate = load();
+    let user = Gate::user_space(&RuleSet::default(), &Options::default(), "test").unwrap();
+    let host = |i: u32| prefix(&format!("2001:db8:{:x}:{:x}::/64", i >> 16, i & 0xffff));
+    let hour = Some(Duration::from_secs(3600));
+    for gate in [&gate, &user] {
+        let blocks = gate.blocks();
+        explained(blocks.add_many(&[prefix("2001:db8:ffff::/48"), prefix("2001:db8:fffe::/64")], None));
+        let hosts: Vec<IpPrefix> = (0..Blocks::MAX_PREFIXES + 5_000).map(host).collect();
+        hosts.chunks(1_000).for_each(|some| explained(blocks.add_what_fits(some, hour)));
+        let stats = explained(blocks.stats());
+        assert!(stats.prefixes <= Blocks::MAX_PREFIXES as usize && stats.evicted >= 5_000, "{stats:?}");
+        let is_blocked = |address: &str| explained(blocks.blocks(address.parse().unwrap()));
+        assert!(is_blocked("2001:db8:1:1000::1") && !is_blocked("2001:db8:0:1::1"), "the oldest has gone");
+        assert!(is_blocked("2001:db8:ffff:1::1") && is_blocked("2001:db8:fffe::1"), "an operator's has not");
+        explained(blocks.add(host(7), hour));
+        assert!(is_blocked("2001:db8:0:7::1"));
+    }
+    // With operators' prefixes alone in it, addresses are blocked all the same.
+    let net = |i: u32| prefix(&format!("2001:{:x}:{:x}::/48", 0x1000 + (i >> 16), i & 0xffff));
+    let nets: Vec<IpPrefix> = (0..Blocks::MAX_PREFIXES - 2).map(net).collect();
+    for gate in [&gate, &user] {
+        let blocks = gate.blocks();
+        explained(blocks.add_many(&nets, None));
+        let error = blocks.add_what_fits(&[prefix("10.0.0.1"), host(1), prefix("2001:db8::1")], hour);
+        assert!(matches!(error, Err(GateError::Full { .. })), "{error:?}");
+        let is_blocked = |address: &str| explained(blocks.blocks(address.parse().unwrap()));
+        assert!(is_blocked("10.0.0.1") && is_blocked("2001:db8::1") && !is_blocked("2001:db8:0:1::1"));
+    }
+}

@@ -110,7 +110,7 @@ fn client_that_shuts_its_window_again_and_again_is_blocked_and_others_are_not() 
     servers[0].write_all(b"x").unwrap();
     let blocked = (0..400).find_map(|_| {
         std::thread::sleep(Duration::from_millis(25));
-        explained(watch.tick(&gate)).into_iter().next()
+        explained(watch.tick(&gate, &[])).into_iter().next()
     });
     assert_eq!(blocked, Some("10.77.0.2".parse().unwrap()));
     let list = explained(gate.blocks().list());

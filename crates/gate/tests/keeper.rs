@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Namespace, explained, needs_root};
 use tidegate_core::{IpPrefix, Verdict};
-use tidegate_gate::{BlockSources, Blocks, Gate, Keeper, KeeperNote, Options};
+use tidegate_gate::{BlockSources, Blocks, Gate, Keeper, KeeperNote, Options, check_list};
 use tidegate_policy::RuleSet;
 
 fn gate() -> Gate {
@@ -213,7 +213,7 @@ fn dynamic_blocks_survive_a_restart_with_what_is_left_of_their_life() {
 
     let (_, notes) = Keeper::start(&after, &BlockSources { files: Vec::new(), ..sources });
     assert!(
-        notes[0].to_string().ends_with("2 blocks are in force again, 1 lines were not readable"),
+        notes[0].to_string().contains("2 blocks are in force again, 1 lines were not readable"),
         "{notes:?}"
     );
     let mut blocked = after.blocks().list().unwrap();
@@ -221,4 +221,42 @@ fn dynamic_blocks_survive_a_restart_with_what_is_left_of_their_life() {
     assert_eq!(blocked[0].reason.as_deref(), Some("it guessed passwords"));
     assert!(blocked[0].remaining > Some(Duration::from_secs(3500)) && blocked[1].remaining.is_none());
     assert!(is_blocked(&after, "2001:db8::1") && !is_blocked(&after, "10.0.0.9"));
+}
+
+#[test]
+fn damaged_lines_of_the_kept_list_block_nobody_and_cost_no_other_block() {
+    let folder = Folder::new("damaged");
+    let path = folder.0.join("blocked");
+    let sources = BlockSources { directory: Some(folder.0.clone()), files: Vec::new() };
+    let until = 4_000_000_000_u64;
+    let damaged: [&[u8]; 4] =
+        [b"10.9.9.\xff/32 -\n", b"10.9.9.9/32 17x0 errors\n", b"10.9.9.8/32\n", b"203.0.113.7/3"];
+    for line in damaged {
+        let good = format!("10.0.0.1/32 {until} errors\n");
+        let kept = [good.as_bytes(), b"10.0.0.2/32 - caf\xe9\n", line].concat();
+        std::fs::write(&path, &kept).unwrap();
+        let gate = gate();
+        let (mut keeper, notes) = Keeper::start(&gate, &sources);
+        let text = String::from_utf8_lossy(line);
+        assert!(matches!(notes[0], KeeperNote::Restored { count: 2, damaged: 1, .. }), "{text}: {notes:?}");
+        assert!(notes[0].is_fault(), "{notes:?}");
+        assert!(is_blocked(&gate, "10.0.0.1") && is_blocked(&gate, "10.0.0.2"), "{text}");
+        assert_eq!(gate.blocks().list().unwrap().len(), 2, "{text}");
+        // What the next save leaves out is not lost.
+        add(&gate, "10.0.0.3", None);
+        assert!(keeper.tick(&gate).is_empty());
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 3);
+        assert_eq!(std::fs::read(path.with_extension("damaged")).unwrap(), kept);
+    }
+}
+
+#[test]
+fn lists_are_checked_without_blocking_anybody() {
+    let folder = Folder::new("check");
+    let path = folder.0.join("drop.list");
+    assert!(check_list(&path).is_err());
+    rewrite(&path, "10.0.0.1\nten\n");
+    assert!(check_list(&path).unwrap_err().to_string().contains("line 2: `ten`"));
+    rewrite(&path, "10.0.0.1\n192.0.2.0/24 # them\n");
+    assert_eq!(check_list(&path).unwrap(), 2);
 }

@@ -1,5 +1,6 @@
 //! What goes on to the next hop: heads are written anew, never copied (RFC 9110 §7.6).
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -29,6 +30,8 @@ pub struct ForwardContext<'c> {
     pub removed: &'c [FieldId],
     /// Fields to add, name and value; they must be well-formed.
     pub added: &'c [(&'c [u8], &'c [u8])],
+    /// The name of a cookie of our own, which is no business of the next hop's; empty: none.
+    pub own_cookie: &'c [u8],
 }
 
 /// Whether a field concerns one connection only (RFC 9110 §7.6.1), whatever `Connection` says.
@@ -117,6 +120,11 @@ pub fn write_upstream_request(
                 FieldId::MaxForwards if matches!(head.method, Method::Options | Method::Trace) => {
                     write_max_forwards(value, out);
                 }
+                FieldId::Cookie => {
+                    if let Some(value) = without_cookie(value, context.own_cookie) {
+                        write_field(name, &value, out);
+                    }
+                }
                 _ => write_field(name, value, out),
             }
         }
@@ -128,6 +136,22 @@ pub fn write_upstream_request(
         write_field(name, value, out);
     }
     out.extend_from_slice(b"\r\n");
+}
+
+/// The value of a `Cookie` field (RFC 6265 §4.2.1) without the cookies of this name; `None`: there are no others. An empty
+/// name is no cookie's.
+pub fn without_cookie<'v>(value: &'v [u8], name: &[u8]) -> Option<Cow<'v, [u8]>> {
+    let has_name = |pair: &&[u8]| {
+        let rest = pair.trim_ascii().strip_prefix(name);
+        !name.is_empty() && rest.is_some_and(|rest| rest.starts_with(b"="))
+    };
+    let pairs = || value.split(|&byte| byte == b';');
+    if !pairs().any(|pair| has_name(&pair)) {
+        return Some(Cow::Borrowed(value));
+    }
+    let others = pairs().filter(|pair| !has_name(pair)).map(<[u8]>::trim_ascii);
+    let kept: Vec<&[u8]> = others.filter(|pair| !pair.is_empty()).collect();
+    (!kept.is_empty()).then(|| Cow::Owned(kept.join(&b"; "[..])))
 }
 
 fn write_request_line(head: &RequestHead<'_>, normalized: &Normalized<'_>, out: &mut Vec<u8>) {
@@ -313,6 +337,22 @@ pub fn parse_address(member: &[u8]) -> Option<IpAddr> {
         .or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
         .or_else(bracketed)?;
     Some(address.to_canonical())
+}
+
+/// The addresses that a line of `Forwarded` names as those of clients, the last first; `None` for an element that hides its
+/// client or says nothing of it (RFC 7239 §6). Split even within quotes, as [`other_claims`] does: the last element is the
+/// last proxy's whatever stands before it.
+pub fn forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> + use<'_> {
+    let elements = line.rsplit(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    elements.filter(|element| !element.is_empty()).map(|element| {
+        let mut pairs = element.split(|&byte| byte == b';').map(<[u8]>::trim_ascii);
+        let node = pairs.find_map(|pair| {
+            let (name, node) = pair.split_at_checked(4)?;
+            name.eq_ignore_ascii_case(b"for=").then_some(node)
+        })?;
+        let quoted = |node| <[u8]>::strip_suffix(<[u8]>::strip_prefix(node, b"\"")?, b"\"");
+        parse_address(quoted(node).unwrap_or(node))
+    })
 }
 
 /// How many of the gateways that a request has passed are named `pseudonym` (RFC 9110 §7.6.3).

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // A failed expectation ends the test.
 
-use tidegate_http::forward::{ForwardContext, write_response_fields, write_upstream_request};
+use tidegate_http::forward::{
+    ForwardContext, forwarded_for, without_cookie, write_response_fields, write_upstream_request,
+};
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{
     BodyFraming, FieldId, HeadError, HeadLimits, Progress, RequestParser, ResponseParser, status_reason,
@@ -17,6 +19,7 @@ const CONTEXT: ForwardContext<'static> = ForwardContext {
     framing: BodyFraming::None,
     removed: &[],
     added: &[],
+    own_cookie: b"",
 };
 
 fn forwarded(request: &str, context: &ForwardContext<'_>) -> String {
@@ -296,4 +299,44 @@ fn a_response_goes_on_without_its_connection() {
         "Cache-Control: no-store\r\nProxy-Status: a\r\nSet-Cookie: a\r\nset-cookie: b\r\n"
     );
     assert_eq!((status_reason(404), status_reason(799)), ("Not Found", ""));
+}
+
+#[test]
+fn own_cookie_stays_here_and_others_go_on() {
+    for (sent, expected) in [
+        ("a=b", Some("a=b")),
+        ("a=b;  c=d;", Some("a=b;  c=d;")),
+        ("pass=1", None),
+        (" pass=1 ; pass=2;", None),
+        ("a=b; pass=1; c=d", Some("a=b; c=d")),
+        ("pass=1; a=b", Some("a=b")),
+        ("passport=1; a=pass=1; pass", Some("passport=1; a=pass=1; pass")),
+    ] {
+        let kept = without_cookie(sent.as_bytes(), b"pass");
+        assert_eq!(kept.as_deref(), expected.map(str::as_bytes), "{sent:?}");
+        assert_eq!(without_cookie(sent.as_bytes(), b"").as_deref(), Some(sent.as_bytes()));
+    }
+    let context = ForwardContext { own_cookie: b"pass", ..CONTEXT };
+    let out =
+        forwarded("GET / HTTP/1.1\r\nHost: a\r\nCookie: pass=1\r\nCookie: pass=1; x=y\r\n\r\n", &context);
+    assert!(out.contains("\r\nCookie: x=y\r\n") && !out.contains("pass"), "{out}");
+}
+
+#[test]
+fn forwarded_names_clients_the_last_first() {
+    let named = |line: &str| -> Vec<Option<String>> {
+        forwarded_for(line.as_bytes()).map(|client| client.map(|client| client.to_string())).collect()
+    };
+    let some = |address: &str| Some(address.to_owned());
+    assert_eq!(named("for=192.0.2.1"), [some("192.0.2.1")]);
+    assert_eq!(
+        named("For=\"[2001:db8::1]:80\";proto=http;by=10.0.0.1, , for=192.0.2.1:8080"),
+        [some("192.0.2.1"), some("2001:db8::1")]
+    );
+    assert_eq!(
+        named("for=192.0.2.1, for=unknown, for=_hidden, proto=https;by=_x"),
+        [None, None, None, some("192.0.2.1")]
+    );
+    // A quote that a client has left open takes nothing of what a proxy has appended.
+    assert_eq!(named("for=\"192.0.2.9, proto=http;for=\"192.0.2.1\""), [some("192.0.2.1"), None]);
 }

@@ -24,7 +24,7 @@ const MAX_REASON_CHARS: usize = 64;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockListError {
-    /// Prefixes are an operator's and are not evicted.
+    /// An operator's prefixes are not evicted.
     #[error("the block list holds {max} prefixes and is full: remove some, or join them into shorter ones")]
     PrefixesFull {
         /// How many it holds.
@@ -48,7 +48,8 @@ pub struct BlockList {
 }
 
 impl BlockList {
-    /// An empty list with room for that many; a full list of addresses evicts the least recently hit.
+    /// An empty list with room for that many; a full list of addresses evicts the least recently hit. So does one of
+    /// prefixes, among what is to IPv6 what an address is to IPv4: /64s that end by themselves.
     pub fn new(max_addresses: usize, max_prefixes: usize) -> Self {
         Self {
             addresses: HashMap::new(),
@@ -62,12 +63,13 @@ impl BlockList {
         }
     }
 
-    /// Whether all of these can be added: prefixes are never evicted. Removes what has expired where that makes room.
+    /// Whether all of these can be added. Removes what has expired where that makes room.
     pub fn has_room_for(&mut self, prefixes: &[IpPrefix], now_ns: u64) -> bool {
         let fits = |list: &Self| {
             let fresh = |prefix: &&IpPrefix| !is_single(prefix) && !list.prefixes.contains_key(*prefix);
             let fresh: HashSet<&IpPrefix> = prefixes.iter().filter(fresh).collect();
-            list.prefixes.len() + fresh.len() <= list.max_prefixes
+            let wanted = list.prefixes.len() + fresh.len();
+            wanted <= list.max_prefixes || wanted - list.passing().count() <= list.max_prefixes
         };
         fits(self) || {
             self.sweep(now_ns);
@@ -95,7 +97,7 @@ impl BlockList {
         }
         if self.prefixes.len() >= self.max_prefixes && !self.prefixes.contains_key(&prefix) {
             self.sweep(now_ns);
-            if self.prefixes.len() >= self.max_prefixes {
+            if self.prefixes.len() >= self.max_prefixes && self.evict_prefixes() == 0 {
                 return Err(BlockListError::PrefixesFull { max: self.max_prefixes });
             }
         }
@@ -240,18 +242,47 @@ impl BlockList {
         if self.sweep(now_ns) > 0 && self.addresses.len() < self.max_addresses {
             return;
         }
-        let victims = (self.max_addresses / 100).max(1);
-        let mut by_age: Vec<(u64, IpAddr)> =
-            self.addresses.iter().map(|(address, entry)| (entry.last_hit_ns, *address)).collect();
-        if by_age.len() > victims {
-            by_age.select_nth_unstable(victims - 1);
-            by_age.truncate(victims);
-        }
-        for (_, address) in by_age {
+        let by_age = self.addresses.iter().map(|(address, entry)| (entry.last_hit_ns, *address)).collect();
+        for (_, address) in oldest(by_age, self.max_addresses) {
             self.addresses.remove(&address);
             self.evicted += 1;
         }
     }
+
+    /// The prefixes that make room for others.
+    fn passing(&self) -> impl Iterator<Item = (&IpPrefix, &BlockEntry)> {
+        self.prefixes.iter().filter(|(prefix, entry)| gives_way(prefix, entry.expires_ns))
+    }
+
+    /// Of these the least recently hit go, a hundredth of what there may be; how many.
+    fn evict_prefixes(&mut self) -> usize {
+        let by_age = self.passing().map(|(prefix, entry)| (entry.last_hit_ns, *prefix)).collect();
+        let victims = oldest(by_age, self.max_prefixes);
+        for (_, prefix) in &victims {
+            self.forget(prefix);
+            self.reasons.remove(prefix);
+        }
+        self.evicted += victims.len() as u64;
+        victims.len()
+    }
+}
+
+/// Whether a prefix makes room for others where there are too many: of IPv6 the network of one host, blocked for a time as
+/// an address is. What is blocked for ever, or as long as a list has it (`u64::MAX`), is an operator's, and so is any other
+/// prefix.
+pub fn gives_way(prefix: &IpPrefix, expires_ns: Option<u64>) -> bool {
+    let is_host = prefix.address().is_ipv6() && prefix.length_bits() == 64;
+    is_host && expires_ns.is_some_and(|expires_ns| expires_ns < u64::MAX)
+}
+
+/// The first of `by_age`, as many as a hundredth of `max`, so that one search pays for many insertions.
+fn oldest<K: Ord>(mut by_age: Vec<(u64, K)>, max: usize) -> Vec<(u64, K)> {
+    let victims = (max / 100).max(1);
+    if by_age.len() > victims {
+        by_age.select_nth_unstable(victims - 1);
+        by_age.truncate(victims);
+    }
+    by_age
 }
 
 fn is_single(prefix: &IpPrefix) -> bool {
@@ -322,13 +353,29 @@ impl std::fmt::Display for SavedBlock {
     }
 }
 
+/// Why a line is no block that was saved.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SavedBlockError {
+    /// What is blocked cannot be told.
+    #[error(transparent)]
+    Prefix(#[from] tidegate_core::PrefixError),
+    /// When it ends cannot be told: that is never taken for "never".
+    #[error("expected seconds since 1970 or - behind the prefix")]
+    End,
+}
+
 impl std::str::FromStr for SavedBlock {
-    type Err = tidegate_core::PrefixError;
+    type Err = SavedBlockError;
 
     fn from_str(line: &str) -> Result<Self, Self::Err> {
         let mut words = line.splitn(3, ' ');
         let prefix = words.next().unwrap_or_default().parse()?;
-        let until_unix_s = words.next().and_then(|word| word.parse().ok());
+        let until_unix_s = match words.next() {
+            Some("-") => None,
+            Some(word) => Some(word.parse().map_err(|_| SavedBlockError::End)?),
+            None => return Err(SavedBlockError::End),
+        };
         let reason = words.next().map(str::to_owned).filter(|reason| !reason.is_empty());
         Ok(Self { prefix, until_unix_s, reason })
     }
@@ -385,13 +432,45 @@ mod tests {
     }
 
     #[test]
+    fn full_list_of_prefixes_evicts_hosts_of_ipv6_that_end_by_themselves_and_nothing_else() {
+        let host = |n: u32| prefix(&format!("2001:db8:0:{n:x}::/64"));
+        let mut list = BlockList::new(10, 300);
+        list.add(prefix("10.0.0.0/8"), Some(9_000), 0).unwrap();
+        list.add(prefix("2001:db8:1::/48"), Some(9_000), 0).unwrap();
+        list.add(host(0xffff), None, 0).unwrap();
+        list.add(host(0xfffe), Some(u64::MAX), 0).unwrap();
+        for n in 0..1_000 {
+            let one = host(n);
+            assert!(list.has_room_for(&[one], u64::from(n) + 1));
+            list.add(one, Some(9_000), u64::from(n) + 1).unwrap();
+            assert!(list.prefixes() <= 300);
+        }
+        for kept in [prefix("10.0.0.0/8"), prefix("2001:db8:1::/48"), host(0xffff), host(0xfffe), host(999)] {
+            assert!(list.get(&kept).is_some(), "{kept}");
+        }
+        assert!(list.get(&host(0)).is_none() && list.evicted() >= 700);
+        // An operator always finds room, as far as it is not taken by operators.
+        let nets: Vec<IpPrefix> =
+            (0..296_u32).map(|n| prefix(&format!("10.{}.{}.0/24", n / 256, n % 256))).collect();
+        assert!(list.has_room_for(&nets, 2_000));
+        nets.iter().for_each(|net| list.add(*net, None, 2_000).unwrap());
+        assert!(!list.has_room_for(&[host(1)], 2_000));
+        assert_eq!(list.add(host(1), Some(9_000), 2_000), Err(BlockListError::PrefixesFull { max: 300 }));
+    }
+
+    #[test]
     fn saved_blocks_read_and_print_the_same() {
         for line in ["10.0.0.1/32 -", "10.0.0.0/8 1700000000 too many logins", "2001:db8::/32 - why"] {
             assert_eq!(line.parse::<SavedBlock>().unwrap().to_string(), line);
         }
         let odd = SavedBlock { prefix: prefix("10.0.0.1"), until_unix_s: None, reason: Some("a\nb".into()) };
         assert_eq!(odd.to_string(), "10.0.0.1/32 - a b");
-        assert!("x 1 y".parse::<SavedBlock>().is_err());
+        assert!(matches!("x 1 y".parse::<SavedBlock>(), Err(SavedBlockError::Prefix(_))));
+        for damaged in
+            ["10.0.0.1/32", "10.0.0.1/32 ", "10.0.0.1/32 17x0 errors", "10.0.0.1/32 -1", "1.2.3.0/24 -- a"]
+        {
+            assert_eq!(damaged.parse::<SavedBlock>(), Err(SavedBlockError::End), "{damaged}");
+        }
     }
 
     #[test]

@@ -16,7 +16,9 @@ mod table;
 mod tally;
 
 pub use agent::{Adjustment, Agent, ClassObservation, Goals, Observation};
-pub use block::{BlockEntry, BlockList, BlockListError, ListFileError, SavedBlock, parse_list};
+pub use block::{
+    BlockEntry, BlockList, BlockListError, ListFileError, SavedBlock, SavedBlockError, gives_way, parse_list,
+};
 pub use bucket::{LimitError, Profile, TOKEN_UNITS, TokenBucket};
 pub use connection::{ConnectionRule, Destination, DestinationError, PortRange};
 pub use policer::{Decision, Policer, RuleCounts};

@@ -200,10 +200,14 @@ impl Clerk {
     }
 
     /// Packets of blocked addresses are refused where packets are: below HTTP. Not those of a trusted proxy's clients,
-    /// whose packets are the proxy's.
+    /// whose packets are the proxy's, nor where somebody may be exempt.
     fn block(&self, bundle: &[Notice]) {
+        let settings = self.guard.defence.settings();
+        let acts_below_http = |notice: &&Notice| {
+            is_block(notice) && !notice.forwarded && settings.may_block_below_http(notice.subject)
+        };
         let mut of_time: BTreeMap<Duration, Vec<&Notice>> = BTreeMap::new();
-        for notice in bundle.iter().filter(|notice| is_block(notice) && !notice.forwarded) {
+        for notice in bundle.iter().filter(acts_below_http) {
             if let Verdict::Block(time) = notice.decision.verdict {
                 of_time.entry(time).or_default().push(notice);
             }
@@ -211,7 +215,7 @@ impl Clerk {
         let gate = self.gatekeeper.gate();
         for (time, blocks) in of_time {
             let prefixes: Vec<IpPrefix> = blocks.iter().map(|notice| notice.subject).collect();
-            let added = gate.blocks().add_many(&prefixes, Some(time));
+            let added = gate.blocks().add_what_fits(&prefixes, Some(time));
             let reasons = blocks.iter().try_for_each(|notice| {
                 gate.blocks().set_reason(notice.subject, notice.decision.reason.name())
             });

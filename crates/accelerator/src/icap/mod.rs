@@ -48,6 +48,14 @@ pub(crate) enum Failure {
     Busy,
 }
 
+impl Failure {
+    /// Whether the service works and has no room, of its own or ours: who sends much can bring that about. Its 503 says that
+    /// it is overloaded (RFC 3507 §4.3.3).
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy | Self::Status(503))
+    }
+}
+
 /// Whether a service looks at messages about a request with this method for this path. What servers that take paths in any
 /// case for the same read as one path must not come past a service as another: `folds_case` compares as they do. Nor must
 /// what an application reads as another path: the service looks at what it concerns in either form, and leaves out only
@@ -132,6 +140,7 @@ mod tests {
                 connections: 1,
                 timeout: Duration::from_secs(1),
                 fail_open: false,
+                busy_open: false,
             };
             let reading = reading.map(str::as_bytes);
             let normalized = Normalized { authority: b"h", path: path.as_bytes(), query: None, reading };

@@ -122,10 +122,11 @@ fn undecided<B>(core: &DataCore, service: &Service, failure: Failure, body: Opti
 fn may_pass(core: &DataCore, service: &Service, failure: &Failure) -> bool {
     service.failed(failure);
     core.metrics.icap_failures_total.add(1);
-    if service.settings.fail_open {
+    let may_pass = if failure.is_busy() { service.settings.busy_open } else { service.settings.fail_open };
+    if may_pass {
         core.metrics.icap_bypassed_total.add(1);
     }
-    service.settings.fail_open
+    may_pass
 }
 
 /// The error is the request's own body, if it is whole.

@@ -223,7 +223,7 @@ impl Service {
     }
 
     pub(crate) fn failed(&self, failure: &Failure) {
-        if matches!(failure, Failure::Busy | Failure::Down) {
+        if failure.is_busy() || matches!(failure, Failure::Down) {
             // As often as there are requests, until the service is in again.
             tracing::debug!(service = %self.settings.url, %failure, "an ICAP service was not asked");
             return;

@@ -132,11 +132,12 @@ pub(crate) fn append_variant(
     generation: u64,
     names: &[u8],
     fields: tidegate_http::Fields<'_>,
+    own_cookie: &[u8],
     key: &mut Vec<u8>,
 ) {
     key.push(KEY_SEPARATOR);
     key.extend_from_slice(&generation.to_le_bytes());
-    vary::write_secondary_key(names, &fields, key);
+    vary::write_secondary_key(names, &fields, own_cookie, key);
 }
 
 /// Whether `tag` is among `tags`.

@@ -575,6 +575,7 @@ impl Fetch<'_> {
             framing,
             removed,
             added: &added,
+            own_cookie: self.core.own_cookie(),
         };
         let mut bytes = Vec::with_capacity(1024);
         write_upstream_request(head, self.incoming.normalized, &context, &mut bytes);

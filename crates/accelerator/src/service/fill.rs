@@ -312,7 +312,7 @@ impl Storing<'_> {
                 generation
             }
         };
-        append_variant(generation, &names, self.request.fields, &mut key);
+        append_variant(generation, &names, self.request.fields, self.core.own_cookie(), &mut key);
         Some(key)
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
     let now_s = core.clock.unix_s();
     let Some(mut object) = store.get(key) else { return Found::Nothing(Forwarded::UriMiss) };
     if let Some(Entry::Variants { generation, names }) = Entry::decode(object.meta()) {
-        append_variant(generation, names, head.fields, key);
+        append_variant(generation, names, head.fields, core.own_cookie(), key);
         match store.get(key) {
             Some(variant) => object = variant,
             None => return Found::Nothing(Forwarded::VaryMiss),

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidegate_http::forward::{claims_https, last_claim, other_claims, parse_address};
+use tidegate_http::forward::{claims_https, forwarded_for, last_claim, other_claims, parse_address};
 use tidegate_http::{FieldId, Fields, RequestHead};
 
 use crate::service::plan::Plan;
@@ -61,12 +61,23 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// The last address of `X-Forwarded-For` that is no trusted proxy: what stands before it was written by that client.
+/// The last address that is no trusted proxy: what stands before it was written by that client. `X-Forwarded-For` is asked
+/// first, `Forwarded` (RFC 7239) where there is none.
 fn client(plan: &Plan, head: &RequestHead<'_>) -> Option<IpAddr> {
     let lines: Vec<&[u8]> = head.fields.get_all(FieldId::XForwardedFor).collect();
+    if !lines.is_empty() {
+        let members = lines.iter().rev().flat_map(|line| line.rsplit(|&byte| byte == b','));
+        return first_beyond_proxies(plan, members.map(parse_address));
+    }
+    let lines: Vec<&[u8]> = head.fields.get_all(FieldId::Forwarded).collect();
+    first_beyond_proxies(plan, lines.iter().rev().flat_map(|line| forwarded_for(line)))
+}
+
+/// Of addresses, the nearest first; the farthest if all are trusted proxies. `None` among them is one that cannot be read.
+fn first_beyond_proxies(plan: &Plan, addresses: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
     let mut first = None;
-    for address in lines.iter().rev().flat_map(|line| line.rsplit(|&byte| byte == b',')) {
-        let address = parse_address(address)?;
+    for address in addresses {
+        let address = address?;
         first = Some(address);
         if !plan.is_trusted(address) {
             break;

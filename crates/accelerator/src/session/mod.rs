@@ -17,7 +17,7 @@ use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tidegate_core::hooks::{Decision, Reply, RequestLine, Slow};
+use tidegate_core::hooks::{Decision, Reply, Slow};
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
@@ -202,21 +202,14 @@ impl Asker {
             let reply = Box::new(Reply { status: 403, ..Reply::default() });
             return Ok(Handled::TurnedAway(decision, Some(reply)));
         }
+        let mut is_delayed = false;
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
             let client = defence.client(Some(place), self.peer.ip(), &seen, now_ms);
-            let line = RequestLine { method: head.method_bytes, target: head.target };
-            let decision = match self.is_line_judged {
-                true => Decision::CONTINUE,
-                false => defence.judge_line(client, &line, now_ms),
-            };
-            let decision = match decision.is_continue() {
-                true => defence.judge(client, head, &normalized, now_ms),
-                false => decision,
-            };
+            let decision = defence.judge(client, head, &normalized, self.is_line_judged, now_ms);
             match decision.verdict {
                 Verdict::Continue => {}
-                Verdict::Delay => return Ok(Handled::Held(Hold::Delay)),
+                Verdict::Delay => is_delayed = true,
                 // A trusted proxy's connection has other clients' requests on it.
                 Verdict::Tarpit if !seen.via_proxy => return Ok(Handled::Held(Hold::Tarpit)),
                 _ => {
@@ -228,6 +221,9 @@ impl Asker {
         let verdict = plan.police(self.peer, || client.local_addr(), head, &normalized);
         if verdict != Verdict::Continue {
             return Ok(Handled::Refused(verdict));
+        }
+        if is_delayed {
+            return Ok(Handled::Held(Hold::Delay));
         }
         if head.framing != BodyFraming::None
             || head.upgrade

@@ -223,6 +223,7 @@ impl Shared {
             framing: head.framing,
             removed: &[FieldId::Expect],
             added: &[],
+            own_cookie: b"",
         };
         let mut out = Vec::with_capacity(1024);
         write_upstream_request(head, normalized, &context, &mut out);

@@ -109,7 +109,7 @@ impl Store {
 pub(super) fn secondary_key(names: &[u8], request: &Fields<'_>) -> Vec<u8> {
     let mut key = Vec::new();
     if !names.is_empty() {
-        vary::write_secondary_key(names, request, &mut key);
+        vary::write_secondary_key(names, request, b"", &mut key);
     }
     key
 }

@@ -3,7 +3,7 @@
 use super::directives::{members, parts};
 use crate::chars::is_token;
 use crate::field::{FieldId, Fields};
-use crate::forward::ConnectionOptions;
+use crate::forward::{ConnectionOptions, without_cookie};
 
 /// More members than this are not sorted; the key then depends on their order.
 const SORTED_MEMBERS: usize = 16;
@@ -56,14 +56,19 @@ pub fn write_names(response: &Fields<'_>, out: &mut Vec<u8>) -> bool {
 ///   case, or how the weights are written;
 /// - of all other known fields each line counts byte by byte.
 ///
-/// A field that `Connection` names does not reach the origin, so it is absent here.
-pub fn write_secondary_key(names: &[u8], request: &Fields<'_>, out: &mut Vec<u8>) {
+/// A field that `Connection` names does not reach the origin, so it is absent here; so are cookies named `own_cookie`, as in
+/// [`crate::forward::ForwardContext`].
+pub fn write_secondary_key(names: &[u8], request: &Fields<'_>, own_cookie: &[u8], out: &mut Vec<u8>) {
     for name in names.split(|&byte| byte == b',').filter(|name| !name.is_empty()) {
         match FieldId::from_name(name) {
             FieldId::Other if is_removed(name, request) => out.push(ABSENT),
             FieldId::Other => write_list(request.named(name), out),
             id @ (FieldId::Accept | FieldId::AcceptCharset) => write_list(request.get_all(id), out),
             id @ (FieldId::AcceptEncoding | FieldId::AcceptLanguage) => write_weighted(request, id, out),
+            FieldId::Cookie => {
+                let lines = request.get_all(FieldId::Cookie);
+                write_lines(lines.filter_map(|line| without_cookie(line, own_cookie)), out);
+            }
             id => write_lines(request.get_all(id), out),
         }
     }
@@ -96,10 +101,10 @@ fn write_list<'a>(lines: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
     out.push(if out.len() == start { ABSENT } else { FIELD_END });
 }
 
-fn write_lines<'a>(lines: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
+fn write_lines(lines: impl Iterator<Item = impl AsRef<[u8]>>, out: &mut Vec<u8>) {
     let start = out.len();
     for line in lines {
-        out.extend_from_slice(line);
+        out.extend_from_slice(line.as_ref());
         out.push(LINE_END);
     }
     out.push(if out.len() == start { ABSENT } else { FIELD_END });
@@ -197,9 +202,17 @@ mod tests {
 
     fn key(names: &str, lines: &[(&str, &str)]) -> Vec<u8> {
         let mut out = b"prefix".to_vec();
-        write_secondary_key(names.as_bytes(), &OwnedFields::new(lines).view(), &mut out);
+        write_secondary_key(names.as_bytes(), &OwnedFields::new(lines).view(), b"pass", &mut out);
         assert!(out.starts_with(b"prefix"));
         out
+    }
+
+    #[test]
+    fn own_cookie_selects_no_response() {
+        let of = |cookie: &str| key("cookie", &[("Cookie", cookie)]);
+        assert_eq!(of("a=b; pass=1"), of("a=b"));
+        assert_eq!(of("pass=1"), key("cookie", &[]));
+        assert_ne!(of("passport=1"), key("cookie", &[]));
     }
 
     #[test]
@@ -303,8 +316,8 @@ mod tests {
         ) {
             let fields = OwnedFields::new(&[(&b"Accept-Language"[..], &value[..]), (b"Vary", &value)]);
             let mut out = Vec::new();
-            write_secondary_key(&names, &fields.view(), &mut out);
-            write_secondary_key(b"accept-language", &fields.view(), &mut out);
+            write_secondary_key(&names, &fields.view(), b"", &mut out);
+            write_secondary_key(b"accept-language", &fields.view(), b"", &mut out);
             write_names(&fields.view(), &mut out);
         }
 

@@ -29,6 +29,13 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
     let integer = |name: &str| section.and_then(|section| section.integer(name));
     let memory_bytes = integer("memory").and_then(|bytes| usize::try_from(bytes).ok());
     let bits = integer("challenge_bits").and_then(|bits| u8::try_from(bits).ok());
+    for section in file.tables("exempt").iter().filter(|section| section.has("user_agent")) {
+        if section.prefix("source").is_some_and(|source| source.length_bits() == 0) {
+            let message = "exempt.source: whoever claims this User-Agent is exempt, and before a request's head is here \
+                           nobody is acted on: name the addresses that it is good for";
+            report.warn(section.offset_of("source").unwrap_or(section.offset), message.into());
+        }
+    }
     let exempt = |section: &Values| {
         Some(Exemption {
             source: section.prefix("source")?,
@@ -43,6 +50,7 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
             [] => vec![only_from(Ipv4Addr::LOCALHOST.into()), only_from(Ipv6Addr::LOCALHOST.into())],
             tables => tables.iter().filter_map(exempt).collect(),
         },
+        trusted_proxies: file.prefixes("trusted_proxies"),
         dry_run: flag("dry_run", false),
         block_for: file.table("block").and_then(|block| block.duration("for")).unwrap_or(defaults.block_for),
         rules: rules(file, report),
@@ -94,10 +102,38 @@ fn rules(file: &Values, report: &mut Report<'_>) -> Vec<Rule> {
         named.push(rule.reason);
         let limit = section.integer("limit").and_then(|limit| u32::try_from(limit).ok());
         rule.limit = limit.unwrap_or(rule.limit);
-        rule.action = section.text("action").map_or(rule.action, |text| action(&text));
+        if let Some(text) = section.text("action") {
+            rule.action = action(&text);
+            let offset = section.offset_of("action").unwrap_or(section.offset);
+            check_action(rule, &text, offset, report);
+        }
         rule.dry_run = section.flag("dry_run").unwrap_or(rule.dry_run);
     }
     rules
+}
+
+/// Not everything can be done at every moment of a connection's life.
+fn check_action(rule: &Rule, text: &str, offset: usize, report: &mut Report<'_>) {
+    let name = rule.reason.name();
+    let is_possible = |actions: &[Action]| actions.contains(&rule.action);
+    match rule.reason {
+        Reason::ConnectionRate | Reason::Connections
+            if !is_possible(&[Action::Reset, Action::Drop, Action::Block]) =>
+        {
+            let message = format!(
+                "classifier.action: {text:?} takes a request, and {name} looks at connections before there is one"
+            );
+            report.error(offset, message, Some("use \"reset\", \"drop\" or \"block\"".into()));
+        }
+        Reason::Slow if !is_possible(&[Action::Block]) => {
+            let message = format!(
+                "classifier.action: {text:?} has no effect: a slow client's connection is ended anyway, and only \
+                 \"block\" keeps the client out"
+            );
+            report.warn(offset, message);
+        }
+        _ => {}
+    }
 }
 
 fn filter(section: &Values, report: &mut Report<'_>) -> Option<Filter> {

@@ -52,5 +52,6 @@ fn service(section: &Values, report: &mut Report<'_>) -> Option<IcapService> {
         connections: section.integer("connections").and_then(|n| usize::try_from(n).ok()).unwrap_or(16),
         timeout: section.duration("timeout").unwrap_or(std::time::Duration::from_secs(5)),
         fail_open: section.text("failure").as_deref() == Some("open"),
+        busy_open: section.text("busy").as_deref() == Some("open"),
     })
 }

@@ -80,7 +80,7 @@ pub(super) static FILE: Section = Section {
             "trusted_proxies",
             Kind::List { of: &Kind::Prefix, min: 0 },
             Absent("none"),
-            "Proxies in front of this one whose X-Forwarded-For and Forwarded are believed.",
+            "Proxies in front of this one whose X-Forwarded-For, or else Forwarded, is believed.",
         ),
         key("pseudonym", Kind::Name, Is("tidegate"), "The name of this proxy in Via and Cache-Status."),
         key("listen", Kind::Tables(&LISTEN), Absent("--listen must say where"), "Where clients connect."),

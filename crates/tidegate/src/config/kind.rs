@@ -46,6 +46,8 @@ pub(super) enum Kind {
     Text,
     /// Letters, digits, `-`, `.` and `_`.
     Name,
+    /// A method of HTTP: a name in capitals.
+    Method,
     Listen,
     Server,
     Prefix,
@@ -185,6 +187,11 @@ impl Kind {
             },
             Self::Text => check(!text.is_empty() && !text.contains(char::is_control)),
             Self::Name => check(is_name(text)),
+            // RFC 9110 §9.1: all known methods are in capitals, and case counts.
+            Self::Method if is_name(text) && text.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+                Err(format!("{}: case counts, write {:?}", wrong(), text.to_ascii_uppercase()))
+            }
+            Self::Method => check(is_name(text)),
             Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
             Self::Server => match units::server(text) {
                 Ok(addresses) => Ok(Value::Server(addresses)),
@@ -264,6 +271,7 @@ impl Kind {
             Self::Protocol => "\"http\", \"dhttp\" or \"trickles\"".into(),
             Self::Text => "a text of at least one character".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
+            Self::Method => "a method in capitals, such as \"GET\"".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
             Self::Server => "HOST:PORT or http://HOST:PORT".into(),
             Self::Prefix => "an address or a prefix".into(),

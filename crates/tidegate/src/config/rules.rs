@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidegate_core::IpPrefix;
 use tidegate_gate::{BlockSources, Options, Wanted};
 use tidegate_http::normalize::Personality;
 use tidegate_policy::{
@@ -12,7 +13,7 @@ use tidegate_policy::{
 use super::kind::destination;
 use super::report::Report;
 use super::settings::normal_path;
-use super::walk::Values;
+use super::walk::{At, Values};
 
 /// Rules, and how they are enforced.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +30,8 @@ pub(crate) struct Gate {
     pub blocks: BlockSources,
     /// Shut windows of a client after which it is blocked; `None`: never.
     pub shut_windows: Option<u32>,
+    /// Whom that does not hold for: trusted proxies, and who is exempt.
+    pub spared: Vec<IpPrefix>,
     /// The life of a dynamic rule that does not say its own.
     pub block_for: Duration,
     /// What the adaptation agent is to achieve, if it is wanted, and what counts as overload by itself.
@@ -57,7 +60,15 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
     }
     let mut gate = Gate { rules, ..Gate::default() };
     if let Some(section) = file.table("block") {
-        gate.blocks = BlockSources { directory: section.path("path"), files: section.paths("files") };
+        let files = section.paths("files");
+        for At { offset, value: path } in &files {
+            // It is read again when it changes: neither a start nor a reload fails for it.
+            if let Err(error) = tidegate_gate::check_list(path) {
+                report.warn(*offset, format!("block.files: {}: {error}", path.display()));
+            }
+        }
+        let files = files.into_iter().map(|at| at.value).collect();
+        gate.blocks = BlockSources { directory: section.path("path"), files };
         let windows = section.integer("shut_windows").and_then(|windows| u32::try_from(windows).ok());
         gate.shut_windows = windows.filter(|windows| *windows > 0);
         gate.block_for = section.duration("for").unwrap_or_default();

@@ -73,6 +73,7 @@ fn kind(kind: Kind) -> Value {
         Kind::Choice(names) => json!({ "type": "string", "enum": names }),
         Kind::Protocol => json!({ "type": "string", "enum": ["http", "dhttp", "trickles"] }),
         Kind::Name => json!({ "type": "string", "pattern": "^[A-Za-z0-9._-]+$" }),
+        Kind::Method => json!({ "type": "string", "pattern": "^[A-Z0-9._-]+$" }),
         Kind::Listen => json!({ "type": "string", "pattern": "^[^ ]*:[0-9]+$" }),
         Kind::UrlPath => json!({ "type": "string", "pattern": "^/[^ ?#]*$" }),
         Kind::Pattern => json!({ "type": "string", "pattern": "^[/*][^ ?#]*$" }),

@@ -44,8 +44,10 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         requests: None,
         defence: None,
     };
-    let gate = rules::build(file, personality(file), report);
+    let mut gate = rules::build(file, personality(file), report);
     let defence = defence::build(file, personality(file), report);
+    let exempt = defence.settings.exempt.iter().map(|exemption| exemption.source);
+    gate.spared = exempt.chain(defence.settings.trusted_proxies.iter().copied()).collect();
     let admin = admin(file, report);
     meeting(&admin, &listen, file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();

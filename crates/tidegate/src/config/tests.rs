@@ -523,3 +523,50 @@ fn what_means_something_else_than_it_looks_like_is_warned_of() {
     let found = warnings(twice);
     assert!(found.len() == 1 && found[0].contains("127.0.0.1:1 is listed twice"), "{found:?}");
 }
+
+#[test]
+fn actions_that_a_classifier_cannot_do_are_refused_or_warned_of() {
+    let text =
+        |name: &str, action: &str| format!("[[classifier]]\nname = \"{name}\"\naction = \"{action}\"\n");
+    for name in ["connection-rate", "connections"] {
+        for action in ["delay", "refuse", "challenge", "tarpit"] {
+            let findings = parse("t.toml", &text(name, action)).unwrap_err();
+            assert!(lines(&findings).contains("takes a request"), "{}", lines(&findings));
+        }
+        for action in ["reset", "drop", "block"] {
+            assert!(parse("t.toml", &text(name, action)).is_ok(), "{name} {action}");
+        }
+    }
+    let about =
+        |text: &str| warnings(text).into_iter().filter(|line| line.contains("classifier.action")).count();
+    assert_eq!((about(&text("slow", "refuse")), about(&text("slow", "block"))), (1, 0));
+}
+
+#[test]
+fn methods_in_small_letters_are_refused() {
+    for table in ["[[filter]]\n", "[[icap]]\nservice = \"icap://127.0.0.1:1/a\"\non = \"requests\"\n"] {
+        let findings = parse("t.toml", &format!("{table}methods = [\"GET\", \"put\"]\n")).unwrap_err();
+        assert!(lines(&findings).contains("case counts, write \"PUT\""), "{}", lines(&findings));
+    }
+}
+
+#[test]
+fn block_lists_that_cannot_be_read_are_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("drop.list");
+    let text = format!("[block]\nfiles = [{path:?}]\n");
+    let about =
+        || warnings(&text).into_iter().filter(|line| line.contains("block.files")).collect::<Vec<_>>();
+    assert!(about()[0].contains("No such file"), "{:?}", about());
+    std::fs::write(&path, "10.0.0.1\nten\n").unwrap();
+    assert!(about()[0].contains("line 2: `ten`"), "{:?}", about());
+    std::fs::write(&path, "10.0.0.1\n").unwrap();
+    assert!(about().is_empty(), "{:?}", about());
+}
+
+#[test]
+fn names_alone_that_exempt_everybody_are_warned_of() {
+    let text = |source: &str| format!("[[exempt]]\nsource = \"{source}\"\nuser_agent = \"bot\"\n");
+    let about = |text: &str| warnings(text).into_iter().filter(|line| line.contains("exempt.source")).count();
+    assert_eq!((about(&text("0.0.0.0/0")), about(&text("192.0.2.0/24"))), (1, 0));
+}

@@ -284,13 +284,12 @@ impl Values {
         })
     }
 
-    /// The paths of a list.
-    pub fn paths(&self, name: &str) -> Vec<PathBuf> {
-        let paths = self.list(name, |value| match value {
+    /// The paths of a list, each with its place.
+    pub fn paths(&self, name: &str) -> Vec<At<PathBuf>> {
+        self.list(name, |value| match value {
             Value::Path(path) => Some(path.clone()),
             _ => None,
-        });
-        paths.into_iter().map(|at| at.value).collect()
+        })
     }
 
     fn list<T>(&self, name: &str, pick: impl Fn(&Value) -> Option<T>) -> Vec<At<T>> {

@@ -73,6 +73,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
         tracing::warn!("not available: {}: {}", item.what, item.why);
     }
     let mut slow = slow_readers(&gate, settings.shut_windows);
+    let mut spared = settings.spared.clone();
     let every = |period| {
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -86,6 +87,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
             _ = hangup.recv() => match read_again(attach, &settings, &gate) {
                 Ok(asked) => {
                     rules = asked.rules;
+                    spared.clone_from(&asked.settings.spared);
                     pilot.set_stress(asked.settings.wanted.stress);
                     log(keeper.replace_sources(&gate, &asked.settings.blocks));
                     gate.show().iter().for_each(warn_of_the_unenforced);
@@ -94,7 +96,7 @@ async fn hold(attach: &Attach<'_>) -> Result<(), Failure> {
                 Err(why) => tracing::error!("the old rules stay in force: {why}"),
             },
             _ = looks.tick() => {
-                block_slow_readers(&mut slow, &gate);
+                block_slow_readers(&mut slow, &gate, &spared);
                 match pilot.tick(&gate, &rules, &ServerTotals::default()) {
                     Ok(lines) => lines.iter().for_each(|line| tracing::info!("agent: {line}")),
                     Err(error) => tracing::warn!(%error, "the agent could not look or adjust"),

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use tidegate_accelerator::settings::Settings;
 use tidegate_accelerator::{Admission, Asked, Engine};
-use tidegate_core::Verdict;
+use tidegate_core::{IpPrefix, Verdict};
 use tidegate_gate::{
     ClassListeners, Gate, GateError, InterfaceChange, Keeper, KeeperNote, ListenQueue, Pilot, Running,
     ServerTotals, SlowReaders,
@@ -190,7 +190,7 @@ impl Gatekeeper {
             let mut slow = slow_readers(&gatekeeper.gate(), gatekeeper.settings().shut_windows);
             while ended.recv_timeout(Pilot::INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 gatekeeper.watch(&engine);
-                block_slow_readers(&mut slow, &gatekeeper.gate());
+                block_slow_readers(&mut slow, &gatekeeper.gate(), &lock(&gatekeeper.settings).spared);
                 if ticked.elapsed() >= Keeper::INTERVAL {
                     ticked = Instant::now();
                     gatekeeper.tick();
@@ -395,8 +395,8 @@ fn slow_readers(gate: &Gate, limit: Option<u32>) -> Option<SlowReaders> {
         .ok()
 }
 
-fn block_slow_readers(slow: &mut Option<SlowReaders>, gate: &Gate) {
-    match slow.as_mut().map(|slow| slow.tick(gate)) {
+fn block_slow_readers(slow: &mut Option<SlowReaders>, gate: &Gate, spared: &[IpPrefix]) {
+    match slow.as_mut().map(|slow| slow.tick(gate, spared)) {
         Some(Ok(blocked)) => {
             blocked
                 .iter()

@@ -189,7 +189,8 @@ pub(super) static CLASSIFIER: Section = Section {
             DEFENCE_ACTION,
             Absent("the classifier's default"),
             "Hold back for a second, answer 429, let a browser prove itself, hold the connection without an answer, reset \
-             or end it, or keep the address out as long as `block.for` says.",
+             or end it, or keep the address out as long as `block.for` says. The last three are all that `connection-rate` \
+             and `connections` can do.",
         ),
         key("dry_run", Kind::Flag, Is("false"), "Whether the classifier is only tried out."),
     ],
@@ -201,7 +202,12 @@ pub(super) static EXEMPT: Section = Section {
     enforced: true,
     keys: &[
         key("source", Kind::Prefix, Required, "Their addresses."),
-        key("user_agent", Kind::Text, Absent("whatever"), "Only requests with this in User-Agent."),
+        key(
+            "user_agent",
+            Kind::Text,
+            Absent("whatever"),
+            "Only requests with this in User-Agent; nobody there is acted on before a request's head is here.",
+        ),
     ],
 };
 
@@ -217,7 +223,7 @@ pub(super) static FILTER: Section = Section {
         key("content_type", Kind::Text, Absent("whatever"), "What Content-Type begins with, in any case."),
         key(
             "methods",
-            Kind::List { of: &Kind::Name, min: 1 },
+            Kind::List { of: &Kind::Method, min: 1 },
             Absent("every method"),
             "Methods, one of which they have.",
         ),
@@ -305,7 +311,7 @@ pub(super) static ICAP: Section = Section {
         ),
         key(
             "methods",
-            Kind::List { of: &Kind::Name, min: 1 },
+            Kind::List { of: &Kind::Method, min: 1 },
             Absent("every method"),
             "Methods of the requests that this is about.",
         ),
@@ -332,8 +338,15 @@ pub(super) static ICAP: Section = Section {
             "failure",
             Kind::Choice(&["closed", "open"]),
             Is("closed"),
-            "What becomes of a message when there is no decision: it is answered with 503, or it goes on. One of which a part \
+            "What becomes of a message when the service fails: it is answered with 503, or it goes on. One of which a part \
              that is not kept has gone to the service cannot go on.",
+        ),
+        key(
+            "busy",
+            Kind::Choice(&["closed", "open"]),
+            Is("closed"),
+            "The same when the service works and has no room: there is no turn in time, or it answers 503 itself. With `open`, \
+             whoever keeps it busy gets messages past it.",
         ),
     ],
 };

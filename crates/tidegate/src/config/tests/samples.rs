@@ -35,7 +35,7 @@ fn sample(path: &str, kind: Kind) -> String {
         (_, Kind::UrlPath | Kind::Pattern | Kind::Path) => "\"/other\"".into(),
         (_, Kind::List { of: Kind::Server, .. }) => "[\"127.0.0.1:17\", \"127.0.0.1:18\"]".into(),
         (_, Kind::List { of: Kind::Pattern, .. }) => "[\"/other\"]".into(),
-        (_, Kind::List { of: Kind::Name, .. }) => "[\"PUT\"]".into(),
+        (_, Kind::List { of: Kind::Method, .. }) => "[\"PUT\"]".into(),
         (_, Kind::List { .. }) => "[\"10.0.0.0/8\"]".into(),
         (_, Kind::Prefix) => "\"10.0.0.0/8\"".into(),
         (_, Kind::Destination) => "\"10.0.0.1:80\"".into(),
