@@ -43,6 +43,8 @@ pub struct Config {
     /// To how many bytes an open is padded, with those of an envelope around it not counted: 1200 buy an answer that is three
     /// times as long.
     pub padded_bytes: usize,
+    /// Largest datagram in bytes that is asked for where longer ones do not pass.
+    pub short_datagram_bytes: u16,
     /// Bytes of output that each request buffers ahead of its reader.
     pub window_bytes: u64,
     /// Requests at once.
@@ -65,6 +67,7 @@ impl Default for Config {
             datagram_bytes: LARGEST_DATAGRAM_BYTES,
             cubic: false,
             padded_bytes: PADDED_BYTES,
+            short_datagram_bytes: PADDED_BYTES as u16,
             window_bytes: 4 << 20,
             max_requests: 64,
             max_input_bytes: 1 << 20,
@@ -446,7 +449,7 @@ impl Client {
 
     /// The longest datagram that every path is believed to carry.
     fn short_bytes(&self) -> u16 {
-        u16::try_from(self.config.padded_bytes).unwrap_or(u16::MAX).max(MIN_DATAGRAM_BYTES)
+        self.config.short_datagram_bytes.max(MIN_DATAGRAM_BYTES)
     }
 
     /// The first answer to an open request tells how many packets the server has sent.
@@ -456,10 +459,13 @@ impl Client {
         let mut state = EraState::new(packet.era);
         let wants = std::mem::take(&mut self.open_wants);
         let inputs = std::mem::take(&mut self.open_inputs);
-        for number in packet.era.base + 1..=packet.era.sent(packet.era.base) {
+        let last = packet.era.sent(packet.era.base);
+        for number in packet.era.base + 1..=last {
             let index = (number - packet.era.base - 1) as usize;
             let want = wants.get(index).cloned();
-            let pushes = if want.is_none() { self.count_pushes(&inputs) } else { Vec::new() };
+            // The last packet answers input also where it brings what was asked for.
+            let pushes =
+                if want.is_none() || number == last { self.count_pushes(&inputs) } else { Vec::new() };
             state.expected.insert(number, Expected { want, pushes });
         }
         for (request, range) in wants.into_iter().skip(state.expected.len()) {

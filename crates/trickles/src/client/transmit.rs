@@ -22,6 +22,10 @@ const OPEN_WANTS: usize = 3;
 /// Opens of full length, before shorter ones are tried.
 const LONG_OPENS: u32 = 2;
 
+/// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the longest
+/// continuation.
+const LEAST_INPUT_BYTES: usize = 64;
+
 /// A range that is asked for a second time.
 #[derive(Debug)]
 struct Again {
@@ -86,11 +90,10 @@ impl Client {
         }
         // Where nothing came back twice, the path may lose long datagrams in silence (RFC 8899). Once is more often the
         // doing of a full queue, and a connection keeps the limit that it opened with.
-        let most = usize::from(self.config.datagram_bytes);
-        let size = if self.attempts < LONG_OPENS { most } else { most.min(self.config.padded_bytes) };
-        let datagram_bytes = u16::try_from(size).unwrap_or(u16::MAX);
+        let most = self.config.datagram_bytes;
+        let datagram_bytes = if self.attempts < LONG_OPENS { most } else { most.min(self.short_bytes()) };
         self.server_datagram_bytes = datagram_bytes;
-        let padded = size.max(self.config.padded_bytes);
+        let padded = usize::from(datagram_bytes).max(self.config.padded_bytes);
         let mut out = Vec::with_capacity(padded);
         let flag = if self.config.cubic { wire::CUBIC_WANTED } else { 0 };
         let ask = Ask::Open { datagram_bytes: datagram_bytes | flag };
@@ -162,7 +165,8 @@ impl Client {
             if releases && !self.has_work() {
                 return None;
             }
-            if now.saturating_duration_since(ready.arrived) > self.config.park_limit {
+            let aged = now.saturating_duration_since(ready.arrived) > self.config.park_limit;
+            if aged || self.input_needs_open() {
                 self.reopen(now);
                 return self.open_datagram(now);
             }
@@ -243,6 +247,16 @@ impl Client {
     fn has_work(&self) -> bool {
         let window = self.config.window_bytes;
         self.requests.values().any(|state| state.wants_to_send() || state.next_want(1, window).is_some())
+    }
+
+    /// Whether input waits that has no room beside the shortest account: an open, which has none, takes it.
+    fn input_needs_open(&self) -> bool {
+        let head_bytes = HEADER_BYTES + 4 + Account::wire_bytes(1);
+        let room = usize::from(self.config.datagram_bytes).saturating_sub(head_bytes);
+        self.requests.values().filter(|state| state.wants_to_send()).any(|state| {
+            let (_, data, _, continuation) = state.next_input(LEAST_INPUT_BYTES);
+            wire::input_overhead(continuation) + data.len() > room
+        })
     }
 
     /// A request of at most `limit` bytes for packets no longer than that, and for those of the request before `again`.

@@ -7,8 +7,9 @@ use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, RequestParser};
 
 /// Most bytes that a digest may have.
-pub(super) const MAX_DIGEST_BYTES: usize = MAX_OPAQUE_BYTES;
-const FIXED_BYTES: usize = 9;
+const MAX_DIGEST_BYTES: usize = MAX_OPAQUE_BYTES;
+/// Bytes of a digest without the beginning of a head.
+pub(super) const FIXED_BYTES: usize = 9;
 const FLAG_SKIPPING: u8 = 1;
 /// Lines of a head that a response depends on; all others are forgotten when a head does not fit.
 const KEPT: [&[u8]; 11] = [
@@ -102,6 +103,12 @@ impl Digest {
         if let Some((skipping, partial)) = self.before.take() {
             (self.skipping, self.partial) = (skipping, partial);
         }
+    }
+
+    /// Forgets the head that is being read: it will be read again from its start.
+    pub(super) fn forget_head(&mut self) {
+        self.partial.clear();
+        self.skipping = false;
     }
 
     /// Takes input off `rest` until a request is complete or nothing is left.

@@ -14,6 +14,7 @@ pub use root::{StaticRoot, StaticRootError};
 use crate::files::{GONE, PATH_TOO_LONG};
 use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket, Wait};
 use crate::user::{OVERHEAD_BYTES, REGION_BITS};
+use crate::wire::FRAME_HEAD_BYTES;
 use digest::{Digest, Step};
 use response::Response;
 use std::net::SocketAddr;
@@ -23,10 +24,10 @@ use std::ops::Range;
 pub const FOREIGN: u16 = 400;
 /// Responses to one packet of requests that were sent ahead.
 const MAX_PIPELINED: usize = 32;
-/// Room kept for the input continuation behind pipelined responses: its frame and the largest digest.
-const INPUT_CONTINUATION_BYTES: usize = BARE_INPUT_BYTES + digest::MAX_DIGEST_BYTES;
-/// The same without a digest.
-const BARE_INPUT_BYTES: usize = 16 + OVERHEAD_BYTES;
+/// The frame of an input continuation, besides its opaque bytes.
+const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES;
+/// The frame that ends an output.
+const END_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// The frame of an output continuation, besides its opaque bytes.
 const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
 
@@ -226,12 +227,17 @@ impl<S: Site> HttpService<S> {
         packets: Range<usize>,
         socket: &mut Minisocket,
     ) -> Vec<(u64, Vec<u8>)> {
-        let first = packets.start;
+        // What is consumed has to come together with the means to ask for all that answers it: whichever packets are lost, the
+        // client either knows both or sends the input again.
+        let by_room = packets.rev().max_by_key(|&index| socket.room(index));
+        let Some(home) = by_room else { return Vec::new() };
         let Some(mut digest) = Digest::decode(input.opaque) else {
-            let _ = socket.reset(first, input.request, FOREIGN);
+            let _ = socket.reset(home, input.request, FOREIGN);
             return Vec::new();
         };
         let mut rest = input.data;
+        // What follows the last request that is answered.
+        let mut unanswered = rest;
         let mut responses = Vec::new();
         while responses.len() < MAX_PIPELINED {
             let fresh = rest;
@@ -251,24 +257,19 @@ impl<S: Site> HttpService<S> {
             let asked = request.asked(client, input.request);
             let response = Response::to(&request, &asked, &mut self.site, (self.clock_s)());
             let Some(opaque) = response.encode().filter(|_| digest.output < 1 << REGION_BITS) else {
-                let _ = socket.reset(first, input.request, PATH_TOO_LONG);
+                let _ = socket.reset(home, input.request, PATH_TOO_LONG);
                 return Vec::new();
             };
             let end = (start + response.total_bytes()).min(1 << REGION_BITS);
-            // The last packet keeps room for the input continuation.
-            let fits = |index| {
-                let last = index + 1 >= packets.end;
-                let kept = if last { INPUT_CONTINUATION_BYTES } else { 0 };
-                socket.room(index) >= OUTPUT_CONTINUATION_BYTES + opaque.len() + kept
-            };
-            let crowded = !responses.is_empty() && !packets.clone().any(fits);
-            if crowded || socket.set_output_continuation(first, input.request, (start, end), &opaque).is_err()
-            {
+            let bytes = OUTPUT_CONTINUATION_BYTES + opaque.len();
+            let with_input = bytes + INPUT_CONTINUATION_BYTES + digest::FIXED_BYTES;
+            let crowded = !responses.is_empty() && !socket.holds(home, with_input);
+            if crowded || !socket.holds(home, bytes) {
                 // No packet of this connection holds it. Where others only were before it, the client sends it again.
-                if responses.is_empty() && OUTPUT_CONTINUATION_BYTES + opaque.len() > socket.capacity() {
-                    let _ = socket.reset(first, input.request, PATH_TOO_LONG);
-                }
                 if responses.is_empty() {
+                    if bytes > socket.capacity() {
+                        let _ = socket.reset(home, input.request, PATH_TOO_LONG);
+                    }
                     return responses;
                 }
                 // This request is left with the client, to be sent again.
@@ -276,25 +277,34 @@ impl<S: Site> HttpService<S> {
                 rest = fresh;
                 break;
             }
+            let _ = socket.set_output_continuation(home, input.request, (start, end), &opaque);
             digest.answered(end, response.closes());
             responses.push((start, opaque));
+            unanswered = rest;
             // RFC 9112 §9.3.2: what follows may depend on what it does.
             if unsafe_one {
                 break;
             }
         }
-        let consumed = input.consumed + (input.data.len() - rest.len()) as u64;
         if digest.closed || (input.last && rest.is_empty()) {
-            let _ = socket.end(first, input.request, digest.output);
-        } else {
-            let opaque = digest.encode();
-            let told = socket.set_input_continuation(first, input.request, consumed, &opaque);
-            // Without room the client sends the input again, unless no packet holds what has to come together.
-            let first_bytes =
-                responses.first().map_or(0, |(_, first)| OUTPUT_CONTINUATION_BYTES + first.len());
-            if told.is_err() && BARE_INPUT_BYTES + opaque.len() + first_bytes > socket.capacity() {
-                let _ = socket.reset(first, input.request, PATH_TOO_LONG);
+            if socket.holds(home, END_BYTES) {
+                let _ = socket.end(home, input.request, digest.output);
             }
+            return responses;
+        }
+        let bytes = |digest: &Digest| INPUT_CONTINUATION_BYTES + digest.encode().len();
+        if !responses.is_empty() && !socket.holds(home, bytes(&digest)) {
+            // The beginning of a request has no room beside the answers to those before it: the client sends it again.
+            digest.forget_head();
+            rest = unanswered;
+        }
+        let consumed = input.consumed + (input.data.len() - rest.len()) as u64;
+        let first_bytes = responses.first().map_or(0, |(_, first)| OUTPUT_CONTINUATION_BYTES + first.len());
+        if socket.holds(home, bytes(&digest)) {
+            let _ = socket.set_input_continuation(home, input.request, consumed, &digest.encode());
+        } else if bytes(&digest) + first_bytes > socket.capacity() {
+            // Without room the client sends the input again, unless no packet holds what has to come together.
+            let _ = socket.reset(home, input.request, PATH_TOO_LONG);
         }
         responses
     }

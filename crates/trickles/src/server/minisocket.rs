@@ -73,6 +73,12 @@ impl Minisocket {
         self.room_bytes.saturating_sub(used).saturating_sub(DATA_FRAME_BYTES)
     }
 
+    /// Whether packet `index` has room for frames of so many bytes, heads included.
+    #[must_use]
+    pub fn holds(&self, index: usize, frames_bytes: usize) -> bool {
+        self.packets.get(index).is_some_and(|packet| packet.frames.len() + frames_bytes <= self.room_bytes)
+    }
+
     /// Puts output of `request` from `offset` on into packet `index`; returns how many bytes went in.
     pub fn send(&mut self, index: usize, request: u32, offset: u64, data: &[u8]) -> usize {
         let length = data.len().min(self.room(index));

@@ -233,6 +233,8 @@ impl Connection {
         if seal.is_some() {
             config.datagram_bytes = datagram_bytes.saturating_sub(ANSWER_OVERHEAD_BYTES as u16);
             config.padded_bytes = config.padded_bytes.saturating_sub(REQUEST_OVERHEAD_BYTES);
+            config.short_datagram_bytes =
+                config.short_datagram_bytes.saturating_sub(ANSWER_OVERHEAD_BYTES as u16);
         }
         config.padded_bytes = config.padded_bytes.min(config.datagram_bytes.into());
         let client = Client::new(config, &random_block()?, now());

@@ -211,9 +211,7 @@ fn converse(world: &mut World) {
 fn every_conversation_goes_on_in_any_weather() {
     for seed in seeds(1000) {
         let mut random = Random(seed ^ 0xc0de);
-        let mut weather = random_weather(&mut random);
-        // The continuations for long heads take up packets of full length.
-        weather.datagram_bytes = client::LARGEST_DATAGRAM_BYTES;
+        let weather = random_weather(&mut random);
         let lengths: Vec<u64> = (0..1 + random.below(12)).map(|_| random.below(20_000)).collect();
         converse(&mut World::with_service(seed, weather, objects(&lengths), |objects| {
             Box::new(HttpService::new(objects, || 1_700_000_000))

@@ -100,6 +100,7 @@ impl World {
         let seals = weather.encrypted.then(|| {
             config.datagram_bytes -= ANSWER_OVERHEAD_BYTES as u16;
             config.padded_bytes -= REQUEST_OVERHEAD_BYTES;
+            config.short_datagram_bytes -= ANSWER_OVERHEAD_BYTES as u16;
             let client = ClientSeal::new(Encryption::On, &[seed as u8; 16]);
             (client.expect("it is on"), ServerSeal::new(&[!seed as u8; 16], true))
         });
