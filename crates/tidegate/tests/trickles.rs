@@ -254,8 +254,9 @@ fn a_listener_in_the_format_of_tcp_when_privileges_are_missing_then_one_line_off
 fn narrow(mtu: u32) -> Command {
     assert!(rustix::process::geteuid().is_root(), "this test makes a network namespace and needs root");
     let mut program = Command::new("unshare");
-    let script = format!("ip link set lo mtu {mtu} up && exec \"$0\" \"$@\"");
-    program.args(["--net", "sh", "-c", &script, env!("CARGO_BIN_EXE_tidegate")]);
+    // What /sys says is said of the network that it was mounted in.
+    let script = format!("mount -t sysfs sysfs /sys && ip link set lo mtu {mtu} up && exec \"$0\" \"$@\"");
+    program.args(["--net", "--mount", "sh", "-c", &script, env!("CARGO_BIN_EXE_tidegate")]);
     program
 }
 
