@@ -126,21 +126,20 @@ impl Client {
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let asked = buffer.len();
         let read = net::recv(&self.socket, buffer, RecvFlags::empty()).map(|(length, _)| length);
-        match read {
-            // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
-            Ok(length) if length < asked => self.used_up(READ),
-            Err(Errno::AGAIN) => self.used_up(READ | ENDED),
-            _ => {}
-        }
-        Ok(read?)
+        self.has_read(read, asked)
     }
 
     /// Reads what fits into the buffer's spare capacity, of which there must be some.
     pub(crate) fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         let room = buffer.capacity() - buffer.len();
         let read = rustix::io::read(&self.socket, rustix::buffer::spare_capacity(buffer));
+        self.has_read(read, room)
+    }
+
+    fn has_read(&self, read: rustix::io::Result<usize>, asked: usize) -> io::Result<usize> {
         match read {
-            Ok(length) if length < room => self.used_up(READ),
+            // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
+            Ok(length) if length < asked => self.used_up(READ),
             Err(Errno::AGAIN) => self.used_up(READ | ENDED),
             _ => {}
         }

@@ -86,16 +86,20 @@ pub enum KeeperNote {
 
 /// Whether a list can be read; how many entries it has.
 pub fn check_list(path: &Path) -> Result<usize, GateError> {
-    let reading = GateError::io("reading the list");
-    let length = match fs::metadata(path) {
-        Ok(data) => data.len(),
-        Err(error) => return Err(reading(error)),
-    };
-    if length > MAX_FILE_BYTES {
-        return Err(reading(io::ErrorKind::FileTooLarge.into()));
-    }
-    let text = fs::read_to_string(path).map_err(reading)?;
+    let text = read_list(path).map_err(GateError::io("reading the list"))?;
     Ok(parse_list(&text)?.len())
+}
+
+/// The text of a list. Of what is no file, such as a pipe, nobody knows when it ends.
+fn read_list(path: &Path) -> io::Result<String> {
+    let data = fs::metadata(path)?;
+    if !data.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    if data.len() > MAX_FILE_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    fs::read_to_string(path)
 }
 
 /// Looks after the block list of a gate.
@@ -304,10 +308,7 @@ impl List {
         }
         self.version = Some(version);
         self.again_in = 0;
-        if version.1 > MAX_FILE_BYTES {
-            return Err(failed(io::ErrorKind::FileTooLarge.into()));
-        }
-        let text = fs::read_to_string(&self.path).map_err(failed)?;
+        let text = read_list(&self.path).map_err(failed)?;
         let prefixes =
             parse_list(&text).map_err(|source| KeeperNote::List { path: self.path.clone(), source })?;
         let next: HashSet<IpPrefix> = prefixes.into_iter().collect();

@@ -143,7 +143,7 @@ impl<'c> ClientBody<'c> {
             }
             Framing::Chunked(decoder) => {
                 // What lies in many small chunks comes out as one piece, so that it costs no more than in a large one.
-                let (start, mut end) = (self.taken, self.taken);
+                let (mut start, mut end) = (self.taken, self.taken);
                 while !decoder.is_done() {
                     let input = self.buffer.get(self.taken..).unwrap_or(&[]);
                     let decoded = decoder.decode(input).map_err(|error: BodyError| {
@@ -153,9 +153,13 @@ impl<'c> ClientBody<'c> {
                     })?;
                     let data = self.taken + decoded.data.start..self.taken + decoded.data.end;
                     self.taken += decoded.consumed;
-                    let length = data.len();
-                    self.buffer.copy_within(data, end);
-                    end += length;
+                    if start == end {
+                        (start, end) = (data.start, data.end);
+                    } else {
+                        let length = data.len();
+                        self.buffer.copy_within(data, end);
+                        end += length;
+                    }
                     if decoded.consumed == 0 {
                         break;
                     }

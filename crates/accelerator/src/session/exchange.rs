@@ -93,6 +93,7 @@ impl Connection<'_> {
             let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
             let (code, from) = (answer.code(), CameFrom::of(&head, &answer, upstream_ms));
             if let Some((decision, reply)) = asker.starts(self.core, &seen, &head, &normalized, code, from) {
+                self.client.has_upstream.set(false);
                 return Box::pin(self.refuse_response(asker, &head, decision, reply, body)).await;
             }
             let delivered = match answer {
