@@ -18,7 +18,7 @@ const COLLAPSED: f64 = 0.05;
 /// Incomplete connections of which the last is more than bare Apache has processes: with more, each try takes minutes.
 const BARE_ATTEMPTED: [u32; 2] = [0, 400];
 /// Long enough that nobody is ended for being late while the others are measured.
-const CHAIN: &[&str] = &["package=timeout=120s", "persist"];
+const CHAIN: &[&str] = &["package=timeout=600s", "persist"];
 const SERVERS: [(&str, Program, Option<&[&str]>); 4] = [
     ("ccserver", Program::CcServer, Some(CHAIN)),
     ("conditioned nginx", Program::Nginx, Some(CHAIN)),
@@ -34,9 +34,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "Requests/s of a regular client over the number of incomplete connections: Apache's drops to 0.5/s at 150, \
                 Flash's at 32,000, Haboob's at 100; CC-Apache, CC-Flash and CCServer keep theirs.",
     method: "Load processes of 16,000 connections each, from 127.128.0.0/16, open connections, send a part of a request and \
-             nothing more. Once those of them that can be are established, 16 connections of a regular client ask for a file of 1 kB. In each \
-             round, a server is measured without and with incomplete connections, one after the other, because a machine's speed \
-             changes from minute to minute. A process has 20,000 descriptors \
+             nothing more. Once those of them that can be are established, 16 connections of a regular client ask for a file of 1 kB. Of each \
+             server there are several at a time, one of which has no incomplete connections; they are measured in turn, a second each, because \
+             a machine's speed changes from minute to minute. A process has 20,000 descriptors \
              here, so that beyond those `package` ends incomplete connections of the heaviest range to take in others. The \
              rates of conditioned servers are compared per CPU-second: holding incomplete connections costs nothing once \
              they are there, and the attackers share the client's core. Bare Apache, which has no process left with 400, is not \
@@ -48,33 +48,38 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let site = site()?;
     object(site.path(), "object", 1_000)?;
     let attempted = lab.choose(ATTEMPTED.to_vec(), vec![0, 400]);
-    let rounds = lab.choose(5, 1);
+    let rounds = lab.choose(9, 1);
     let mut samples = Vec::new();
     let mut held_most = 0;
     for (label, program, chain) in SERVERS {
-        let server = Server::start(lab, program, chain, site.path())?;
-        for round in 0..rounds {
-            for &count in if chain.is_some() { &attempted[..] } else { &BARE_ATTEMPTED[..] } {
-                // A bare server that has no process left need not be shown so again and again.
-                if chain.is_none() && count > 0 && round > 0 {
-                    continue;
-                }
-                let text = "GET /object HTTP/1.1\r\nHost:";
-                let mut attack = Attack::start(server.address(), count, false, text)?;
-                if chain.is_some() {
-                    attack.settle(count)?;
-                    server.rest();
-                }
-                let wrk = Wrk { connections: 16, time: Duration::from_secs(2), what: What::File("/object") };
-                samples.push(wrk.run(&server, label, f64::from(count), round)?);
+        let attempted = if chain.is_some() { &attempted[..] } else { &BARE_ATTEMPTED[..] };
+        // One of the same for each: the attacked ones stay so, and all are measured in turn.
+        let mut attacked = Vec::new();
+        for &count in attempted {
+            let server = Server::start(lab, program, chain, site.path())?;
+            let mut attack = Attack::start(server.address(), count, false, "GET /object HTTP/1.1\r\nHost:")?;
+            if chain.is_some() {
+                attack.settle(count)?;
+                server.rest();
+            }
+            attacked.push((count, server, attack));
+        }
+        // A bare server that has no process left need not be shown so again and again.
+        for round in 0..if chain.is_some() { rounds } else { 1 } {
+            for index in 0..attacked.len() {
+                let first = (index + round) % attacked.len();
+                let (count, server, attack) = &mut attacked[first];
+                let wrk = Wrk { connections: 16, time: Duration::from_secs(1), what: What::File("/object") };
+                let sample = wrk.run(server, label, f64::from(*count), round)?;
                 let held = attack.held()?;
                 held_most = held_most.max(if chain.is_some() { held } else { 0 });
-                let rate = samples[samples.len() - 1].requests_per_s;
-                let at = samples.len();
-                let what = format!("{label}, {count} attempted, {held} held: {rate:.0} requests/s");
-                lab.progress(at, at, &what);
-                drop(attack);
-                server.rest();
+                samples.push(sample);
+                let (at, rate) = (samples.len(), sample.requests_per_s);
+                lab.progress(
+                    at,
+                    at,
+                    &format!("{label}, {count} attempted, {held} held: {rate:.0} requests/s"),
+                );
             }
         }
     }
