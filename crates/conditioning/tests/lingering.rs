@@ -293,6 +293,43 @@ fn processes_that_wait_for_one_connection_read_its_next_requests_and_have_time_f
     chain.stop();
 }
 
+/// A process for each connection, which answers once and shuts it down; the answer says whether the client asked for a path
+/// of which the server says that the connection ends.
+const SHUTS_DOWN: &str = "
+import os, signal, socket
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+listener = socket.create_server(('127.0.0.1', PORT))
+while True:
+    client, _ = listener.accept()
+    if os.fork() == 0:
+        head = b''
+        while not head.endswith(b'\\r\\n\\r\\n'):
+            head += client.recv(4096)
+        says_so = b'/said' in head
+        announced = b'Connection: close\\r\\n' if says_so else b''
+        body = b'said' if says_so else b'unsaid'
+        client.sendall(b'HTTP/1.1 200 OK\\r\\n%sContent-Length: %d\\r\\n\\r\\n' % (announced, len(body)) + body)
+        client.shutdown(socket.SHUT_WR)
+        os._exit(0)
+    client.close()
+";
+
+#[test]
+fn a_server_that_shuts_down_what_lingers_ends_its_own_stay_only() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, SHUTS_DOWN);
+    let chain = start(CHAIN, LONG, port, &["python3".to_owned(), server]);
+    let mut client = chain.client();
+    for _ in 0..10 {
+        for said in ["said", "unsaid"] {
+            let response = client.get(&format!("/{said}"));
+            assert_eq!((response.status, &response.body[..]), (200, said.as_bytes()));
+        }
+    }
+    chain.stop();
+}
+
 /// One process; the answer says how many requests its connection had, this one included.
 const ONE_AT_A_TIME: &str = "
 import select, socket

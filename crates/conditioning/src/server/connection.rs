@@ -47,6 +47,8 @@ pub struct Connection {
     is_read_elsewhere: bool,
     /// The client speaks HTTP/1.1 and wants to keep the connection.
     keeps_alive: bool,
+    /// The server announced its end, of which the client was not told.
+    ends_itself: bool,
     /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
     pub presents_v6: bool,
     /// Whether its descriptors close on exec.
@@ -103,6 +105,7 @@ impl Connection {
             is_shared: false,
             is_read_elsewhere: false,
             keeps_alive,
+            ends_itself: false,
             presents_v6: false,
             cloexec: false,
             is_blocking: false,
@@ -145,6 +148,7 @@ impl Connection {
         let persists = whole.flags & flags::PERSISTENT != 0;
         self.tracker = persists.then(|| ResponseTracker::new(method));
         self.keeps_alive = persists && speaks_http_1_1(bytes);
+        self.ends_itself = false;
         true
     }
 
@@ -238,11 +242,18 @@ impl Connection {
 
     /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
     /// locally, and the client that wanted to keep its connection need not be told.
-    pub fn instead_of(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         if !self.keeps_alive {
             return None;
         }
-        self.tracker.as_ref()?.without_close(bytes)
+        let instead = self.tracker.as_ref()?.without_close(bytes)?;
+        self.ends_itself = true;
+        Some(instead)
+    }
+
+    /// Whether the server said that it ends the connection after this response.
+    pub fn ends_itself(&self) -> bool {
+        self.ends_itself
     }
 
     /// The server set TCP_CORK.

@@ -72,7 +72,11 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
         0 => connection.in_a_row() < MOST_IN_A_ROW && has_one_thread(),
         _ => false,
     };
-    if LINGER.get().is_none() || !may_wait || COUNT.load(Ordering::Relaxed) >= MOST {
+    if LINGER.get().is_none()
+        || !may_wait
+        || connection.ends_itself()
+        || COUNT.load(Ordering::Relaxed) >= MOST
+    {
         return false;
     }
     let &[fd] = &connection.descriptors[..] else { return false };

@@ -311,8 +311,20 @@ fn mute(fd: BorrowedFd<'_>) {
 pub fn instead_of(fd: RawFd, bytes: &[u8]) -> Option<Vec<u8>> {
     let Some(Entry::Connection(connection)) = table::get(fd) else { return None };
     let _in_use = process::in_use();
-    let connection = lock(&connection);
+    let mut connection = lock(&connection);
     (connection.source() == Source::Exhausted).then(|| connection.instead_of(bytes)).flatten()
+}
+
+/// The server shuts down what it only kept for the next request: that is the end of its stay, and not of the connection.
+pub fn ends_stay(fd: RawFd) -> bool {
+    let _in_use = process::in_use();
+    let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
+    let mut connection = lock(&connection);
+    let lingers = connection.lingers().is_some();
+    if lingers {
+        end_locally(&mut connection);
+    }
+    lingers
 }
 
 /// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
