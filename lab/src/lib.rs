@@ -8,6 +8,7 @@
 pub mod crowd;
 mod error;
 pub mod http3;
+pub mod interrupt;
 pub mod link;
 pub mod load;
 pub mod origin;

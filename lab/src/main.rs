@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_lab::record::{Record, Watch};
-use tidegate_lab::{Error, Lab, Scenario, load, page, scenarios};
+use tidegate_lab::{Error, Lab, Scenario, interrupt, load, page, scenarios};
 
 /// The papers' experiments, run again: each gives figures (CSV), plots (SVG) and a verdict.
 #[derive(Parser)]
@@ -154,10 +154,15 @@ fn run(args: &RunArgs) -> Result<ExitCode, Error> {
         eprintln!("warning: built without optimization; the figures mean nothing");
     }
     raise_descriptor_limit();
+    if let Err(error) = interrupt::watch() {
+        eprintln!("warning: what an interrupted run started stays behind: {error}");
+    }
     let mut all_hold = true;
     let mut failure = None;
     for scenario in chosen {
-        match run_one(scenario, args) {
+        let outcome = run_one(scenario, args);
+        interrupt::stop_if_it_came();
+        match outcome {
             Ok(record) => {
                 println!("{}", record.verdict.line(scenario.name));
                 all_hold &= record.verdict.holds;

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
-use crate::link::{Namespace, ip, needs_root};
+use crate::link::{Namespace, ip, needs_root, remove_leftovers};
 
 /// Topologies of one process have different names.
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -25,6 +25,7 @@ impl Topology {
     /// Without root or `ip`.
     pub fn new(names: &[&'static str]) -> Result<Self, Error> {
         needs_root()?;
+        remove_leftovers();
         let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let mut hosts = Vec::new();
         for name in names {

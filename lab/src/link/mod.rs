@@ -26,6 +26,8 @@ const DEVICE_QUEUE: u32 = 10_000;
 const LINK_PRIORITY: &str = "10";
 /// Of the hosts' programs, where they keep time too.
 const HOST_PRIORITY: &str = "5";
+/// How the names of namespaces begin, those of a topology among them; the number of the lab's process follows, and a dash.
+const NAMES: [&str; 3] = ["tdl-c", "tdl-s", "tdt-"];
 /// Namespaces of one process have different names.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -211,12 +213,17 @@ fn keep_time(priority: &str) {
 }
 
 /// Removes the namespaces of labs that were killed.
-fn remove_leftovers() {
+pub(crate) fn remove_leftovers() {
+    remove_namespaces(|process| !std::path::Path::new(&format!("/proc/{process}")).exists());
+}
+
+/// Removes the namespaces of all labs that `of` picks by their process.
+pub(crate) fn remove_namespaces(of: impl Fn(u32) -> bool) {
     let Ok(namespaces) = std::fs::read_dir("/run/netns") else { return };
     for name in namespaces.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-        let rest = name.strip_prefix("tdl-c").or(name.strip_prefix("tdl-s"));
+        let rest = NAMES.iter().find_map(|prefix| name.strip_prefix(prefix));
         let process = rest.and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        if process.is_some_and(|process| !std::path::Path::new(&format!("/proc/{process}")).exists()) {
+        if process.is_some_and(&of) {
             // Another lab may be faster.
             let _ = ip(&["netns", "delete", &name]);
         }

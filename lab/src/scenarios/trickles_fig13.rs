@@ -1,5 +1,6 @@
 //! Trickles and TCP Reno on one link (Trickles §6.1, Figure 13).
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::trickles::{Bench, PAPER, RATE, mbit_per_s, plot, spread};
@@ -16,9 +17,42 @@ const OBJECT_BYTES: u64 = 200_000_000;
 /// sends comes to a full queue spaced out, where the kernel sends at the moment of each acknowledgement and loses more. A
 /// packet's time is too short a wait to hide that (decision 14).
 const CHANCE_WAIT: Duration = Duration::from_millis(1);
-/// Flows of each kind, and milliseconds before and of the measurement: few flows halve their windows seldom.
-const STEPS: [(usize, u64, u64); 4] =
-    [(1, 2_000, 13_000), (10, 1_500, 3_500), (50, 1_500, 3_000), (100, 1_500, 3_000)];
+/// Round trip without queues.
+const ROUND_TRIP: Duration = Duration::from_millis(20);
+/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So that link
+/// is cut into this many, each with a pair of its own.
+const PAIRS: usize = 4;
+
+/// How one number of flows is measured.
+#[derive(Clone, Copy)]
+struct Step {
+    /// Flows of each kind on a link.
+    flows: usize,
+    warm_up_ms: u64,
+    time_ms: u64,
+}
+
+impl Step {
+    const fn new(flows: usize, warm_up_ms: u64, time_ms: u64) -> Self {
+        Self { flows, warm_up_ms, time_ms }
+    }
+
+    /// The clients of each kind: their links are numbered as they are. The last link is the whole one.
+    fn clients(self) -> Vec<IpAddr> {
+        match self.flows {
+            1 => (0..PAIRS).map(client_address).collect(),
+            flows => vec![client_address(PAIRS); flows],
+        }
+    }
+}
+
+/// A hundred flows of each kind begin with two thousand packets at once, of which the link holds three hundred.
+const STEPS: [Step; 4] = [
+    Step::new(1, 1_500, 6_000),
+    Step::new(10, 1_500, 4_500),
+    Step::new(50, 2_500, 4_000),
+    Step::new(100, 4_000, 4_000),
+];
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig13",
@@ -28,25 +62,29 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "Throughput of Trickles flows beside TCP flows at one bottleneck: they share it about equally.",
     method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What the flows \
              of a kind get is summed up and compared; packets of Trickles hold less content, \
-             0.97 of TCP's, and Reno counts packets. A flow loses a few times a second, so that short runs say little of few flows. On either way \
+             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured four times at once, on links of a quarter of the rate each: \
+             two flows alone lose seldom. On either way \
              every packet waits by chance for up to 1 ms, in order within its flow: a server in user space spaces its packets out, \
              and where a full queue drops what comes at one moment that alone is worth a fifth of the rate (decision 14).",
     run,
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let steps = lab.choose(STEPS.to_vec(), vec![(2, 500, 1_000)]);
+    let steps = lab.choose(STEPS.to_vec(), vec![Step::new(2, 500, 1_000)]);
     let rounds = lab.choose(2, 1);
-    let profile = Profile { chance_wait: CHANCE_WAIT, ..Profile::clean(RATE, Duration::from_millis(20)) };
-    let bench = Bench::new(lab, &[OBJECT_BYTES], vec![profile])?;
+    let link = |rate| Profile { chance_wait: CHANCE_WAIT, ..Profile::clean(rate, ROUND_TRIP) };
+    let mut links = vec![link(RATE / PAIRS as u64); PAIRS];
+    links.push(link(RATE));
+    let bench = Bench::new(lab, &[OBJECT_BYTES], links)?;
     let mut raw = Table::new(["flows_of_each", "round", "carrier", "mbit_per_s"]);
     let mut summary =
         Table::new(["flows of each kind", "Trickles, Mbit/s", "TCP Reno, Mbit/s", "Trickles to TCP"]);
     let mut series = Carrier::BOTH.map(|carrier| (carrier.label().to_owned(), Vec::new()));
     let mut checks = Vec::new();
-    for (step, &(count, warm_up, time)) in steps.iter().enumerate() {
-        let (warm_up, time) = (Duration::from_millis(warm_up), Duration::from_millis(time));
-        lab.progress(step + 1, steps.len(), &format!("{count} flows of each kind"));
+    for (index, step) in steps.iter().enumerate() {
+        let count = step.flows;
+        let (warm_up, time) = (Duration::from_millis(step.warm_up_ms), Duration::from_millis(step.time_ms));
+        lab.progress(index + 1, steps.len(), &format!("{count} flows of each kind"));
         let mut rates = [Vec::new(), Vec::new()];
         for round in 0..rounds {
             let server = bench.server.address();
@@ -54,7 +92,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
                 carrier,
                 server,
                 bytes: OBJECT_BYTES,
-                from: vec![client_address(0); count],
+                from: step.clients(),
             });
             let received = bench.hosts.run(Side::Client, || load(&flows, warm_up, time))?;
             for (index, (of, carrier)) in received.iter().zip(Carrier::BOTH).enumerate() {
