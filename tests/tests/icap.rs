@@ -493,7 +493,10 @@ fn who_is_refused_by_a_service_again_and_again_is_blocked() {
         format!("ICAP/1.0 200 OK\r\nEncapsulated: res-hdr=0, null-body={}\r\n\r\n{refusal}", refusal.len());
     let service = Hostile::start("", &[answer.as_bytes()]);
     let lines = "on = \"requests\"\npaths = [\"/upload\"]";
-    let tidegate = one_core(&origin).tables(&table(service.port, "x", lines)).start();
+    let tidegate = one_core(&origin)
+        .tables(&table(service.port, "x", lines))
+        .tables("[defence]\naudit = \"@DIR@/audit.log\"")
+        .start();
     let from = |address: &str| Client::try_connect_from(address.parse().unwrap(), tidegate.address());
     let refused = (0..100)
         .take_while(|_| {
@@ -504,6 +507,12 @@ fn who_is_refused_by_a_service_again_and_again_is_blocked() {
         .count();
     assert_eq!(refused, 26, "each weighs as much as a failed login");
     assert_eq!(tidegate.metric("tidegate_defence_errors_total"), 1.0);
+    assert_eq!(tidegate.metric("tidegate_defence_content_total"), 26.0);
+    let line = eventually("the service's refusal is written down", || {
+        let audit = std::fs::read_to_string(tidegate.directory().join("audit.log")).ok()?;
+        audit.lines().find(|line| line.contains("\"reason\":\"content\"")).map(str::to_owned)
+    });
+    assert!(line.contains("\"address\":\"127.0.9.9\""), "{line}");
     let mut other = from("127.0.9.8").unwrap();
     assert_eq!(other.get("/").status, 200);
     assert_eq!(origin.count(), 1);

@@ -33,6 +33,7 @@ use crate::load::Meter;
 use crate::metrics::CoreMetrics;
 use crate::quiet::Quiet;
 use crate::service::flights::{Flights, Leader, Outcome};
+use crate::service::listed::Listed;
 use crate::service::plan::Plan;
 use crate::service::seen::Seen;
 use crate::session::{self, Times};
@@ -108,6 +109,8 @@ pub(crate) struct DataCore {
     pub parser: RefCell<RequestParser>,
     /// Cache keys and response heads are put together here.
     pub scratch: RefCell<Scratch>,
+    /// Which clients of trusted proxies are on the block list.
+    pub listed: Listed,
     plan: RefCell<Arc<Plan>>,
     pools: RefCell<Rc<Pools>>,
     icap: RefCell<Rc<icap::Services>>,
@@ -165,6 +168,7 @@ impl DataCore {
                 read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
                 scratch: RefCell::default(),
+                listed: Listed::default(),
                 pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups())))),
                 icap: RefCell::new(Rc::new(icap::Services::new(&plan.icap, plan.folds_case, start.workers))),
                 workers: start.workers,

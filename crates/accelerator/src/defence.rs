@@ -9,7 +9,7 @@ use tidegate_core::hooks::{
     Chain, Decision, Field, Fields, Load, PASS_COOKIE, Part, Peer, Reply, RequestLine, RequestView,
     ResponseView, Slow, Source, Via,
 };
-use tidegate_core::{NodeId, Verdict};
+use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_http::cache::range::{self, ByteRange};
 use tidegate_http::normalize::Normalized;
 use tidegate_http::{BodyFraming, FieldId, Method, RequestHead};
@@ -349,6 +349,14 @@ impl DataCore {
     #[inline]
     pub(crate) fn own_cookie(&self) -> &'static [u8] {
         self.defence.as_ref().map_or(b"", |_| PASS_COOKIE.as_bytes())
+    }
+
+    /// Makes known that a request was refused for another reason than what classifiers have counted.
+    pub(crate) fn note_refused(&self, peer: IpAddr, seen: &Seen<'_>, reason: Reason) {
+        let Some(defence) = &self.defence else { return };
+        let now_ms = self.clock.elapsed_ms();
+        let client = defence.client(None, peer, seen, now_ms);
+        defence.chain.note(client.id, client.peer, Decision::new(Verdict::Refuse, reason), now_ms);
     }
 
     /// Whether the server is under stress.

@@ -237,6 +237,12 @@ pub trait Classifier: fmt::Debug + Send {
         Decision::CONTINUE
     }
 
+    /// Whether [`Self::on_request`] is to be asked. Every cached hit pays for those that are, so that who looks at something
+    /// else had better say so.
+    fn looks_at_requests(&self) -> bool {
+        true
+    }
+
     /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up.
     fn on_request(&self, _scene: &mut Scene<'_>, _request: &RequestView<'_>, _visit: &Visit) -> Decision {
         Decision::CONTINUE
@@ -282,6 +288,9 @@ pub trait Arbiter: fmt::Debug + Send {
     /// What is done about a client with a mark on its own address, which was blocked before.
     fn marked(&self, scene: &mut Scene<'_>) -> Decision;
 
+    /// Makes known what others than classifiers have decided, such as a list of blocked addresses.
+    fn note(&self, _scene: &mut Scene<'_>, _decision: Decision) {}
+
     /// The response that carries a decision to the client; only asked for verdicts that are answered.
     fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply;
 
@@ -321,12 +330,30 @@ pub trait ChainSource: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Chain {
     tree: RefCell<PrefixTree>,
-    classifiers: RefCell<Vec<Box<dyn Classifier>>>,
+    classifiers: RefCell<Classifiers>,
     arbiter: Box<dyn Arbiter>,
     seed: u64,
     stressed_ms: Cell<Option<u64>>,
     /// Whether any classifier looks at first lines, and at the start of responses.
     looks_at: Cell<(bool, bool)>,
+}
+
+/// The classifiers of a chain, in the order in which they are asked.
+#[derive(Debug)]
+struct Classifiers {
+    all: Vec<Box<dyn Classifier>>,
+    /// The places of those that look at requests.
+    of_requests: Vec<usize>,
+}
+
+impl Classifiers {
+    fn new(all: Vec<Box<dyn Classifier>>) -> Self {
+        let looks = |(place, classifier): (usize, &Box<dyn Classifier>)| {
+            classifier.looks_at_requests().then_some(place)
+        };
+        let of_requests = all.iter().enumerate().filter_map(looks).collect();
+        Self { all, of_requests }
+    }
 }
 
 /// What the classifiers look at of what few do.
@@ -344,7 +371,7 @@ impl Chain {
         seed: u64,
     ) -> Self {
         let looks_at = looks_at(&classifiers);
-        let (tree, classifiers) = (RefCell::new(tree), RefCell::new(classifiers));
+        let (tree, classifiers) = (RefCell::new(tree), RefCell::new(Classifiers::new(classifiers)));
         Self { tree, classifiers, arbiter, seed, stressed_ms: Cell::new(None), looks_at }
     }
 
@@ -382,7 +409,7 @@ impl Chain {
         let mut tree = self.tree.borrow_mut();
         tree.close(client);
         let mut scene = self.scene(&mut tree, client, peer, now_ms);
-        self.classifiers.borrow().iter().for_each(|classifier| classifier.on_close(&mut scene));
+        self.classifiers.borrow().all.iter().for_each(|classifier| classifier.on_close(&mut scene));
     }
 
     /// Whether anybody looks at first lines.
@@ -406,7 +433,9 @@ impl Chain {
         if visit.mark.is_some() && scene.tree.is_address(client) {
             return self.arbiter.marked(&mut scene);
         }
-        self.ask(&mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
+        let classifiers = self.classifiers.borrow();
+        let asked = classifiers.of_requests.iter().filter_map(|place| classifiers.all.get(*place));
+        self.ask_these(asked, &mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
     }
 
     /// A piece of a request's body has arrived.
@@ -442,15 +471,21 @@ impl Chain {
         self.event(client, peer, now_ms, |classifier, scene| classifier.on_slow(scene, slow))
     }
 
+    /// Others than classifiers have turned a client's request away.
+    pub fn note(&self, client: NodeId, peer: Peer, decision: Decision, now_ms: u64) {
+        let mut tree = self.tree.borrow_mut();
+        self.arbiter.note(&mut self.scene(&mut tree, client, peer, now_ms), decision);
+    }
+
     /// Wants to be called several times a second.
     pub fn tick(&self, load: &Load, now_ms: u64) {
         let mut tree = self.tree.borrow_mut();
         self.stressed_ms.set(self.arbiter.on_tick(&mut tree, load, now_ms));
         if let Some(renewed) = self.arbiter.renewed() {
             self.looks_at.swap(&looks_at(&renewed));
-            *self.classifiers.borrow_mut() = renewed;
+            *self.classifiers.borrow_mut() = Classifiers::new(renewed);
         }
-        self.classifiers.borrow().iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
+        self.classifiers.borrow().all.iter().for_each(|classifier| classifier.on_tick(&mut tree, now_ms));
     }
 
     /// The response that carries a decision to the client.
@@ -486,8 +521,18 @@ impl Chain {
         scene: &mut Scene<'_>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
+        self.ask_these(self.classifiers.borrow().all.iter(), scene, ask)
+    }
+
+    #[inline]
+    fn ask_these<'c>(
+        &self,
+        classifiers: impl Iterator<Item = &'c Box<dyn Classifier>>,
+        scene: &mut Scene<'_>,
+        ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
+    ) -> Decision {
         let mut delayed = Decision::CONTINUE;
-        for classifier in self.classifiers.borrow().iter() {
+        for classifier in classifiers {
             let decision = ask(&**classifier, scene);
             if decision.is_continue() {
                 continue;

@@ -50,6 +50,7 @@ reasons! {
     Swarm "swarm" swarm "one of many in a network prefix who together do what none of the site's usual clients does",
     Slow "slow" slow "kept connections waiting: heads, bodies or reading below the minimum rate",
     Form "form" form "a request whose method, content type or character set is not allowed",
+    Listed "listed" listed "is on the list of what operators, files of theirs or others have blocked",
     Blocked "blocked" blocked "is blocked for what it did before",
     External "external" external "an external classifier said so",
     Content "content" content "an ICAP service refused the content",

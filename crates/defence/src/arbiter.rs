@@ -71,6 +71,25 @@ impl Judge {
         scene.tree.prefix(scene.client).unwrap_or_else(|| whole(scene.peer.address))
     }
 
+    /// Counts a decision against a client, and tells of it: of every block, and of others now and then.
+    fn make_known(&self, scene: &mut Scene<'_>, decision: Decision, dry_run: bool) {
+        scene.tree.add(scene.client, Event::Violation, 1, scene.now_ms);
+        let violations = scene.count(Event::Violation);
+        self.shared.count(decision.reason, dry_run);
+        let is_block = matches!(decision.verdict, Verdict::Block(_));
+        if violations.is_power_of_two() || is_block && !dry_run {
+            self.shared.tell(Notice {
+                subject: Self::subject(scene),
+                address: scene.peer.address,
+                forwarded: scene.peer.via == Via::Proxy,
+                decision,
+                dry_run,
+                requests: scene.count(Event::Request),
+                violations,
+            });
+        }
+    }
+
     /// A client that is challenged again and again and goes on without an answer is no browser: it is blocked, unless
     /// somebody else behind its address has solved one.
     fn insist(&self, scene: &mut Scene<'_>, decision: Decision) -> Decision {
@@ -131,21 +150,7 @@ impl Arbiter for Judge {
         if is_block && !dry_run && scene.tree.mark(scene.client, scene.now_ms).is_some() {
             return decision;
         }
-        scene.tree.add(scene.client, Event::Violation, 1, scene.now_ms);
-        let violations = scene.count(Event::Violation);
-        self.shared.count(decision.reason, dry_run);
-        // A client that goes on is worth a line now and then.
-        if violations.is_power_of_two() || is_block && !dry_run {
-            self.shared.tell(Notice {
-                subject: Self::subject(scene),
-                address: scene.peer.address,
-                forwarded: scene.peer.via == Via::Proxy,
-                decision,
-                dry_run,
-                requests: scene.count(Event::Request),
-                violations,
-            });
-        }
+        self.make_known(scene, decision, dry_run);
         if dry_run {
             return Decision::CONTINUE;
         }
@@ -163,6 +168,10 @@ impl Arbiter for Judge {
         }
         self.shared.count(Reason::Blocked, false);
         Decision::new(Verdict::Reset, Reason::Blocked)
+    }
+
+    fn note(&self, scene: &mut Scene<'_>, decision: Decision) {
+        self.make_known(scene, decision, false);
     }
 
     fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply {

@@ -28,6 +28,9 @@ pub(crate) struct Passes {
 }
 
 impl Passes {
+    /// The memory of one.
+    pub(crate) const BYTES: usize = PLACES * size_of::<AtomicU32>();
+
     pub(crate) fn new(seed: u64) -> Self {
         Self { shown_s: (0..PLACES).map(|_| AtomicU32::new(0)).collect(), seed }
     }

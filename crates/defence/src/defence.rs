@@ -15,9 +15,10 @@ use crate::arbiter::Judge;
 use crate::challenge::{Challenger, Passes};
 use crate::elsewhere::Elsewhere;
 use crate::external::Feed;
+use crate::memory::{channel_bytes, list_bytes};
 use crate::stress::{Cause, Upstreams};
 use crate::view::{ClientRow, Level, Wanted};
-use crate::{Settings, classifiers};
+use crate::{Settings, classifiers, memory};
 
 /// Notices that may wait for whoever keeps the log; more are counted and lost.
 const MAX_NOTICES: usize = 16_384;
@@ -289,7 +290,7 @@ impl ChainSource for Defence {
     fn chain(&self, core: usize, cores: usize) -> Chain {
         let settings = self.settings();
         let tree = PrefixTree::new(TreeConfig {
-            memory_bytes: settings.memory_bytes / cores.max(1),
+            memory_bytes: memory::of_tree(&settings, cores),
             window_ms: Settings::WINDOW.as_millis() as u64,
             seed: self.shared.seed.wrapping_add(core as u64),
         });
@@ -302,6 +303,16 @@ impl ChainSource for Defence {
 }
 
 impl Shared {
+    /// The memory of the queues of notices and orders.
+    pub(crate) const fn queue_bytes() -> usize {
+        channel_bytes::<Notice>(MAX_NOTICES) + list_bytes::<Order>(MAX_ORDERS)
+    }
+
+    /// The most memory of the orders that a core has taken and not carried out yet.
+    pub(crate) const fn taken_bytes() -> usize {
+        MAX_ORDERS * size_of::<Order>()
+    }
+
     pub(crate) fn settings(&self) -> Settings {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -346,10 +357,10 @@ impl Shared {
     /// Has every core do something at its next tick.
     pub(crate) fn order(&self, order: Order) {
         let mut orders = lock(&self.orders);
-        orders.push_back(order);
-        if orders.len() > MAX_ORDERS {
+        if orders.len() >= MAX_ORDERS {
             orders.pop_front();
         }
+        orders.push_back(order);
         self.orders_total.fetch_add(1, Ordering::Release);
     }
 

@@ -6,8 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use tidegate_core::{Event, IpPrefix, Mark, NodeId, PrefixTree};
 
+use crate::memory::{list_bytes, table_bytes};
+
 /// Nodes that each core tells of.
 const MAX_ROWS: usize = 1_024;
+/// Addresses that each core tells of because they are there at all.
+const MAX_PRESENT: usize = 8;
 /// Less than the time between two ticks.
 const INTERVAL_MS: u64 = 200;
 
@@ -52,6 +56,23 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
+    /// The most that one core is told of.
+    pub(crate) const fn most_told(cores: usize) -> usize {
+        cores.saturating_sub(1) * MAX_ROWS
+    }
+
+    /// The most memory that this takes, with what one exchange needs: there is one at a time.
+    pub(crate) const fn most_bytes(cores: usize) -> usize {
+        let weighed = MAX_ROWS + PrefixTree::MAX_ACTIVE;
+        let of_core = size_of::<OfCore>()
+            + table_bytes::<NodeId>(weighed)
+            + list_bytes::<Row>(MAX_ROWS)
+            // A tree's pages are half full at least.
+            + 2 * MAX_PRESENT * size_of::<IpPrefix>();
+        let sums = 2 * Self::most_told(cores) * size_of::<(IpPrefix, Told)>();
+        cores * of_core + list_bytes::<(u32, NodeId)>(weighed) + sums
+    }
+
     /// Takes what this core's tree has to tell, and gives the tree what the others have told.
     pub(crate) fn exchange(&mut self, core: usize, tree: &mut PrefixTree, now_ms: u64) {
         if self.cores.len() <= core {
@@ -102,7 +123,7 @@ impl OfCore {
         found.truncate(MAX_ROWS);
         self.rows = found.iter().filter_map(|(_, id)| row(tree, *id, now_ms)).collect();
         self.known = found.into_iter().map(|(_, id)| id).collect();
-        self.present = tree.present(now_ms).collect();
+        self.present = tree.present(now_ms).take(MAX_PRESENT).collect();
     }
 }
 

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use tidegate_core::Visit;
 use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scene};
 
+use crate::memory::channel_bytes;
+
 /// Events that may wait to be told.
 const MAX_WAITING: usize = 8_192;
 /// Bytes of a target that are told.
@@ -85,6 +87,9 @@ impl Default for Feed {
 }
 
 impl Feed {
+    /// The memory of its queue.
+    pub(crate) const BYTES: usize = channel_bytes::<Told>(MAX_WAITING);
+
     /// The end at which events come out; there is one.
     pub fn take_receiver(&self) -> Option<Receiver<Told>> {
         self.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()

@@ -12,6 +12,7 @@ mod classifiers;
 mod defence;
 mod elsewhere;
 mod external;
+mod memory;
 mod novelty;
 mod parts;
 mod settings;

@@ -16,6 +16,9 @@ pub(crate) struct Novelty {
 }
 
 impl Novelty {
+    /// The memory of one.
+    pub(crate) const BYTES: usize = 2 * BITS / 8;
+
     pub(crate) fn new() -> Self {
         let empty = || vec![0; BITS / 64].into_boxed_slice();
         Self { generations: [empty(), empty()], urls: 0, since_ms: 0 }

@@ -55,6 +55,9 @@ impl Place {
 }
 
 impl Parts {
+    /// The memory of one, once it is in use.
+    pub(crate) const BYTES: usize = PLACES * size_of::<Place>();
+
     pub(crate) const fn new() -> Self {
         Self { places: Vec::new() }
     }

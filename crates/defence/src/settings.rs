@@ -10,7 +10,8 @@ use crate::stress::StressLimits;
 /// What the chains are built from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Memory for the prefix trees of all data cores together.
+    /// Memory for all that the defence keeps: tables of fixed size, and with what they leave the prefix trees of all data
+    /// cores. Each tree has at least 1 MiB.
     pub memory_bytes: usize,
     /// Who is counted but never acted on.
     pub exempt: Vec<Exemption>,

@@ -7,6 +7,8 @@ use std::time::Duration;
 use tidegate_core::NodeId;
 use tidegate_core::hooks::Load;
 
+use crate::memory::list_bytes;
+
 /// Looks in a row without stress after which it is over: at four looks a second three seconds.
 const CALM_LOOKS: u32 = 12;
 /// Share of the kernel's own limit on the memory of TCP beyond which it is under stress.
@@ -81,6 +83,9 @@ struct UpstreamLoad {
 }
 
 impl Upstreams {
+    /// The most memory that one takes.
+    pub(crate) const MOST_BYTES: usize = list_bytes::<OfClient>(MAX_CLIENTS + 1);
+
     /// An answer for this client came from an upstream, or none did.
     pub(crate) fn answered(&self, client: NodeId, status: u16, ms: u32) {
         let mut answers = self.lock();

@@ -10,11 +10,15 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::Mode;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 use tidegate_defence::{Defence, Told, What};
 
 /// Classifiers that may be connected at once; more are turned away.
 const MAX_LISTENERS: usize = 4;
+/// Classifiers that may wait to be let in.
+const BACKLOG: i32 = 16;
 /// A line of a classifier may be this long.
 const LINE_BYTES: u64 = 4_096;
 /// A classifier that takes nothing for so long is left.
@@ -42,7 +46,7 @@ pub(crate) fn start(path: &Path, one_of: u32, defence: &Arc<Defence>) -> io::Res
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::os::unix::fs::FileTypeExt;
     // What a process that has ended left behind.
     if std::fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket())
         && UnixStream::connect(path).is_err()
@@ -52,9 +56,17 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     let named = |error: io::Error| {
         io::Error::new(error.kind(), format!("cannot listen for classifiers at {}: {error}", path.display()))
     };
-    let listener = UnixListener::bind(path).map_err(named)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    bind_for_owner(path).map_err(named)
+}
+
+/// The file has the rights that the socket has when it is bound (unix(7)), so that there is no moment at which others may
+/// connect.
+fn bind_for_owner(path: &Path) -> io::Result<UnixListener> {
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 impl Hub {
@@ -248,6 +260,16 @@ mod tests {
             };
             let _ = self.chain.request(client, peer, &request, 0);
         }
+    }
+
+    #[test]
+    fn nobody_else_may_connect_from_the_first_moment_on() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("classify");
+        // As it is bound, before anything could take rights away.
+        let _listener = bind_for_owner(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use tidegate_core::Reason;
 use tidegate_http::{BodyFraming, RequestParser};
 use tidegate_icap::{Body, Method};
 
@@ -197,6 +198,7 @@ pub(crate) async fn review_response(
         http_response: Some(&shown),
         has_body: !matches!(response.head().framing, BodyFraming::None | BodyFraming::Length(0)),
     };
+    let was_forbidden = response.head().status == 403;
     let (interim, upload) = (response.take_interim(), response.take_upload());
     let parked = Parked::new(core);
     let decided = ask(&service, &question, OriginBody(Box::new(response))).await;
@@ -213,6 +215,9 @@ pub(crate) async fn review_response(
                 Ok(mut response) => {
                     service.succeeded();
                     core.metrics.icap_modified_total.add(1);
+                    if response.head().status == 403 && !was_forbidden {
+                        core.note_refused(incoming.peer, &incoming.seen, Reason::Content);
+                    }
                     response.reviewed = reviewed;
                     response
                 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::network_of;
+use tidegate_core::{Reason, network_of};
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::range;
 use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
@@ -120,7 +120,12 @@ async fn review<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, bod
     match icap::review_request(core, &incoming, body).await {
         Review::Unchanged(body) => answer_reviewed(core, incoming, body).await,
         Review::Refused(status) => Answer::status(status),
-        Review::Answered(response) => answer_of_service(core, &plan, *response),
+        Review::Answered(response) => {
+            if response.head().status == 403 {
+                core.note_refused(incoming.peer, &incoming.seen, Reason::Content);
+            }
+            answer_of_service(core, &plan, *response)
+        }
         Review::Adapted(adapted) => {
             let AdaptedRequest { bytes, parser, body } = *adapted;
             let head = RequestHead { version: incoming.head.version, ..parser.head(&bytes) };

@@ -15,6 +15,7 @@ use crate::admission::{Admission, Asked};
 use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::entries::PurgePattern;
 use crate::service::files::{Root, RootPlace};
+use crate::service::listed::Listed;
 use crate::service::seen::Seen;
 use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
 use crate::upstream::Groups;
@@ -207,8 +208,9 @@ impl Plan {
 
     /// Whether a client that a trusted proxy names is on the block list, which below HTTP meets only the proxy.
     #[inline]
-    pub(crate) fn keeps_out(&self, seen: &Seen<'_>) -> bool {
-        seen.via_proxy && self.connections.as_ref().is_some_and(|admission| admission.ignores(seen.client))
+    pub(crate) fn keeps_out(&self, seen: &Seen<'_>, listed: &Listed, now_ms: impl FnOnce() -> u64) -> bool {
+        let Some(admission) = self.connections.as_ref().filter(|_| seen.via_proxy) else { return false };
+        listed.is_listed(seen.client, now_ms(), || admission.ignores(seen.client))
     }
 
     /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;

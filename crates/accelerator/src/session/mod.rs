@@ -197,8 +197,9 @@ impl Asker {
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
-        if plan.keeps_out(&seen) {
-            let decision = Decision::new(Verdict::Refuse, Reason::Blocked);
+        if plan.keeps_out(&seen, &core.listed, || core.clock.elapsed_ms()) {
+            let decision = Decision::new(Verdict::Refuse, Reason::Listed);
+            core.note_refused(self.peer.ip(), &seen, decision.reason);
             let reply = Box::new(Reply { status: 403, ..Reply::default() });
             return Ok(Handled::TurnedAway(decision, Some(reply)));
         }

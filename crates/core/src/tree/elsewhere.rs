@@ -4,8 +4,6 @@
 use super::{Event, NodeId, PrefixTree};
 use crate::IpPrefix;
 
-/// Active nodes that are remembered until somebody asks for them.
-const MAX_ACTIVE: usize = 4_096;
 /// Addresses that are remembered of each window: enough to tell whether a client is nearly alone.
 const PRESENT: usize = 3;
 
@@ -15,7 +13,7 @@ type Counts = [u32; Event::ALL.len()];
 /// Which nodes were active, and what others have told.
 #[derive(Debug, Default)]
 pub(super) struct Elsewhere {
-    /// Who was active since [`PrefixTree::take_active`]; at most [`MAX_ACTIVE`].
+    /// Who was active since [`PrefixTree::take_active`]; at most [`PrefixTree::MAX_ACTIVE`].
     active: Vec<NodeId>,
     /// A node's [`Told`] is its place here.
     told: Vec<(NodeId, Counts, u32)>,
@@ -45,9 +43,18 @@ pub(super) struct Strikes {
 }
 
 impl Elsewhere {
+    /// The most memory that this takes where it is told of so many nodes. A list that grows takes up to half as much again
+    /// while it is moved.
+    pub(super) const fn most_bytes(told: usize) -> usize {
+        let active = PrefixTree::MAX_ACTIVE * size_of::<NodeId>();
+        let told = told.next_power_of_two() * size_of::<(NodeId, Counts, u32)>();
+        let present = 2 * PRESENT.next_power_of_two() * size_of::<NodeId>();
+        (active + told + present) * 3 / 2
+    }
+
     /// Remembers that a node has counted another [`PrefixTree::LOOK_EVERY`] requests.
     pub(super) fn was_active(&mut self, id: NodeId) {
-        if self.active.len() < MAX_ACTIVE {
+        if self.active.len() < PrefixTree::MAX_ACTIVE {
             self.active.push(id);
         }
     }
@@ -98,9 +105,11 @@ impl PrefixTree {
     }
 
     /// As [`Self::count`], with what others have counted of the same.
+    #[inline]
     pub fn count_everywhere(&self, id: NodeId, event: Event, now_ms: u64) -> u32 {
-        let told = self.node(id).map_or_else(Told::default, |node| node.told);
-        self.count(id, event, now_ms).saturating_add(self.elsewhere.count(told, event))
+        let Some(node) = self.node(id) else { return 0 };
+        let here = node.window.count(event, self.moment(now_ms));
+        here.saturating_add(self.elsewhere.count(node.told, event))
     }
 
     /// As [`Self::open_connections`], with those that others have of the same.
@@ -128,7 +137,7 @@ impl PrefixTree {
         self.addresses(self.root(), now_ms).max(self.elsewhere.addresses)
     }
 
-    /// Those that were found to do much since this was last asked, some of them twice: another [`Self::LOOK_EVERY`] requests,
+    /// Those that were found to do much since this was last asked, some of them twice, [`Self::MAX_ACTIVE`] at most: another [`Self::LOOK_EVERY`] requests,
     /// of addresses also so many of another event as is [`Event::worth_telling`], or of connections.
     pub fn take_active(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.elsewhere.active)

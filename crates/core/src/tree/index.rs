@@ -4,6 +4,9 @@ use std::hash::{DefaultHasher, Hasher};
 
 use super::Key;
 
+/// Slots of an index that has no nodes yet.
+const FIRST_SLOTS: usize = 64;
+
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -17,7 +20,7 @@ pub(super) struct Index {
 
 impl Index {
     pub(super) fn new(seed: u64) -> Self {
-        Self { slots: vec![NONE; 64], used: 0, seed }
+        Self { slots: vec![NONE; FIRST_SLOTS], used: 0, seed }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -26,6 +29,15 @@ impl Index {
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<u32>()
+    }
+
+    /// The most memory that an index of so many nodes takes: with the slots that the last ones were moved out of.
+    pub(super) fn most_bytes(nodes: usize) -> usize {
+        let mut slots = FIRST_SLOTS;
+        while nodes * 4 > slots * 3 {
+            slots *= 2;
+        }
+        (slots + slots / 2) * size_of::<u32>()
     }
 
     /// Keyed, so that nobody can choose addresses that meet in one slot.

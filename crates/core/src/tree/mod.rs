@@ -11,6 +11,7 @@ mod elsewhere;
 mod index;
 mod window;
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use window::Event;
@@ -30,13 +31,15 @@ const ROOT_LEVEL: u8 = u8::MAX;
 const IPV6: u8 = 0x10;
 /// Addresses that one eviction compares.
 const SAMPLE: usize = 8;
-/// What a node costs beyond itself: its place in the index at the least load.
-const INDEX_BYTES: usize = 12;
+
+/// Nodes for which there is room whatever the bound, and whose number no bound reaches.
+const FEWEST_NODES: usize = 64;
+const MOST_NODES: usize = NONE as usize / 2;
 
 /// Size and time of a tree.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeConfig {
-    /// The most memory that nodes and their index take.
+    /// The most memory that nodes and their index take; see [`PrefixTree::beside_bytes`] for the rest.
     pub memory_bytes: usize,
     /// The length of the sliding window in which events are counted, in milliseconds.
     pub window_ms: u64,
@@ -121,6 +124,8 @@ pub struct PrefixTree {
     index: Index,
     capacity: usize,
     window_ms: u64,
+    /// The time that was asked about last, and its moment: what asks about one request asks several times.
+    now: Cell<(u64, Moment)>,
     /// Where the last eviction looked.
     hand: usize,
     /// State of the generator that says where the next one looks.
@@ -134,6 +139,8 @@ impl PrefixTree {
     pub const LEVELS: usize = LENGTHS4.len();
     /// Requests of a prefix after which its shape is worth another look.
     pub const LOOK_EVERY: u32 = 64;
+    /// See [`Self::take_active`].
+    pub const MAX_ACTIVE: usize = 4_096;
     /// Connections open at once that make an address worth telling other owners of.
     pub const OPEN_WORTH_TELLING: u32 = 8;
     /// See [`Self::strike`].
@@ -141,16 +148,19 @@ impl PrefixTree {
 
     /// An empty tree, with room for at least a few addresses whatever its bound.
     pub fn new(config: TreeConfig) -> Self {
-        let capacity = config.memory_bytes / (size_of::<Node>() + INDEX_BYTES);
-        let capacity = capacity.clamp(64, NONE as usize / 2);
+        let capacity = capacity_within(config.memory_bytes);
         let root =
             Node::new(Key { bits: 0, level: ROOT_LEVEL }, NONE, 0, Moment::new(0, config.window_ms.max(1)));
+        // All of it at once: the system gives memory as it is first used, and nodes that never move are never there twice.
+        let mut nodes = Vec::with_capacity(capacity);
+        nodes.push(root);
         Self {
-            nodes: vec![root],
+            nodes,
             free: Vec::new(),
             index: Index::new(config.seed),
             capacity,
             window_ms: config.window_ms.max(1),
+            now: Cell::new((0, Moment::new(0, config.window_ms.max(1)))),
             hand: 0,
             dice: config.seed,
             evicted: 0,
@@ -458,15 +468,27 @@ impl PrefixTree {
         self.evicted
     }
 
-    /// Memory in use now.
+    /// Memory in use now for nodes and their index.
     pub fn memory_bytes(&self) -> usize {
-        self.nodes.capacity() * size_of::<Node>()
+        self.nodes.len() * size_of::<Node>()
             + self.free.capacity() * size_of::<u32>()
             + self.index.memory_bytes()
     }
 
+    /// The most memory that a tree takes besides its nodes and their index, where it is told of so many nodes by others.
+    pub const fn beside_bytes(told: usize) -> usize {
+        Elsewhere::most_bytes(told)
+    }
+
+    #[inline]
     fn moment(&self, now_ms: u64) -> Moment {
-        Moment::new(now_ms, self.window_ms)
+        let (known_ms, moment) = self.now.get();
+        if known_ms == now_ms {
+            return moment;
+        }
+        let moment = Moment::new(now_ms, self.window_ms);
+        self.now.set((now_ms, moment));
+        moment
     }
 
     fn id(&self, index: u32) -> NodeId {
@@ -490,13 +512,6 @@ impl PrefixTree {
                 index
             }
             None => {
-                // Growth by an eighth: a doubling could exceed the bound.
-                if self.nodes.len() == self.nodes.capacity() {
-                    let more = (self.nodes.len() / 8)
-                        .max(64)
-                        .min(self.capacity.saturating_sub(self.nodes.len()).max(1));
-                    self.nodes.reserve_exact(more);
-                }
                 self.nodes.push(Node::new(key, parent, 0, moment));
                 (self.nodes.len() - 1) as u32
             }
@@ -676,6 +691,20 @@ impl Key {
         };
         IpPrefix::new(address, length).ok()
     }
+}
+
+/// The most nodes whose memory, with that of their index, is within the bound; at least a few.
+fn capacity_within(memory_bytes: usize) -> usize {
+    let takes = |nodes: usize| nodes * size_of::<Node>() + Index::most_bytes(nodes);
+    let (mut fits, mut too_many) = (FEWEST_NODES, MOST_NODES);
+    while too_many - fits > 1 {
+        let middle = fits.midpoint(too_many);
+        match takes(middle) <= memory_bytes {
+            true => fits = middle,
+            false => too_many = middle,
+        }
+    }
+    fits
 }
 
 fn length_of(level: u8) -> u8 {

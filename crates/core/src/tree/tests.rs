@@ -3,7 +3,7 @@ use super::*;
 const WINDOW_MS: u64 = 10_000;
 
 fn tree(nodes: usize) -> PrefixTree {
-    let memory_bytes = nodes * (size_of::<Node>() + INDEX_BYTES);
+    let memory_bytes = nodes * size_of::<Node>() + Index::most_bytes(nodes);
     PrefixTree::new(TreeConfig { memory_bytes, window_ms: WINDOW_MS, seed: 7 })
 }
 
@@ -154,6 +154,17 @@ fn request_tells_of_marks_that_hold() {
     assert_eq!(tree.request(id, 1, 2_000).suspect, None);
     let due = (3..PrefixTree::LOOK_EVERY).filter_map(|_| tree.request(id, 1, 2_000).due);
     assert_eq!(due.collect::<Vec<_>>(), [narrow]);
+}
+
+#[test]
+fn as_many_nodes_fit_as_the_memory_has_room_for() {
+    for nodes in [65, 97, 1_000, 6_145, 1_000_000] {
+        let tree = tree(nodes);
+        assert_eq!(tree.capacity(), nodes);
+        assert!(tree.nodes.capacity() >= nodes, "nodes are never moved");
+    }
+    let tree = PrefixTree::new(TreeConfig { memory_bytes: 0, window_ms: WINDOW_MS, seed: 7 });
+    assert_eq!(tree.capacity(), FEWEST_NODES);
 }
 
 #[test]

@@ -6,12 +6,16 @@ use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scen
 use tidegate_core::{Event, NodeId, Reason, Verdict, Visit};
 
 use super::is_crowded;
+use crate::memory::list_bytes;
 use crate::settings::Rule;
 
 /// How many times what half of the clients take of the upstreams' time at most is far more.
 const FAR_MORE: u64 = 8;
 /// Clients of the upstreams that one is compared with.
 const MAX_COMPARED: usize = 256;
+
+/// The most memory that these classifiers take.
+pub(super) const MOST_BYTES: usize = list_bytes::<NodeId>(MAX_COMPARED);
 
 /// A limit on how often something happens.
 #[derive(Debug)]
@@ -78,6 +82,10 @@ impl Classifier for ConnectionRate {
         self.0.reason.name()
     }
 
+    fn looks_at_requests(&self) -> bool {
+        false
+    }
+
     fn on_connect(&self, scene: &mut Scene<'_>, _: u32) -> Decision {
         match self.0.check(scene, Event::Connection) {
             exceeded if is_crowded(scene) => exceeded,
@@ -93,6 +101,10 @@ struct Connections(Limit);
 impl Classifier for Connections {
     fn name(&self) -> &'static str {
         self.0.reason.name()
+    }
+
+    fn looks_at_requests(&self) -> bool {
+        false
     }
 
     fn on_connect(&self, scene: &mut Scene<'_>, open: u32) -> Decision {
@@ -113,10 +125,11 @@ impl Classifier for Errors {
         self.0.reason.name()
     }
 
+    fn looks_at_requests(&self) -> bool {
+        !self.0.acts_at_end()
+    }
+
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        if self.0.acts_at_end() {
-            return Decision::CONTINUE;
-        }
         self.0.check(scene, Event::Error)
     }
 
@@ -203,8 +216,12 @@ impl Classifier for CacheBusting {
         self.0.reason.name()
     }
 
+    fn looks_at_requests(&self) -> bool {
+        !self.0.acts_at_end()
+    }
+
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        if self.0.acts_at_end() { Decision::CONTINUE } else { self.check(scene) }
+        self.check(scene)
     }
 
     fn on_response(&self, scene: &mut Scene<'_>, _: &ResponseView<'_>) -> Decision {
@@ -223,7 +240,7 @@ impl Classifier for Ranges {
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
         match self.0.check(scene, Event::Range) {
-            exceeded if is_crowded(scene) => exceeded,
+            exceeded if !exceeded.is_continue() && is_crowded(scene) => exceeded,
             _ => Decision::CONTINUE,
         }
     }
@@ -236,6 +253,10 @@ struct TooSlow(Limit);
 impl Classifier for TooSlow {
     fn name(&self) -> &'static str {
         self.0.reason.name()
+    }
+
+    fn looks_at_requests(&self) -> bool {
+        false
     }
 
     fn on_slow(&self, scene: &mut Scene<'_>, _: Slow) -> Decision {

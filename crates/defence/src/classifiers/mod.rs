@@ -30,6 +30,11 @@ const GIVEN_UP_WEIGHT: u32 = 4;
 /// A set of ranges that is rejected weighs this many ranges that gain nothing.
 const EXCESSIVE_WEIGHT: u32 = 8;
 
+/// The most memory that the classifiers of one core take, with what is new when settings change and the old ones are still
+/// there.
+pub(crate) const BYTES: usize =
+    2 * Novelty::BYTES + Parts::BYTES + 2 * (limits::MOST_BYTES + swarm::MOST_BYTES);
+
 /// All that settings ask for, in the order in which they are asked: what costs least, and refuses soonest, first.
 pub(crate) fn all(
     settings: &Settings,

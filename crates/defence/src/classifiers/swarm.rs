@@ -17,6 +17,7 @@ use std::cell::{Cell, RefCell};
 use tidegate_core::hooks::{Classifier, Decision, RequestView, Scene};
 use tidegate_core::{Event, Mark, NodeId, PrefixTree, Reason, Verdict, Visit};
 
+use crate::memory::list_bytes;
 use crate::settings::Rule;
 
 /// Fewer addresses are no swarm: limits on single clients see them.
@@ -65,6 +66,9 @@ const MASS_SHARE: f32 = 0.3;
 const MASS_WINDOWS: u64 = 3;
 /// Windows with fewer requests teach nothing.
 const TEACHING_REQUESTS: u32 = 100;
+
+/// The most memory that this classifier takes.
+pub(super) const MOST_BYTES: usize = list_bytes::<Pacer>(MAX_PACERS) + list_bytes::<NodeId>(MAX_WIDEST);
 
 /// What is usual for the site, learned while nobody is suspect.
 #[derive(Clone, Copy, Debug, PartialEq)]
