@@ -42,10 +42,11 @@ lab: ## run the papers' experiments again and write docs/papers (two quiet cores
 fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(FUZZ_SECONDS)
 
-soak: ## kill -9 under load KILL_ROUNDS times; TRICKLES_RUNS simulated transfers
+soak: ## kill -9 under load KILL_ROUNDS times; TRICKLES_RUNS simulated transfers; Trickles beside TCP for long
 	cargo build --locked --workspace --bins --tests
 	TIDEGATE_KILL_ROUNDS=$(KILL_ROUNDS) cargo nextest run --locked -p tidegate-e2e --test kill --no-capture
 	TRICKLES_RUNS=$(TRICKLES_RUNS) cargo nextest run --locked --release -p tidegate-trickles --test simulation every_
+	TRICKLES_LONG=1 cargo nextest run --locked --release -p tidegate-trickles --test bottleneck flows_beside_
 
 deny: ## licences, bans and sources of dependencies
 	cargo deny --workspace check licenses bans sources

@@ -95,3 +95,34 @@ fn living_parent(stat: &str) -> Option<u32> {
     let parent = fields.next()?.parse().ok()?;
     (!matches!(state, "Z" | "X")).then_some(parent)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_is_found_whatever_a_process_is_called() {
+        assert_eq!(living_parent("7 (a) S 1) R 42 7 7"), Some(42));
+        assert_eq!(living_parent("7 (ended) Z 42 7 7"), None);
+        assert_eq!(living_parent(""), None);
+    }
+
+    #[test]
+    fn children_of_children_are_ended_too() {
+        let mut shell =
+            std::process::Command::new("sh").args(["-c", "sh -c 'sleep 60; :'; :"]).spawn().unwrap();
+        // The two shells inside one another, and what the inner one runs.
+        while living_descendants(shell.id()).len() < 2 {
+            assert!(shell.try_wait().unwrap().is_none(), "the shell has ended");
+            std::thread::sleep(STEP);
+        }
+        let inside = living_descendants(shell.id());
+        end_descendants(shell.id());
+        assert!(living_descendants(shell.id()).is_empty());
+        for process in inside {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+            assert_eq!(living_parent(&stat.unwrap_or_default()), None, "{process:?} lives");
+        }
+        shell.wait().unwrap();
+    }
+}
