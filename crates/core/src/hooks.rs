@@ -434,7 +434,7 @@ impl Chain {
             return self.arbiter.marked(&mut scene);
         }
         let classifiers = self.classifiers.borrow();
-        let asked = classifiers.of_requests.iter().filter_map(|place| classifiers.all.get(*place));
+        let asked = classifiers.of_requests.iter().filter_map(|place| classifiers.all.get(*place)).map(Box::as_ref);
         self.ask_these(asked, &mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
     }
 
@@ -521,19 +521,19 @@ impl Chain {
         scene: &mut Scene<'_>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
-        self.ask_these(self.classifiers.borrow().all.iter(), scene, ask)
+        self.ask_these(self.classifiers.borrow().all.iter().map(Box::as_ref), scene, ask)
     }
 
     #[inline]
     fn ask_these<'c>(
         &self,
-        classifiers: impl Iterator<Item = &'c Box<dyn Classifier>>,
+        classifiers: impl Iterator<Item = &'c dyn Classifier>,
         scene: &mut Scene<'_>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
         let mut delayed = Decision::CONTINUE;
         for classifier in classifiers {
-            let decision = ask(&**classifier, scene);
+            let decision = ask(classifier, scene);
             if decision.is_continue() {
                 continue;
             }

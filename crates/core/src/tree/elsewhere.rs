@@ -137,8 +137,9 @@ impl PrefixTree {
         self.addresses(self.root(), now_ms).max(self.elsewhere.addresses)
     }
 
-    /// Those that were found to do much since this was last asked, some of them twice, [`Self::MAX_ACTIVE`] at most: another [`Self::LOOK_EVERY`] requests,
-    /// of addresses also so many of another event as is [`Event::worth_telling`], or of connections.
+    /// Those that were found to do much since this was last asked, some of them twice, [`Self::MAX_ACTIVE`] at most:
+    /// another [`Self::LOOK_EVERY`] requests, of addresses also so many of another event as is [`Event::worth_telling`], or
+    /// of connections.
     pub fn take_active(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.elsewhere.active)
     }
