@@ -641,7 +641,7 @@ fn slow_bodies_do_not_keep_others_from_the_origin() {
             client
         })
         .collect();
-    eventually("they have all connections to the origin", || (origin.connections() == 8).then_some(()));
+    eventually("they have all connections to the origin", || (origin.connections() >= 8).then_some(()));
     assert_eq!(get(&tidegate, "127.0.0.2", "/", "").unwrap().status, 200);
     assert!(tidegate.metric("tidegate_connections_shed_total") >= 1.0);
     drop(slow);
