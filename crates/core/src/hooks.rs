@@ -434,7 +434,8 @@ impl Chain {
             return self.arbiter.marked(&mut scene);
         }
         let classifiers = self.classifiers.borrow();
-        let asked = classifiers.of_requests.iter().filter_map(|place| classifiers.all.get(*place)).map(Box::as_ref);
+        let asked =
+            classifiers.of_requests.iter().filter_map(|place| classifiers.all.get(*place)).map(Box::as_ref);
         self.ask_these(asked, &mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
     }
 
