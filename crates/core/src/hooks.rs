@@ -348,10 +348,9 @@ struct Classifiers {
 
 impl Classifiers {
     fn new(all: Vec<Box<dyn Classifier>>) -> Self {
-        let looks = |(place, classifier): (usize, &Box<dyn Classifier>)| {
-            classifier.looks_at_requests().then_some(place)
-        };
-        let of_requests = all.iter().enumerate().filter_map(looks).collect();
+        let looks =
+            |(place, classifier): (usize, &dyn Classifier)| classifier.looks_at_requests().then_some(place);
+        let of_requests = all.iter().map(Box::as_ref).enumerate().filter_map(looks).collect();
         Self { all, of_requests }
     }
 }

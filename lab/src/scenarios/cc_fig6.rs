@@ -86,7 +86,7 @@ fn pair(
 
 fn outcome(samples: &[Sample], pairs: &[[Sample; 2]], places: &[f64]) -> Result<Outcome, Error> {
     let (mut checks, mut spreads) = (Vec::new(), Vec::new());
-    for (conditioned, bare, at_least) in PAIRS {
+    for (conditioned, _, at_least) in PAIRS {
         for &mbytes in places {
             let what = format!("{conditioned}'s requests per CPU-second to bare's, {mbytes} MB");
             let of_both = pairs.iter().filter(|[own, _]| own.label == conditioned && own.x == mbytes);
