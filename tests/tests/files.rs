@@ -17,7 +17,7 @@ struct Site {
 /// A root with a secret beside it.
 fn site(files: &[(&str, &[u8])]) -> Site {
     let directory = tempfile::tempdir().unwrap();
-    let root = directory.path().join("root");
+    let root = directory.path().join("site");
     fs::create_dir(&root).unwrap();
     fs::write(directory.path().join("secret.txt"), "secret").unwrap();
     for (name, bytes) in files {
@@ -31,7 +31,7 @@ fn site(files: &[(&str, &[u8])]) -> Site {
 
 impl Site {
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join("root").join(name)
+        self.directory.path().join("site").join(name)
     }
 }
 
@@ -113,7 +113,7 @@ fn nothing_outside_the_root_is_served() {
         "/link.txt",
         "/relative.txt",
         "/up/secret.txt",
-        "/up/root/../secret.txt",
+        "/up/site/../secret.txt",
     ] {
         let response = site.tidegate.get(target);
         assert!((400..500).contains(&response.status), "{target}: {response:?}");

@@ -10,3 +10,4 @@ pub(crate) mod lookup;
 pub mod plan;
 pub(crate) mod seen;
 pub(crate) mod transfer;
+mod validation;

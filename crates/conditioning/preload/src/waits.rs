@@ -99,8 +99,11 @@ fn waits_alone(fd: Option<c_int>, timeout: Option<Duration>) -> Result<Option<Wa
 
 /// The descriptor, if it is the only one, and waited for to be readable.
 fn only(descriptors: *const pollfd, count: nfds_t) -> Option<c_int> {
+    if count != 1 {
+        return None;
+    }
     // SAFETY: the caller passes `count` structures, as for the system call.
-    let only = unsafe { descriptors.as_ref() }.filter(|only| count == 1 && only.events & libc::POLLIN != 0);
+    let only = unsafe { descriptors.as_ref() }.filter(|only| only.events & libc::POLLIN != 0);
     only.map(|only| only.fd)
 }
 

@@ -315,18 +315,6 @@ pub fn instead_of(fd: RawFd, bytes: &[u8]) -> Option<Vec<u8>> {
     (connection.source() == Source::Exhausted).then(|| connection.instead_of(bytes)).flatten()
 }
 
-/// The server shuts down what it only kept for the next request: that is the end of its stay, and not of the connection.
-pub fn ends_stay(fd: RawFd) -> bool {
-    let _in_use = process::in_use();
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
-    let mut connection = lock(&connection);
-    let lingers = connection.lingers().is_some();
-    if lingers {
-        end_locally(&mut connection);
-    }
-    lingers
-}
-
 /// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
 pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     let _in_use = process::in_use();
@@ -465,8 +453,8 @@ pub fn is_ended(fd: RawFd) -> bool {
     false
 }
 
-/// Whether the server's end of the connection `fd` is over when it writes: it was before, or its response is complete, and what
-/// it writes now is no part of one.
+/// Whether the server's end of the connection `fd` is over when it writes, or shuts it down: it was before, or its response is
+/// complete, and what it writes now is no part of one. What only lingers goes on without the server.
 pub fn is_over_for_writes(fd: RawFd) -> bool {
     if lingers()
         && let Some(Entry::Connection(connection)) = table::get(fd)

@@ -10,7 +10,7 @@ use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, RequestParser};
 const MAX_DIGEST_BYTES: usize = MAX_OPAQUE_BYTES;
 /// Bytes of a digest without the beginning of a head.
 pub(super) const FIXED_BYTES: usize = 9;
-const FLAG_SKIPPING: u8 = 1;
+const FLAG_DROPS_LINE: u8 = 1;
 /// Lines of a head that a response depends on; all others are forgotten when a head does not fit.
 const KEPT: [&[u8]; 11] = [
     b"host",
@@ -59,8 +59,8 @@ pub(super) struct Digest {
     pub(super) output: u64,
     /// Nothing is read any more.
     pub(super) closed: bool,
-    /// The line that is being read is of no interest.
-    skipping: bool,
+    /// The line that is being read is of no interest, and forgotten.
+    drops_line: bool,
     partial: Vec<u8>,
     /// What `partial` was before the last request was taken from it.
     before: Option<(bool, Vec<u8>)>,
@@ -78,7 +78,7 @@ impl Digest {
         };
         Some(Self {
             output: u64::from_be_bytes(output),
-            skipping: flags & FLAG_SKIPPING != 0,
+            drops_line: flags & FLAG_DROPS_LINE != 0,
             partial: partial.to_vec(),
             ..Self::default()
         })
@@ -86,7 +86,7 @@ impl Digest {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut opaque = self.output.to_be_bytes().to_vec();
-        opaque.push(if self.skipping { FLAG_SKIPPING } else { 0 });
+        opaque.push(if self.drops_line { FLAG_DROPS_LINE } else { 0 });
         opaque.extend_from_slice(&self.partial);
         opaque
     }
@@ -100,15 +100,15 @@ impl Digest {
 
     /// Takes back the last request: it will be read again.
     pub(super) fn unread(&mut self) {
-        if let Some((skipping, partial)) = self.before.take() {
-            (self.skipping, self.partial) = (skipping, partial);
+        if let Some((drops_line, partial)) = self.before.take() {
+            (self.drops_line, self.partial) = (drops_line, partial);
         }
     }
 
     /// Forgets the head that is being read: it will be read again from its start.
     pub(super) fn forget_head(&mut self) {
         self.partial.clear();
-        self.skipping = false;
+        self.drops_line = false;
     }
 
     /// Takes input off `rest` until a request is complete or nothing is left.
@@ -124,11 +124,11 @@ impl Digest {
             *rest = &[];
             return Step::More;
         }
-        self.before = Some((self.skipping, self.partial.clone()));
+        self.before = Some((self.drops_line, self.partial.clone()));
         let known = self.partial.len();
-        if self.skipping {
+        if self.drops_line {
             let line = rest.iter().position(|&byte| byte == b'\n').map_or(rest.len(), |at| at + 1);
-            self.skipping = line == 0 || rest[line - 1] != b'\n';
+            self.drops_line = line == 0 || rest[line - 1] != b'\n';
             *rest = &rest[line..];
         }
         self.partial.extend_from_slice(rest);
@@ -186,7 +186,7 @@ impl Digest {
                     // A name that is not complete.
                     kept.extend_from_slice(line);
                 } else {
-                    self.skipping = true;
+                    self.drops_line = true;
                 }
             }
         }

@@ -3,23 +3,15 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use tidegate_core::hooks::{
-    Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestView, ResponseView, Source, Via,
-};
+use tidegate_core::hooks::{Chain, ChainSource, Decision, Load, Peer, RequestView, Source, Via};
 use tidegate_core::{IpPrefix, Reason, Verdict};
 use tidegate_defence::{Defence, Settings};
+
+use crate::support::{Sent, direct, get, response};
 
 const CORES: usize = 4;
 const STEP_MS: u64 = 250;
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(60, 1, 0, 1));
-
-struct Plain;
-
-impl Fields for Plain {
-    fn get(&self, _: Field) -> Option<&[u8]> {
-        None
-    }
-}
 
 /// A site on several cores.
 struct Site {
@@ -38,8 +30,7 @@ impl Site {
     fn ask(&self, core: usize, address: IpAddr, via: Via) -> Decision {
         let chain = &self.chains[core];
         let client = chain.locate(address, self.now_ms);
-        let (path, query, fields) = (b"/login", None, &Plain);
-        let request = RequestView { method: b"POST", path, reading: None, query, has_body: false, fields };
+        let request = RequestView { method: b"POST", ..get("/login", &Sent::PLAIN) };
         chain.request(client, Peer { address, via }, &request, self.now_ms)
     }
 
@@ -50,22 +41,13 @@ impl Site {
         }
         let chain = &self.chains[core];
         let client = chain.locate(CLIENT, self.now_ms);
-        let (path, query, source) = (b"/login", None, Source::Passed);
-        let response = ResponseView {
-            path,
-            query,
-            authority: b"example.org",
-            variant: 0,
-            status: 401,
-            source,
-            upstream_ms: 1,
-        };
+        let response = response("/login", 401, Source::Passed, 1);
         let _ = chain.response(client, Peer { address: CLIENT, via }, &response, self.now_ms);
         true
     }
 
     fn connect(&self, core: usize, address: IpAddr) -> Decision {
-        self.chains[core].connect(Peer { address, via: Via::Direct }, self.now_ms).1
+        self.chains[core].connect(direct(address), self.now_ms).1
     }
 
     /// Others, each on a core of its own.

@@ -3,40 +3,21 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use tidegate_core::hooks::{Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestView, Via};
+use tidegate_core::hooks::{Chain, ChainSource, Decision, Load};
 use tidegate_core::{Reason, Verdict};
 use tidegate_defence::{Action, Cause, Defence, Rule, Settings};
 
+use crate::support::{BUSY, Sent, direct, get, host};
+
 const STEP_MS: u64 = 250;
-const BUSY: Load = Load { busy: 1.0, lag_ms: 0, connections: 0.1, tcp_memory: 0.0 };
-
-struct Plain;
-
-impl Fields for Plain {
-    fn get(&self, _: Field) -> Option<&[u8]> {
-        None
-    }
-}
 
 fn ask(chain: &Chain, address: IpAddr, path: &str, now_ms: u64) -> Decision {
     let client = chain.locate(address, now_ms);
-    let request = RequestView {
-        method: b"GET",
-        path: path.as_bytes(),
-        reading: None,
-        query: None,
-        has_body: false,
-        fields: &Plain,
-    };
-    chain.request(client, Peer { address, via: Via::Direct }, &request, now_ms)
+    chain.request(client, direct(address), &get(path, &Sent::PLAIN), now_ms)
 }
 
 fn defence() -> Defence {
     Defence::new(Settings::default(), 3, [3; 32])
-}
-
-fn host(network: [u8; 2], host: u32) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::from(u32::from_be_bytes([network[0], network[1], 0, 0]) + host))
 }
 
 /// Fifty readers, a page of four parts every two seconds each.

@@ -2,42 +2,23 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use tidegate_core::hooks::{
-    Chain, ChainSource, Decision, Field, Fields, Load, Peer, RequestView, ResponseView, Source, Via,
-};
+use tidegate_core::hooks::{Chain, ChainSource, Decision, Load, ResponseView, Source};
 use tidegate_core::{Event, Reason, Verdict};
 use tidegate_defence::{Action, Defence, Filter, Rule, Settings};
 
+use crate::support::{BUSY, Sent, direct, get, response};
+
 const STEP_MS: u64 = 250;
-const BUSY: Load = Load { busy: 1.0, lag_ms: 0, connections: 0.1, tcp_memory: 0.0 };
 const GIVEN_UP: u16 = ResponseView::GIVEN_UP;
-
-struct Cookie<'c>(&'c str);
-
-impl Fields for Cookie<'_> {
-    fn get(&self, field: Field) -> Option<&[u8]> {
-        (field == Field::Cookie).then_some(self.0.as_bytes())
-    }
-}
 
 fn v4(address: [u8; 4]) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from(address))
 }
 
-fn peer(address: IpAddr) -> Peer {
-    Peer { address, via: Via::Direct }
-}
-
-fn get<'r>(target: &'r str, fields: &'r Cookie<'r>) -> RequestView<'r> {
-    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
-    let (path, query) = (path.as_bytes(), query.map(str::as_bytes));
-    RequestView { method: b"GET", path, reading: None, query, has_body: false, fields }
-}
-
 /// A request that is answered from the cache, if it may be.
 fn ask(chain: &Chain, address: IpAddr, target: &str, now_ms: u64) -> Decision {
     let client = chain.locate(address, now_ms);
-    chain.request(client, peer(address), &get(target, &Cookie("")), now_ms)
+    chain.request(client, direct(address), &get(target, &Sent::PLAIN), now_ms)
 }
 
 /// A request for which an upstream works for `ms`; the decision about it, or if there is none about its response.
@@ -46,17 +27,8 @@ fn miss(chain: &Chain, address: IpAddr, target: &str, (status, ms): (u16, u32), 
     if !decision.is_continue() {
         return decision;
     }
-    let RequestView { path, query, .. } = get(target, &Cookie(""));
-    let response = ResponseView {
-        path,
-        query,
-        authority: b"example.org",
-        variant: 0,
-        status,
-        source: Source::Missed,
-        upstream_ms: ms,
-    };
-    chain.response(chain.locate(address, now_ms), peer(address), &response, now_ms)
+    let response = response(target, status, Source::Missed, ms);
+    chain.response(chain.locate(address, now_ms), direct(address), &response, now_ms)
 }
 
 fn defence() -> Defence {
@@ -157,7 +129,7 @@ fn newcomer_in_a_wide_prefix_with_a_few_attackers_is_not_blocked_for_asking_for_
 
 /// The cookie that a challenge gives.
 fn cookie_of(chain: &Chain, address: IpAddr, decision: Decision, now_ms: u64) -> String {
-    let reply = chain.reply(peer(address), &get("/shop", &Cookie("")), decision, now_ms);
+    let reply = chain.reply(direct(address), &get("/shop", &Sent::PLAIN), decision, now_ms);
     let fields = String::from_utf8(reply.fields).expect("fields are text");
     let (_, rest) = fields.split_once("Set-Cookie: ").expect("a cookie is set");
     rest.split(';').next().unwrap_or_default().to_owned()
@@ -165,7 +137,7 @@ fn cookie_of(chain: &Chain, address: IpAddr, decision: Decision, now_ms: u64) ->
 
 fn ask_with(chain: &Chain, address: IpAddr, cookie: &str, now_ms: u64) -> Verdict {
     let client = chain.locate(address, now_ms);
-    chain.request(client, peer(address), &get("/shop", &Cookie(cookie)), now_ms).verdict
+    chain.request(client, direct(address), &get("/shop", &Sent { cookie, ..Sent::PLAIN }), now_ms).verdict
 }
 
 #[test]
@@ -258,7 +230,7 @@ fn newcomer_with_a_page_of_many_parts_is_refused_some_of_them_under_stress_and_n
     let refused = decisions.iter().filter(|decision| decision.verdict == Verdict::Refuse).count();
     assert_eq!((decisions.len(), refused), (130, 30));
     let refusal = decisions[129];
-    let reply = chain.reply(peer(newcomer), &get("/", &Cookie("")), refusal, 20_000);
+    let reply = chain.reply(direct(newcomer), &get("/", &Sent::PLAIN), refusal, 20_000);
     assert_eq!((refusal.reason, reply.status), (Reason::Stress, 503));
     assert!(ask(&chain, newcomer, "/page", 30_000).is_continue());
 }

@@ -1,0 +1,82 @@
+//! Validation: what a stored response is recognized by, and what a 304 says about it (RFC 9111 §4.3).
+
+use tidegate_http::cache::conditional::validators_match;
+use tidegate_http::cache::{self, Policy};
+use tidegate_http::{HeadLimits, Method, Progress, ResponseHead, ResponseParser};
+use tidegate_store::Object;
+
+use crate::service::entries::Entry;
+use crate::service::fill::{self, Storing};
+
+/// What a stored response can be recognized by.
+#[derive(Default)]
+pub(super) struct Validators {
+    etag: Option<Vec<u8>>,
+    last_modified: Option<[u8; 29]>,
+}
+
+impl Validators {
+    pub(super) fn of(object: &Object) -> Self {
+        match Entry::decode(object.meta()) {
+            Some(Entry::Response(entry)) => Self {
+                etag: entry.etag.map(<[u8]>::to_vec),
+                last_modified: entry.last_modified_s.map(tidegate_http::date::format),
+            },
+            _ => Self::default(),
+        }
+    }
+
+    pub(super) fn fields(&self) -> Vec<(&[u8], &[u8])> {
+        let mut fields: Vec<(&[u8], &[u8])> = Vec::with_capacity(2);
+        if let Some(etag) = &self.etag {
+            fields.push((b"If-None-Match", etag));
+        }
+        if let Some(date) = &self.last_modified {
+            fields.push((b"If-Modified-Since", date));
+        }
+        fields
+    }
+}
+
+/// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when
+/// the stored one was replaced meanwhile.
+pub(super) fn freshen(
+    storing: &Storing<'_>,
+    stale: &Object,
+    not_modified: &ResponseHead<'_>,
+) -> Option<Object> {
+    let Some(Entry::Response(entry)) = Entry::decode(stale.meta()) else { return None };
+    if storing.core.with_plan(|plan| plan.is_outdated(entry.reviewed)) {
+        return None;
+    }
+    if !validators_match(&not_modified.fields, entry.etag, entry.last_modified_s) {
+        storing.store.remove(stale.key());
+        return None;
+    }
+    if !storing.core.flights.is_current(storing.url_key, storing.epoch) {
+        return None;
+    }
+    let mut stored = stale.head().to_vec();
+    stored.extend_from_slice(b"\r\n");
+    let mut parser = ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
+    parser.reset(Method::Get);
+    let Ok(Progress::Complete { .. }) = parser.parse(&stored) else { return None };
+    let mut head = Vec::with_capacity(stored.len() + 64);
+    fill::write_status_line(&parser.head(&stored), &mut head);
+    cache::update::merge(&parser.head(&stored).fields, &not_modified.fields, &mut head);
+    let mut merged = head.clone();
+    merged.extend_from_slice(b"\r\n");
+    parser.reset(Method::Get);
+    let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
+    let response = parser.head(&merged);
+    let now_s = storing.core.clock.unix_s();
+    let policy =
+        Policy::validated(storing.request, &response, not_modified, storing.request_time_s(now_s), now_s);
+    // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
+    let (Ok(policy), Some(true)) = (policy, storing.key_for(&response).map(|key| key == stale.key())) else {
+        storing.store.remove(stale.key());
+        return None;
+    };
+    let meta = fill::response_meta(&response, policy, entry.reviewed);
+    storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
+}
