@@ -216,7 +216,7 @@ impl ChunkedDecoder {
     /// framing, routing, authentication and the like must not be merged into the head. Nor are names passed on that
     /// some server may take for one of those.
     pub fn trailers(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let fields = if self.is_done() { self.lines.fields.as_slice() } else { &[] };
+        let fields = if self.is_done() { self.lines.fields() } else { &[] };
         fields
             .iter()
             .map(|field| (field.id, field.name.of(&self.trailer), field.value.of(&self.trailer)))

@@ -25,44 +25,79 @@ pub(crate) struct FieldLines {
     /// First byte of the name or value that is being read.
     token: usize,
     name: Span,
-    pub fields: Vec<Field>,
+    /// Of which the first `count` are this head's.
+    slots: Vec<Field>,
+    count: usize,
+    seen: Seen,
+}
+
+/// Which known fields were seen, once and again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
     present: Ids,
     repeated: Ids,
 }
 
-/// A set of known fields: bit `id % 64` of word `id / 64`, in two words because a shift of 128 bits takes longer than all
-/// else that is done for a field.
-type Ids = [u64; 2];
-
-fn bits(ids: Ids) -> u128 {
-    u128::from(ids[0]) | u128::from(ids[1]) << 64
+impl Seen {
+    #[inline(always)]
+    fn add(&mut self, id: FieldId) {
+        let number = id as u8;
+        let bit = u64::from(id != FieldId::Other) << (number % 64);
+        let of_high = u64::from(number / 64 % 2).wrapping_neg();
+        let ids = Ids { low: bit & !of_high, high: bit & of_high };
+        self.repeated.low |= self.present.low & ids.low;
+        self.repeated.high |= self.present.high & ids.high;
+        self.present.low |= ids.low;
+        self.present.high |= ids.high;
+    }
 }
 
-/// As many as most heads have: room for them takes one allocation and not four.
+/// A set of known fields: bit `id % 64` of one of two words, because a shift of 128 bits takes longer than all else that is
+/// done for a field.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ids {
+    low: u64,
+    high: u64,
+}
+
+impl Ids {
+    fn bits(self) -> u128 {
+        u128::from(self.low) | u128::from(self.high) << 64
+    }
+}
+
+/// Slots at first: as many as most heads have fields.
 const FIELDS_EXPECTED: usize = 16;
+
+const EMPTY: Field =
+    Field { id: FieldId::Other, name: Span { start: 0, length: 0 }, value: Span { start: 0, length: 0 } };
 
 impl FieldLines {
     /// With room for the fields of a head.
     pub(crate) fn for_head() -> Self {
-        Self { fields: Vec::with_capacity(FIELDS_EXPECTED), ..Self::default() }
+        Self { slots: vec![EMPTY; FIELDS_EXPECTED], ..Self::default() }
     }
 
     pub(crate) fn reset(&mut self) {
         self.at = At::LineStart;
         self.position = 0;
-        self.fields.clear();
-        self.present = Ids::default();
-        self.repeated = Ids::default();
+        self.count = 0;
+        self.seen = Seen::default();
+    }
+
+    /// The fields of this head.
+    pub(crate) fn fields(&self) -> &[Field] {
+        self.slots.get(..self.count).unwrap_or_default()
     }
 
     /// Bit `id as u8` for every known field seen.
     pub(crate) fn present(&self) -> u128 {
-        bits(self.present)
+        self.seen.present.bits()
     }
 
     /// Bit `id as u8` for every known field seen at least twice.
     pub(crate) fn repeated(&self) -> u128 {
-        bits(self.repeated)
+        self.seen.repeated.bits()
     }
 
     /// Goes on from `self.position`; true when the empty line was read. Nothing beyond `window` is looked at.
@@ -84,8 +119,10 @@ impl FieldLines {
     /// as if untouched. True when the empty line was read.
     #[inline(always)]
     fn whole_lines<S: Scan>(&mut self, scan: S, window: &[u8], limit: usize) -> bool {
-        // In a register, and not read back after each field.
-        let mut start = self.position;
+        // In registers, and not read back after each field.
+        let (mut start, mut count, mut seen) = (self.position, self.count, self.seen);
+        let room = self.slots.len().min(limit);
+        let slots = &mut self.slots[..room];
         let is_end = loop {
             // Whatever may stand in a name may stand in a value. Seeking the end of the line first, not the colon, lets
             // the processor begin the next line while this one's name is still being recognized.
@@ -116,13 +153,13 @@ impl FieldLines {
                     (FieldId::Other, colon)
                 }
             };
-            if self.fields.len() >= limit {
-                break false;
-            }
-            self.push(Field { id, name: span(start, colon), value: value_within(window, colon + 1, end) });
+            let Some(slot) = slots.get_mut(count) else { break false };
+            *slot = Field { id, name: span(start, colon), value: value_within(window, colon + 1, end) };
+            count += 1;
+            seen.add(id);
             start = end + 2;
         };
-        self.position = start;
+        (self.position, self.count, self.seen) = (start, count, seen);
         is_end
     }
 
@@ -142,7 +179,7 @@ impl FieldLines {
                 [b'\n', ..] => return Err(HeadError::BareLineFeed),
                 [b' ' | b'\t', ..] => return Err(HeadError::ObsoleteFold),
                 [b':', ..] => return Err(HeadError::EmptyFieldName),
-                _ if self.fields.len() >= usize::from(limit) => {
+                _ if self.count >= usize::from(limit) => {
                     return Err(HeadError::TooManyFields { limit });
                 }
                 _ => {
@@ -193,13 +230,15 @@ impl FieldLines {
         Ok(Step::Taken)
     }
 
-    #[inline(always)]
     fn push(&mut self, field: Field) {
-        let id = field.id as u8;
-        let (word, bit) = (usize::from(id / 64 % 2), u64::from(field.id != FieldId::Other) << (id % 64));
-        self.repeated[word] |= self.present[word] & bit;
-        self.present[word] |= bit;
-        self.fields.push(field);
+        if self.count == self.slots.len() {
+            self.slots.resize(2 * self.count.max(FIELDS_EXPECTED), EMPTY);
+        }
+        if let Some(slot) = self.slots.get_mut(self.count) {
+            *slot = field;
+            self.count += 1;
+        }
+        self.seen.add(field.id);
     }
 }
 

@@ -228,7 +228,7 @@ impl RequestParser {
     /// What can be said only when all fields are known.
     fn conclude(&mut self, head: &[u8]) -> Result<(), HeadError> {
         let lines = &self.lines;
-        let fields = Fields::new(head, &lines.fields, lines.present());
+        let fields = Fields::new(head, lines.fields(), lines.present());
         if lines.repeated() & (1 << FieldId::Host as u8) != 0 {
             return Err(HeadError::RepeatedHost);
         }
@@ -254,7 +254,7 @@ impl RequestParser {
             method_bytes: self.method_span.of(buffer),
             target: self.target.of(buffer),
             version: self.version,
-            fields: Fields::new(buffer, &self.lines.fields, self.lines.present()),
+            fields: Fields::new(buffer, self.lines.fields(), self.lines.present()),
             framing: self.framing,
             keep_alive: self.keep_alive,
             expect_continue: self.expect_continue,

@@ -152,7 +152,7 @@ impl ResponseParser {
 
     /// What can be said only when all fields are known.
     fn conclude(&mut self, head: &[u8]) -> Result<(), HeadError> {
-        let fields = Fields::new(head, &self.lines.fields, self.lines.present());
+        let fields = Fields::new(head, self.lines.fields(), self.lines.present());
         let stated = framing::stated(self.version, &fields, self.lines.repeated())?;
         let (framing, reusable) = framing::of_response(self.status, self.request_method, stated)?;
         self.framing = framing;
@@ -166,7 +166,7 @@ impl ResponseParser {
             status: self.status,
             reason: self.reason.of(buffer),
             version: self.version,
-            fields: Fields::new(buffer, &self.lines.fields, self.lines.present()),
+            fields: Fields::new(buffer, self.lines.fields(), self.lines.present()),
             framing: self.framing,
             keep_alive: self.keep_alive,
         }
