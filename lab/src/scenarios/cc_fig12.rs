@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::cc::{PAPER, Sample, at_most, check, series, spread};
+use super::cc::{PAPER, Sample, at_most, series, spread};
 use super::cc_attack::Attack;
 use super::cc_fig4::{raw, summary};
 use super::cc_load::{Mix, What, Wrk};
 use super::cc_servers::{APACHE_WORKERS, Program, Server, object, site};
 use crate::plot::Plot;
-use crate::verdict::Verdict;
+use crate::stats::Spread;
+use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
 const SLOW: [u32; 4] = [0, 100, 400, 15_000];
@@ -16,7 +17,7 @@ const SLOW: [u32; 4] = [0, 100, 400, 15_000];
 const BARE_UP_TO: u32 = 400;
 const CONDITIONED: &str = "conditioned Apache";
 const BARE: &str = "Apache";
-const SERVERS: [(&str, Option<&[&str]>); 2] = [(CONDITIONED, Some(&["package", "persist"])), (BARE, None)];
+const CHAIN: &[&str] = &["package", "persist"];
 const KEPT: f64 = 0.98;
 /// Beyond its processes bare Apache keeps at most so much: the paper's curve is near zero there.
 const COLLAPSED: f64 = 0.1;
@@ -30,8 +31,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
                 CC-Apache's stays.",
     method: "An attacker opens connections, asks each for a small file, and holds it; what the server ends, it opens again. \
              Meanwhile 16 connections of a regular client ask for the SPECweb99-like mix of 50 MB. Apache has 150 processes \
-             and its default timeout of 15 s for persistent connections. The rates of the conditioned one are compared per \
-             CPU-second, because the attacker shares the client's core. Bare Apache is tried with up to 400. To collapse means to keep less than a tenth.",
+             and its default timeout of 15 s for persistent connections. The conditioned one is compared with another that is \
+             not attacked, in turn, per CPU-second, because the attacker shares the client's core. Bare Apache is tried with up to 400. To \
+             collapse means to keep less than a tenth.",
     run,
 };
 
@@ -40,37 +42,57 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let mix = Mix::write(site.path(), 10)?;
     object(site.path(), "small", 100)?;
     let slow = lab.choose(SLOW.to_vec(), vec![0, 400]);
-    let rounds = lab.choose(3, 1);
+    let wrk = Wrk { connections: 16, time: Duration::from_secs(1), what: What::Mix(&mix) };
+    let text = "GET /small HTTP/1.1\r\nHost: lab\r\n\r\n";
+    let start = |chain| Server::start(lab, Program::Apache(APACHE_WORKERS), chain, site.path());
     let mut samples = Vec::new();
-    for (label, chain) in SERVERS {
-        let server = Server::start(lab, Program::Apache(APACHE_WORKERS), chain, site.path())?;
-        for &count in slow.iter().filter(|&&count| chain.is_some() || count <= BARE_UP_TO) {
-            let text = "GET /small HTTP/1.1\r\nHost: lab\r\n\r\n";
+    let mut pairs = Vec::new();
+    {
+        let (server, twin) = (start(Some(CHAIN))?, start(Some(CHAIN))?);
+        for &count in &slow {
             let mut attack = Attack::start(server.address(), count, true, text)?;
-            if chain.is_some() {
-                attack.settle(count)?;
+            attack.settle(count)?;
+            for round in 0..lab.choose(6, 1) {
+                pairs.push(wrk.in_turn(
+                    (&server, CONDITIONED),
+                    (&twin, CONDITIONED),
+                    f64::from(count),
+                    round,
+                )?);
             }
-            for round in 0..if chain.is_none() && count > 0 { 1 } else { rounds } {
-                let time = Duration::from_secs(lab.choose(2, 1));
-                let wrk = Wrk { connections: 16, time, what: What::Mix(&mix) };
-                samples.push(wrk.run(&server, label, f64::from(count), round)?);
-            }
-            let held = attack.held()?;
-            let rate = samples[samples.len() - 1].requests_per_s;
-            let what = format!("{label}, {count} slow, {held} held: {rate:.0} requests/s");
-            lab.progress(samples.len(), samples.len(), &what);
+            tell(lab, CONDITIONED, count, attack.held()?, &pairs[pairs.len() - 1][0]);
         }
     }
-    outcome(&samples, &slow)
+    samples.extend(pairs.iter().map(|[attacked, _]| *attacked));
+    let server = start(None)?;
+    for &count in slow.iter().filter(|&&count| count <= BARE_UP_TO) {
+        let mut attack = Attack::start(server.address(), count, true, text)?;
+        for round in 0..if count == 0 { lab.choose(3, 1) } else { 1 } {
+            samples.push(wrk.run(&server, BARE, f64::from(count), round)?);
+        }
+        tell(lab, BARE, count, attack.held()?, &samples[samples.len() - 1]);
+    }
+    outcome(&samples, &pairs, &slow)
 }
 
-fn outcome(samples: &[Sample], slow: &[u32]) -> Result<Outcome, Error> {
-    let mut checks = Vec::new();
-    for &count in &slow[1..] {
+fn tell(lab: &Lab, label: &str, count: u32, held: u64, sample: &Sample) {
+    let rate = sample.requests_per_s;
+    lab.progress(1, 1, &format!("{label}, {count} slow, {held} held: {rate:.0} requests/s"));
+}
+
+fn outcome(samples: &[Sample], pairs: &[[Sample; 2]], slow: &[u32]) -> Result<Outcome, Error> {
+    let (mut checks, mut spreads) = (Vec::new(), Vec::new());
+    for &count in slow {
         let x = f64::from(count);
-        let what = format!("conditioned Apache's rate with {count} slow connections to its own without");
-        let value = |sample: &Sample| sample.requests_per_cpu_s;
-        checks.push(check(samples, (CONDITIONED, x), (CONDITIONED, 0.0), KEPT, what, value)?);
+        let of_count = pairs.iter().filter(|[attacked, _]| attacked.x == x);
+        let ratios = of_count.map(|[attacked, other]| attacked.requests_per_cpu_s / other.requests_per_cpu_s);
+        let ratio = Spread::of(ratios).ok_or(Error::Nothing("the load"))?;
+        spreads.push(format!("{count}: {}", ratio.text(3)));
+        if count == 0 {
+            continue;
+        }
+        let what = format!("conditioned Apache's rate with {count} slow connections to that of one without");
+        checks.push(Check { what, ratio: ratio.median, at_least: KEPT });
         if count > APACHE_WORKERS && count <= BARE_UP_TO {
             let rate = |x| spread(samples, BARE, x, |sample| sample.requests_per_s);
             let (now, before) = rate(x).zip(rate(0.0)).ok_or(Error::Nothing("the load"))?;
@@ -91,7 +113,7 @@ fn outcome(samples: &[Sample], slow: &[u32]) -> Result<Outcome, Error> {
         raw: raw(samples, "slow_connections"),
         summary: summary(samples, "slow connections", &labels, &places),
         plots: vec![(None, plot)],
-        verdict: Verdict::of(&checks),
+        verdict: Verdict::of(&checks).noting(&spreads.join(", ")),
         servers: Vec::new(),
     })
 }

@@ -14,7 +14,7 @@ use crate::{Error, Lab, Outcome, Scenario};
 /// Directories of 5 MB.
 const DIRECTORIES: [usize; 2] = [10, 50];
 const MBYTES: [f64; 2] = [50.0, 250.0];
-/// What is compared at the same time, and how much of the latter's requests per CPU-second the former keeps.
+/// What is compared in turn, and how much of the latter's requests per CPU-second the former keeps.
 const PAIRS: [(&str, &str, f64); 2] = [(LINGERING_NGINX, "nginx", 0.7), (LINGERING_APACHE, "Apache", 0.9)];
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -28,8 +28,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
              100 to 900 kB, asked for in 35, 50, 14 and 1 % of requests); directories are asked for by Zipf's law. Both data \
              sets fit into memory: the disk would serve all servers alike. A chain of one filter, as in the paper. nginx and \
              Apache are measured with `--linger 1000` and without, as in Figure 4. The bounds are for the former, in eight \
-             measurements in which the conditioned server and the bare one are under load at the same time and share the \
-             core: a machine's speed changes from second to second by more than what is compared.",
+             rounds of four seconds: bare, conditioned, conditioned, bare, each alone on the core.",
     run,
 };
 
@@ -59,29 +58,13 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
             for (label, bare, _) in PAIRS {
                 let find = |label| servers.iter().find(|server| server.0 == label);
                 let (own, bare) = find(label).zip(find(bare)).ok_or(Error::Nothing("the load"))?;
-                pairs.push(pair((own.0, &own.1), (bare.0, &bare.1), &mix, mbytes, round)?);
+                let wrk = Wrk { connections: 64, time: Duration::from_secs(1), what: What::Mix(&mix) };
+                pairs.push(wrk.in_turn((&own.1, label), (&bare.1, bare.0), mbytes, round)?);
             }
         }
     }
     let places: Vec<f64> = places.iter().map(|place| place.1).collect();
     outcome(&samples, &pairs, &places)
-}
-
-/// Two servers under load at the same time, on the same core: what slows one down slows down the other.
-fn pair(
-    (label, server): (&'static str, &Server),
-    (bare_label, bare): (&'static str, &Server),
-    mix: &Mix,
-    mbytes: f64,
-    round: usize,
-) -> Result<[Sample; 2], Error> {
-    let wrk = Wrk { connections: 64, time: Duration::from_secs(1), what: What::Mix(mix) };
-    std::thread::scope(|scope| {
-        let own = scope.spawn(|| wrk.run(server, label, mbytes, round));
-        let other = wrk.run(bare, bare_label, mbytes, round);
-        let panicked = || Error::Load(std::io::Error::other("a thread of the load has ended by a panic"));
-        Ok([own.join().map_err(|_| panicked())??, other?])
-    })
 }
 
 fn outcome(samples: &[Sample], pairs: &[[Sample; 2]], places: &[f64]) -> Result<Outcome, Error> {

@@ -143,6 +143,32 @@ impl Wrk<'_> {
         let requests_per_cpu_s = if cpu_s > 0.0 { figures.requests / cpu_s } else { f64::NAN };
         Ok(Sample { label, x, round, requests_per_s: figures.rate, requests_per_cpu_s })
     }
+
+    /// Loads two servers that are compared, each alone and on both sides of the other: a machine's speed changes by more than
+    /// what is compared.
+    ///
+    /// # Errors
+    /// As [`Wrk::run`].
+    pub(super) fn in_turn(
+        &self,
+        (own, label): (&Server, &'static str),
+        (other, other_label): (&Server, &'static str),
+        x: f64,
+        round: usize,
+    ) -> Result<[Sample; 2], Error> {
+        let before = self.run(other, other_label, x, round)?;
+        let owns = [self.run(own, label, x, round)?, self.run(own, label, x, round)?];
+        let after = self.run(other, other_label, x, round)?;
+        Ok([mean(owns), mean([before, after])])
+    }
+}
+
+fn mean([a, b]: [Sample; 2]) -> Sample {
+    Sample {
+        requests_per_s: f64::midpoint(a.requests_per_s, b.requests_per_s),
+        requests_per_cpu_s: f64::midpoint(a.requests_per_cpu_s, b.requests_per_cpu_s),
+        ..a
+    }
 }
 
 /// What wrk printed.

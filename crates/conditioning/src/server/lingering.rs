@@ -7,6 +7,7 @@
 //! server or keeper, moves it to *ended locally*. Whatever is not a whole, small request is the filters' again.
 
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,7 +21,7 @@ use rustix::net::RecvFlags;
 use crate::keeper::whole::{Progression, Reader, Whole};
 use crate::link::{self, Received};
 use crate::server::connection::Connection;
-use crate::server::table::{self, Chain, Entry, lock};
+use crate::server::table::{self, Chain, lock};
 use crate::server::{borrow, end_locally, process};
 use crate::wire::{Notice, flags};
 
@@ -54,9 +55,9 @@ struct Stay {
 
 impl Stay {
     fn connection(&self) -> Option<Arc<Mutex<Connection>>> {
-        let Some(Entry::Connection(connection)) = table::get(self.fd) else { return None };
-        let is_this = lock(&connection).lingers() == Some(self.number);
-        is_this.then_some(connection)
+        let connection = table::connection(self.fd)?;
+        let is_this = connection.lock().lingers() == Some(self.number);
+        is_this.then(|| connection.shared())
     }
 }
 
@@ -145,9 +146,10 @@ pub(super) enum Next {
 
 /// Looks for the next request of a connection that lingers.
 pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
-    let mut bytes = [0; PEEKED_BYTES];
-    let length = match rustix::net::recv(fd, &mut bytes[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((length, _)) if length > 0 => length,
+    // Not zeroed: most requests are a fraction of it.
+    let mut block = [const { MaybeUninit::<u8>::uninit() }; PEEKED_BYTES];
+    let (bytes, length) = match rustix::net::recv(fd, &mut block[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok(((bytes, _), length)) if length > 0 => (&*bytes, length),
         Err(Errno::AGAIN | Errno::INTR) => {
             let waits = connection.is_blocking
                 && !rustix::fs::fcntl_getfl(fd).is_ok_and(|now| now.contains(rustix::fs::OFlags::NONBLOCK));
@@ -163,7 +165,6 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
         }
         _ => return Next::Left,
     };
-    let bytes = &bytes[..length];
     match whole(bytes).filter(|whole| whole.socket_bytes <= length as u64) {
         Some(whole) if connection.resume(&whole, bytes) => Next::Request,
         // Incomplete, malformed, too long or without an end: the filters know what to do. Or they were first.
@@ -223,9 +224,8 @@ impl WaitAlone {
         if !lingers() || !has_one_thread() {
             return None;
         }
-        let _in_use = process::in_use();
-        let Some(Entry::Connection(connection)) = table::get(fd) else { return None };
-        let stay = lock(&connection).lingers()?;
+        let connection = table::connection(fd)?;
+        let stay = connection.lock().lingers()?;
         Some(Self { fd, stay })
     }
 
@@ -259,10 +259,9 @@ impl WaitAlone {
     /// Waits for the connection and for requests that nobody takes. Of all processes that wait, one is woken for each
     /// (EPOLLEXCLUSIVE), as for accept; those that have waited longest come first.
     fn with_others(&self, timeout: Duration) -> Result<Option<Turn>, Errno> {
-        let _in_use = process::in_use();
-        let Some(Entry::Connection(connection)) = table::get(self.fd) else { return Ok(Some(Turn::Own)) };
-        let chain = lock(&connection).chain().clone();
-        drop((connection, _in_use));
+        let Some(connection) = table::connection(self.fd) else { return Ok(Some(Turn::Own)) };
+        let chain = connection.lock().chain().clone();
+        drop(connection);
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let own = EventFlags::IN | EventFlags::RDHUP;
         epoll::add(&poll, borrow(self.fd), EventData::new_u64(0), own)?;
@@ -275,9 +274,8 @@ impl WaitAlone {
     }
 
     fn end(&self) {
-        let _in_use = process::in_use();
-        let Some(Entry::Connection(connection)) = table::get(self.fd) else { return };
-        let mut connection = lock(&connection);
+        let Some(connection) = table::connection(self.fd) else { return };
+        let mut connection = connection.lock();
         if connection.lingers() == Some(self.stay) {
             end_locally(&mut connection);
         }

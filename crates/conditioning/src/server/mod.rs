@@ -128,8 +128,7 @@ pub enum End {
 /// # Errors
 /// As getsockname(2) and getpeername(2).
 pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
-    let Entry::Connection(connection) = table::get(fd)? else { return None };
-    let as_v6 = lock(&connection).presents_v6;
+    let as_v6 = table::connection(fd)?.lock().presents_v6;
     let get = || {
         let address = match end {
             End::Peer => rustix::net::getpeername(borrow(fd))?.ok_or(Errno::NOTCONN)?,
@@ -220,9 +219,8 @@ pub fn reading(fd: RawFd, wanted: usize) -> Reading {
 }
 
 fn reading_now(fd: RawFd, wanted: usize) -> Result<Reading, WaitAlone> {
-    let _in_use = process::in_use();
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return Ok(Reading::AsUsual) };
-    let mut connection = lock(&connection);
+    let Some(connection) = table::connection(fd) else { return Ok(Reading::AsUsual) };
+    let mut connection = connection.lock();
     Ok(match connection.source() {
         Source::Exhausted if connection.lingers().is_some() => {
             match lingering::next(&mut connection, borrow(fd)) {
@@ -244,9 +242,8 @@ fn reading_now(fd: RawFd, wanted: usize) -> Result<Reading, WaitAlone> {
 
 /// The server took `length` bytes after [`reading`] said from where. With `follow`, its end may now be over.
 pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
-    let _in_use = process::in_use();
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return };
-    let mut guard = lock(&connection);
+    let Some(connection) = table::connection(fd) else { return };
+    let mut guard = connection.lock();
     if follow {
         guard.watch_for_unseen(borrow(fd));
     }
@@ -283,22 +280,20 @@ pub fn beyond(fd: RawFd) -> Result<(), Errno> {
 }
 
 fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
-    let Some(Entry::Connection(connection)) = table::get(fd.as_raw_fd()) else { return false };
-    let _in_use = process::in_use();
-    lock(&connection).wrote_unseen(fd)
+    let Some(connection) = table::connection(fd.as_raw_fd()) else { return false };
+    connection.lock().wrote_unseen(fd)
 }
 
 /// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
 /// connection's end until its own end is over (level-triggered epoll).
 fn mute(fd: BorrowedFd<'_>) {
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    let Some(Entry::Connection(connection)) = table::get(fd.as_raw_fd()) else { return };
+    let Some(connection) = table::connection(fd.as_raw_fd()) else { return };
     if !matches!(rustix::net::recv(fd, &mut [0u8; 1][..], flags), Ok((1, _))) {
         return;
     }
-    let _in_use = process::in_use();
     let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-    let mut connection = lock(&connection);
+    let mut connection = connection.lock();
     connection.is_muted = true;
     for interest in connection.interests.iter().filter(|interest| interest.events & once == 0) {
         let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
@@ -309,17 +304,15 @@ fn mute(fd: BorrowedFd<'_>) {
 
 /// What is to be written to `fd` instead of `bytes`, which is as long; `None`: these bytes.
 pub fn instead_of(fd: RawFd, bytes: &[u8]) -> Option<Vec<u8>> {
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return None };
-    let _in_use = process::in_use();
-    let mut connection = lock(&connection);
+    let connection = table::connection(fd)?;
+    let mut connection = connection.lock();
     (connection.source() == Source::Exhausted).then(|| connection.instead_of(bytes)).flatten()
 }
 
 /// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
 pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
-    let _in_use = process::in_use();
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return };
-    let mut guard = lock(&connection);
+    let Some(connection) = table::connection(fd) else { return };
+    let mut guard = connection.lock();
     guard.set_touched();
     if let Some(tracker) = guard.tracker() {
         follow(tracker);
@@ -426,15 +419,14 @@ fn note_interest(interests: &mut Vec<Interest>, interest: Interest, operation: i
 
 /// The server set or cleared TCP_CORK.
 pub fn corked(fd: RawFd, on: bool) {
-    let _in_use = process::in_use();
-    if let Some(Entry::Connection(connection)) = table::get(fd) {
-        lock(&connection).set_corked(on);
+    if let Some(connection) = table::connection(fd) {
+        connection.lock().set_corked(on);
     }
 }
 
 /// Whether `fd` is a connection, or was one.
 pub fn is_ours(fd: RawFd) -> bool {
-    matches!(table::get(fd), Some(Entry::Connection(_) | Entry::Ended(_)))
+    table::is_connection(fd) || table::is_ended(fd)
 }
 
 /// Whether `fd` was a connection of which the server's end is over. A number that was closed in a way that nobody saw, and
@@ -457,10 +449,9 @@ pub fn is_ended(fd: RawFd) -> bool {
 /// complete, and what it writes now is no part of one. What only lingers goes on without the server.
 pub fn is_over_for_writes(fd: RawFd) -> bool {
     if lingers()
-        && let Some(Entry::Connection(connection)) = table::get(fd)
+        && let Some(connection) = table::connection(fd)
     {
-        let _in_use = process::in_use();
-        let mut connection = lock(&connection);
+        let mut connection = connection.lock();
         if connection.lingers().is_some() {
             end_locally(&mut connection);
         }
@@ -470,24 +461,21 @@ pub fn is_over_for_writes(fd: RawFd) -> bool {
 
 /// Whether `fd` is a connection of which the request has been read to its end.
 pub fn is_read(fd: RawFd) -> bool {
-    let Some(Entry::Connection(connection)) = table::get(fd) else { return false };
-    let _in_use = process::in_use();
-    lock(&connection).source() == Source::Exhausted
+    let Some(connection) = table::connection(fd) else { return false };
+    connection.lock().source() == Source::Exhausted
 }
 
 /// The server changed whether calls on `fd` wait.
 pub fn set_blocking_known(fd: RawFd, is_blocking: bool) {
-    let _in_use = process::in_use();
-    if let Some(Entry::Connection(connection)) = table::get(fd) {
-        lock(&connection).is_blocking = is_blocking;
+    if let Some(connection) = table::connection(fd) {
+        connection.lock().is_blocking = is_blocking;
     }
 }
 
 /// The server changed whether `fd` closes on exec.
 pub fn set_cloexec(fd: RawFd, cloexec: bool) {
-    let _in_use = process::in_use();
-    if let Some(Entry::Connection(connection)) = table::get(fd) {
-        lock(&connection).cloexec = cloexec;
+    if let Some(connection) = table::connection(fd) {
+        connection.lock().cloexec = cloexec;
     }
 }
 

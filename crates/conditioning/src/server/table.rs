@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ledger::Ledger;
 use crate::server::connection::{Connection, Interest};
-use crate::server::process;
+use crate::server::process::{self, InUse};
 
 /// Descriptors from this number on are never conditioned; accepting one fails as if the process were out of them.
 pub const DESCRIPTORS: usize = 65_536;
@@ -66,9 +66,45 @@ pub fn get(fd: RawFd) -> Option<Entry> {
     lock(&ENTRIES[index]).clone()
 }
 
+/// A connection that is looked at: the table is in use meanwhile.
+pub struct Looked {
+    connection: Arc<Mutex<Connection>>,
+    // The last to go: what is dropped before it may close descriptors.
+    _in_use: InUse,
+}
+
+impl Looked {
+    /// The connection, locked.
+    pub fn lock(&self) -> MutexGuard<'_, Connection> {
+        lock(&self.connection)
+    }
+
+    /// The connection, which is to be looked at again.
+    pub fn shared(&self) -> Arc<Mutex<Connection>> {
+        self.connection.clone()
+    }
+}
+
+/// The connection that `fd` is.
+pub fn connection(fd: RawFd) -> Option<Looked> {
+    if !is_connection(fd) {
+        return None;
+    }
+    let _in_use = process::in_use();
+    match &*lock(&ENTRIES[index(fd)?]) {
+        Some(Entry::Connection(connection)) => Some(Looked { connection: connection.clone(), _in_use }),
+        _ => None,
+    }
+}
+
 /// Whether `fd` stands for a listening socket.
 pub fn is_listener(fd: RawFd) -> bool {
     index(fd).is_some_and(|index| KINDS[index].load(Ordering::Acquire) == LISTENER)
+}
+
+/// Whether `fd` is a connection.
+pub fn is_connection(fd: RawFd) -> bool {
+    index(fd).is_some_and(|index| KINDS[index].load(Ordering::Acquire) == CONNECTION)
 }
 
 /// Whether `fd` was a connection whose end is over.
