@@ -25,9 +25,11 @@ pub const DATA_FRAME_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// Smallest datagram that counts as padded: to a client that proves nothing a server sends three times its size
 /// (RFC 9000 §8.1 uses the same figures).
 pub const PADDED_BYTES: usize = 1200;
-/// Longest packet that answers a timeout, in bytes: with an envelope and headers it still fits the smallest path of IPv6 (RFC
-/// 8200 §5). Longer ones may be what was lost.
+/// Longest packet that answers a timeout after the first [`LONG_ATTEMPTS`] in a row, in bytes: with an envelope and headers it
+/// still fits the smallest path of IPv6 (RFC 8200 §5). Longer ones may be what was lost.
 pub const SHORT_BYTES: u16 = 1120;
+/// Attempts of a timeout that are answered as any request is: a packet or two are more often lost in a full queue.
+pub const LONG_ATTEMPTS: u8 = 2;
 /// Smallest limit on responses that a client may announce: a whole transport continuation and the longest user continuation fit
 /// into one.
 pub const MIN_DATAGRAM_BYTES: u16 =

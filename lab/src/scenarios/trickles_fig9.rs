@@ -13,8 +13,11 @@ use crate::{Error, Lab, Outcome, Scenario};
 
 /// What every client fetches, again and again.
 const OBJECT_BYTES: u64 = 500_000;
-/// How long so many clients take to open their connections: with their padding an open fills a packet.
-const OPENS_PER_S: usize = 2_500;
+/// How many clients a second come to be at work: with their padding an open fills a packet, most of which are lost while so
+/// many open at once, and a client waits longer after each.
+const OPENS_PER_S: usize = 750;
+/// From so many clients on a single one gets too little for a short measurement.
+const MANY: usize = 10_000;
 /// TCP has failed where it reaches less than this part of what it reached with fewer clients.
 const FAILED: f64 = 0.5;
 
@@ -26,7 +29,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "Aggregate throughput at a 100 Mbit/s bottleneck with 1 to 15,000 clients: Trickles is level with TCP up to a \
                 few thousand clients, beyond which the TCP server fails for want of memory.",
     method: "A 100 Mbit/s link with 10 ms round trip. What arrives at all clients together is measured while all are at \
-             work, 15,000 clients 6 s after they begin to open. With thousands of clients each gets so little that hardly a transfer \
+             work, 15,000 clients 20 s after they begin to open. With thousands of clients each gets so little that hardly a transfer \
              ends meanwhile; the paper let them end. Reno's bound of one packet a round trip is what congests the link then.",
     run,
 };
@@ -49,6 +52,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         for (index, carrier) in Carrier::BOTH.into_iter().enumerate() {
             let server = bench.server.address();
             let flows = Flows { carrier, server, bytes: OBJECT_BYTES, from: vec![client_address(0); count] };
+            let time = if count < MANY { time } else { 3 * time };
             let received = bench.hosts.run(Side::Client, || load(&[flows], warm_up, time))?;
             let of = received.first().cloned().unwrap_or_default();
             rates[index] = mbit_per_s(of.bytes.iter().sum(), time);

@@ -7,7 +7,7 @@ use crate::continuation::{Continuation, RawContinuation};
 use crate::cubic;
 use crate::user::region_start;
 use crate::wire::{
-    self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, MAX_WANTS,
+    self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, LONG_ATTEMPTS, MAX_WANTS,
     RESPONSE_HEAD_BYTES, Request, SHORT_BYTES,
 };
 use std::ops::Range;
@@ -122,7 +122,7 @@ impl Client {
             let argument = anchor.era.join_argument(attempt, rtt_of(&anchor.raw, self.round_trip.least()))?;
             Some((argument, congestion::time_out(&anchor.era, &runs, anchor.number, argument).ok()?))
         });
-        let Some((attempt, release)) = release else {
+        let Some((argument, release)) = release else {
             self.reopen(now);
             return self.open_datagram(now);
         };
@@ -130,8 +130,9 @@ impl Client {
             self.drop_oldest_era();
         }
         self.last_anchor = Some(anchor);
-        let limit = self.config.datagram_bytes.min(SHORT_BYTES);
-        Some(self.request_datagram(Ask::Timeout { account, attempt }, limit, &release, &[], now))
+        let most = if attempt > u32::from(LONG_ATTEMPTS) { SHORT_BYTES } else { u16::MAX };
+        let limit = self.config.datagram_bytes.min(most);
+        Some(self.request_datagram(Ask::Timeout { account, attempt: argument }, limit, &release, &[], now))
     }
 
     /// Uses the first trickle that is free, if there is something to ask for.
