@@ -14,7 +14,7 @@ use crate::continuation::{
 };
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
-use crate::wire::{Answer, Frame, MIN_DATAGRAM_BYTES, PADDED_BYTES, SHORT_BYTES, WireError};
+use crate::wire::{Answer, Frame, LONG_ATTEMPTS, MIN_DATAGRAM_BYTES, PADDED_BYTES, SHORT_BYTES, WireError};
 use era::{Anchor, EraState, Expected};
 use request::RequestState;
 use rtt::RoundTrip;
@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 /// Eras that are kept at once: the current one, and those whose packets may still arrive.
 const MAX_ERAS: usize = 4;
 
-/// Timeouts that end with a short packet and are followed by another one without any long packet, before only short ones are
-/// asked for: the path's limit has sunk without a word (RFC 8899 §4.3).
+/// How often a short packet ends what longer ones did not, with none of those in between, before only short ones are asked for:
+/// the path's limit has sunk without a word (RFC 8899 §4.3).
 const ONLY_SHORT: u32 = 3;
 
 /// What an Ethernet frame holds, less the headers of IPv4 and UDP.
@@ -145,7 +145,7 @@ pub struct Client {
     timeout_due: bool,
     backoff: u32,
     timeouts: u64,
-    /// Timeouts after which something arrived, since a packet that was longer than what answers those.
+    /// Times that something arrived only after the attempts that are answered by packets of any length, since a long one did.
     only_short: u32,
     /// Packets that requests asked for a second time, and packets that arrived twice.
     repeated: u64,
@@ -440,6 +440,9 @@ impl Client {
         }
         self.server_datagram_bytes =
             packet.datagram_bytes.max(MIN_DATAGRAM_BYTES).min(self.config.datagram_bytes);
+        if self.backoff > u32::from(LONG_ATTEMPTS) {
+            self.only_short += 1;
+        }
         self.backoff = 0;
         self.attempts = 0;
         self.probed = false;
@@ -623,9 +626,8 @@ impl Client {
         }
     }
 
-    fn only_short_pass(&mut self) -> bool {
-        self.only_short += 1;
-        self.only_short > ONLY_SHORT && self.config.datagram_bytes > self.short_bytes()
+    fn only_short_pass(&self) -> bool {
+        self.only_short >= ONLY_SHORT && self.config.datagram_bytes > self.short_bytes()
     }
 
     /// Asks again, with trickles that are not needed otherwise, for what has been on its way for too long: the last
