@@ -306,8 +306,8 @@ while True:
         while not head.endswith(b'\\r\\n\\r\\n'):
             head += client.recv(4096)
         announces = b'/announces' in head
-        field = b'Connection: close\\r\\n' if announces else b''
-        client.sendall(b'HTTP/1.1 200 OK\\r\\n%sContent-Length: 4\\r\\n\\r\\nonce' % field)
+        field, body = (b'Connection: close\\r\\n', b'announces') if announces else (b'', b'shuts-down')
+        client.sendall(b'HTTP/1.1 200 OK\\r\\n%sContent-Length: %d\\r\\n\\r\\n' % (field, len(body)) + body)
         if not announces:
             client.shutdown(socket.SHUT_WR)
         while announces and client.recv(4096):
@@ -324,8 +324,10 @@ fn a_server_that_ends_a_connection_ends_neither_the_clients_nor_reads_its_next_r
     let chain = start(CHAIN, LONG, port, &["python3".to_owned(), server]);
     let mut client = chain.client();
     for _ in 0..10 {
-        for path in ["/announces", "/shuts-down"] {
-            assert_eq!(client.get(path).body, b"once", "{path}");
+        for body in ["announces", "shuts-down"] {
+            let response = client.get(&format!("/{body}"));
+            assert_eq!((response.status, &response.body[..]), (200, body.as_bytes()));
+            assert!(response.field("connection").is_none_or(|field| field != "close"), "{body}");
         }
     }
     chain.stop();

@@ -208,3 +208,16 @@ fn every_ambiguous_response_is_refused_with_its_reason_however_split() {
         }
     }
 }
+
+/// Room for fields is made as they come: what was seen before and after that counts alike.
+#[test]
+fn a_repeated_field_is_seen_however_many_fields_lie_between() {
+    for between in 0..70 {
+        let others = "X-Other: 1\r\n".repeat(between);
+        let head = format!("GET / HTTP/1.1\r\nHost: a\r\n{others}Host: b\r\n\r\n");
+        for piece in [1, 7, head.len()] {
+            let result = request_in_pieces(head.as_bytes(), piece);
+            assert_eq!(result, Err(E::RepeatedHost), "{between} between, pieces of {piece}");
+        }
+    }
+}

@@ -29,7 +29,13 @@ pub const PADDED_BYTES: usize = 1200;
 /// still fits the smallest path of IPv6 (RFC 8200 §5). Longer ones may be what was lost.
 pub const SHORT_BYTES: u16 = 1120;
 /// Attempts of a timeout that are answered as any request is: a packet or two are more often lost in a full queue.
-pub const LONG_ATTEMPTS: u8 = 2;
+pub const LONG_ATTEMPTS: u32 = 2;
+
+/// Longest packet, in bytes, that asks for or answers this attempt (from 1) of a timeout.
+#[must_use]
+pub fn most_bytes_of_attempt(attempt: u32) -> u16 {
+    if attempt > LONG_ATTEMPTS { SHORT_BYTES } else { u16::MAX }
+}
 /// Smallest limit on responses that a client may announce: a whole transport continuation and the longest user continuation fit
 /// into one.
 pub const MIN_DATAGRAM_BYTES: u16 =

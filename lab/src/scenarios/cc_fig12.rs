@@ -42,7 +42,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let mix = Mix::write(site.path(), 10)?;
     object(site.path(), "small", 100)?;
     let slow = lab.choose(SLOW.to_vec(), vec![0, 400]);
-    let wrk = Wrk { connections: 16, time: Duration::from_secs(1), what: What::Mix(&mix) };
+    let load = |seconds| Wrk { connections: 16, time: Duration::from_secs(seconds), what: What::Mix(&mix) };
     let text = "GET /small HTTP/1.1\r\nHost: lab\r\n\r\n";
     let start = |chain| Server::start(lab, Program::Apache(APACHE_WORKERS), chain, site.path());
     let mut samples = Vec::new();
@@ -53,7 +53,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
             let mut attack = Attack::start(server.address(), count, true, text)?;
             attack.settle(count)?;
             for round in 0..lab.choose(6, 1) {
-                pairs.push(wrk.in_turn(
+                pairs.push(load(1).in_turn(
                     (&server, CONDITIONED),
                     (&twin, CONDITIONED),
                     f64::from(count),
@@ -68,7 +68,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     for &count in slow.iter().filter(|&&count| count <= BARE_UP_TO) {
         let mut attack = Attack::start(server.address(), count, true, text)?;
         for round in 0..if count == 0 { lab.choose(3, 1) } else { 1 } {
-            samples.push(wrk.run(&server, BARE, f64::from(count), round)?);
+            samples.push(load(lab.choose(2, 1)).run(&server, BARE, f64::from(count), round)?);
         }
         tell(lab, BARE, count, attack.held()?, &samples[samples.len() - 1]);
     }

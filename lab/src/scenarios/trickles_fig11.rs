@@ -26,7 +26,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig11",
     paper: &PAPER,
     figure: "Figure 11",
-    claim: "A server's memory is the same within 1 MiB with 1 and with 100,000 connections in the middle of a transfer",
+    claim: "A server's memory is the same within 1 MiB with 1 and with 100,000 connections in the middle of a transfer, in pages of 4 KiB",
     published: "The server's memory against the number of connections: constant for Trickles, growing for TCP until memory \
                 is used up at about 10,000.",
     method: "Each connection asks for a 20 kB file, takes its first packets, and is left open there; over TCP the rest waits in socket buffers. Memory is the server's \

@@ -4,6 +4,7 @@ mod era;
 mod ranges;
 mod request;
 mod rtt;
+mod timers;
 mod transmit;
 
 pub use request::Read;
@@ -24,10 +25,6 @@ use std::time::{Duration, Instant};
 
 /// Eras that are kept at once: the current one, and those whose packets may still arrive.
 const MAX_ERAS: usize = 4;
-
-/// How often a short packet ends what longer ones did not, with none of those in between, before only short ones are asked for:
-/// the path's limit has sunk without a word (RFC 8899 §4.3).
-const ONLY_SHORT: u32 = 3;
 
 /// What an Ethernet frame holds, less the headers of IPv4 and UDP.
 pub const LARGEST_DATAGRAM_BYTES: u16 = 1472;
@@ -409,7 +406,8 @@ impl Client {
 
     /// Puts a packet into its era. A packet of an era that was given up brings data but no trickle.
     fn take_packet(&mut self, packet: &Continuation, raw: RawContinuation, nonce: u64, now: Instant) {
-        if !self.established {
+        let opens = !self.established;
+        if opens {
             self.establish(packet);
         }
         let newest = self.eras.back().map_or(0, |state| state.era.counter);
@@ -440,7 +438,7 @@ impl Client {
         }
         self.server_datagram_bytes =
             packet.datagram_bytes.max(MIN_DATAGRAM_BYTES).min(self.config.datagram_bytes);
-        if self.backoff > u32::from(LONG_ATTEMPTS) {
+        if !opens && self.backoff > LONG_ATTEMPTS {
             self.only_short += 1;
         }
         self.backoff = 0;
@@ -539,135 +537,6 @@ impl Client {
         } else if self.waiting_since.is_none() {
             self.waiting_since = Some(now);
         }
-    }
-
-    /// Starts over with a new connection; the requests go on with their user continuations.
-    fn reopen(&mut self, now: Instant) {
-        while !self.eras.is_empty() {
-            self.drop_oldest_era();
-        }
-        self.last_anchor = None;
-        for state in self.requests.values_mut() {
-            state.forget_flight();
-        }
-        self.connection = self.draw();
-        self.established = false;
-        self.open_due = true;
-        self.timeout_due = false;
-        self.only_short = 0;
-        self.backoff = 0;
-        self.open_wants.clear();
-        self.open_inputs.clear();
-        self.count_attempt();
-        self.waiting_since = self.waiting_since.map(|_| now);
-    }
-
-    fn count_attempt(&mut self) {
-        self.attempts += 1;
-        if self.attempts > self.config.max_attempts {
-            self.failure = Some(ClientError::Unreachable { attempts: self.config.max_attempts });
-        }
-    }
-
-    /// Does what is due at `now`.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        self.update_waiting(now);
-        self.account(now);
-        if self.probe_at().is_some_and(|at| now >= at) {
-            self.probe(now);
-        }
-        if self.rto_at().is_some_and(|at| now >= at) {
-            self.time_out(now);
-        }
-    }
-
-    /// The way to the server carries no datagrams of full length: what opens from now on is as short as padding lets it be,
-    /// and an open that was not answered is sent again at once.
-    pub fn handle_datagram_too_long(&mut self) {
-        let short = self.short_bytes();
-        if self.config.datagram_bytes > short {
-            self.config.datagram_bytes = short;
-            self.open_due |= !self.established && self.waiting_since.is_some();
-        }
-    }
-
-    /// What was sent is lost because its server is gone; another that shares its keys takes the next datagram.
-    pub fn handle_server_lost(&mut self, now: Instant) {
-        self.update_waiting(now);
-        if self.rto_at().is_some() {
-            self.time_out(now);
-            // Nothing speaks for congestion: the next timeout is not put off.
-            self.backoff = self.backoff.saturating_sub(1);
-            self.timeouts -= 1;
-        }
-    }
-
-    /// Retransmission timeouts since the start, among them those of an open without an answer.
-    #[must_use]
-    pub fn timeouts(&self) -> u64 {
-        self.timeouts
-    }
-
-    fn time_out(&mut self, now: Instant) {
-        self.timeouts += 1;
-        self.waiting_since = Some(now);
-        if !self.established {
-            self.count_attempt();
-            self.open_due = true;
-            self.backoff += 1;
-        } else if self.backoff == 0 && self.only_short_pass() {
-            self.handle_datagram_too_long();
-            self.reopen(now);
-        } else if self.backoff < self.config.max_attempts.min(6) {
-            self.backoff += 1;
-            self.timeout_due = true;
-        } else {
-            self.reopen(now);
-        }
-    }
-
-    fn only_short_pass(&self) -> bool {
-        self.only_short >= ONLY_SHORT && self.config.datagram_bytes > self.short_bytes()
-    }
-
-    /// Asks again, with trickles that are not needed otherwise, for what has been on its way for too long: the last
-    /// packets of an answer have none after them to reveal their loss.
-    fn probe(&mut self, now: Instant) {
-        self.probed = true;
-        for state in &mut self.eras {
-            for expected in state.expected.values_mut() {
-                let (want, pushes) = (expected.want.take(), std::mem::take(&mut expected.pushes));
-                settle(&mut self.requests, Expected { want, pushes });
-            }
-        }
-        self.update_waiting(now);
-    }
-
-    fn rto_at(&self) -> Option<Instant> {
-        if self.failure.is_some() || self.open_due || self.timeout_due {
-            return None;
-        }
-        let wait = match self.established {
-            true => self.round_trip.backed_off(self.backoff),
-            false => self.round_trip.backed_off_open(self.backoff),
-        };
-        self.waiting_since.map(|since| since + wait)
-    }
-
-    fn probe_at(&self) -> Option<Instant> {
-        let parked = self.eras.iter().any(|state| !state.ready.is_empty());
-        if self.probed || !parked || self.failure.is_some() {
-            return None;
-        }
-        self.waiting_since.map(|since| since + self.round_trip.probe(self.config.delayed_ack))
-    }
-
-    /// When to call [`Client::handle_timeout`] at the latest.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let reordering = self.round_trip.reordering();
-        let give_up = self.eras.iter().filter_map(|state| state.give_up_at(reordering)).min();
-        [self.rto_at(), self.probe_at(), self.ack_at, give_up].into_iter().flatten().min()
     }
 
     /// Checks what must always hold; for tests.

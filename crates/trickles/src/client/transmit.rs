@@ -7,8 +7,8 @@ use crate::continuation::{Continuation, RawContinuation};
 use crate::cubic;
 use crate::user::region_start;
 use crate::wire::{
-    self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, LONG_ATTEMPTS, MAX_WANTS,
-    RESPONSE_HEAD_BYTES, Request, SHORT_BYTES,
+    self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, MAX_WANTS,
+    RESPONSE_HEAD_BYTES, Request,
 };
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -130,8 +130,7 @@ impl Client {
             self.drop_oldest_era();
         }
         self.last_anchor = Some(anchor);
-        let most = if attempt > u32::from(LONG_ATTEMPTS) { SHORT_BYTES } else { u16::MAX };
-        let limit = self.config.datagram_bytes.min(most);
+        let limit = self.config.datagram_bytes.min(wire::most_bytes_of_attempt(attempt));
         Some(self.request_datagram(Ask::Timeout { account, attempt: argument }, limit, &release, &[], now))
     }
 

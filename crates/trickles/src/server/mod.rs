@@ -20,8 +20,7 @@ use crate::nonce::{EraCause, Secret};
 use crate::replay::ReplayTable;
 use crate::user::{Kind, UserError, split_sequence};
 use crate::wire::{
-    self, Account, Answer, Ask, DELTA_HEAD_BYTES, LONG_ATTEMPTS, RESPONSE_HEAD_BYTES, RefusalCode, Request,
-    SHORT_BYTES, WireError,
+    self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
 };
 use soft_state::SoftState;
 use std::net::SocketAddr;
@@ -512,7 +511,7 @@ impl Server {
         }
         continuation.timestamp_ms = now_ms as u32;
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let most = if timeout && part > LONG_ATTEMPTS { SHORT_BYTES } else { u16::MAX };
+        let most = if timeout { wire::most_bytes_of_attempt(part.into()) } else { u16::MAX };
         let size = continuation.datagram_bytes.min(self.config.datagram_bytes).min(most).into();
         let template = Template { continuation, secret, connection, timestamp_us, head };
         let mut socket = Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size);
