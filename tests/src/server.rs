@@ -267,12 +267,17 @@ impl Tidegate {
 
     /// Resident memory in bytes, file-backed pages included.
     pub fn resident_bytes(&self) -> u64 {
-        self.status_kib("VmRSS:") << 10
+        self.status_number("VmRSS:") << 10
     }
 
     /// Resident memory of its own, without file-backed pages, in bytes.
     pub fn anonymous_bytes(&self) -> u64 {
-        self.status_kib("RssAnon:") << 10
+        self.status_number("RssAnon:") << 10
+    }
+
+    /// Whether the kernel may back its memory with huge pages.
+    pub fn may_have_huge_pages(&self) -> bool {
+        self.status_number("THP_enabled:") != 0
     }
 
     /// Bytes that it has read from files so far (`rchar` of proc(5)).
@@ -282,7 +287,7 @@ impl Tidegate {
         read.unwrap().parse().unwrap()
     }
 
-    fn status_kib(&self, key: &str) -> u64 {
+    fn status_number(&self, key: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()

@@ -96,3 +96,10 @@ fn with_client_directives_off_a_clients_no_cache_is_answered_from_the_cache() {
         }
     }
 }
+
+#[test]
+fn memory_grows_by_small_pages_whatever_the_host_prefers() {
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let tidegate = Tidegate::before(&origin);
+    assert!(!tidegate.may_have_huge_pages());
+}

@@ -1,6 +1,5 @@
 //! What the scenarios of the Trickles paper have in common.
 
-use std::process::Command;
 use std::time::Duration;
 
 use crate::link::{Hosts, Profile, SERVER, Side};
@@ -34,25 +33,11 @@ pub(super) struct Bench {
 impl Bench {
     /// A server of files of these lengths behind links of these profiles.
     pub(super) fn new(lab: &Lab, lengths: &[u64], profiles: Vec<Profile>) -> Result<Self, Error> {
-        Self::with(lab, lengths, profiles, |_| {})
-    }
-
-    /// As [`Bench::new`], with a server whose command `change` completes.
-    pub(super) fn with(
-        lab: &Lab,
-        lengths: &[u64],
-        profiles: Vec<Profile>,
-        change: impl FnOnce(&mut Command),
-    ) -> Result<Self, Error> {
         let hosts = Hosts::new(profiles, 1)?;
         // What runs beside a quick run, tests for example, need not wait for figures that mean nothing.
         let hosts = if lab.quick { hosts } else { hosts.in_real_time() };
         let site = Site::new(lengths)?;
-        let server = Replica::start(lab, &site, SERVER, 0, |program| {
-            let mut command = hosts.command(Side::Server, program);
-            change(&mut command);
-            command
-        })?;
+        let server = Replica::start(lab, &site, SERVER, 0, |program| hosts.command(Side::Server, program))?;
         Ok(Self { server, site, hosts })
     }
 }

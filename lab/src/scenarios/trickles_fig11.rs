@@ -26,12 +26,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig11",
     paper: &PAPER,
     figure: "Figure 11",
-    claim: "A server's memory is the same within 1 MiB with 1 and with 100,000 connections in the middle of a transfer, in pages of 4 KiB",
+    claim: "A server's memory is the same within 1 MiB with 1 and with 100,000 connections in the middle of a transfer",
     published: "The server's memory against the number of connections: constant for Trickles, growing for TCP until memory \
                 is used up at about 10,000.",
     method: "Each connection asks for a 20 kB file, takes its first packets, and is left open there; over TCP the rest waits in socket buffers. Memory is the server's \
-             anonymous resident memory, and for TCP the kernel's pages for sockets as well (/proc/net/sockstat). It counts pages of \
-             4 KiB: huge pages come to the server's allocator 2 MiB at a time, whatever is asked for. The server \
+             anonymous resident memory, and for TCP the kernel's pages for sockets as well (/proc/net/sockstat). The server \
              is warmed by 1,000 connections first. TCP connections end where a process may have no more descriptors.",
     run,
 };
@@ -59,9 +58,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         lab.progress(step + 1, 2, &what);
         // A server of its own for each carrier: what one leaves behind is not charged to the other.
         let profiles = vec![Profile::clean(RATE, ROUND_TRIP)];
-        let bench = Bench::with(lab, &[OBJECT_BYTES], profiles, |command| {
-            command.env("MIMALLOC_ALLOW_THP", "0");
-        })?;
+        let bench = Bench::new(lab, &[OBJECT_BYTES], profiles)?;
         let measured = bench.hosts.run(Side::Server, || measure(&bench.server, carrier, &counts))?;
         let mut points = Vec::new();
         for (count, server, kernel) in &measured {
