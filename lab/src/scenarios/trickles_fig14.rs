@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tidegate_trickles::client::Config;
 use tidegate_trickles::udp::{Connection, Options};
 use tokio::io::AsyncWriteExt;
+use tokio::task::JoinSet;
 
 use super::trickles::{Bench, PAPER, RATE, ROUND_TRIP, mbit_per_s, plot, spread};
 use crate::link::{Profile, Side, client_address};
@@ -135,8 +136,14 @@ async fn fetch_all(way: Way, server: SocketAddr, bytes: u64, objects: usize) -> 
             let text = request(bytes, true);
             let ask = |_| connection.request(text.as_bytes()).map_err(|error| Error::Load(error.into()));
             let streams: Vec<_> = (0..objects).map(ask).collect::<Result<_, _>>()?;
+            // Read as they come: what were left for the end would be added to the time.
+            let mut readers = JoinSet::new();
             for mut stream in streams {
-                read_response(&mut stream, &mut Vec::new(), bytes, |_| ()).await?;
+                readers
+                    .spawn(async move { read_response(&mut stream, &mut Vec::new(), bytes, |_| ()).await });
+            }
+            while let Some(read) = readers.join_next().await {
+                read.map_err(|error| Error::Load(error.into()))??;
             }
         }
     }

@@ -254,6 +254,12 @@ impl Client {
         }
     }
 
+    /// Whether [`Client::read`] gives anything but [`Read::Pending`].
+    #[must_use]
+    pub fn is_readable(&self, request: u32) -> bool {
+        self.failure.is_some() || self.requests.get(&request).is_none_or(RequestState::is_readable)
+    }
+
     /// Forgets a request: read to its end, or not wanted any more.
     pub fn discard(&mut self, request: u32) {
         self.requests.remove(&request);

@@ -270,6 +270,13 @@ impl RequestState {
         self.input_in_flight = false;
     }
 
+    /// Whether reading gives anything but [`Read::Pending`].
+    pub(super) fn is_readable(&self) -> bool {
+        self.reset.is_some()
+            || self.end == Some(self.position)
+            || self.segments.first_key_value().is_some_and(|(&start, _)| start == self.position)
+    }
+
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Read {
         let mut read = 0;
         while read < buffer.len() {

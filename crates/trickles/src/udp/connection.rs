@@ -169,6 +169,21 @@ impl Shared {
 }
 
 impl State {
+    /// Wakes the readers for whom something has come, and writers, who look for room.
+    fn wake_ready(&mut self) {
+        let client = &self.client;
+        self.readers.retain(|&request, reader| {
+            let ready = client.is_readable(request);
+            if ready {
+                reader.wake_by_ref();
+            }
+            !ready
+        });
+        for (_, writer) in self.writers.drain() {
+            writer.wake();
+        }
+    }
+
     fn wake_all(&mut self) {
         for (_, waker) in self.readers.drain().chain(self.writers.drain()) {
             waker.wake();
@@ -475,7 +490,11 @@ impl Driver {
                 tracing::trace!(%error, "ignored a datagram");
             }
         }
-        state.wake_all();
+        if state.wrong_key {
+            state.wake_all();
+        } else {
+            state.wake_ready();
+        }
     }
 
     /// Does what an error asks for; whether it asks for anything.
