@@ -280,6 +280,13 @@ impl Tidegate {
         self.status_number("THP_enabled:") != 0
     }
 
+    /// What its descriptors lead to; the names of removed files end in ` (deleted)` (proc(5)).
+    pub fn open_files(&self) -> Vec<PathBuf> {
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        // One may be closed meanwhile.
+        descriptors.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect()
+    }
+
     /// Bytes that it has read from files so far (`rchar` of proc(5)).
     pub fn bytes_read(&self) -> u64 {
         let counts = std::fs::read_to_string(format!("/proc/{}/io", self.pid())).unwrap();

@@ -1,6 +1,7 @@
 //! A directory served as a site.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -254,4 +255,89 @@ fn a_file_has_one_path_whatever_stands_encoded_in_it() {
     fs::write(directory.path().join("dir/f.txt"), "v2").unwrap();
     eventually("the edited file is served", || (tidegate.get("/dir/f.txt").text() == "v2").then_some(()));
     assert_eq!(status("/dir%2Ff.txt"), 404);
+}
+
+/// Requests a file until the server keeps it open.
+fn open(site: &Site, name: &str) {
+    eventually("it is kept open", || {
+        site.tidegate.get(&format!("/{name}"));
+        site.tidegate.open_files().contains(&site.path(name)).then_some(())
+    });
+}
+
+#[test]
+fn a_large_file_is_kept_open_and_sent_whole_in_part_and_to_slow_readers() {
+    let bytes = content(11, 9_000_001);
+    let site = site(&[("large.bin", &bytes), ("small.bin", b"small")]);
+    open(&site, "large.bin");
+    let mut slow = site.tidegate.connect();
+    slow.send("GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\nGET /small.bin HTTP/1.1\r\nHost: a\r\n\r\n");
+    for (range, part) in
+        [("0-0", &bytes[..1]), ("4000000-", &bytes[4_000_000..]), ("-100000", &bytes[8_900_001..])]
+    {
+        let response = site.tidegate.get_with("/large.bin", &format!("Range: bytes={range}\r\n"));
+        assert_eq!(response.status, 206, "{range}");
+        assert!(response.body == part, "{range}");
+    }
+    assert!(site.tidegate.connect().request("HEAD", "/large.bin", "").body.is_empty());
+    assert!(slow.response().body == bytes);
+    assert_eq!(slow.response().body, b"small");
+}
+
+#[test]
+fn a_large_file_that_is_replaced_over_and_over_always_has_the_bytes_of_its_entity_tag() {
+    let site = site(&[("large.bin", &content(0, 300_000))]);
+    open(&site, "large.bin");
+    let mut known: HashMap<String, Vec<u8>> = HashMap::new();
+    for version in 1..60 {
+        fs::write(site.path(".next"), content(version, 300_000)).unwrap();
+        fs::rename(site.path(".next"), site.path("large.bin")).unwrap();
+        for _ in 0..5 {
+            let response = site.tidegate.get("/large.bin");
+            let versions = 0..=version;
+            assert!(versions.rev().any(|version| response.body == content(version, 300_000)), "mixed");
+            let known = known.entry(response.field("ETag")).or_insert_with(|| response.body.clone());
+            assert!(*known == response.body, "an entity tag of two versions");
+        }
+    }
+    eventually("the last version", || {
+        (site.tidegate.get("/large.bin").body == content(59, 300_000)).then_some(())
+    });
+}
+
+#[test]
+fn a_large_file_that_was_edited_or_removed_is_not_kept_open_as_it_was() {
+    let site = site(&[("large.bin", &content(1, 300_000))]);
+    open(&site, "large.bin");
+    // Edited where it lies, to the same length.
+    fs::write(site.path("large.bin"), content(2, 300_000)).unwrap();
+    eventually("the edited file", || {
+        (site.tidegate.get("/large.bin").body == content(2, 300_000)).then_some(())
+    });
+    open(&site, "large.bin");
+    fs::remove_file(site.path("large.bin")).unwrap();
+    eventually("it is closed", || {
+        let open = site.tidegate.open_files();
+        (!open.iter().any(|path| path.to_string_lossy().contains("large.bin"))).then_some(())
+    });
+    eventually("it is gone", || (site.tidegate.get("/large.bin").status == 404).then_some(()));
+}
+
+#[test]
+fn more_large_files_than_are_kept_open_are_all_served() {
+    let files: Vec<(String, Vec<u8>)> = (0..300).map(|n| (format!("{n}.bin"), content(n, 50_000))).collect();
+    let named: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (&name[..], &bytes[..])).collect();
+    let site = site(&named);
+    for _ in 0..3 {
+        for (name, bytes) in &files {
+            assert!(site.tidegate.get(&format!("/{name}")).body == *bytes, "{name}");
+        }
+    }
+    let open = site
+        .tidegate
+        .open_files()
+        .iter()
+        .filter(|path| path.extension().is_some_and(|it| it == "bin"))
+        .count();
+    assert!((1..=256).contains(&open), "{open}");
 }

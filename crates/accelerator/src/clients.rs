@@ -150,6 +150,11 @@ impl Client {
         self.writing(|socket| Ok(net::send(socket, bytes, SendFlags::NOSIGNAL)?))
     }
 
+    /// As [`Self::try_write`], for what is followed by more at once: a segment that is not full waits for it.
+    pub(crate) fn try_write_with_more(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.writing(|socket| Ok(net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::MORE)?))
+    }
+
     pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.writing(|mut socket| socket.write_vectored(slices))
     }

@@ -17,9 +17,10 @@ use crate::icap::Reviewed;
 use crate::service::entries::{Entry, KEY_SEPARATOR, PurgePattern, ResponseEntry};
 use crate::service::fetch::Answer;
 use crate::service::flights::{Join, Leader, News, Outcome};
+use crate::service::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
 use crate::service::lookup::{Form, Found, Hit, find, form_of, hit};
-use crate::service::plan::{Plan, PlanError};
-use crate::static_files::{self, CODINGS, StaticError, StaticFile, StaticRoot, Watcher};
+use crate::service::plan::{Destination, Plan, PlanError};
+use crate::static_files::{self, CODINGS, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
 
 /// For how many seconds a file is served from the cache that can change unnoticed.
 const LINKED_S: u32 = 1;
@@ -45,6 +46,7 @@ pub(crate) struct Root {
     root: Arc<RwLock<StaticRoot>>,
     /// As it was given.
     path: PathBuf,
+    large: Arc<LargeFiles>,
     changes: Changes,
 }
 
@@ -99,10 +101,11 @@ impl Root {
         let root = Arc::new(RwLock::new(StaticRoot::open(&path)?));
         let count = Arc::new(AtomicU64::new(0));
         let stop_preload = Arc::new(AtomicBool::new(false));
+        let large = Arc::new(LargeFiles::default());
         let mut watcher = None;
         if let Some(store) = store {
             let (watched, changes, base) = (Arc::clone(&store), Arc::clone(&count), path.clone());
-            let root = Arc::clone(&root);
+            let (root, open) = (Arc::clone(&root), Arc::clone(&large));
             watcher = Watcher::spawn(&path, move |relative| {
                 if relative.as_os_str().is_empty()
                     && let Ok(opened) = StaticRoot::open(&base)
@@ -110,6 +113,7 @@ impl Root {
                     *root.write().unwrap_or_else(PoisonError::into_inner) = opened;
                 }
                 changes.fetch_add(1, Ordering::SeqCst);
+                open.close();
                 forget(&watched, &base, relative);
             })
             .inspect_err(|error| tracing::warn!(%error, root = %path.display(), "files are not watched, so they are not cached"))
@@ -118,7 +122,7 @@ impl Root {
                 preload(&path, place.routes.clone(), store, Arc::clone(&count), Arc::clone(&stop_preload));
             }
         }
-        Ok(Self { root, path, changes: Changes { count, stop_preload, _watcher: watcher } })
+        Ok(Self { root, path, large, changes: Changes { count, stop_preload, _watcher: watcher } })
     }
 
     /// The pattern of what is stored of the file that a URL's normalized path names, or of all below that begin like it.
@@ -152,10 +156,10 @@ fn preload(
         let result = static_files::preload(&root, |relative, file| {
             let relative = relative.as_os_str().as_bytes();
             let is_routed = routes.iter().any(|route| relative.starts_with(route));
-            if stop.load(Ordering::Relaxed) || file.is_linked || !is_routed || file.length > left {
+            if stop.load(Ordering::Relaxed) || file.is_linked || !is_routed || file.stamp.length > left {
                 return;
             }
-            left -= file.length;
+            left -= file.stamp.length;
             let mut key = file_key(&path, relative);
             key.push(0);
             let before = count.load(Ordering::SeqCst);
@@ -274,12 +278,57 @@ pub(crate) async fn answer(
             _ => Answer::status(500),
         },
         Ok(Loaded::Open(file)) => {
-            let form = form_of(head, file.length, Some(file.etag.as_bytes()), Some(file.modified), None);
+            let Stamp { length, .. } = file.stamp;
+            let modified_s = Some(file.stamp.modified_s());
+            let form = form_of(head, length, Some(file.etag.as_bytes()), modified_s, None);
             let head = file_head(&file);
-            Answer::File(OpenFile { file: file.file, length: file.length, form, head })
+            Answer::File(OpenFile { file: file.file, length, form, head })
         }
         Ok(Loaded::Failed(error)) => failed(core, error, normalized),
         Err(_) => Answer::status(500),
+    }
+}
+
+/// The file of a hit of which `bytes` go out, if it is large, open, and still what is stored. One that is not open yet is opened
+/// for the requests to come.
+#[inline]
+pub(crate) fn large_file(
+    plan: &Plan,
+    normalized: &Normalized<'_>,
+    hit: &Hit,
+    bytes: u64,
+) -> Option<Arc<LargeFile>> {
+    if bytes < LARGE_BYTES || !hit.is_file {
+        return None;
+    }
+    let Some(Destination::Root(index)) = plan.route(normalized) else { return None };
+    let root = plan.roots.get(index)?;
+    let Some(Entry::Response(ResponseEntry { etag: Some(etag), .. })) = Entry::decode(hit.object.meta())
+    else {
+        return None;
+    };
+    match root.large.find(hit.object.key(), etag) {
+        Known::Open(file) => return Some(file),
+        Known::Unopened => {
+            let (root, key) = (Arc::clone(root), hit.object.key().to_vec());
+            tokio::task::spawn_blocking(move || open_large(&root, &key));
+        }
+        Known::Closed => {}
+    }
+    None
+}
+
+/// Opens the file that is stored under `key`. Runs on a helper thread.
+fn open_large(root: &Root, key: &[u8]) {
+    let before = root.changes.count.load(Ordering::SeqCst);
+    let prefix = file_key(&root.path, b"");
+    let path = key.get(prefix.len() - 2..).and_then(|rest| rest.split_last());
+    let Some((&mask, [path @ .., KEY_SEPARATOR])) = path else { return };
+    // One that can change unnoticed is not kept open.
+    if let Ok(file) = root.lookup(path, mask)
+        && !file.is_linked
+    {
+        root.large.keep(key, file, || root.changes.count.load(Ordering::SeqCst) == before);
     }
 }
 
@@ -382,7 +431,7 @@ fn file_meta(file: &StaticFile) -> Vec<u8> {
             }
         },
         reviewed: Reviewed::BY_NOBODY,
-        last_modified_s: Some(file.modified),
+        last_modified_s: Some(file.stamp.modified_s()),
         etag: Some(file.etag.as_bytes()),
         tags: b"",
     };
@@ -399,7 +448,7 @@ fn store_file(
 ) -> Option<Object> {
     let meta = file_meta(&file);
     let head = file_head(&file);
-    let mut writer = store.insert_sized(key, &meta, &head, file.length).ok()?;
+    let mut writer = store.insert_sized(key, &meta, &head, file.stamp.length).ok()?;
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match file.file.read(&mut buffer) {
@@ -409,7 +458,7 @@ fn store_file(
             Err(_) => return None,
         }
     }
-    if writer.written() != file.length {
+    if writer.written() != file.stamp.length {
         return None;
     }
     let object = writer.commit();
@@ -427,7 +476,7 @@ fn file_head(file: &StaticFile) -> Vec<u8> {
         "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ",
         file.content_type, file.etag
     );
-    head.extend_from_slice(&date::format(file.modified));
+    head.extend_from_slice(&date::format(file.stamp.modified_s()));
     head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
     if let Some(coding) = file.content_encoding {
         let _ = write!(head, "Content-Encoding: {coding}\r\n");

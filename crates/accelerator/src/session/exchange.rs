@@ -22,7 +22,7 @@ use crate::service::transfer::ready;
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
 use crate::session::respond::{self, ClientFraming, FileForm};
-use crate::session::transmit::{self, RateWatch, Unsent};
+use crate::session::transmit::{self, RateWatch, Source, Unsent};
 use crate::session::{Asker, Connection, Request};
 use crate::upstream::UpstreamError;
 
@@ -215,7 +215,7 @@ impl Connection<'_> {
         let (bytes, form) = respond::stored_head(self.core, head, &hit, Some(keep_alive));
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
-        let unsent = Unsent::new(bytes, Some((hit.object, start, end)));
+        let unsent = Unsent::new(bytes, Some((Source::Stored(hit.object), start, end)));
         transmit::flush(self.client, self.core, unsent).await?;
         Ok(Delivered { status: form.status, bytes: sent, keep_alive, cache: label })
     }

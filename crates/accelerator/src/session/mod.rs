@@ -26,6 +26,7 @@ use crate::access_log::Record;
 use crate::clients::{Busy, Client};
 use crate::data_core::{Bytes, DataCore, Scratch, millis};
 use crate::defence::{CameFrom, Hold};
+use crate::service::files;
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::Waiting;
@@ -247,8 +248,11 @@ impl Asker {
         let keep_alive = head.keep_alive && !core.is_draining();
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
-        let (sent, total) = transmit::send_hit(client, &hit.object, &form, out, whole);
         let body = form.body.1 - form.body.0;
+        let (sent, total) = match files::large_file(&plan, &normalized, &hit, body) {
+            Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
+            None => transmit::send_hit(client, &hit.object, &form, out, whole),
+        };
         let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
         core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
         if form.status >= 400 {

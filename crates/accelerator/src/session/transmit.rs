@@ -2,17 +2,19 @@
 //!
 //! Bodies are copied out of the arena, not sent by sendfile: the kernel would go on reading the arena's pages until the
 //! client has acknowledged them, long after the object was unpinned and its place given to another
-//! (docs/decisions/0001-no-sendfile-from-the-arena.md).
+//! (docs/decisions/0001-no-sendfile-from-the-arena.md). Large files are sent by sendfile from their own pages (decision 0021).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_store::Object;
 
 use crate::clients::Client;
 use crate::data_core::DataCore;
+use crate::service::large_files::LargeFile;
 use crate::session::allowance::Allowance;
 use crate::session::respond::HitForm;
 
@@ -27,7 +29,14 @@ pub(crate) enum Sent {
 pub(crate) struct Unsent {
     bytes: Vec<u8>,
     sent: usize,
-    body: Option<(Object, u64, u64)>,
+    body: Option<(Source, u64, u64)>,
+}
+
+/// Where a body comes from.
+pub(crate) enum Source {
+    Stored(Object),
+    /// What is stored is a copy of this file.
+    File(Arc<LargeFile>),
 }
 
 impl Unsent {
@@ -36,8 +45,8 @@ impl Unsent {
         Self { bytes: Vec::new(), sent: 0, body: None }
     }
 
-    /// `bytes`, then the object's body from `start` to `end`.
-    pub(crate) fn new(bytes: Vec<u8>, body: Option<(Object, u64, u64)>) -> Self {
+    /// `bytes`, then the body from `start` to `end`.
+    pub(crate) fn new(bytes: Vec<u8>, body: Option<(Source, u64, u64)>) -> Self {
         Self { bytes, sent: 0, body }
     }
 }
@@ -86,7 +95,28 @@ pub(crate) fn send_hit(
     let head_sent = written.min(head_bytes);
     let head = [stored_head, out].concat().split_off(head_sent as usize);
     let body_start = start + (written - head_sent);
-    (Sent::Part(Unsent::new(head, Some((object.clone(), body_start, end)))), total)
+    (Sent::Part(Unsent::new(head, Some((Source::Stored(object.clone()), body_start, end)))), total)
+}
+
+/// As [`send_hit`], with a body from the file of which the object is a copy.
+pub(crate) fn send_large_file(
+    client: &Client,
+    file: Arc<LargeFile>,
+    object: &Object,
+    form: &HitForm,
+    out: &[u8],
+) -> (Sent, u64) {
+    let stored_head = if form.with_stored_head { object.head() } else { b"" };
+    let (start, end) = form.body;
+    let mut unsent = Unsent::new([stored_head, out].concat(), Some((Source::File(file), start, end)));
+    let total = unsent.left();
+    let sent = match advance(client, &mut unsent) {
+        Ok(true) => Sent::All,
+        Ok(false) => Sent::Part(unsent),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Part(unsent),
+        Err(_) => Sent::Broken,
+    };
+    (sent, total)
 }
 
 /// The body from `start` to `end`, in the pieces in which it is stored.
@@ -104,16 +134,20 @@ fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<bool> {
     let turn_end = unsent.left().saturating_sub(TURN_BYTES);
     while unsent.left() > turn_end {
         let bytes = unsent.bytes.get(unsent.sent..).unwrap_or(&[]);
-        let mut slices = [IoSlice::new(bytes), IoSlice::new(b"")];
-        if let Some((object, start, end)) = &unsent.body
-            && start < end
-        {
-            let extent = object.body_at(*start);
-            let most = (end - start).min(TURN_BYTES) as usize;
-            slices[1] = IoSlice::new(&extent[..extent.len().min(most)]);
-        }
         let head_left = bytes.len();
-        let written = client.try_write_vectored(&slices)?;
+        let written = match &unsent.body {
+            Some((Source::File(_), ..)) if head_left > 0 => client.try_write_with_more(bytes)?,
+            Some((Source::File(file), start, end)) => {
+                send_extent(client, file.as_fd(), *start, (end - start).min(TURN_BYTES))? as usize
+            }
+            Some((Source::Stored(object), start, end)) if start < end => {
+                let extent = object.body_at(*start);
+                let most = (end - start).min(TURN_BYTES) as usize;
+                let extent = &extent[..extent.len().min(most)];
+                client.try_write_vectored(&[IoSlice::new(bytes), IoSlice::new(extent)])?
+            }
+            _ => client.try_write(bytes)?,
+        };
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }

@@ -8,10 +8,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 pub use types::content_type;
@@ -28,9 +27,7 @@ pub(crate) struct StaticRoot {
 /// A file that answers a request.
 pub(crate) struct StaticFile {
     pub file: File,
-    pub length: u64,
-    /// Seconds since 1970.
-    pub modified: u64,
+    pub stamp: Stamp,
     pub etag: String,
     pub content_type: &'static str,
     pub content_encoding: Option<&'static str>,
@@ -40,12 +37,50 @@ pub(crate) struct StaticFile {
     pub is_linked: bool,
 }
 
+/// What a file's content is known by: size and time to the nanosecond change with every edit that is not made to deceive, the
+/// inode with every replacement.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Stamp {
+    pub length: u64,
+    /// Last modification, in seconds since 1970 and nanoseconds.
+    modified: (i64, i64),
+    inode: u64,
+}
+
+impl Stamp {
+    /// # Errors
+    /// The system does not tell.
+    pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
+        Ok(Self::from(&rustix::fs::fstat(file)?))
+    }
+
+    /// The last modification in seconds since 1970; of files from before, 0.
+    pub(crate) fn modified_s(&self) -> u64 {
+        u64::try_from(self.modified.0).unwrap_or(0)
+    }
+
+    /// An entity tag; different ones for the content codings.
+    fn etag(&self, coding: Option<&str>) -> String {
+        let Self { length, modified: (s, ns), inode } = self;
+        format!("\"{length:x}-{s:x}.{ns:x}-{inode:x}{}\"", coding.map_or("", |coding| &coding[..1]))
+    }
+}
+
+impl From<&Stat> for Stamp {
+    fn from(stat: &Stat) -> Self {
+        Self {
+            length: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
+            inode: stat.st_ino,
+        }
+    }
+}
+
 /// A regular file below the root.
 struct Opened {
     file: File,
     is_linked: bool,
-    /// Last modification, in seconds and nanoseconds.
-    modified: (i64, i64),
+    stamp: Stamp,
 }
 
 /// Why no file answers.
@@ -98,7 +133,7 @@ impl StaticRoot {
             let sibling = [&name, suffix.as_bytes()].concat();
             let Ok(found) = self.open_file(&sibling) else { continue };
             // Compressed from an earlier version of the file.
-            if found.modified < plain.modified {
+            if found.stamp.modified < plain.stamp.modified {
                 continue;
             }
             vary = true;
@@ -107,12 +142,13 @@ impl StaticRoot {
                 chosen = Some((found, *coding));
             }
         }
-        let content_type = types::content_type(&name);
-        let file = match chosen {
-            Some((found, coding)) => describe(found.file, content_type, Some(coding), true),
-            None => describe(plain.file, content_type, None, vary),
+        let (Opened { file, stamp, .. }, content_encoding) = match chosen {
+            Some((found, coding)) => (found, Some(coding)),
+            None => (plain, None),
         };
-        file.map(|file| StaticFile { is_linked, ..file })
+        let content_type = types::content_type(&name);
+        let etag = stamp.etag(content_encoding);
+        Ok(StaticFile { file, stamp, etag, content_type, content_encoding, vary, is_linked })
     }
 
     /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.
@@ -143,8 +179,8 @@ impl StaticRoot {
         let stat = rustix::fs::fstat(&file).map_err(|error| StaticError::Io(error.into()))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                let modified = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
-                Ok(Opened { file: File::from(file), is_linked: is_linked || stat.st_nlink > 1, modified })
+                let is_linked = is_linked || stat.st_nlink > 1;
+                Ok(Opened { file: File::from(file), is_linked, stamp: Stamp::from(&stat) })
             }
             FileType::Directory => Err(StaticError::NeedsTrailingSlash),
             _ => Err(StaticError::NotFound),
@@ -156,29 +192,6 @@ impl StaticRoot {
 fn is_served(relative: &[u8]) -> bool {
     !relative.contains(&0)
         && relative.split(|byte| *byte == b'/').all(|part| !part.starts_with(b".") || part == b".well-known")
-}
-
-fn describe(
-    file: File,
-    content_type: &'static str,
-    content_encoding: Option<&'static str>,
-    vary: bool,
-) -> Result<StaticFile, StaticError> {
-    let metadata = file.metadata().map_err(StaticError::Io)?;
-    let modified_ns = metadata.mtime_nsec();
-    // Size and time to the nanosecond change with every edit that is not made to deceive; the inode with every
-    // replacement.
-    let etag = format!(
-        "\"{:x}-{:x}.{:x}-{:x}{}\"",
-        metadata.len(),
-        metadata.mtime(),
-        modified_ns,
-        metadata.ino(),
-        content_encoding.map_or("", |coding| &coding[..1])
-    );
-    let modified = u64::try_from(metadata.mtime()).unwrap_or(0);
-    let length = metadata.len();
-    Ok(StaticFile { length, modified, etag, content_type, content_encoding, vary, file, is_linked: false })
 }
 
 /// Calls `f` for every file that would be served without a content coding, with its path below the root.

@@ -35,7 +35,7 @@ fn files_are_found_with_their_types() {
     let site = site();
     let root = StaticRoot::open(&site.path().join("root")).unwrap();
     let file = root.lookup(b"/", 0).unwrap();
-    assert_eq!((file.length, file.content_type, file.vary), (4, "text/html; charset=utf-8", false));
+    assert_eq!((file.stamp.length, file.content_type, file.vary), (4, "text/html; charset=utf-8", false));
     assert_eq!(text(file), "home");
     assert_eq!(text(root.lookup(b"/inside", 0).unwrap()), "home");
 }
