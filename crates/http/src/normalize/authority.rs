@@ -14,15 +14,12 @@ pub(super) fn normalize<'a>(
     default_port: u16,
     scratch: &mut Vec<u8>,
 ) -> Result<Part<'a>, HeadError> {
-    if is_normal_name(authority) {
+    if is_normal(authority, default_port) {
         return Ok(Part::Borrowed(authority));
     }
     let start = scratch.len();
     let (host, port) = split_port(authority)?;
     let port = port.filter(|&port| port != default_port);
-    if is_normal_name(host) && port.is_some_and(|port| host.len() + 1 + digits(port) == authority.len()) {
-        return Ok(Part::Borrowed(authority));
-    }
     match host {
         [b'[', address @ .., b']'] => {
             let address = std::str::from_utf8(address).map_err(|_| HeadError::BadHost)?;
@@ -33,7 +30,8 @@ pub(super) fn normalize<'a>(
         _ => {
             let name = host.strip_suffix(b".").unwrap_or(host);
             scratch.extend(name.iter().map(u8::to_ascii_lowercase));
-            if !is_normal_name(&scratch[start..]) {
+            let name = &scratch[start..];
+            if name_length(name) != Some(name.len()) {
                 return Err(HeadError::BadHost);
             }
         }
@@ -50,21 +48,43 @@ fn digits(port: u16) -> usize {
     port.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-/// The common case: a lower-case name without port or trailing dot.
-fn is_normal_name(authority: &[u8]) -> bool {
+/// The common case: a lower-case name without a dot at its end, and no port or one that says something, as it is written.
+fn is_normal(authority: &[u8], default_port: u16) -> bool {
+    match name_length(authority).map(|length| &authority[length..]) {
+        None => false,
+        Some([]) => true,
+        Some(rest) => {
+            let says_something = |port| port != default_port && 1 + digits(port) == rest.len();
+            port(rest).is_ok_and(|port| port.is_some_and(says_something))
+        }
+    }
+}
+
+/// Length of the lower-case name at the start; `None` if one of its labels is empty.
+fn name_length(authority: &[u8]) -> Option<usize> {
     let mut before = b'.';
-    for &byte in authority {
-        if !is_name_byte(byte) || (byte == b'.' && before == b'.') {
-            return false;
+    for (at, &byte) in authority.iter().enumerate() {
+        if !IN_NAMES[usize::from(byte)] {
+            return (before != b'.').then_some(at);
+        }
+        if byte == b'.' && before == b'.' {
+            return None;
         }
         before = byte;
     }
-    before != b'.'
+    (before != b'.').then_some(authority.len())
 }
 
-fn is_name_byte(byte: u8) -> bool {
-    byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.' | b'_' | b'~')
-}
+/// Which bytes a name in lower case consists of.
+const IN_NAMES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        table[byte] = matches!(byte as u8, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~');
+        byte += 1;
+    }
+    table
+};
 
 /// Splits off the port; an empty one counts as absent (RFC 3986 §6.2.3).
 fn split_port(authority: &[u8]) -> Result<(&[u8], Option<u16>), HeadError> {
@@ -72,9 +92,14 @@ fn split_port(authority: &[u8]) -> Result<(&[u8], Option<u16>), HeadError> {
         [b'[', ..] => authority.iter().position(|&byte| byte == b']').ok_or(HeadError::BadHost)? + 1,
         _ => authority.iter().position(|&byte| byte == b':').unwrap_or(authority.len()),
     };
-    let (host, port) = authority.split_at(host_end);
-    let digits = match port {
-        [] | [b':'] => return Ok((host, None)),
+    let (host, rest) = authority.split_at(host_end);
+    Ok((host, port(rest)?))
+}
+
+/// The port in what follows the host.
+fn port(rest: &[u8]) -> Result<Option<u16>, HeadError> {
+    let digits = match rest {
+        [] | [b':'] => return Ok(None),
         [b':', digits @ ..] => digits,
         _ => return Err(HeadError::BadHost),
     };
@@ -83,7 +108,7 @@ fn split_port(authority: &[u8]) -> Result<(&[u8], Option<u16>), HeadError> {
         port.checked_mul(10)?.checked_add(digit)
     });
     match port {
-        Some(port) if port > 0 => Ok((host, Some(port))),
+        Some(port) if port > 0 => Ok(Some(port)),
         _ => Err(HeadError::BadHost),
     }
 }
