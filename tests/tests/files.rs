@@ -3,9 +3,12 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tidegate_e2e::{Origin, Reply, Tidegate, content, eventually};
@@ -17,6 +20,10 @@ struct Site {
 
 /// A root with a secret beside it.
 fn site(files: &[(&str, &[u8])]) -> Site {
+    site_with_cache(files, "")
+}
+
+fn site_with_cache(files: &[(&str, &[u8])], cache: &str) -> Site {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("site");
     fs::create_dir(&root).unwrap();
@@ -26,7 +33,8 @@ fn site(files: &[(&str, &[u8])]) -> Site {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
-    let tidegate = Tidegate::builder().route("/", &format!("root = \"{}\"", root.display())).start();
+    let route = format!("root = \"{}\"", root.display());
+    let tidegate = Tidegate::builder().cache(cache).route("/", &route).start();
     Site { directory, tidegate }
 }
 
@@ -207,9 +215,23 @@ fn root_that_is_a_link_is_followed_when_it_points_elsewhere() {
     let target = format!("root = \"{}\"", path("current").display());
     let tidegate = Tidegate::builder().route("/", &target).start();
     assert_eq!(tidegate.get("/page.txt").text(), "one");
-    std::os::unix::fs::symlink("two", path("next")).unwrap();
-    std::fs::rename(path("next"), path("current")).unwrap();
-    eventually("the switch is seen", || (tidegate.get("/page.txt").text() == "two").then_some(()));
+    // There is always something to notice in the directory that it has pointed to.
+    let (done, log) = (AtomicBool::new(false), path("one/log"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                fs::write(&log, "a line").unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        std::os::unix::fs::symlink("two", path("next")).unwrap();
+        std::fs::rename(path("next"), path("current")).unwrap();
+        let switched = std::panic::catch_unwind(|| {
+            eventually("the switch is seen", || (tidegate.get("/page.txt").text() == "two").then_some(()));
+        });
+        done.store(true, Ordering::Relaxed);
+        switched.unwrap();
+    });
     std::fs::write(path("two/page.txt"), "edited").unwrap();
     eventually("the new directory is watched", || {
         (tidegate.get("/page.txt").text() == "edited").then_some(())
@@ -257,18 +279,26 @@ fn a_file_has_one_path_whatever_stands_encoded_in_it() {
     assert_eq!(status("/dir%2Ff.txt"), 404);
 }
 
-/// Requests a file until the server keeps it open.
+/// Has room for files of an eighth of it.
+const LARGE_CACHE: &str = "memory = \"512MiB\"\n";
+
+/// Requests a large file until it is sent from its own pages. What sendfile takes from a file counts as read, a copy of the cache's
+/// does not; but what is read into the cache does, so that several in a row count.
 fn open(site: &Site, name: &str) {
-    eventually("it is kept open", || {
-        site.tidegate.get(&format!("/{name}"));
-        site.tidegate.open_files().contains(&site.path(name)).then_some(())
-    });
+    let length = fs::metadata(site.path(name)).unwrap().len();
+    let is_sent_from_file = || {
+        let before = site.tidegate.bytes_read();
+        let response = site.tidegate.get(&format!("/{name}"));
+        assert_eq!(response.body.len() as u64, length);
+        site.tidegate.open_files().contains(&site.path(name)) && site.tidegate.bytes_read() - before >= length
+    };
+    eventually("it is sent by sendfile", || (0..4).all(|_| is_sent_from_file()).then_some(()));
 }
 
 #[test]
-fn a_large_file_is_kept_open_and_sent_whole_in_part_and_to_slow_readers() {
+fn a_large_file_is_sent_from_its_own_pages_whole_in_part_and_to_slow_readers() {
     let bytes = content(11, 9_000_001);
-    let site = site(&[("large.bin", &bytes), ("small.bin", b"small")]);
+    let site = site_with_cache(&[("large.bin", &bytes), ("small.bin", b"small")], LARGE_CACHE);
     open(&site, "large.bin");
     let mut slow = site.tidegate.connect();
     slow.send("GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\nGET /small.bin HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -282,6 +312,24 @@ fn a_large_file_is_kept_open_and_sent_whole_in_part_and_to_slow_readers() {
     assert!(site.tidegate.connect().request("HEAD", "/large.bin", "").body.is_empty());
     assert!(slow.response().body == bytes);
     assert_eq!(slow.response().body, b"small");
+}
+
+#[test]
+fn a_large_file_that_is_edited_while_it_is_sent_goes_on_as_it_was() {
+    const LENGTH: usize = 40_000_000;
+    /// More than what the sockets of both sides hold.
+    const REST: usize = 20_000_000;
+    let bytes = content(1, LENGTH);
+    let site = site_with_cache(&[("large.bin", &bytes)], LARGE_CACHE);
+    open(&site, "large.bin");
+    let mut slow = site.tidegate.connect();
+    slow.send("GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n");
+    // Some of it is on its way.
+    std::thread::sleep(Duration::from_millis(200));
+    fs::write(site.path("large.bin"), content(2, LENGTH)).unwrap();
+    let body = slow.response().body;
+    assert_eq!(body.len(), LENGTH);
+    assert!(body[LENGTH - REST..] == bytes[LENGTH - REST..], "the end is another version's");
 }
 
 #[test]
@@ -313,6 +361,16 @@ fn a_large_file_that_was_edited_or_removed_is_not_kept_open_as_it_was() {
     fs::write(site.path("large.bin"), content(2, 300_000)).unwrap();
     eventually("the edited file", || {
         (site.tidegate.get("/large.bin").body == content(2, 300_000)).then_some(())
+    });
+    open(&site, "large.bin");
+    // Edited, and the time of its modification set back.
+    let modified = fs::metadata(site.path("large.bin")).unwrap().modified().unwrap();
+    let mut file = fs::OpenOptions::new().write(true).open(site.path("large.bin")).unwrap();
+    file.write_all(&content(3, 300_000)).unwrap();
+    file.set_modified(modified).unwrap();
+    drop(file);
+    eventually("the file edited again", || {
+        (site.tidegate.get("/large.bin").body == content(3, 300_000)).then_some(())
     });
     open(&site, "large.bin");
     fs::remove_file(site.path("large.bin")).unwrap();

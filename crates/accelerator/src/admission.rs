@@ -129,6 +129,7 @@ impl DataCore {
                 Some(Err(error)) => {
                     self.metrics.accept_errors_total.add(1);
                     if is_out_of_descriptors(&error) {
+                        self.with_plan(|plan| plan.roots.iter().for_each(|root| root.close_files()));
                         let shed = self.clients.shed();
                         self.metrics.connections_shed_total.add(shed as u64);
                         if warned.is_none_or(|warned: Instant| warned.elapsed() >= WARN_INTERVAL) {

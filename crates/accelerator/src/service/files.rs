@@ -113,8 +113,7 @@ impl Root {
                     *root.write().unwrap_or_else(PoisonError::into_inner) = opened;
                 }
                 changes.fetch_add(1, Ordering::SeqCst);
-                open.close();
-                forget(&watched, &base, relative);
+                forget(&watched, &open, &base, relative);
             })
             .inspect_err(|error| tracing::warn!(%error, root = %path.display(), "files are not watched, so they are not cached"))
             .ok();
@@ -134,6 +133,11 @@ impl Root {
 
     fn lookup(&self, path: &[u8], mask: u8) -> Result<StaticFile, StaticError> {
         self.root.read().unwrap_or_else(PoisonError::into_inner).lookup(path, mask)
+    }
+
+    /// Closes the files that are kept open for speed alone.
+    pub(crate) fn close_files(&self) {
+        self.large.close_all();
     }
 
     fn is_watched(&self) -> bool {
@@ -185,12 +189,13 @@ fn file_key(root: &Path, relative: &[u8]) -> Vec<u8> {
 }
 
 /// Drops every answer that a changed file may have been part of.
-fn forget(store: &Store, root: &Path, relative: &Path) {
+fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
     let relative = relative.as_os_str().as_bytes();
     if relative.is_empty() {
         let prefix = file_key(root, b"");
         let prefix = &prefix[..prefix.len() - 1];
         store.for_each(|key, _| if key.starts_with(prefix) { Visit::Remove } else { Visit::Keep });
+        large.close_all();
         return;
     }
     let original = CODINGS.iter().find_map(|(_, suffix)| relative.strip_suffix(suffix.as_bytes()));
@@ -202,6 +207,7 @@ fn forget(store: &Store, root: &Path, relative: &Path) {
             for mask in 0..MASKS {
                 key.push(mask);
                 store.remove(&key);
+                large.close(&key);
                 key.pop();
             }
         }
@@ -289,46 +295,61 @@ pub(crate) async fn answer(
     }
 }
 
-/// The file of a hit of which `bytes` go out, if it is large, open, and still what is stored. One that is not open yet is opened
-/// for the requests to come.
+/// The file of a hit of which `bytes` go out, if it is large, open, and what is stored. One that is not open yet is opened for the
+/// requests to come.
 #[inline]
 pub(crate) fn large_file(
+    core: &DataCore,
     plan: &Plan,
     normalized: &Normalized<'_>,
     hit: &Hit,
     bytes: u64,
 ) -> Option<Arc<LargeFile>> {
-    if bytes < LARGE_BYTES || !hit.is_file {
+    // Small parts of it too: what has one entity tag comes from one place.
+    if bytes == 0 || !hit.is_file || hit.object.body_length() < LARGE_BYTES {
         return None;
     }
     let Some(Destination::Root(index)) = plan.route(normalized) else { return None };
-    let root = plan.roots.get(index)?;
+    let (root, store) = (plan.roots.get(index)?, core.store.as_ref()?);
     let Some(Entry::Response(ResponseEntry { etag: Some(etag), .. })) = Entry::decode(hit.object.meta())
     else {
         return None;
     };
     match root.large.find(hit.object.key(), etag) {
         Known::Open(file) => return Some(file),
-        Known::Unopened => {
-            let (root, key) = (Arc::clone(root), hit.object.key().to_vec());
-            tokio::task::spawn_blocking(move || open_large(&root, &key));
+        Known::Unopened(closed) => {
+            let (root, store, object) = (Arc::clone(root), Arc::clone(store), hit.object.clone());
+            tokio::task::spawn_blocking(move || {
+                drop(closed);
+                open_large(&root, &store, &object);
+            });
         }
         Known::Closed => {}
     }
     None
 }
 
-/// Opens the file that is stored under `key`. Runs on a helper thread.
-fn open_large(root: &Root, key: &[u8]) {
+/// Opens the file that is stored as `object`. Runs on a helper thread.
+fn open_large(root: &Root, store: &Store, object: &Object) {
     let before = root.changes.count.load(Ordering::SeqCst);
+    let key = object.key();
     let prefix = file_key(&root.path, b"");
     let path = key.get(prefix.len() - 2..).and_then(|rest| rest.split_last());
     let Some((&mask, [path @ .., KEY_SEPARATOR])) = path else { return };
+    let Ok(file) = root.lookup(path, mask) else { return };
     // One that can change unnoticed is not kept open.
-    if let Ok(file) = root.lookup(path, mask)
-        && !file.is_linked
-    {
-        root.large.keep(key, file, || root.changes.count.load(Ordering::SeqCst) == before);
+    if file.is_linked {
+        return;
+    }
+    match Entry::decode(object.meta()) {
+        Some(Entry::Response(entry)) if entry.etag == Some(file.etag.as_bytes()) => {
+            root.large.keep(key, file, || root.changes.count.load(Ordering::SeqCst) == before);
+        }
+        // It has changed without a word, as a file does that is mapped into memory and written there.
+        _ => {
+            store.remove(key);
+            root.large.close(key);
+        }
     }
 }
 

@@ -249,7 +249,7 @@ impl Asker {
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
         let body = form.body.1 - form.body.0;
-        let (sent, total) = match files::large_file(&plan, &normalized, &hit, body) {
+        let (sent, total) = match files::large_file(core, &plan, &normalized, &hit, body) {
             Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
             None => transmit::send_hit(client, &hit.object, &form, out, whole),
         };

@@ -35,8 +35,8 @@ pub(crate) struct Unsent {
 /// Where a body comes from.
 pub(crate) enum Source {
     Stored(Object),
-    /// What is stored is a copy of this file.
-    File(Arc<LargeFile>),
+    /// From this file, of which what is stored is a copy.
+    File(Arc<LargeFile>, Object),
 }
 
 impl Unsent {
@@ -108,7 +108,8 @@ pub(crate) fn send_large_file(
 ) -> (Sent, u64) {
     let stored_head = if form.with_stored_head { object.head() } else { b"" };
     let (start, end) = form.body;
-    let mut unsent = Unsent::new([stored_head, out].concat(), Some((Source::File(file), start, end)));
+    let source = Source::File(file, object.clone());
+    let mut unsent = Unsent::new([stored_head, out].concat(), Some((source, start, end)));
     let total = unsent.left();
     let sent = match advance(client, &mut unsent) {
         Ok(true) => Sent::All,
@@ -135,14 +136,15 @@ fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<bool> {
     while unsent.left() > turn_end {
         let bytes = unsent.bytes.get(unsent.sent..).unwrap_or(&[]);
         let head_left = bytes.len();
-        let written = match &unsent.body {
-            Some((Source::File(_), ..)) if head_left > 0 => client.try_write_with_more(bytes)?,
-            Some((Source::File(file), start, end)) => {
-                send_extent(client, file.as_fd(), *start, (end - start).min(TURN_BYTES))? as usize
+        let written = match &mut unsent.body {
+            Some((Source::File(..), ..)) if head_left > 0 => client.try_write_with_more(bytes)?,
+            Some((source @ Source::File(..), start, end)) => {
+                let Some(sent) = send_from_file(client, source, *start, *end)? else { continue };
+                sent
             }
-            Some((Source::Stored(object), start, end)) if start < end => {
+            Some((Source::Stored(object), start, end)) if *start < *end => {
                 let extent = object.body_at(*start);
-                let most = (end - start).min(TURN_BYTES) as usize;
+                let most = (*end - *start).min(TURN_BYTES) as usize;
                 let extent = &extent[..extent.len().min(most)];
                 client.try_write_vectored(&[IoSlice::new(bytes), IoSlice::new(extent)])?
             }
@@ -157,6 +159,22 @@ fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<bool> {
         }
     }
     Ok(unsent.left() == 0)
+}
+
+/// One sendfile from the file of a source, or none where the file is not what is stored any more or cannot be sent: then its copy
+/// takes its place in `source`.
+fn send_from_file(client: &Client, source: &mut Source, start: u64, end: u64) -> io::Result<Option<usize>> {
+    let Source::File(file, object) = source else { return Ok(None) };
+    if file.is_as_stored() {
+        match send_extent(client, file.as_fd(), start, (end - start).min(TURN_BYTES)) {
+            Ok(sent) => return Ok(Some(sent as usize)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+            // Where it is the client that is gone, the copy will not be sent either.
+            Err(_) => file.give_up(),
+        }
+    }
+    *source = Source::Stored(object.clone());
+    Ok(None)
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.

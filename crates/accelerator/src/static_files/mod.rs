@@ -44,6 +44,8 @@ pub(crate) struct Stamp {
     pub length: u64,
     /// Last modification, in seconds since 1970 and nanoseconds.
     modified: (i64, i64),
+    /// Last change of anything, which programs cannot set: an edit that sets the modification back shows here.
+    changed: (i64, i64),
     inode: u64,
 }
 
@@ -61,7 +63,7 @@ impl Stamp {
 
     /// An entity tag; different ones for the content codings.
     fn etag(&self, coding: Option<&str>) -> String {
-        let Self { length, modified: (s, ns), inode } = self;
+        let Self { length, modified: (s, ns), inode, .. } = self;
         format!("\"{length:x}-{s:x}.{ns:x}-{inode:x}{}\"", coding.map_or("", |coding| &coding[..1]))
     }
 }
@@ -71,6 +73,7 @@ impl From<&Stat> for Stamp {
         Self {
             length: u64::try_from(stat.st_size).unwrap_or(0),
             modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
+            changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
             inode: stat.st_ino,
         }
     }

@@ -9,12 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 /// How often the root itself is looked at, which may be a link that points elsewhere now.
-const ROOT_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+const ROOT_INTERVAL: Duration = Duration::from_millis(500);
 /// Directories watched at once; a tree with more cannot be watched.
 const WATCHES: usize = 16_384;
 
@@ -107,20 +108,23 @@ impl Tree {
 
     fn run(mut self, stop: &OwnedFd, on_change: impl Fn(&Path)) {
         let everything = Path::new("");
+        let mut looked = Instant::now();
+        let timeout = Timespec { tv_sec: 0, tv_nsec: ROOT_INTERVAL.subsec_nanos().into() };
         loop {
+            if looked.elapsed() >= ROOT_INTERVAL {
+                looked = Instant::now();
+                if self.has_moved()
+                    && let Ok(tree) = Self::new(&self.root)
+                {
+                    self = tree;
+                    on_change(everything);
+                }
+            }
             let inotify = self.inotify.as_fd();
             let mut wanted = [PollFd::new(&inotify, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            match rustix::event::poll(&mut wanted, Some(&ROOT_INTERVAL)) {
+            match rustix::event::poll(&mut wanted, Some(&timeout)) {
                 Ok(_) if !wanted[1].revents().is_empty() => return,
-                Ok(0) => {
-                    if self.has_moved()
-                        && let Ok(tree) = Self::new(&self.root)
-                    {
-                        self = tree;
-                        on_change(everything);
-                    }
-                    continue;
-                }
+                Ok(0) => continue,
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => {
