@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tidegate_http::normalize::percent_decode;
@@ -114,18 +114,37 @@ impl StaticRoot {
     }
 }
 
-impl OpenFile {
-    fn resource(&self) -> io::Result<Resource> {
-        let metadata = self.file.metadata()?;
-        let (length, seconds, nanoseconds) = (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
-        // Replicas have the same files under different inodes, so that these say nothing.
-        let version = [length, seconds as u64, nanoseconds as u64]
+/// What a file's bytes are known by. Replicas have the same files under different inodes, so that these say nothing.
+#[derive(Clone, Copy)]
+struct Stamp {
+    length: u64,
+    /// Last modification, in seconds since 1970 and nanoseconds.
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn version(self) -> u64 {
+        let Self { length, modified: (seconds, nanoseconds) } = self;
+        [length, seconds as u64, nanoseconds as u64]
             .iter()
-            .fold(0, |hash: u64, part| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+            .fold(0, |hash: u64, part| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+    }
+}
+
+impl OpenFile {
+    fn stamp(&self) -> io::Result<Stamp> {
+        let stat = rustix::fs::fstat(&self.file)?;
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        Ok(Stamp { length, modified: (stat.st_mtime, stat.st_mtime_nsec as i64) })
+    }
+
+    fn resource(&self) -> io::Result<Resource> {
+        let stamp = self.stamp()?;
+        let Stamp { length, modified: (seconds, nanoseconds) } = stamp;
         Ok(Resource {
             status: 200,
             length,
-            version,
+            version: stamp.version(),
             modified_s: u64::try_from(seconds).ok(),
             etag: format!("\"{length:x}-{seconds:x}.{nanoseconds:x}\"").into_bytes(),
             fields: format!("Content-Type: {}\r\n", self.media_type).into_bytes(),
@@ -162,7 +181,7 @@ impl Site for StaticRoot {
             }
         }
         // After reading: a file that was written to meanwhile has another time by now.
-        let same = open.resource().is_ok_and(|resource| resource.version == version);
+        let same = open.stamp().is_ok_and(|stamp| stamp.version() == version);
         if same { Ok(read) } else { Err(Lost::Gone) }
     }
 }
