@@ -112,11 +112,13 @@ enum Command {
         command: GateCommand,
     },
     /// Fetch a URL by HTTP, DHTTP or Trickles.
-    #[command(after_help = "Example:\n  tidegate fetch -v -o page.html dhttp://127.0.0.1:8080/page")]
+    #[command(
+        after_help = "Examples:\n  tidegate fetch -v -o page.html dhttp://127.0.0.1:8080/page\n  tidegate fetch -o file.iso trickles://192.0.2.1:4000,192.0.2.2:4000/file.iso"
+    )]
     Fetch(fetch::FetchArgs),
     /// Be a local HTTP proxy that speaks DHTTP to servers that offer it.
     #[command(
-        after_help = "Example:\n  tidegate gateway --listen 127.0.0.1:3128\n  curl --proxy http://127.0.0.1:3128 http://example.org/"
+        after_help = "Examples:\n  tidegate gateway --listen 127.0.0.1:3128\n  curl --proxy http://127.0.0.1:3128 http://example.org/\n  tidegate gateway --listen 127.0.0.1:8080 --to trickles://192.0.2.1:4000,192.0.2.2:4000\n  curl http://127.0.0.1:8080/file.iso"
     )]
     Gateway(gateway::GatewayArgs),
     /// Be a cache on a router that answers DHTTP requests on their way to servers.

@@ -11,8 +11,10 @@ use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{ClientOptions, DhttpClient};
 use tidegate_dhttp::gateway::{GatewayOptions, serve};
 use tidegate_trickles::fetch::Url;
-use tidegate_trickles::udp::{Connection, Options};
-use tokio::net::TcpListener;
+use tidegate_trickles::http::refusal;
+use tidegate_trickles::udp::{Connection, Options, RequestStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::cli::{Failure, LogForm};
@@ -21,6 +23,10 @@ use crate::{run, units};
 
 /// Connections that are led over Trickles at once; more wait.
 const MAX_LED: usize = 1024;
+/// Bytes moved at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// How long a client that was refused may take to read it.
+const LINGER: Duration = Duration::from_secs(2);
 /// After a failed accept, as for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -39,7 +45,8 @@ pub(crate) struct GatewayArgs {
     /// Refuse answers of caches in this subnet. May be given more than once.
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_caches")]
     refuse_cache: Vec<IpPrefix>,
-    /// Lead every connection to this service instead: trickles://HOST:PORT,HOST:PORT,…, whose hosts are replicas.
+    /// Lead every connection to this service instead: trickles://HOST:PORT,HOST:PORT,…, whose hosts are replicas. The port is
+    /// 80 where none is given.
     #[arg(long, value_name = "URL", conflicts_with_all = ["no_caches", "refuse_cache", "refuse_caches_for"])]
     to: Option<String>,
     /// Refuse answers of caches for this site and those below it. May be given more than once.
@@ -55,6 +62,20 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
         .map_err(|error| Failure::usage(format!("error: --listen: {error}")))?;
     let service = args.to.as_deref().map(Url::parse).transpose();
     let service = service.map_err(|error| Failure::usage(format!("error: --to: {error}")))?;
+    match (&service, args.trickles.given()) {
+        (Some(url), _) if url.target != "/" => {
+            return Err(Failure::usage(format!(
+                "error: --to: expected trickles://HOST[:PORT] without {}: clients say which path they want",
+                url.target
+            )));
+        }
+        (None, Some(option)) => {
+            return Err(Failure::usage(format!(
+                "error: {option} is for a service over Trickles: name one with --to"
+            )));
+        }
+        _ => {}
+    }
     run::start_log(log);
     run::raise_descriptor_limit();
     let failed = |error: io::Error| Failure::runtime(format!("error: cannot start: {error}"));
@@ -116,16 +137,47 @@ async fn lead(listener: TcpListener, options: Options, allow: Vec<IpPrefix>) {
         let options = options.clone();
         tokio::spawn(async move {
             let _place = place;
-            let led = async {
-                let mut stream = Connection::new(&options)?.open()?;
-                tokio::io::copy_bidirectional(&mut client, &mut stream).await
+            let mut answered = false;
+            let led = match Connection::new(&options).and_then(|connection| Ok(connection.open()?)) {
+                Ok(stream) => copy(&mut client, stream, &mut answered).await,
+                Err(error) => Err(error),
             };
-            // The client sees its connection end.
-            if let Err(error) = led.await {
+            if let Err(error) = led {
                 tracing::debug!(%error, %peer, "a connection to the service failed");
+                // In the middle of a response the client sees its connection end.
+                if !answered {
+                    let _ = client.write_all(&refusal(&error)).await;
+                    let _ = client.shutdown().await;
+                    // What it still sends would reset the connection before it has read.
+                    let _ =
+                        tokio::time::timeout(LINGER, tokio::io::copy(&mut client, &mut tokio::io::sink()))
+                            .await;
+                }
             }
         });
     }
+}
+
+/// Moves bytes in both directions until both have ended; `answered` tells whether the client has got any.
+async fn copy(client: &mut TcpStream, stream: RequestStream, answered: &mut bool) -> io::Result<()> {
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = tokio::io::split(stream);
+    let up = async {
+        tokio::io::copy(&mut from_client, &mut to_server).await?;
+        to_server.shutdown().await
+    };
+    let down = async {
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            let count = from_server.read(&mut piece).await?;
+            if count == 0 {
+                return to_client.shutdown().await;
+            }
+            *answered = true;
+            to_client.write_all(&piece[..count]).await?;
+        }
+    };
+    tokio::try_join!(up, down).map(drop)
 }
 
 fn client_options(args: &GatewayArgs) -> ClientOptions {

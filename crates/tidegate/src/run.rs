@@ -77,9 +77,10 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     });
     admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader), gatekeeper)
         .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
-    signals.obey(engine.clone(), reloader).map_err(no_signals)?;
+    signals.obey(engine.clone(), Arc::clone(&reloader)).map_err(no_signals)?;
     notify::ready("serving");
     engine.wait();
+    reloader.trickles.stop();
     drop(upkeep);
     tracing::info!("stopped");
     Ok(())

@@ -1,65 +1,13 @@
 //! Two replicas that share a key file: one is killed in mid-download, the other goes on with it.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+mod replica;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-struct Replica {
-    said: Vec<String>,
-    process: Child,
-    address: String,
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn tidegate() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_tidegate"))
-}
-
-/// Starts a replica and waits until it says where it listens.
-fn start(directory: &Path, name: &str) -> Replica {
-    start_with(directory, name, tidegate(), "")
-}
-
-fn start_with(directory: &Path, name: &str, program: Command, more: &str) -> Replica {
-    let config = directory.join(format!("{name}.toml"));
-    let text = format!(
-        "workers = 1\n[[listen]]\naddress = \"127.0.0.1:0\"\nprotocol = \"trickles\"\n{more}keys = {:?}\n\
-         [admin]\naddress = \"127.0.0.1:0\"\n[[route]]\nroot = {:?}\n[cache]\nmemory = \"0B\"\n",
-        directory.join("keys"),
-        directory.join("root"),
-    );
-    std::fs::write(&config, text).unwrap();
-    run(program, &config)
-}
-
-fn run(mut program: Command, config: &Path) -> Replica {
-    let mut process = program.arg("run").arg("--config").arg(config).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-    let mut said = Vec::new();
-    let address = loop {
-        let line = lines.next().unwrap_or_else(|| panic!("ended after {said:?}")).unwrap();
-        if let Some((_, address)) = line.split_once("listening on trickles://") {
-            break address.to_owned();
-        }
-        said.push(line);
-    };
-    // Nobody reads on; the process must not be stopped by that.
-    std::thread::spawn(move || lines.for_each(drop));
-    Replica { process, address, said }
-}
-
-fn site(directory: &Path, bytes: &[u8]) {
-    std::fs::create_dir(directory.join("root")).unwrap();
-    std::fs::write(directory.join("root/large.bin"), bytes).unwrap();
-    std::fs::write(directory.join("keys"), "7 000102030405060708090a0b0c0d0e0f\n").unwrap();
-}
+use replica::{Namespace, Replica, run, site, start, start_with, tidegate};
 
 #[test]
 fn a_replica_when_killed_in_mid_download_then_the_other_goes_on() {
@@ -78,35 +26,6 @@ fn a_replica_when_killed_in_mid_download_then_the_other_goes_on() {
     assert!(fetch.wait().unwrap().success());
     assert_eq!(content.len(), bytes.len());
     assert!(content == bytes, "a byte differs");
-}
-
-/// A network namespace for one test, which needs root.
-struct Namespace(String);
-
-impl Namespace {
-    fn new() -> Self {
-        let name = format!("trickles-t{}", std::process::id());
-        let ip = |arguments: &[&str]| {
-            let output = Command::new("ip").args(arguments).output();
-            let output = output.expect("ip is missing; apt-get install iproute2");
-            assert!(output.status.success(), "needs root: {}", String::from_utf8_lossy(&output.stderr));
-        };
-        ip(&["netns", "add", &name]);
-        ip(&["-n", &name, "link", "set", "lo", "up"]);
-        Self(name)
-    }
-
-    fn tidegate(&self) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", self.0)).arg(env!("CARGO_BIN_EXE_tidegate"));
-        command
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
-    }
 }
 
 #[test]
@@ -508,7 +427,7 @@ fn an_http_client_when_led_by_a_gateway_then_it_has_the_service_on_one_connectio
     let mut line = String::new();
     BufReader::new(process.stderr.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim_end().rsplit("http://").next().unwrap().to_owned();
-    let gateway = Replica { process, address, said: Vec::new() };
+    let gateway = Replica { process, address, said: Vec::new(), later: std::sync::mpsc::channel().1 };
     let mut client = std::net::TcpStream::connect(&gateway.address).unwrap();
     let request = "GET /large.bin HTTP/1.1\r\nHost: h\r\n";
     write!(client, "{request}\r\n{request}Range: bytes=3-5\r\nConnection: close\r\n\r\n").unwrap();

@@ -2,6 +2,9 @@
 //! unmodified program reach the servers at port 8080 over Trickles. Where none answers, TCP takes its place
 //! (Trickles §2.6).
 //!
+//! Packets are encrypted for whoever answers; for the owner of a key alone with `TIDEGATE_TRICKLES_KEY`, which rules TCP out.
+//! `TIDEGATE_TRICKLES_KEY=none` sends them in the clear.
+//!
 //! A stream socket that connects to a chosen destination is replaced by one end of a socket pair; a thread moves bytes
 //! between the other end and a Trickles stream. Programs that fork after connecting, or that register a socket with
 //! epoll before they connect it, are not served.
@@ -18,6 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use tidegate_trickles::sealed::Encryption;
 
 type Connect = unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
 type Name = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
@@ -61,6 +65,22 @@ fn rules() -> &'static [Rule] {
             eprintln!("tidegate: TIDEGATE_TRICKLES: {error}; everything goes over TCP");
             Vec::new()
         })
+    })
+}
+
+/// Whether packets are encrypted, and for whom. `None` where the key cannot be read: who names one wants no other.
+fn encryption() -> Option<Encryption> {
+    static ENCRYPTION: OnceLock<Option<Encryption>> = OnceLock::new();
+    *ENCRYPTION.get_or_init(|| {
+        let text = std::env::var_os("TIDEGATE_TRICKLES_KEY").unwrap_or_default();
+        let encryption = text.to_str().and_then(rules::encryption);
+        if encryption.is_none() {
+            eprintln!(
+                "tidegate: TIDEGATE_TRICKLES_KEY: expected 64 hexadecimal digits, or none; connections that \
+                 TIDEGATE_TRICKLES lists are refused"
+            );
+        }
+        encryption
     })
 }
 
@@ -118,7 +138,12 @@ fn replaced(descriptor: c_int) -> Option<Replaced> {
 }
 
 /// Puts one end of a socket pair in the place of `descriptor` and hands the other to the pump.
-fn replace(descriptor: c_int, destination: SocketAddr, servers: Vec<SocketAddr>) -> std::io::Result<()> {
+fn replace(
+    descriptor: c_int,
+    destination: SocketAddr,
+    servers: Vec<SocketAddr>,
+    encryption: Encryption,
+) -> std::io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
     // SAFETY: these read the flags of a descriptor that the caller has open.
     let (status, close_on_exec) =
@@ -130,7 +155,7 @@ fn replace(descriptor: c_int, destination: SocketAddr, servers: Vec<SocketAddr>)
         return Err(std::io::Error::last_os_error());
     }
     drop(theirs);
-    pump::start(Job { program: ours, servers, destination })?;
+    pump::start(Job { program: ours, servers, destination, encryption })?;
     if let Some(inode) = inode(descriptor) {
         let mut table = REPLACED.lock().unwrap_or_else(PoisonError::into_inner);
         let table = table.get_or_insert_with(HashMap::new);
@@ -156,7 +181,8 @@ pub unsafe extern "C" fn connect(descriptor: c_int, address: *const sockaddr, le
         let chosen = unsafe { destination(address, length) }
             .and_then(|destination| Some((destination, rules::servers(rules(), destination)?)));
         if let Some((destination, servers)) = chosen {
-            return match replace(descriptor, destination, servers) {
+            let Some(encryption) = encryption() else { return fail(libc::ECONNREFUSED) };
+            return match replace(descriptor, destination, servers, encryption) {
                 Ok(()) => 0,
                 Err(error) => fail(error.raw_os_error().unwrap_or(libc::EIO)),
             };

@@ -7,7 +7,9 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_trickles::udp::{Connection, Options, RequestStream};
+use tidegate_trickles::http::refusal;
+use tidegate_trickles::sealed::Encryption;
+use tidegate_trickles::udp::{Connection, Options, RequestStream, StreamError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
@@ -24,6 +26,7 @@ pub(crate) struct Job {
     pub(crate) program: StdUnixStream,
     pub(crate) servers: Vec<SocketAddr>,
     pub(crate) destination: SocketAddr,
+    pub(crate) encryption: Encryption,
 }
 
 /// The thread of this process. A child of fork has none of its parent's threads.
@@ -71,25 +74,44 @@ pub(crate) fn start(job: Job) -> io::Result<()> {
 async fn serve(job: Job) -> io::Result<()> {
     job.program.set_nonblocking(true)?;
     let mut program = UnixStream::from_std(job.program)?;
-    let connection = Connection::new(&Options::to(job.servers))?;
-    let mut stream = connection.open()?;
-    let mut sent = Vec::new();
-    let mut first = Vec::with_capacity(PIECE_BYTES);
-    match first_answer(&mut program, &mut stream, &mut sent, &mut first).await {
-        Ok(ended) => {
+    let (mut sent, mut first) = (Vec::new(), Vec::with_capacity(PIECE_BYTES));
+    let options = Options { encryption: job.encryption, ..Options::to(job.servers) };
+    let opened = Connection::new(&options).and_then(|connection| Ok(connection.open()?));
+    let answered = match opened {
+        Ok(mut stream) => {
+            let ended = first_answer(&mut program, &mut stream, &mut sent, &mut first).await;
+            ended.map(|ended| (stream, ended))
+        }
+        Err(error) => Err(error),
+    };
+    match answered {
+        Ok((_, true)) => {
             program.write_all(&first).await?;
-            match ended {
-                true => program.shutdown().await,
-                false => copy(program, stream).await,
+            program.shutdown().await
+        }
+        Ok((stream, false)) => {
+            program.write_all(&first).await?;
+            copy(program, stream).await
+        }
+        // Who names a key wants nobody else's answer.
+        Err(error) if matches!(job.encryption, Encryption::Pinned(_)) => refuse(program, error).await,
+        Err(error) => match TcpStream::connect(job.destination).await {
+            Ok(mut server) => {
+                server.write_all(&sent).await?;
+                tokio::io::copy_bidirectional(&mut program, &mut server).await.map(drop)
             }
-        }
-        Err(_) => {
-            drop(stream);
-            let mut server = TcpStream::connect(job.destination).await?;
-            server.write_all(&sent).await?;
-            tokio::io::copy_bidirectional(&mut program, &mut server).await.map(drop)
-        }
+            Err(_) => refuse(program, error).await,
+        },
     }
+}
+
+/// A server that gave a status tells it as HTTP does; otherwise the program sees its connection end.
+async fn refuse(mut program: UnixStream, error: io::Error) -> io::Result<()> {
+    if let Some(StreamError::Reset(400..=599)) = StreamError::of(&error) {
+        program.write_all(&refusal(&error)).await?;
+        return program.shutdown().await;
+    }
+    Err(error)
 }
 
 /// Passes input on until output comes; whether the output ended with it. The clock starts with the first input.

@@ -1,6 +1,7 @@
-//! Which connections go over Trickles: the text of `TIDEGATE_TRICKLES`.
+//! Which connections go over Trickles, and for whom they are encrypted: `TIDEGATE_TRICKLES` and `TIDEGATE_TRICKLES_KEY`.
 
 use std::net::{IpAddr, SocketAddr};
+use tidegate_trickles::sealed::{Encryption, public_from_hex};
 
 /// A destination, and who serves it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -47,6 +48,16 @@ fn parse_one(rule: &str) -> Option<Rule> {
     Some(Rule { address, port, servers })
 }
 
+/// Reads a server's key: nothing is whoever answers, `none` no encryption. `None` is no key.
+#[must_use]
+pub fn encryption(key: &str) -> Option<Encryption> {
+    match key.trim() {
+        "" => Some(Encryption::On),
+        "none" => Some(Encryption::Off),
+        key => public_from_hex(key).map(Encryption::Pinned),
+    }
+}
+
 /// The servers for a connection to `destination`; `None` leaves it to TCP.
 #[must_use]
 pub fn servers(rules: &[Rule], destination: SocketAddr) -> Option<Vec<SocketAddr>> {
@@ -77,5 +88,15 @@ mod tests {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse(""), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_key_is_whoevers_nobodys_or_the_one_that_is_named() {
+        assert_eq!(encryption(""), Some(Encryption::On));
+        assert_eq!(encryption("none"), Some(Encryption::Off));
+        assert_eq!(encryption(&"0a".repeat(32)), Some(Encryption::Pinned([10; 32])));
+        for wrong in ["no", "0a", &"0g".repeat(32)] {
+            assert_eq!(encryption(wrong), None, "{wrong}");
+        }
     }
 }

@@ -18,8 +18,12 @@ fn library() -> PathBuf {
 }
 
 fn serve(root: &Path) -> UdpService {
+    serve_with(root, &Config::default())
+}
+
+fn serve_with(root: &Path, config: &Config) -> UdpService {
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    UdpService::start(address, 1, &Config::default(), KeyRing::new(1, &[7; 16]), || {
+    UdpService::start(address, 1, config, KeyRing::new(1, &[7; 16]), || {
         let root = StaticRoot::open(root, |_| "text/plain").map_err(std::io::Error::other)?;
         Ok(HttpService::new(root, || 1_700_000_000))
     })
@@ -111,6 +115,86 @@ fn a_plain_tcp_server_when_nobody_speaks_trickles_then_it_is_asked_by_tcp() {
     let output = curl.args(["-sS", &format!("http://{address}/x")]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "tcp", "{}", String::from_utf8_lossy(&output.stderr));
     server.join().unwrap();
+}
+
+/// One response of a server of plain HTTP, and where it is.
+fn plain() -> (SocketAddr, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        assert!(stream.read(&mut [0; 1000]).unwrap() > 0);
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\ntcp").unwrap();
+    });
+    (address, server)
+}
+
+/// Without an interface nothing leads there, on any host (RFC 4291 §2.5.6).
+const NOWHERE: &str = "[fe80::1]:4000";
+
+#[test]
+fn a_replica_without_a_route_when_listed_first_then_the_next_answers_or_tcp_does() {
+    let root = root(b"content\n");
+    let server = serve(root.path());
+    let (mut curl, destination) = preloaded("curl", &[NOWHERE.parse().unwrap(), server.local_addr()]);
+    let output = curl.args(["-sS", &format!("http://{destination}/file")]).output().unwrap();
+    assert_eq!(output.stdout, b"content\n", "{}", String::from_utf8_lossy(&output.stderr));
+    let (address, thread) = plain();
+    let mut curl = Command::new("curl");
+    curl.env("LD_PRELOAD", library())
+        .env("TIDEGATE_TRICKLES", format!("{address}={NOWHERE}"))
+        .env_remove("http_proxy");
+    let output = curl.args(["-sS", &format!("http://{address}/x")]).output().unwrap();
+    assert_eq!(output.stdout, b"tcp", "{}", String::from_utf8_lossy(&output.stderr));
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_server_that_requires_encryption_when_asked_then_it_answers_whoever_owns_its_key() {
+    let root = root(b"content\n");
+    let server = serve_with(root.path(), &Config { require_encryption: true, ..Config::default() });
+    let key: String = server.public_key().iter().map(|byte| format!("{byte:02x}")).collect();
+    let curl = |key: &str| {
+        let (mut curl, destination) = preloaded("curl", &[server.local_addr()]);
+        curl.env("TIDEGATE_TRICKLES_KEY", key).args(["-sS", &format!("http://{destination}/file")]);
+        curl.output().unwrap()
+    };
+    for key in ["", &key] {
+        let output = curl(key);
+        assert_eq!(output.stdout, b"content\n", "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for wrong in [&"11".repeat(32)[..], "11"] {
+        let output = curl(wrong);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    }
+    let said = curl("11");
+    assert!(String::from_utf8_lossy(&said.stderr).contains("TIDEGATE_TRICKLES_KEY: expected 64"), "{said:?}");
+}
+
+#[test]
+fn a_pinned_key_when_only_tcp_answers_then_it_is_not_asked() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut curl = Command::new("curl");
+    curl.env("LD_PRELOAD", library())
+        .env("TIDEGATE_TRICKLES", address.to_string())
+        .env("TIDEGATE_TRICKLES_KEY", "11".repeat(32))
+        .env_remove("http_proxy");
+    let output = curl.args(["-sS", &format!("http://{address}/x")]).output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_url_that_is_too_long_when_asked_for_then_the_program_is_told() {
+    let root = root(b"content\n");
+    let server = serve(root.path());
+    let (mut curl, destination) = preloaded("curl", &[server.local_addr()]);
+    let url = format!("http://{destination}/{}", "x".repeat(2000));
+    let output = curl.args(["-sS", "-w", "%{http_code}", &url]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("at most 729 bytes") && said.ends_with("414"), "{output:?}");
 }
 
 /// A client as programs in Python are: connections that are kept, ranges, and a timeout that makes its socket non-blocking.

@@ -1,15 +1,13 @@
 //! One URL over Trickles: `trickles://host[:port][,host[:port]…]/path`. All hosts are replicas; each address of a name
 //! is one too.
 
-use crate::client::Config;
-use crate::sealed::Encryption;
-use crate::udp::{Connection, Format, Options};
+use crate::udp::Connection;
 use std::io;
 use std::net::SocketAddr;
 use tidegate_http::{BodyFraming, HeadLimits, Progress, ResponseParser};
 use tokio::io::AsyncReadExt;
 
-/// Port of a URL that names none.
+/// Port of a URL that names none: that of HTTP.
 pub const DEFAULT_PORT: u16 = 80;
 const SCHEME: &str = "trickles://";
 /// Bytes read at once.
@@ -119,21 +117,12 @@ pub trait Sink {
     fn content(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// Gets `url` and passes the response to `sink`; returns the status. Must be called within a tokio runtime.
+/// Gets `url` over a connection to its servers and passes the response to `sink`; returns the status.
 ///
 /// # Errors
 /// See [`FetchError`]; what was read before has been passed on.
-pub async fn fetch(
-    url: &Url,
-    config: Config,
-    format: Format,
-    encryption: Encryption,
-    sink: &mut impl Sink,
-) -> Result<u16, FetchError> {
-    let servers = url.resolve().await?;
+pub async fn fetch(url: &Url, connection: &Connection, sink: &mut impl Sink) -> Result<u16, FetchError> {
     let transport = FetchError::Transport;
-    let options = Options { config, format, encryption, ..Options::to(servers) };
-    let connection = Connection::new(&options).map_err(transport)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", url.target, url.host);
     let mut stream = connection.request(request.as_bytes()).map_err(|error| transport(error.into()))?;
     let mut parser = ResponseParser::new(HeadLimits::default());

@@ -8,7 +8,7 @@ use crate::continuation::{
     RawDelta,
 };
 use crate::nonce::{self, NONCE_BYTES};
-use crate::user::{MAX_OPAQUE_BYTES, MAX_REQUEST, OVERHEAD_BYTES};
+use crate::user::{LEAST_OPAQUE_BYTES, MAX_OPAQUE_BYTES, MAX_REQUEST, OVERHEAD_BYTES};
 
 /// Version byte; also tells our datagrams from others on the same port.
 pub const VERSION: u8 = 0xd1;
@@ -36,10 +36,13 @@ pub const LONG_ATTEMPTS: u32 = 2;
 pub fn most_bytes_of_attempt(attempt: u32) -> u16 {
     if attempt > LONG_ATTEMPTS { SHORT_BYTES } else { u16::MAX }
 }
-/// Smallest limit on responses that a client may announce: a whole transport continuation and the longest user continuation fit
-/// into one.
-pub const MIN_DATAGRAM_BYTES: u16 =
-    (RESPONSE_HEAD_BYTES + FRAME_HEAD_BYTES + INPUT_CONTINUATION_HEAD_BYTES + MAX_USER_BYTES) as u16;
+/// Smallest limit on responses that a client may announce: a whole transport continuation and a user continuation with
+/// [`LEAST_OPAQUE_BYTES`] fit into one.
+pub const MIN_DATAGRAM_BYTES: u16 = (RESPONSE_HEAD_BYTES
+    + FRAME_HEAD_BYTES
+    + INPUT_CONTINUATION_HEAD_BYTES
+    + OVERHEAD_BYTES
+    + LEAST_OPAQUE_BYTES) as u16;
 /// Request and input consumed, before an input continuation.
 const INPUT_CONTINUATION_HEAD_BYTES: usize = 12;
 /// Added to that limit where the client takes CUBIC, see [`crate::cubic`].

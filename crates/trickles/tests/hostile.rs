@@ -72,7 +72,10 @@ fn transfer(host: &mut Host, lossy: usize) -> Vec<(Vec<u8>, u64)> {
             client.handle_timeout(start + elapsed);
         }
         loop {
-            match client.read(request, &mut buffer).unwrap() {
+            let readable = client.is_readable(request);
+            let read = client.read(request, &mut buffer).unwrap();
+            assert_eq!(readable, read != Read::Pending, "{read:?}");
+            match read {
                 Read::Data(count) => got += count,
                 Read::Pending => break,
                 Read::End => {

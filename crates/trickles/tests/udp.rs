@@ -5,12 +5,13 @@ mod support;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use support::{byte_at, objects};
-use tidegate_trickles::client::ClientError;
-use tidegate_trickles::files::{FileService, NOT_FOUND};
+use tidegate_trickles::client::{ClientError, Config};
+use tidegate_trickles::files::{FileService, NOT_FOUND, PATH_TOO_LONG};
 use tidegate_trickles::keys::KeyRing;
-use tidegate_trickles::server::{self, Counters, Server};
-use tidegate_trickles::udp::{self, Connection, Options, StreamError, UdpServer};
+use tidegate_trickles::server::{self, Application, Counters, Event, Minisocket, Server};
+use tidegate_trickles::udp::{self, Connection, Options, RequestStream, StreamError, UdpServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -36,8 +37,12 @@ fn now_ms() -> u64 {
 
 fn start(address: &str, lengths: &[u64]) -> Running {
     let socket = udp::bind(address.parse().unwrap(), false).unwrap();
+    serve(socket, FileService::new(objects(lengths)))
+}
+
+fn serve(socket: std::net::UdpSocket, application: impl Application + Send + 'static) -> Running {
     let server = Server::new(server::Config::default(), KeyRing::new(1, &[7; 16]), now_ms());
-    let mut server = UdpServer::new(socket, server, FileService::new(objects(lengths))).unwrap();
+    let mut server = UdpServer::new(socket, server, application).unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let (address, counters) = (server.local_addr().unwrap(), server.counters());
     let task = tokio::spawn(async move {
@@ -163,4 +168,126 @@ async fn a_request_when_nobody_answers_then_it_fails() {
     let reason = error.get_ref().and_then(|source| source.downcast_ref::<StreamError>());
     let attempts = tidegate_trickles::client::Config::default().max_attempts;
     assert_eq!(reason, Some(&StreamError::Connection(ClientError::Unreachable { attempts })));
+}
+
+/// What a stream's reader gets to the end, read by a task of its own.
+fn read_apart(mut stream: RequestStream) -> JoinHandle<std::io::Result<Vec<u8>>> {
+    tokio::spawn(async move {
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await.map(|_| bytes)
+    })
+}
+
+/// Longer than anything that ends here takes, of which most takes no second.
+const FOR_GOOD: Duration = Duration::from_secs(60);
+
+/// A wait that nobody ends fails instead of lasting for ever.
+async fn ended<T>(limit: Duration, task: impl Future<Output = T>) -> T {
+    tokio::time::timeout(limit, task).await.expect("somebody waits for good")
+}
+
+/// Has all tasks wait: nothing that they wait for happens meanwhile.
+async fn wait_for_all_to_wait() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn reason(error: &std::io::Error) -> Option<StreamError> {
+    error.get_ref()?.downcast_ref::<StreamError>().copied()
+}
+
+#[tokio::test]
+async fn readers_that_wait_on_one_connection_when_their_answers_come_then_each_gets_its_own_to_the_end() {
+    let lengths: Vec<u64> = [0, 1, 1_000, 100_000, 3_000_000].repeat(3);
+    // Nobody reads from it before all readers wait.
+    let socket = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    let connection = connect(&[socket.local_addr().unwrap()]);
+    let path = |n| format!("/object/{n}").into_bytes();
+    let whole = (0..lengths.len()).map(|n| read_apart(connection.request(&path(n)).unwrap()));
+    let whole: Vec<_> = whole.collect();
+    let missing = read_apart(connection.request(b"/none").unwrap());
+    wait_for_all_to_wait().await;
+    assert!(whole.iter().chain([&missing]).all(|task| !task.is_finished()));
+    let server = serve(socket, FileService::new(objects(&lengths)));
+    ended(FOR_GOOD, async {
+        for (n, (task, length)) in whole.into_iter().zip(&lengths).enumerate() {
+            assert_object(&path(n), &task.await.unwrap().unwrap(), *length);
+        }
+        assert_eq!(reason(&missing.await.unwrap().unwrap_err()), Some(StreamError::Reset(NOT_FOUND)));
+        server.kill().await;
+    })
+    .await;
+}
+
+/// A stream with room for few bytes of input, and what becomes of writing many.
+fn write_apart(connection: &Connection) -> JoinHandle<std::io::Error> {
+    let mut stream = connection.open().unwrap();
+    tokio::spawn(async move { stream.write_all(&[b'x'; 100_000]).await.unwrap_err() })
+}
+
+fn connect_with_little_room(server: SocketAddr) -> Connection {
+    let config = Config { max_input_bytes: 4_000, ..Config::default() };
+    Connection::new(&Options { config, ..Options::to(vec![server]) }).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_and_writers_that_wait_when_nobody_ever_answers_then_each_gets_the_error() {
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let connection = connect_with_little_room(silent.local_addr().unwrap());
+    let readers: Vec<_> = (0..3).map(|_| read_apart(connection.request(b"/object/0").unwrap())).collect();
+    let writers: Vec<_> = (0..3).map(|_| write_apart(&connection)).collect();
+    let attempts = Config::default().max_attempts;
+    let unreachable = Some(StreamError::Connection(ClientError::Unreachable { attempts }));
+    // Virtual time, in which all attempts are made.
+    ended(60 * FOR_GOOD, async {
+        for reader in readers {
+            assert_eq!(reason(&reader.await.unwrap().unwrap_err()), unreachable);
+        }
+        for writer in writers {
+            assert_eq!(reason(&writer.await.unwrap()), unreachable);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn readers_and_writers_that_wait_when_their_server_refuses_then_each_gets_the_error() {
+    let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let connection = connect_with_little_room(closed);
+    let reader = read_apart(connection.request(b"/object/0").unwrap());
+    let writer = write_apart(&connection);
+    ended(FOR_GOOD, async {
+        assert_eq!(reason(&reader.await.unwrap().unwrap_err()), Some(StreamError::Refused));
+        assert_eq!(reason(&writer.await.unwrap()), Some(StreamError::Refused));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_writer_without_room_when_its_request_is_reset_then_it_gets_the_error() {
+    let server = start("127.0.0.1:0", &[]);
+    let writer = write_apart(&connect_with_little_room(server.address));
+    let error = ended(FOR_GOOD, writer).await.unwrap();
+    assert_eq!(reason(&error), Some(StreamError::Reset(PATH_TOO_LONG)));
+    server.kill().await;
+}
+
+/// Ends every output at once, whatever the input.
+struct Terse;
+
+impl Application for Terse {
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
+        for input in &event.inputs {
+            socket.end(0, input.request, 0).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_writer_without_room_when_the_output_has_ended_then_it_gets_the_error() {
+    let server = serve(udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap(), Terse);
+    let writer = write_apart(&connect_with_little_room(server.address));
+    assert_eq!(ended(FOR_GOOD, writer).await.unwrap().kind(), std::io::ErrorKind::BrokenPipe);
+    server.kill().await;
 }

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -74,6 +74,8 @@ pub struct Traffic {
     pub overflowed: AtomicU64,
     /// Packets lost as the profile asks.
     pub lost: AtomicU64,
+    /// The IPv4 address whose host is gone: what it sends, and what is sent to it, comes to no link. 0 for none.
+    pub(super) gone: AtomicU32,
 }
 
 /// Seeded, so that a run can be repeated.
@@ -197,6 +199,10 @@ impl Emulator {
     /// Takes a packet from a device.
     fn take(&mut self, packet: &[u8], to_second: bool) {
         let Some((_, profile)) = self.link_of(packet, to_second) else { return };
+        let gone = self.traffic.gone.load(Ordering::Relaxed);
+        if gone != 0 && server_of(packet, to_second) == Some(gone) {
+            return;
+        }
         if self.due.len() >= MOST_PACKETS {
             self.traffic.overflowed.fetch_add(1, Ordering::Relaxed);
             return;
@@ -251,6 +257,13 @@ fn client_of(packet: &[u8], from_client: bool) -> Option<usize> {
     usize::from(u16::from_be_bytes([address[2], address[3]])).checked_sub(2)
 }
 
+/// The server's IPv4 address.
+fn server_of(packet: &[u8], from_client: bool) -> Option<u32> {
+    let at = if from_client { 16 } else { 12 };
+    let address = packet.get(at..at + 4).filter(|_| packet[0] >> 4 == 4)?;
+    Some(u32::from_be_bytes([address[0], address[1], address[2], address[3]]))
+}
+
 /// The client's port; 0 where there is none.
 fn port_of(packet: &[u8], from_client: bool) -> u16 {
     let header = usize::from(packet.first().unwrap_or(&0) & 0xf) * 4;
@@ -270,6 +283,8 @@ mod tests {
         assert_eq!(client_of(&packet, true), Some(256));
         assert_eq!(client_of(&packet, false), None);
         assert_eq!(client_of(&packet[..10], true), None);
+        assert_eq!(server_of(&packet, true), Some(0x0a62_0001));
+        assert_eq!(server_of(&packet, false), Some(0x0a62_0102));
         packet[0] = 0x60;
         assert_eq!(client_of(&packet, true), None);
     }

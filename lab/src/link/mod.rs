@@ -20,6 +20,8 @@ use emulator::Emulator;
 
 /// The server's address; the clients have the following ones.
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 98, 0, 1));
+/// The address of a second server, beside [`SERVER`]'s host as far as clients can tell.
+pub const OTHER_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 98, 255, 253));
 /// Packets that the kernel keeps for a device until the emulator takes them.
 const DEVICE_QUEUE: u32 = 10_000;
 /// Of the link's thread, SCHED_FIFO: above everything that is not.
@@ -95,7 +97,7 @@ impl Hosts {
         let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let (client, server) = (Namespace::new(format!("tdl-c{id}"))?, Namespace::new(format!("tdl-s{id}"))?);
         let addresses: Vec<IpAddr> = (0..profiles.len().max(1)).map(client_address).collect();
-        let devices = [device(&client, &addresses)?, device(&server, &[SERVER])?];
+        let devices = [device(&client, &addresses)?, device(&server, &[SERVER, OTHER_SERVER])?];
         let (stop, traffic) = (Arc::new(AtomicBool::new(false)), Arc::new(Traffic::default()));
         let emulator = Emulator::new(devices, profiles, seed, Arc::clone(&traffic));
         let stopped = Arc::clone(&stop);
@@ -165,6 +167,12 @@ impl Hosts {
             });
             thread.join().unwrap_or_else(|_| Err(Error::Link("a thread of the load has panicked".into())))
         })
+    }
+
+    /// Has the host at `server` vanish: packets that have left it still arrive, but no other comes or goes, not even an ICMP
+    /// message that says so. One host at a time.
+    pub fn lose(&self, server: Ipv4Addr) {
+        self.traffic.gone.store(server.to_bits(), Ordering::Relaxed);
     }
 
     /// What the link did.

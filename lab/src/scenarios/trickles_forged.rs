@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use tidegate_trickles::continuation::ProvedRun;
+use tidegate_trickles::continuation::{CONTINUATION_BYTES, ProvedRun};
 use tidegate_trickles::files::FileService;
-use tidegate_trickles::server::Server;
+use tidegate_trickles::server::{Refusal, Server};
+use tidegate_trickles::user::UserError;
 use tidegate_trickles::wire::{self, Account, Ask, Request};
 
 use super::trickles::{PAPER, plot};
-use super::trickles_simulation::{Files, NOW_MS, peer, small_server, transfer_from};
+use super::trickles_simulation::{Files, NOW_MS, fresh_server, peer, small_server, transfer_from};
 use crate::link::Random;
 use crate::plot::Point;
 use crate::table::{Table, thousands};
@@ -16,6 +17,10 @@ use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
 const OBJECT_BYTES: u64 = 400_000;
+/// Behind the header (10), the timestamp (4) and the time held (2).
+const ACCOUNT_AT: usize = 16;
+/// Of a run of packets in an account.
+const RUN_BYTES: usize = 12;
 /// A transfer whose link loses some percent of the packets.
 const SEEDS: std::ops::Range<u64> = 1..9;
 
@@ -25,10 +30,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "§2.2",
     claim: "Of 1,000,000 forged, replayed, truncated and loss-hiding packets none is answered with data",
     published: "The paper argues that the MAC, the replay table and the nonces refuse such packets; it measures none.",
-    method: "Real requests of transfers over lossy links, changed: bytes of the continuation and account overwritten; sent \
-             again; cut off; or with an account in which lost packets count as received, proved by the nonces that the client \
-             knows, by sums of them, and by guesses. All are given to the server that answered the originals, at the time \
-             of the original. The cost is the time that the server takes for each, on one core.",
+    method: "Real requests of transfers over lossy links, changed: a byte of the continuation or account overwritten; sent \
+             again; cut off within a frame or before the first; or with an account in which lost packets count as received, \
+             proved by the nonces that the client knows, by sums of them, and by guesses. What is sent again goes to the \
+             server that answered it. Everything else goes, at the time of the original, to a server with the same keys that \
+             has answered nothing, one for each packet: there no replay table helps to refuse. As a control such servers get \
+             the unchanged requests too, and those that hide a loss with the true account instead: all must be answered. \
+             The cost is the time that the server takes for each packet, on one core; a server that is new finds nothing of \
+             its own in the processor's caches.",
     run,
 };
 
@@ -47,47 +56,107 @@ const ATTACKS: [(Attack, &str); 4] = [
     (Attack::HiddenLoss, "loss hidden"),
 ];
 
+/// Why packets are refused, as in figures.
+const REASONS: [&str; 8] = [
+    "malformed",
+    "unknown epoch",
+    "wrong MAC",
+    "stale",
+    "impossible account",
+    "not proved",
+    "replayed",
+    "user continuation",
+];
+const IMPOSSIBLE: usize = 4;
+const UNPROVED: usize = 5;
+
+fn reason(refusal: &Refusal) -> usize {
+    match refusal {
+        Refusal::Wire(_) | Refusal::Format(_) | Refusal::TooSmall | Refusal::User(UserError::Malformed) => 0,
+        Refusal::UnknownEpoch { .. } => 1,
+        Refusal::Forged => 2,
+        Refusal::Stale { .. } => 3,
+        Refusal::Account(_) => IMPOSSIBLE,
+        Refusal::Unproved => UNPROVED,
+        Refusal::Replayed => 6,
+        Refusal::User(_) => 7,
+    }
+}
+
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let each = lab.choose(250_000_u64, 2_500);
-    let mut raw = Table::new(["attack", "packets", "answered", "bytes_answered", "ns_per_packet"]);
-    let mut summary =
-        Table::new(["attack", "packets", "answered with data", "bytes of notices", "ns a packet"]);
+    let mut raw = Table::new(["attack", "reason", "packets", "bytes_answered", "ns_per_packet"]);
+    let mut summary = Table::new([
+        "attack",
+        "packets",
+        "answered with data",
+        "refused as",
+        "honest ones that new servers answered",
+        "bytes of notices",
+        "ns a packet",
+    ]);
     let (mut points, mut checks) = (Vec::new(), Vec::new());
-    let mut victims = Vec::new();
-    for seed in SEEDS {
-        victims.push(Victim::new(seed)?);
-    }
+    let mut victims = SEEDS.map(Victim::new).collect::<Result<Vec<_>, _>>()?;
     for (step, (attack, name)) in ATTACKS.into_iter().enumerate() {
         lab.progress(step + 1, ATTACKS.len(), name);
-        let (mut answered, mut bytes, mut count, mut spent) = (0, 0, 0, 0.0);
+        let (mut all, mut control) = (Tally::default(), (0, 0));
         for victim in &mut victims {
-            let result = victim.attack(attack, each / SEEDS.count() as u64)?;
-            answered += result.answered;
-            bytes += result.bytes;
-            count += result.count;
-            spent += result.seconds;
+            all.add(&victim.attack(attack, each / SEEDS.count() as u64)?);
+            if attack != Attack::Replayed {
+                let (answered, asked) = victim.control(attack)?;
+                control = (control.0 + answered, control.1 + asked);
+            }
         }
-        let cost = spent * 1e9 / count as f64;
-        raw.row([
-            name.into(),
-            count.to_string(),
-            answered.to_string(),
-            bytes.to_string(),
-            format!("{cost:.0}"),
-        ]);
+        let (count, cost) = (all.count, all.seconds * 1e9 / all.count as f64);
+        let refused = || REASONS.iter().zip(all.refused).filter(|(_, count)| *count > 0);
+        for (reason, packets) in [(&"none", all.answered)].into_iter().chain(refused()) {
+            raw.row([
+                name.into(),
+                (*reason).to_owned(),
+                packets.to_string(),
+                all.bytes.to_string(),
+                format!("{cost:.0}"),
+            ]);
+        }
+        let reasons: Vec<String> =
+            refused().map(|(reason, packets)| format!("{reason}: {}", thousands(packets))).collect();
         summary.row([
             name.into(),
             thousands(count),
-            thousands(answered),
-            thousands(bytes),
+            thousands(all.answered),
+            reasons.join(", "),
+            if control.1 > 0 {
+                format!("{} of {}", thousands(control.0), thousands(control.1))
+            } else {
+                "-".into()
+            },
+            thousands(all.bytes),
             format!("{cost:.0}"),
         ]);
         points.push(Point::exact((step + 1) as f64, cost));
-        checks.push(Check {
-            what: format!("share of {} {name} packets that got nothing", thousands(count)),
-            ratio: (count - answered) as f64 / count as f64,
-            at_least: 1.0,
-        });
+        let mut share = |what: String, part: u64, of: u64| {
+            checks.push(Check { what, ratio: part as f64 / of as f64, at_least: 1.0 });
+        };
+        share(
+            format!("share of {} {name} packets that got nothing", thousands(count)),
+            count - all.answered,
+            count,
+        );
+        if attack != Attack::Replayed {
+            share(
+                format!("share of honest requests, not {name}, that new servers answer"),
+                control.0,
+                control.1,
+            );
+        }
+        if attack == Attack::HiddenLoss {
+            let judged = all.refused[IMPOSSIBLE] + all.refused[UNPROVED];
+            share(
+                "share of hidden losses that are refused for their account or its proof".into(),
+                judged,
+                count,
+            );
+        }
     }
     let series = vec![("forged, replayed, truncated, loss hidden".to_owned(), points)];
     Ok(Outcome {
@@ -106,11 +175,38 @@ struct Victim {
     random: Random,
 }
 
+#[derive(Default)]
 struct Tally {
     count: u64,
     answered: u64,
+    /// By [`REASONS`].
+    refused: [u64; REASONS.len()],
     bytes: u64,
     seconds: f64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.answered += other.answered;
+        self.refused.iter_mut().zip(other.refused).for_each(|(all, one)| *all += one);
+        self.bytes += other.bytes;
+        self.seconds += other.seconds;
+    }
+
+    /// Gives a packet to a server and takes note of what it says.
+    fn ask(&mut self, server: &mut Server, service: &mut FileService<Files>, packet: &[u8], now_ms: u64) {
+        let mut bytes = 0;
+        let outcome = server.handle(packet, peer(), now_ms, service, &mut |answer: &[u8]| {
+            bytes += answer.len() as u64;
+        });
+        self.count += 1;
+        self.bytes += bytes;
+        match outcome {
+            Ok(()) => self.answered += 1,
+            Err(refusal) => self.refused[reason(&refusal)] += 1,
+        }
+    }
 }
 
 impl Victim {
@@ -127,70 +223,94 @@ impl Victim {
         Ok(Self { server, requests, random: Random::new(seed) })
     }
 
+    /// The requests that an attack changes: those that report a loss, where it is to be hidden.
+    fn originals(&self, attack: Attack) -> Result<Vec<usize>, Error> {
+        let reports = |index: &usize| {
+            let account = account_of(&self.requests[*index].0);
+            account.is_some_and(|(account, _)| account.runs.iter().any(|run| run.run.gap > 0))
+        };
+        let all = 0..self.requests.len();
+        let originals: Vec<usize> =
+            all.filter(|index| attack != Attack::HiddenLoss || reports(index)).collect();
+        if originals.is_empty() { Err(Error::Nothing("an attack without requests")) } else { Ok(originals) }
+    }
+
     fn attack(&mut self, attack: Attack, count: u64) -> Result<Tally, Error> {
         let mut service = FileService::new(Files);
-        let mut result = Tally { count: 0, answered: 0, bytes: 0, seconds: 0.0 };
-        let lossy: Vec<usize> = (0..self.requests.len())
-            .filter(|index| {
-                let account = account_of(&self.requests[*index].0);
-                account.is_some_and(|(account, _)| account.runs.iter().any(|run| run.run.gap > 0))
-            })
-            .collect();
-        if attack == Attack::HiddenLoss && lossy.is_empty() {
-            return Ok(result);
-        }
-        // Made before they are sent: what the attacker's work costs is not the server's.
+        let mut result = Tally::default();
+        let originals = self.originals(attack)?;
+        // Made before they are sent, packets and servers: what the attacker's work costs is not the server's.
         const AT_ONCE: u64 = 1_000;
         while result.count < count {
             let mut packets = Vec::new();
             for _ in 0..AT_ONCE.min(count - result.count) {
-                let index = if attack == Attack::HiddenLoss {
-                    lossy[self.random.draw() as usize % lossy.len()]
-                } else {
-                    self.random.draw() as usize % self.requests.len()
-                };
-                packets.push((self.change(attack, index), self.requests[index].1));
+                let index = originals[self.random.draw() as usize % originals.len()];
+                let server = (attack != Attack::Replayed).then(|| fresh_server(NOW_MS));
+                packets.push((self.change(attack, index)?, self.requests[index].1, server));
             }
             let began = Instant::now();
-            for (packet, now_ms) in &packets {
-                let mut answers = 0;
-                // A refusal is what is wanted; what is answered all the same is counted.
-                let outcome =
-                    self.server.handle(packet, peer(), *now_ms, &mut service, &mut |answer: &[u8]| {
-                        answers += answer.len() as u64;
-                    });
-                result.answered += u64::from(outcome.is_ok());
-                result.bytes += answers;
+            for (packet, now_ms, fresh) in &mut packets {
+                result.ask(fresh.as_mut().unwrap_or(&mut self.server), &mut service, packet, *now_ms);
             }
             result.seconds += began.elapsed().as_secs_f64();
-            result.count += packets.len() as u64;
         }
         Ok(result)
     }
 
-    fn change(&mut self, attack: Attack, index: usize) -> Vec<u8> {
+    /// Gives new servers what the attack was made from: how many of the requests they answer, and of how many.
+    fn control(&self, attack: Attack) -> Result<(u64, u64), Error> {
+        let mut service = FileService::new(Files);
+        let mut result = Tally::default();
+        for index in self.originals(attack)? {
+            let (request, now_ms) = &self.requests[index];
+            result.ask(&mut fresh_server(NOW_MS), &mut service, request, *now_ms);
+            if attack == Attack::HiddenLoss {
+                // Written anew as the lies are.
+                let (account, _) =
+                    account_of(request).ok_or(Error::Nothing("a request without an account"))?;
+                let told =
+                    with_account(request, account).ok_or(Error::Nothing("a request without an account"))?;
+                result.ask(&mut fresh_server(NOW_MS), &mut service, &told, *now_ms);
+            }
+        }
+        Ok((result.answered, result.count))
+    }
+
+    fn change(&mut self, attack: Attack, index: usize) -> Result<Vec<u8>, Error> {
         let mut packet = self.requests[index].0.clone();
         match attack {
             Attack::Replayed => {}
-            Attack::Truncated => packet.truncate(self.random.draw() as usize % packet.len()),
+            Attack::Truncated => {
+                let ends = frame_ends(&packet).ok_or(Error::Nothing("a request without frames"))?;
+                let length = loop {
+                    // What ends with a frame is a request too, which asks for less.
+                    let length = self.random.draw() as usize % packet.len();
+                    if !ends.contains(&length) {
+                        break length;
+                    }
+                };
+                packet.truncate(length);
+            }
             Attack::Forged => {
-                // The continuation, behind the header (10), the timestamp (4) and the time held (2).
-                let at = 16 + self.random.draw() as usize % 73;
+                let (account, _) =
+                    account_of(&packet).ok_or(Error::Nothing("a request without an account"))?;
+                let protected = CONTINUATION_BYTES + 1 + account.runs.len() * RUN_BYTES;
+                let mut at = self.random.draw() as usize % protected;
+                // Behind the number of runs comes how many packets the request answers for: that is the client's choice.
+                at += usize::from(at > CONTINUATION_BYTES);
+                let at = ACCOUNT_AT + at;
                 packet[at] = packet[at].wrapping_add(1 + (self.random.draw() % 255) as u8);
             }
             Attack::HiddenLoss => {
-                if let Some(lie) = self.hide_loss(&packet) {
-                    packet = lie;
-                }
+                packet = self.hide_loss(&packet).ok_or(Error::Nothing("a loss that cannot be hidden"))?;
             }
         }
-        packet
+        Ok(packet)
     }
 
     /// The request as if nothing had been lost.
     fn hide_loss(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
-        let request = Request::decode(packet).ok()?;
-        let (honest, group) = account_of(packet)?;
+        let (honest, _) = account_of(packet)?;
         let total = honest.runs.iter().map(|run| run.run.length + u32::from(run.run.gap)).sum();
         let nonces = match self.random.draw() % 3 {
             0 => honest.runs.iter().fold(0, |sum, run| sum ^ run.nonces),
@@ -199,14 +319,37 @@ impl Victim {
         };
         let mut whole: ProvedRun = *honest.runs.first()?;
         (whole.run.gap, whole.run.length, whole.nonces) = (0, total, nonces);
-        let ask = Ask::Continue { account: Account { runs: vec![whole], ..honest }, group };
-        let mut out = Vec::new();
-        Request::encode_head(request.connection, request.timestamp_us, &ask, &mut out);
-        for want in &request.wants {
-            wire::write_wants(&[(want.sequence, want.length)], want.continuation, &mut out);
-        }
-        Some(out)
+        with_account(packet, Account { runs: vec![whole], ..honest })
     }
+}
+
+/// The request with another account.
+fn with_account(packet: &[u8], account: Account) -> Option<Vec<u8>> {
+    let request = Request::decode(packet).ok()?;
+    let (_, group) = account_of(packet)?;
+    let mut out = Vec::new();
+    Request::encode_head(
+        request.connection,
+        request.timestamp_us,
+        &Ask::Continue { account, group },
+        &mut out,
+    );
+    for want in &request.wants {
+        wire::write_wants(&[(want.sequence, want.length)], want.continuation, &mut out);
+    }
+    Some(out)
+}
+
+/// Where the head of a request and each of its frames end.
+fn frame_ends(packet: &[u8]) -> Option<Vec<usize>> {
+    let (account, _) = account_of(packet)?;
+    let mut at = ACCOUNT_AT + CONTINUATION_BYTES + 2 + account.runs.len() * RUN_BYTES;
+    let mut ends = vec![at];
+    while let Some([_, high, low]) = packet.get(at..at + 3) {
+        at += 3 + usize::from(u16::from_be_bytes([*high, *low]));
+        ends.push(at);
+    }
+    Some(ends)
 }
 
 /// The account of a request that acknowledges packets, and how many.

@@ -15,8 +15,15 @@ use crate::transfer::byte_at;
 
 /// The server's wall clock at the start.
 pub(super) const NOW_MS: u64 = 1_700_000_000_000;
-/// A transfer that takes longer hangs.
-const MOST_TIME: Duration = Duration::from_secs(3_600);
+/// Content that fits into each packet, whatever else is in it.
+const PACKET_BYTES: u64 = 1_200;
+/// The client's least timeout, its longest, and the longest before it opens anew another time.
+const TIMEOUTS: (Duration, Duration, Duration) =
+    (Duration::from_millis(200), Duration::from_secs(60), Duration::from_secs(16));
+/// Timeouts in a row after which a client opens anew.
+const TIMEOUTS_TO_OPEN: u32 = 7;
+/// Of so many exchanges one is allowed to be the unluckiest.
+const EXCHANGES: f64 = 1e6;
 
 /// Any file: its name is its length.
 #[derive(Debug)]
@@ -40,6 +47,12 @@ impl Objects for Files {
 /// A server that remembers what the replay table of a small one would.
 pub(super) fn small_server(now_ms: u64) -> Server {
     let config = server::Config { replay_entries: 1 << 10, ..server::Config::default() };
+    Server::new(config, KeyRing::new(1, &[42; 16]), now_ms)
+}
+
+/// A server with the same keys that has answered nothing, as small as can be.
+pub(super) fn fresh_server(now_ms: u64) -> Server {
+    let config = server::Config { replay_entries: 16, ..server::Config::default() };
     Server::new(config, KeyRing::new(1, &[42; 16]), now_ms)
 }
 
@@ -110,6 +123,45 @@ struct Link {
 }
 
 impl Link {
+    /// Share of packets that are lost in each direction, to the server first, and among those after a lost one.
+    fn losses(&self) -> ([f64; 2], f64) {
+        let (each, one) = (f64::from(self.loss_ppm) / 1e6, 0.2);
+        match self.pattern {
+            Pattern::Uniform => ([each; 2], each),
+            Pattern::OnlyUp => ([one, 0.0], one),
+            Pattern::OnlyDown => ([0.0, one], one),
+            Pattern::Reordering | Pattern::Duplicates => ([0.0; 2], 0.0),
+            Pattern::Bursts | Pattern::Mixed => {
+                let (begins, ends) = (f64::from(BURST_PPM.0), f64::from(BURST_PPM.1));
+                let bad = begins / (begins + ends);
+                ([0.6 * bad + 0.02 * (1.0 - bad); 2], 0.6)
+            }
+            Pattern::Blackouts => ([each / 10.0; 2], each / 10.0),
+        }
+    }
+
+    /// A transfer of so many bytes that takes longer hangs; of 17,000 none needs more than two thirds of it. The path explains a round trip for each packet, as if the window were one
+    /// packet; for each that is lost, or whose acknowledgement is, a timeout, which doubles where it is lost again; once, as many
+    /// timeouts in a row as one exchange in a million has; and blackouts, each with a timer that has doubled for as long.
+    fn most_time(&self, bytes: u64) -> Duration {
+        let ([up, down], after) = self.losses();
+        let lost = 1.0 - (1.0 - up) * (1.0 - down);
+        let again = 1.0 - (1.0 - after) * (1.0 - up.min(down));
+        let timeout = TIMEOUTS.0.max(self.trip * 3);
+        let exchange = self.trip + timeout.mul_f64(lost / (1.0 - 2.0 * lost));
+        let in_a_row = (EXCHANGES.ln() / -again.max(1.0 / EXCHANGES).ln()).ceil() as u32;
+        let unlucky: Duration = (0..in_a_row)
+            .map(|n| match n {
+                ..TIMEOUTS_TO_OPEN => (timeout * (1 << n)).min(TIMEOUTS.1),
+                _ => TIMEOUTS.2,
+            })
+            .sum();
+        let dark = if self.pattern == Pattern::Blackouts { BLACKOUT * 5 * 3 } else { Duration::ZERO };
+        // An open, and what tells the end.
+        let packets = u32::try_from(bytes / PACKET_BYTES + 2).unwrap_or(u32::MAX);
+        exchange * packets + unlucky + dark
+    }
+
     fn loses(&mut self, now: Duration, to_server: bool) -> bool {
         let loss_ppm = match self.pattern {
             Pattern::Uniform => self.loss_ppm,
@@ -157,11 +209,26 @@ impl Link {
     }
 }
 
+/// A transfer's time.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Took {
+    pub(super) time: Duration,
+    /// The time in which it had to end.
+    pub(super) most: Duration,
+}
+
+impl Took {
+    /// The part of the time allowed that was needed.
+    pub(super) fn share(self) -> f64 {
+        self.time.as_secs_f64() / self.most.as_secs_f64()
+    }
+}
+
 /// Fetches a file over a link, both of which follow from the seed.
 ///
 /// # Errors
-/// Says what went wrong: a byte that is not right, or no end.
-pub(super) fn transfer(seed: u64) -> Result<(), String> {
+/// Says what went wrong: a byte that is not right, or no end in the time that the link explains.
+pub(super) fn transfer(seed: u64) -> Result<Took, String> {
     let bytes = Random::new(seed ^ 0x5eed).draw() % 60_000;
     transfer_from(&mut small_server(NOW_MS), seed, bytes, &mut |_, _| ())
 }
@@ -170,7 +237,7 @@ pub(super) fn transfer(seed: u64) -> Result<(), String> {
 ///
 /// # Errors
 /// As [`transfer`].
-pub(super) fn transfer_in(pattern: Pattern, seed: u64) -> Result<(), String> {
+pub(super) fn transfer_in(pattern: Pattern, seed: u64) -> Result<Took, String> {
     let bytes = Random::new(seed ^ 0x5eed).draw() % 200_000;
     fetch(&mut small_server(NOW_MS), pattern, seed, bytes, &mut |_, _| ())
 }
@@ -184,7 +251,7 @@ pub(super) fn transfer_from(
     seed: u64,
     bytes: u64,
     observe: &mut dyn FnMut(&[u8], u64),
-) -> Result<(), String> {
+) -> Result<Took, String> {
     fetch(server, Pattern::Uniform, seed, bytes, observe)
 }
 
@@ -194,7 +261,7 @@ fn fetch(
     seed: u64,
     bytes: u64,
     observe: &mut dyn FnMut(&[u8], u64),
-) -> Result<(), String> {
+) -> Result<Took, String> {
     let mut random = Random::new(seed);
     let mut link = Link {
         trip: Duration::from_millis(10 + random.draw() % 391),
@@ -213,6 +280,7 @@ fn fetch(
         Pattern::Mixed => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 100_000),
         _ => {}
     }
+    let most = link.most_time(bytes);
     let start = Instant::now();
     let mut service = FileService::new(Files);
     let mut key = [7; 16];
@@ -221,7 +289,7 @@ fn fetch(
     let request = client.request(bytes.to_string().as_bytes(), start).map_err(|error| error.to_string())?;
     let (mut now, mut offset) = (Duration::ZERO, 0_u64);
     let mut buffer = [0; 4096];
-    while now < MOST_TIME {
+    while now < most {
         while let Some(datagram) = client.poll_transmit(start + now) {
             link.send(now, true, &datagram);
         }
@@ -264,13 +332,13 @@ fn fetch(
                     offset += count as u64;
                 }
                 Read::Pending => break,
-                Read::End if offset == bytes => return Ok(()),
+                Read::End if offset == bytes => return Ok(Took { time: now, most }),
                 Read::End => return Err(format!("{offset} of {bytes} bytes arrived")),
                 Read::Reset(code) => return Err(format!("reset with code {code}")),
             }
         }
     }
-    Err(format!("{offset} of {bytes} bytes in an hour"))
+    Err(format!("{offset} of {bytes} bytes in {most:?}, with a round trip of {:?}", link.trip))
 }
 
 #[cfg(test)]
@@ -280,7 +348,8 @@ mod tests {
     #[test]
     fn transfers_of_any_seed_end_with_every_byte_right() {
         for seed in 0..20 {
-            assert_eq!(transfer(seed), Ok(()), "seed {seed}");
+            let took = transfer(seed);
+            assert!(took.is_ok(), "seed {seed}: {took:?}");
         }
     }
 
@@ -288,7 +357,8 @@ mod tests {
     fn transfers_over_links_of_any_kind_end_with_every_byte_right() {
         for (pattern, name) in Pattern::OTHERS {
             for seed in 0..20 {
-                assert_eq!(transfer_in(pattern, seed), Ok(()), "{name}, seed {seed}");
+                let took = transfer_in(pattern, seed);
+                assert!(took.is_ok(), "{name}, seed {seed}: {took:?}");
             }
         }
     }

@@ -175,17 +175,19 @@ impl Replica {
         Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// Bytes of anonymous memory that it has resident.
+    /// Bytes of memory that it has resident and no file holds: anonymous, and shared as an arena is.
     ///
     /// # Errors
     /// It has ended.
-    pub fn anonymous_bytes(&self) -> Result<u64, Error> {
+    pub fn memory_bytes(&self) -> Result<u64, Error> {
         let status = self.proc("status")?;
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let kib = line
-            .and_then(|line| line.trim().strip_suffix(" kB"))
-            .and_then(|kib| kib.trim().parse::<u64>().ok());
-        kib.map(|kib| kib * 1024).ok_or(Error::Nothing("the kernel's count of memory"))
+        let kib = |name| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+            kib.and_then(|kib| kib.trim().parse::<u64>().ok())
+        };
+        let both = kib("RssAnon:").zip(kib("RssShmem:"));
+        both.map(|(own, shared)| (own + shared) * 1024).ok_or(Error::Nothing("the kernel's count of memory"))
     }
 }
 

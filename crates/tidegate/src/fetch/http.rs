@@ -10,6 +10,11 @@ use crate::cli::Failure;
 const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
+    fetch_from(args, &args.url, None)
+}
+
+/// Fetches `url`, which stands for that of `args`; Host says `host` where that is not the URL's.
+pub(super) fn fetch_from(args: &FetchArgs, url: &str, host: Option<&str>) -> Result<u16, Failure> {
     let asked = args.request.read()?;
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -18,7 +23,10 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
         .build()
         .into();
     let refused = |error: ureq::http::Error| Failure::usage(format!("error: {}: {error}", args.url));
-    let mut request = ureq::http::Request::builder().method(asked.method.as_str()).uri(&args.url);
+    let mut request = ureq::http::Request::builder().method(asked.method.as_str()).uri(url);
+    if let Some(host) = host {
+        request = request.header("Host", host);
+    }
     for (name, value) in &asked.fields {
         request = request.header(name, value);
     }

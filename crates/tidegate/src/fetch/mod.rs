@@ -20,12 +20,12 @@ use crate::cli::Failure;
 #[derive(Args)]
 pub(crate) struct FetchArgs {
     /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or
-    /// trickles://HOST:PORT,HOST:PORT,…/PATH, whose hosts are replicas of one service.
+    /// trickles://HOST:PORT,HOST:PORT,…/PATH, whose hosts are replicas of one service. The port is 80 where none is given.
     url: String,
     /// Where to write the content; standard output by default.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Show the response's head, and which way it came, on standard error.
+    /// Show the response's head, which way it came and from where, on standard error.
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
@@ -73,6 +73,16 @@ impl TricklesArgs {
         }
     }
 
+    /// The options given, for what does not use Trickles.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        match self {
+            Self { server_key: Some(_), .. } => Some("--server-key"),
+            Self { no_encryption: true, .. } => Some("--no-encryption"),
+            Self { cubic: true, .. } => Some("--cubic"),
+            _ => None,
+        }
+    }
+
     /// The transport's limits.
     pub(crate) fn config(&self) -> tidegate_trickles::client::Config {
         tidegate_trickles::client::Config { cubic: self.cubic, ..Default::default() }
@@ -110,9 +120,7 @@ impl FetchArgs {
             (self.tls.is_some(), "--tls", "dhttp", help),
             (self.no_caches, "--no-caches", "dhttp", help),
             (self.tcp_format, "--tcp-format", "trickles", "use trickles://"),
-            (trickles.server_key.is_some(), "--server-key", "trickles", "use trickles://"),
-            (trickles.no_encryption, "--no-encryption", "trickles", "use trickles://"),
-            (trickles.cubic, "--cubic", "trickles", "use trickles://"),
+            (trickles.given().is_some(), trickles.given().unwrap_or_default(), "trickles", "use trickles://"),
         ];
         let is_dhttp = scheme == "dhttpt";
         for (is_given, option, of, help) in given {

@@ -16,13 +16,13 @@ const MOST_BYTES: u64 = 256 << 20;
 #[derive(Args)]
 pub(crate) struct RequestArgs {
     /// Content to send, by POST unless -X says otherwise; @FILE: of a file, @-: of standard input, byte by byte. Several
-    /// are joined with '&'.
+    /// are joined with '&'. Not for Trickles.
     #[arg(short, long, value_name = "DATA")]
     data: Vec<String>,
-    /// The method.
+    /// The method. Not for Trickles.
     #[arg(short = 'X', long = "request", value_name = "METHOD")]
     method: Option<String>,
-    /// A header field, 'Name: value'. May be given more than once.
+    /// A header field, 'Name: value'. May be given more than once. Not for Trickles.
     #[arg(short = 'H', long = "header", value_name = "FIELD")]
     headers: Vec<String>,
 }

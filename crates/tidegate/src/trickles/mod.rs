@@ -52,7 +52,7 @@ pub(crate) struct TricklesServices {
 }
 
 impl TricklesServices {
-    /// Starts every listener. They end with the process: nobody misses them while another replica runs.
+    /// Starts every listener.
     pub(crate) fn start(loaded: &Loaded, inside: &Inside) -> Result<Self, Failure> {
         let mut services = Vec::new();
         for listener in &loaded.trickles {
@@ -76,9 +76,20 @@ impl TricklesServices {
             }
         }
         for (service, keys) in rings {
+            let before = service.public_key();
             service.set_keys(keys);
+            if service.public_key() != before {
+                say_key(service);
+            }
         }
         Ok(())
+    }
+
+    /// Ends every listener. Transfers need not: nobody misses them while another replica runs.
+    pub(crate) fn stop(&self) {
+        for (service, _) in &self.services {
+            service.stop();
+        }
     }
 
     /// Every metric, summed over threads and listeners; nothing where there is no listener.
@@ -144,7 +155,6 @@ fn start(listener: &TricklesListener, settings: &Settings, inside: &Inside) -> R
         cache_entries: listener.cache_entries,
         ..Config::default()
     };
-    let public = keys.identity().public();
     let inner = InnerSite::new(inside.clone(), address);
     // Finds out what is wrong before the threads start.
     let sites = RoutedSites::open(&settings.routes, &inner)
@@ -167,10 +177,15 @@ fn start(listener: &TricklesListener, settings: &Settings, inside: &Inside) -> R
                 })
         }
     }?;
-    let key: String = public.iter().map(|byte| format!("{byte:02x}")).collect();
-    tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
+    say_key(&service);
     tracing::info!("listening on trickles://{}", service.local_addr());
     Ok(service)
+}
+
+/// Tells what clients may pin.
+fn say_key(service: &UdpService) {
+    let key: String = service.public_key().iter().map(|byte| format!("{byte:02x}")).collect();
+    tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
 }
 
 /// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask for.

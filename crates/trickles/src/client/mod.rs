@@ -244,6 +244,13 @@ impl Client {
         self.config.max_input_bytes.saturating_sub(held)
     }
 
+    /// Why `request` sends no more of its input, so that room for more never comes: [`Read::Reset`], or [`Read::End`] where the
+    /// server has said where the output ends.
+    #[must_use]
+    pub fn refuses_input(&self, request: u32) -> Option<Read> {
+        self.requests.get(&request).and_then(RequestState::refuses_input)
+    }
+
     /// Reads output of `request` in order.
     pub fn read(&mut self, request: u32, buffer: &mut [u8]) -> Result<Read, ClientError> {
         let state = self.requests.get_mut(&request).ok_or(ClientError::NoSuchRequest { request })?;

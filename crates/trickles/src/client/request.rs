@@ -97,6 +97,11 @@ impl RequestState {
             && self.outputs.iter().filter(|output| output.valid.end > self.position).count() < UNREAD_OUTPUTS
     }
 
+    /// Why input is not sent any more: the request was reset, or its output has ended.
+    pub(super) fn refuses_input(&self) -> Option<Read> {
+        self.reset.map(Read::Reset).or(self.end.map(|_| Read::End))
+    }
+
     /// Input was sent; each packet of the answer is noted with [`RequestState::expect_push`].
     pub(super) fn input_sent(&mut self) {
         self.input_in_flight = true;

@@ -71,6 +71,14 @@ impl Client {
         }
     }
 
+    /// Datagrams leave from another address than before: continuations are bound to the old one, so that a new connection
+    /// begins.
+    pub fn handle_address_changed(&mut self, now: Instant) {
+        if self.established {
+            self.reopen(now);
+        }
+    }
+
     /// Retransmission timeouts since the start, among them those of an open without an answer.
     #[must_use]
     pub fn timeouts(&self) -> u64 {

@@ -23,7 +23,7 @@ const OPEN_WANTS: usize = 3;
 const LONG_OPENS: u32 = 2;
 
 /// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the longest
-/// continuation.
+/// continuation that a server may give on its connection.
 const LEAST_INPUT_BYTES: usize = 64;
 
 /// A range that is asked for a second time.

@@ -1,13 +1,11 @@
 //! What a server needs to remember of the input it has consumed: where the output stands, and of a head that is not
 //! complete the lines that matter (Trickles §4.2: "a digest of the data seen thus far").
 
+use super::response;
 use super::{Asked, Client};
-use crate::user::MAX_OPAQUE_BYTES;
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{BodyFraming, HeadLimits, Method, Progress, RequestParser};
 
-/// Most bytes that a digest may have.
-const MAX_DIGEST_BYTES: usize = MAX_OPAQUE_BYTES;
 /// Bytes of a digest without the beginning of a head.
 pub(super) const FIXED_BYTES: usize = 9;
 const FLAG_DROPS_LINE: u8 = 1;
@@ -62,14 +60,16 @@ pub(super) struct Digest {
     /// The line that is being read is of no interest, and forgotten.
     drops_line: bool,
     partial: Vec<u8>,
+    /// Most bytes that a continuation may have on this connection, of this digest or of a response.
+    most_bytes: usize,
     /// What `partial` was before the last request was taken from it.
     before: Option<(bool, Vec<u8>)>,
 }
 
 impl Digest {
-    pub(super) fn decode(opaque: &[u8]) -> Option<Self> {
+    pub(super) fn decode(opaque: &[u8], most_bytes: usize) -> Option<Self> {
         if opaque.is_empty() {
-            return Some(Self::default());
+            return Some(Self { most_bytes, ..Self::default() });
         }
         let (fixed, partial) = opaque.split_first_chunk::<FIXED_BYTES>()?;
         let (output, [flags]) = fixed.split_first_chunk::<8>().map(|(output, flags)| (*output, flags))?
@@ -80,6 +80,7 @@ impl Digest {
             output: u64::from_be_bytes(output),
             drops_line: flags & FLAG_DROPS_LINE != 0,
             partial: partial.to_vec(),
+            most_bytes,
             ..Self::default()
         })
     }
@@ -136,12 +137,12 @@ impl Digest {
         match parser.parse(&self.partial) {
             Ok(Progress::Complete { length }) => {
                 let head = self.partial[..length].to_vec();
-                let (mut request, content) = read_head(&parser, head, takes_content);
+                let (mut request, content) = read_head(&parser, head, self.most_name_bytes(), takes_content);
                 let end = length + usize::try_from(content).unwrap_or(usize::MAX - length);
                 if self.partial.len() < end {
                     // Of a request with content, all is kept until it is complete.
                     *rest = &[];
-                    return match !last && end <= MAX_DIGEST_BYTES - FIXED_BYTES {
+                    return match !last && end <= self.most_partial_bytes() {
                         true => Step::More,
                         false => Step::Request(Box::new(HttpRequest::refused(if last { 400 } else { 413 }))),
                     };
@@ -159,7 +160,11 @@ impl Digest {
                 }
                 match self.shrink() {
                     true => Step::More,
-                    false => Step::Request(Box::new(HttpRequest::refused(431))),
+                    false => {
+                        let line = self.partial.iter().position(|&byte| byte == b'\n');
+                        let too_long = line.unwrap_or(self.partial.len()) > self.most_name_bytes();
+                        Step::Request(Box::new(HttpRequest::refused(if too_long { 414 } else { 431 })))
+                    }
                 }
             }
             Err(_) => {
@@ -169,9 +174,18 @@ impl Digest {
         }
     }
 
+    fn most_partial_bytes(&self) -> usize {
+        self.most_bytes.saturating_sub(FIXED_BYTES)
+    }
+
+    /// Most bytes of host and target together that the continuation of a response has room for.
+    fn most_name_bytes(&self) -> usize {
+        self.most_bytes.saturating_sub(response::FIXED_BYTES)
+    }
+
     /// Forgets lines that do not matter where the head does not fit. `false` if it still does not.
     fn shrink(&mut self) -> bool {
-        let limit = MAX_DIGEST_BYTES - FIXED_BYTES;
+        let limit = self.most_partial_bytes();
         if self.partial.len() <= limit {
             return true;
         }
@@ -226,6 +240,7 @@ impl HttpRequest {
 fn read_head(
     parser: &RequestParser,
     bytes: Vec<u8>,
+    most_name_bytes: usize,
     takes_content: &mut dyn FnMut(&[u8], &[u8]) -> bool,
 ) -> (HttpRequest, u64) {
     let mut scratch = Vec::new();
@@ -238,8 +253,12 @@ fn read_head(
         target.push(b'?');
         target.extend_from_slice(query);
     }
-    let host = normalized.authority.to_vec();
+    let mut host = normalized.authority.to_vec();
     let (refused, content) = match (head.method, head.framing) {
+        _ if host.len() + target.len() > most_name_bytes => {
+            (host, target) = (Vec::new(), Vec::new());
+            (Some(414), 0)
+        }
         (Method::Get | Method::Head, BodyFraming::None | BodyFraming::Length(0)) => (None, 0),
         (Method::Connect, _) => (Some(405), 0),
         (_, framing) if takes_content(&host, &target) => match framing {
@@ -269,6 +288,7 @@ fn read_head(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::user::MAX_OPAQUE_BYTES;
 
     /// Feeds `input` in pieces that end at each of `splits`, with the digest written and read in between.
     fn feed(input: &[u8], splits: &[usize]) -> Vec<HttpRequest> {
@@ -276,7 +296,7 @@ mod tests {
         for &to in splits.iter().chain(&[input.len()]) {
             let mut rest = &input[from..to];
             loop {
-                let mut digest = Digest::decode(&opaque).unwrap();
+                let mut digest = Digest::decode(&opaque, MAX_OPAQUE_BYTES).unwrap();
                 let step = digest.feed(&mut rest, false, &mut |_, _| false);
                 if let Step::Request(request) = step {
                     digest.answered(digest.output + 1, request.refused.is_some());
@@ -288,7 +308,7 @@ mod tests {
                     }
                 } else {
                     opaque = digest.encode();
-                    assert!(rest.is_empty() && opaque.len() <= MAX_DIGEST_BYTES);
+                    assert!(rest.is_empty() && opaque.len() <= MAX_OPAQUE_BYTES);
                     break;
                 }
             }
@@ -324,10 +344,25 @@ mod tests {
     }
 
     #[test]
+    fn a_url_as_long_as_a_continuation_holds_is_taken_and_a_longer_one_refused_whether_whole_or_split() {
+        let most = MAX_OPAQUE_BYTES - response::FIXED_BYTES;
+        let get = |bytes: usize| format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(bytes - 2));
+        for splits in [&[][..], &[300]] {
+            let taken = feed(get(most).as_bytes(), splits);
+            assert_eq!((taken[0].refused, taken[0].target.len()), (None, most - 1));
+            let refused = feed(get(most + 1).as_bytes(), splits);
+            // What says so has to fit.
+            assert_eq!((refused[0].refused, refused[0].target.len()), (Some(414), 0));
+        }
+    }
+
+    #[test]
     fn a_head_that_cannot_be_digested_is_refused() {
         let input = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(3000));
         let requests = feed(input.as_bytes(), &[1000]);
-        assert_eq!(requests[0].refused, Some(431));
+        assert_eq!(requests[0].refused, Some(414));
+        let input = format!("GET / HTTP/1.1\r\nHost: h\r\nRange: bytes={}\r\n\r\n", "1".repeat(3000));
+        assert_eq!(feed(input.as_bytes(), &[1000])[0].refused, Some(431));
         assert_eq!(feed(b"GET\x01 / HTTP/1.1\r\n\r\n", &[])[0].refused, Some(400));
         assert_eq!(
             feed(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", &[])[0].refused,
@@ -342,7 +377,7 @@ mod tests {
             let (mut opaque, mut found) = (Vec::new(), Vec::new());
             for mut piece in [&whole[..split], &whole[split..]] {
                 while !piece.is_empty() {
-                    let mut digest = Digest::decode(&opaque).unwrap();
+                    let mut digest = Digest::decode(&opaque, MAX_OPAQUE_BYTES).unwrap();
                     if let Step::Request(request) = digest.feed(&mut piece, false, &mut |_, _| true) {
                         digest.answered(1, false);
                         found.push(*request);
@@ -354,7 +389,8 @@ mod tests {
             assert_eq!((&found[0].body[..], found[0].refused), (&b"hello"[..], None), "split at {split}");
         }
         let mut long = &b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n"[..];
-        let step = Digest::default().feed(&mut long, false, &mut |_, _| true);
+        let mut digest = Digest::decode(b"", MAX_OPAQUE_BYTES).unwrap();
+        let step = digest.feed(&mut long, false, &mut |_, _| true);
         assert!(matches!(step, Step::Request(request) if request.refused == Some(413)));
     }
 }

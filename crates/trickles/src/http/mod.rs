@@ -6,14 +6,17 @@
 //! response is made of in an output continuation (`response`).
 
 mod digest;
+mod refusal;
 mod response;
 mod root;
 
+pub use refusal::refusal;
+pub use response::MAX_URL_BYTES;
 pub use root::{StaticRoot, StaticRootError};
 
 use crate::files::{GONE, PATH_TOO_LONG};
 use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket, Wait};
-use crate::user::{OVERHEAD_BYTES, REGION_BITS};
+use crate::user::{LEAST_OPAQUE_BYTES, MAX_OPAQUE_BYTES, OVERHEAD_BYTES, REGION_BITS};
 use crate::wire::FRAME_HEAD_BYTES;
 use digest::{Digest, Step};
 use response::Response;
@@ -30,6 +33,13 @@ const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES;
 const END_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// The frame of an output continuation, besides its opaque bytes.
 const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
+/// What a request has beside the opaque bytes that it asks with, an account of 16 runs among it, less the head of an answer.
+const BESIDE_BYTES: usize = 255;
+
+/// Opaque bytes that a continuation may have on a connection: more than the least where requests have room for them.
+fn most_opaque_bytes(socket: &Minisocket) -> usize {
+    socket.capacity().saturating_sub(BESIDE_BYTES).clamp(LEAST_OPAQUE_BYTES, MAX_OPAQUE_BYTES)
+}
 
 /// What a site has under a request target.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -231,7 +241,7 @@ impl<S: Site> HttpService<S> {
         // client either knows both or sends the input again.
         let by_room = packets.rev().max_by_key(|&index| socket.room(index));
         let Some(home) = by_room else { return Vec::new() };
-        let Some(mut digest) = Digest::decode(input.opaque) else {
+        let Some(mut digest) = Digest::decode(input.opaque, most_opaque_bytes(socket)) else {
             let _ = socket.reset(home, input.request, FOREIGN);
             return Vec::new();
         };
@@ -311,7 +321,7 @@ impl<S: Site> HttpService<S> {
 
     /// What the requests in `input` need.
     fn prepare_input(&mut self, client: Client, input: &EventInput<'_>, waits: &mut Vec<Wait>) {
-        let Some(mut digest) = Digest::decode(input.opaque) else { return };
+        let Some(mut digest) = Digest::decode(input.opaque, MAX_OPAQUE_BYTES) else { return };
         let mut rest = input.data;
         for before in 0..MAX_PIPELINED {
             let site = &mut self.site;

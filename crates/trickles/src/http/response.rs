@@ -10,12 +10,16 @@ use tidegate_http::cache::conditional::{self, Precondition};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::{HeadLimits, Method, Progress, RequestParser, date, status_reason};
 
+/// Most bytes of a URL's host, path and query together; less where a client's datagrams are short.
+pub const MAX_URL_BYTES: usize = MAX_OPAQUE_BYTES - FIXED_BYTES;
+
 const FLAG_HEAD_ONLY: u8 = 1;
 const FLAG_CLOSE: u8 = 2;
 const FLAG_HTTP_10: u8 = 4;
 /// Head and body are a resource's, not our own words.
 const FLAG_RESOURCE: u8 = 8;
-const FIXED_BYTES: usize = 39;
+/// Opaque bytes besides host and target.
+pub(super) const FIXED_BYTES: usize = 39;
 
 /// What a response is made of. Of an error there is no resource; `start..end` is then its text.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -140,7 +144,16 @@ impl<'a> Response<'a> {
     }
 
     fn text(&self) -> Vec<u8> {
-        format!("{} {}\n", self.status, status_reason(self.status)).into_bytes()
+        let reason = status_reason(self.status);
+        match self.status {
+            414 => {
+                format!(
+                    "414 {reason}: host, path and query have at most {MAX_URL_BYTES} bytes over Trickles\n"
+                )
+            }
+            status => format!("{status} {reason}\n"),
+        }
+        .into_bytes()
     }
 
     /// Status line and fields; the same bytes whenever it is called.

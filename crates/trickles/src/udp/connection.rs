@@ -1,17 +1,18 @@
 //! The client's driver: a task that owns socket and core, and streams that read and write requests.
 
 use super::batch::{BatchSocket, Outgoing, Received};
+use super::path::{self, Path};
 use super::random_block;
 use crate::client::{Client, ClientError, Config, Read};
+use crate::files::{GONE, NOT_FOUND, PATH_TOO_LONG};
+use crate::http::MAX_URL_BYTES;
 use crate::sealed::{
     ANSWER_OVERHEAD_BYTES, ClientSeal, Encryption, Incoming, REQUEST_OVERHEAD_BYTES, SealError,
 };
-use crate::tcp::TcpSocket;
-use crate::wire::MIN_DATAGRAM_BYTES;
-use rustix::net::sockopt;
+use crate::server::RESET_EXPIRED;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -19,16 +20,14 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-/// Longest packet that is sent, its headers included: what Ethernet carries.
-const MOST_MTU: u32 = 1500;
 /// Receive buffers of a client.
 const RECEIVE_BUFFERS: usize = 4;
 
 /// Where and how to connect.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Servers that share keys, all of one address family. The first is asked; the next takes its place when it is
-    /// unreachable or does not answer in time.
+    /// Servers that share keys. The first that there is a path to is asked; the next takes its place when it is unreachable
+    /// or does not answer in time.
     pub servers: Vec<SocketAddr>,
     /// Limits and timers.
     pub config: Config,
@@ -54,35 +53,6 @@ impl Options {
     }
 }
 
-/// Bytes of the headers before a datagram: IP, and UDP or TCP with the option that marks a segment.
-fn header_bytes(format: Format, is_ipv6: bool) -> u32 {
-    let ip = if is_ipv6 { 40 } else { 20 };
-    match format {
-        Format::Udp => ip + 8,
-        Format::Tcp => ip + 24,
-    }
-}
-
-/// The longest packet in bytes, headers included, that a path or an interface has to carry at least.
-#[must_use]
-pub fn least_mtu(format: Format, is_ipv6: bool) -> u32 {
-    u32::from(MIN_DATAGRAM_BYTES) + header_bytes(format, is_ipv6)
-}
-
-/// The way to the server carries no packets as long as the transport needs; the source of an [`io::Error`].
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error(
-    "packets to {server} have at most {mtu} bytes, and Trickles needs {least}; raise the MTU of the interface"
-)]
-pub struct TooNarrow {
-    /// The server.
-    pub server: SocketAddr,
-    /// Bytes of the longest packet, headers included.
-    pub mtu: u32,
-    /// What it has to be.
-    pub least: u32,
-}
-
 /// What packets look like on the way.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Format {
@@ -106,8 +76,29 @@ pub enum StreamError {
     #[error("connection refused")]
     Refused,
     /// The server refused the request with this code.
-    #[error("the server refused the request with code {0}")]
+    #[error("{}", reset_reason(*.0))]
     Reset(u16),
+}
+
+fn reset_reason(code: u16) -> String {
+    let reason = match code {
+        RESET_EXPIRED => "the server's keys have changed, and the request cannot be repeated".into(),
+        NOT_FOUND => "there is no such object".into(),
+        GONE => "the file changed while it was fetched".into(),
+        PATH_TOO_LONG => {
+            format!("the URL is too long for a Trickles request: at most {MAX_URL_BYTES} bytes")
+        }
+        _ => return format!("the server refused the request with code {code}"),
+    };
+    format!("{reason} (code {code})")
+}
+
+impl StreamError {
+    /// What a stream's error has as its source.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
 }
 
 impl From<StreamError> for io::Error {
@@ -159,6 +150,8 @@ struct State {
     closed: bool,
     refused: bool,
     wrong_key: bool,
+    /// A server has sent anything.
+    answered: bool,
     server: SocketAddr,
 }
 
@@ -195,54 +188,15 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// A socket for datagrams to `server`, and the longest packet that the way there is known to carry, its headers included.
-fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::Result<(BatchSocket, u32)> {
-    let any = match server {
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-    };
-    let socket = std::net::UdpSocket::bind((local.unwrap_or(any), 0))?;
-    // A connected socket learns from ICMP that its server is gone, and which of our addresses leads there.
-    socket.connect(server)?;
-    let mtu = match server {
-        SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket),
-        SocketAddr::V4(_) => sockopt::ip_mtu(&socket),
-    };
-    // Where the system does not say, losses will.
-    let mtu = mtu.unwrap_or(u32::MAX);
-    let socket = match format {
-        Format::Udp => BatchSocket::new(socket)?,
-        Format::Tcp => {
-            let local = SocketAddr::new(socket.local_addr()?.ip(), 0);
-            BatchSocket::Tcp(TcpSocket::bind(local, true)?)
-        }
-    };
-    Ok((socket, mtu))
-}
-
-/// Whether a datagram was longer than what the way to the server carries: told by our own interface, or by ICMP.
-fn is_too_long(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error())
-}
-
 impl Connection {
     /// Starts a connection; nothing is sent before the first request. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// There is no server in `options`, or no socket to be had.
+    /// There is no server in `options`, or a socket for none of them.
     pub fn new(options: &Options) -> io::Result<Self> {
-        let Some(&server) = options.servers.first() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no server to connect to"));
-        };
-        let (socket, mtu) = socket_to(server, options.format, options.local)?;
-        let headers = header_bytes(options.format, server.is_ipv6());
-        let envelope = if options.encryption == Encryption::Off { 0 } else { ANSWER_OVERHEAD_BYTES as u32 };
-        let least = least_mtu(options.format, server.is_ipv6()) + envelope;
-        if mtu < least {
-            return Err(io::Error::new(io::ErrorKind::NetworkUnreachable, TooNarrow { server, mtu, least }));
-        }
-        let room = u16::try_from(mtu.min(MOST_MTU) - headers).unwrap_or(u16::MAX);
-        let datagram_bytes = options.config.datagram_bytes.min(room);
+        let Path { socket, turn, datagram_bytes } = path::open(options)?;
+        let server = options.servers[turn];
+        let datagram_bytes = options.config.datagram_bytes.min(datagram_bytes);
         let mut config = Config { datagram_bytes, ..options.config.clone() };
         let seal = ClientSeal::new(options.encryption, &random_block()?);
         if seal.is_some() {
@@ -260,15 +214,17 @@ impl Connection {
             closed: false,
             refused: false,
             wrong_key: false,
+            answered: false,
             server,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Notify::new() });
-        let servers = options.servers.iter().copied().filter(|to| to.is_ipv6() == server.is_ipv6()).collect();
         let driver = Driver {
             socket,
             shared: Arc::clone(&shared),
-            servers,
-            turn: 0,
+            servers: options.servers.clone(),
+            format: options.format,
+            local: options.local,
+            turn,
             moves: 0,
             timeouts: 0,
             seal,
@@ -295,6 +251,12 @@ impl Connection {
         let request = self.handle.shared.lock().client.request(input, now())?;
         self.handle.shared.work.notify_one();
         Ok(RequestStream { handle: Arc::clone(&self.handle), request, ended: true })
+    }
+
+    /// Whether any of the servers has answered, were it only with its key.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.handle.shared.lock().answered
     }
 
     /// The server that is asked now.
@@ -357,8 +319,16 @@ impl AsyncWrite for RequestStream {
         }
         let room = state.client.input_room(self.request).min(data.len());
         if room == 0 && !data.is_empty() {
-            state.writers.insert(self.request, cx.waker().clone());
-            return Poll::Pending;
+            return match state.client.refuses_input(self.request) {
+                Some(Read::Reset(code)) => Poll::Ready(Err(StreamError::Reset(code).into())),
+                Some(_) => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+                None if state.wrong_key => Poll::Ready(Err(StreamError::WrongKey.into())),
+                None if state.refused => Poll::Ready(Err(StreamError::Refused.into())),
+                None => {
+                    state.writers.insert(self.request, cx.waker().clone());
+                    Poll::Pending
+                }
+            };
         }
         let written = state.client.write(self.request, &data[..room], false, now());
         shared.work.notify_one();
@@ -386,8 +356,10 @@ struct Driver {
     socket: BatchSocket,
     shared: Arc<Shared>,
     servers: Vec<SocketAddr>,
+    format: Format,
+    local: Option<IpAddr>,
     turn: usize,
-    /// Changes of server since the last answer.
+    /// Servers passed since the last answer.
     moves: usize,
     timeouts: u64,
     /// Where packets are encrypted.
@@ -464,7 +436,7 @@ impl Driver {
     fn take(&mut self, received: &Received) {
         let mut state = self.shared.lock();
         self.moves = 0;
-        state.refused = false;
+        (state.refused, state.answered) = (false, true);
         for (datagram, _, _) in received.datagrams() {
             let opened;
             let datagram = match self.seal.as_mut().map(|seal| seal.open(datagram)) {
@@ -499,41 +471,54 @@ impl Driver {
 
     /// Does what an error asks for; whether it asks for anything.
     fn failed(&mut self, error: &io::Error) -> bool {
-        if is_too_long(error) {
+        if path::is_too_long(error) {
             self.shared.lock().client.handle_datagram_too_long();
             return true;
         }
-        let refused = error.kind() == io::ErrorKind::ConnectionRefused;
-        if refused {
+        if error.kind() == io::ErrorKind::ConnectionRefused {
             self.refused();
+            return true;
         }
-        refused
+        path::is_unreachable(error) && self.leave_lost(&mut Arc::clone(&self.shared).lock())
     }
 
-    /// Nothing listens at the server's port. Where there is another server it is asked at once: a request sent again
-    /// costs less than a timeout.
+    /// Nothing listens at the server's port.
     fn refused(&mut self) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
-        if self.moves + 1 < self.servers.len() {
-            self.move_on(&mut state);
-            state.client.handle_server_lost(now());
-        } else if !state.client.is_established() {
+        if !self.leave_lost(&mut state) && !state.client.is_established() {
             // As TCP does; once a server has answered, it is waited for.
             state.refused = true;
             state.wake_all();
         }
     }
 
-    fn move_on(&mut self, state: &mut State) {
-        if self.servers.len() > 1 {
-            self.moves += 1;
-            self.turn = (self.turn + 1) % self.servers.len();
-            state.server = self.servers[self.turn];
-            // Until it succeeds, the system sends there but filters the answers: the next timeout tries another server.
-            if let Err(error) = self.socket.turn_to(state.server) {
-                tracing::debug!(%error, server = %state.server, "cannot turn to another server");
+    /// The server is gone. Where there is another that has not been asked since the last answer, it is asked at once: a
+    /// request sent again costs less than a timeout. Whether there is one.
+    fn leave_lost(&mut self, state: &mut State) -> bool {
+        let moved = self.moves + 1 < self.servers.len() && self.move_on(state);
+        if moved {
+            state.client.handle_server_lost(now());
+        }
+        moved
+    }
+
+    /// Turns to the next server that there is a path to; whether there is another.
+    fn move_on(&mut self, state: &mut State) -> bool {
+        for step in 1..self.servers.len() {
+            let turn = (self.turn + step) % self.servers.len();
+            let server = self.servers[turn];
+            match path::turn(&mut self.socket, server, self.format, self.local) {
+                Ok(address_changed) => {
+                    (self.turn, self.moves, state.server) = (turn, self.moves + step, server);
+                    if address_changed {
+                        state.client.handle_address_changed(now());
+                    }
+                    return true;
+                }
+                Err(error) => tracing::debug!(%error, %server, "no path to a server"),
             }
         }
+        false
     }
 }

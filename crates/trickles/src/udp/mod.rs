@@ -5,10 +5,12 @@
 
 mod batch;
 mod connection;
+mod path;
 mod server;
 mod service;
 
-pub use connection::{Connection, Format, Options, RequestStream, StreamError, TooNarrow, least_mtu};
+pub use connection::{Connection, Format, Options, RequestStream, StreamError};
+pub use path::{TooNarrow, least_mtu};
 pub use server::{UdpServer, bind};
 pub use service::UdpService;
 

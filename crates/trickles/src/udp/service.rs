@@ -2,11 +2,12 @@
 
 use super::{UdpServer, bind, wall_clock_ms};
 use crate::keys::KeyRing;
+use crate::sealed::PublicBytes;
 use crate::server::{Application, Config, Counters, Server};
 use crate::tcp::PacketSource;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::watch;
 
@@ -17,7 +18,7 @@ pub struct UdpService {
     counters: Vec<Arc<Counters>>,
     keys: watch::Sender<KeyRing>,
     stop: watch::Sender<bool>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl UdpService {
@@ -39,7 +40,7 @@ impl UdpService {
             counters: Vec::new(),
             keys: watch::Sender::new(keys),
             stop: watch::Sender::new(false),
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
         for index in 0..workers.max(1) {
             let (socket, application) = (bind(service.address, true)?, application()?);
@@ -64,7 +65,7 @@ impl UdpService {
             counters: Vec::new(),
             keys: watch::Sender::new(keys),
             stop: watch::Sender::new(false),
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
         service.spawn(0, config.clone(), |server| match source {
             None => UdpServer::with_tcp_format(address, server, application),
@@ -98,7 +99,7 @@ impl UdpService {
                 tracing::error!(%error, "a Trickles server has failed");
             }
         })?;
-        self.threads.push(thread);
+        self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }
 
@@ -114,19 +115,31 @@ impl UdpService {
         &self.counters
     }
 
+    /// The public key that clients may pin.
+    #[must_use]
+    pub fn public_key(&self) -> PublicBytes {
+        self.keys.borrow().identity().public()
+    }
+
     /// Signs with another key ring from now on: after a rotation.
     pub fn set_keys(&self, keys: KeyRing) {
         self.keys.send_replace(keys);
+    }
+
+    /// Stops, and waits until everything that belongs to the service outside of this process is gone: firewall rules, and
+    /// programs on interfaces.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a Trickles server has panicked");
+            }
+        }
     }
 }
 
 impl Drop for UdpService {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a Trickles server has panicked");
-            }
-        }
+        self.stop();
     }
 }

@@ -184,7 +184,7 @@ fn converse(world: &mut World) {
             let last = asked == paths.len() && world.random.chance(500);
             world.client.write(stream, head.as_bytes(), last, world.instant()).unwrap();
         }
-        match world.client.read(stream, &mut buffer) {
+        match world.read(stream, &mut buffer) {
             Ok(Read::Data(count)) => received.extend_from_slice(&buffer[..count]),
             Ok(Read::Pending) if answered < paths.len() => {
                 assert!(world.step(), "seed {}: hangs: {:?}", world.seed, world.client);
@@ -286,7 +286,7 @@ fn a_server_that_never_comes_back_is_an_error_not_a_hang() {
         assert!(world.now < Duration::from_secs(3600));
     }
     assert_eq!(world.client.failure(), Some(client::ClientError::Unreachable { attempts: PATIENCE }));
-    assert!(world.client.read(request, &mut [0; 10]).is_err());
+    assert!(world.read(request, &mut [0; 10]).is_err());
 }
 
 #[test]

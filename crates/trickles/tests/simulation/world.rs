@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use tidegate_trickles::client::{self, Client, Read};
+use tidegate_trickles::client::{self, Client, ClientError, Read};
 use tidegate_trickles::files::FileService;
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::sealed::{
@@ -304,6 +304,14 @@ impl World {
         assert!(!opens || answered <= 3 * received_bytes, "seed {}: amplification", self.seed);
     }
 
+    /// Reads output of a request; that something can be read is known before, and nothing else is.
+    pub fn read(&mut self, request: u32, buffer: &mut [u8]) -> Result<Read, ClientError> {
+        let readable = self.client.is_readable(request);
+        let read = self.client.read(request, buffer);
+        assert_eq!(readable, read != Ok(Read::Pending), "seed {}: {read:?}", self.seed);
+        read
+    }
+
     /// Fetches all objects at once and compares every byte.
     pub fn fetch_all(&mut self) -> Duration {
         let paths: Vec<(Vec<u8>, u64)> = self.objects.0.clone().into_iter().collect();
@@ -321,7 +329,7 @@ impl World {
             for request in open.keys().copied().collect::<Vec<_>>() {
                 loop {
                     let (path, length, position) = open.get_mut(&request).unwrap();
-                    match self.client.read(request, &mut buffer) {
+                    match self.read(request, &mut buffer) {
                         Ok(Read::Data(count)) => {
                             for byte in &buffer[..count] {
                                 assert_eq!(
