@@ -43,7 +43,7 @@ static void ask(const char *address)
 
 static void answer(int fd, minisock *msk)
 {
-    static char large[sizeof(msk_ucont) + 513];
+    static char large[sizeof(msk_ucont) + 769];
     msk_ucont ucont = {.kind = MSK_OUTPUT, .request = 1, .start = 0, .end = 2};
     msk_collection event;
     extract_mskdesc_in twice[2] = {{msk}, {msk}};
