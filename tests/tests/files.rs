@@ -333,6 +333,21 @@ fn a_large_file_that_is_edited_while_it_is_sent_goes_on_as_it_was() {
 }
 
 #[test]
+fn a_client_that_ends_in_mid_download_changes_nothing_for_the_others() {
+    let bytes = content(1, 40_000_000);
+    let site = site_with_cache(&[("large.bin", &bytes)], LARGE_CACHE);
+    open(&site, "large.bin");
+    for _ in 0..3 {
+        let mut gone = site.tidegate.connect();
+        gone.send("GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n");
+        gone.read_bytes(1000);
+        drop(gone);
+    }
+    // Still from its own pages.
+    open(&site, "large.bin");
+}
+
+#[test]
 fn a_large_file_that_is_replaced_over_and_over_always_has_the_bytes_of_its_entity_tag() {
     let site = site(&[("large.bin", &content(0, 300_000))]);
     open(&site, "large.bin");

@@ -168,13 +168,19 @@ fn send_from_file(client: &Client, source: &mut Source, start: u64, end: u64) ->
     if file.is_as_stored() {
         match send_extent(client, file.as_fd(), start, (end - start).min(TURN_BYTES)) {
             Ok(sent) => return Ok(Some(sent as usize)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-            // Where it is the client that is gone, the copy will not be sent either.
-            Err(_) => file.give_up(),
+            Err(error) if is_of_file(&error) => file.give_up(),
+            Err(error) => return Err(error),
         }
     }
     *source = Source::Stored(object.clone());
     Ok(None)
+}
+
+/// Whether sendfile failed for what it was to read, and not for whom it was to be sent to.
+fn is_of_file(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, UnexpectedEof, Unsupported};
+    matches!(error.kind(), InvalidInput | UnexpectedEof | Unsupported)
+        || error.raw_os_error() == Some(libc::EIO)
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.
