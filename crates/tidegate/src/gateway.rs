@@ -12,9 +12,9 @@ use tidegate_dhttp::driver::{ClientOptions, DhttpClient};
 use tidegate_dhttp::gateway::{GatewayOptions, serve};
 use tidegate_trickles::fetch::Url;
 use tidegate_trickles::http::refusal;
-use tidegate_trickles::udp::{Connection, Options, RequestStream};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tidegate_trickles::udp::{Connection, Options, carry};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::cli::{Failure, LogForm};
@@ -23,9 +23,7 @@ use crate::{run, units};
 
 /// Connections that are led over Trickles at once; more wait.
 const MAX_LED: usize = 1024;
-/// Bytes moved at once.
-const PIECE_BYTES: usize = 64 * 1024;
-/// How long a client that was refused may take to read it.
+/// How long a client may take to read the end of what it was sent.
 const LINGER: Duration = Duration::from_secs(2);
 /// After a failed accept, as for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -138,8 +136,12 @@ async fn lead(listener: TcpListener, options: Options, allow: Vec<IpPrefix>) {
         tokio::spawn(async move {
             let _place = place;
             let mut answered = false;
-            let led = match Connection::new(&options).and_then(|connection| Ok(connection.open()?)) {
-                Ok(stream) => copy(&mut client, stream, &mut answered).await,
+            let opened = Connection::new(&options).and_then(|connection| Ok(connection.open()?));
+            let led = match opened {
+                Ok(stream) => {
+                    let (reader, writer) = client.split();
+                    carry(stream, reader, writer, || answered = true).await
+                }
                 Err(error) => Err(error),
             };
             if let Err(error) = led {
@@ -147,37 +149,14 @@ async fn lead(listener: TcpListener, options: Options, allow: Vec<IpPrefix>) {
                 // In the middle of a response the client sees its connection end.
                 if !answered {
                     let _ = client.write_all(&refusal(&error)).await;
-                    let _ = client.shutdown().await;
-                    // What it still sends would reset the connection before it has read.
-                    let _ =
-                        tokio::time::timeout(LINGER, tokio::io::copy(&mut client, &mut tokio::io::sink()))
-                            .await;
                 }
             }
+            let _ = client.shutdown().await;
+            // What it still sends would reset the connection before it has read.
+            let rest = async { tokio::io::copy(&mut client, &mut tokio::io::sink()).await };
+            let _ = tokio::time::timeout(LINGER, rest).await;
         });
     }
-}
-
-/// Moves bytes in both directions until both have ended; `answered` tells whether the client has got any.
-async fn copy(client: &mut TcpStream, stream: RequestStream, answered: &mut bool) -> io::Result<()> {
-    let (mut from_client, mut to_client) = client.split();
-    let (mut from_server, mut to_server) = tokio::io::split(stream);
-    let up = async {
-        tokio::io::copy(&mut from_client, &mut to_server).await?;
-        to_server.shutdown().await
-    };
-    let down = async {
-        let mut piece = vec![0; PIECE_BYTES];
-        loop {
-            let count = from_server.read(&mut piece).await?;
-            if count == 0 {
-                return to_client.shutdown().await;
-            }
-            *answered = true;
-            to_client.write_all(&piece[..count]).await?;
-        }
-    };
-    tokio::try_join!(up, down).map(drop)
 }
 
 fn client_options(args: &GatewayArgs) -> ClientOptions {

@@ -7,23 +7,18 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use replica::{Namespace, Replica, run, site, start, start_with, tidegate};
+use replica::{Namespace, Replica, downloaded_without, noise, run, site, start, start_with, tidegate};
 
 #[test]
 fn a_replica_when_killed_in_mid_download_then_the_other_goes_on() {
     let directory = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..30_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes = noise(30_000_000);
     site(directory.path(), &bytes);
     let (first, second) = (start(directory.path(), "first"), start(directory.path(), "second"));
     let url = format!("trickles://{},{}/large.bin", first.address, second.address);
-    let mut fetch = tidegate().args(["fetch", &url]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut output = fetch.stdout.take().unwrap();
-    // The pipe and the client's window hold less than the rest: the download stands still until it is read.
-    let mut content = vec![0; 1_000_000];
-    output.read_exact(&mut content).unwrap();
-    drop(first);
-    output.read_to_end(&mut content).unwrap();
-    assert!(fetch.wait().unwrap().success());
+    let mut fetch = tidegate();
+    fetch.args(["fetch", &url]);
+    let content = downloaded_without(first, fetch);
     assert_eq!(content.len(), bytes.len());
     assert!(content == bytes, "a byte differs");
 }
@@ -31,7 +26,7 @@ fn a_replica_when_killed_in_mid_download_then_the_other_goes_on() {
 #[test]
 fn a_file_when_fetched_in_the_format_of_tcp_then_it_has_every_byte() {
     let directory = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes = noise(3_000_000);
     site(directory.path(), &bytes);
     let namespace = Namespace::new();
     let replica = start_with(
@@ -303,7 +298,7 @@ fn start_before(directory: &Path, name: &str, origin: &Origin) -> Replica {
 #[test]
 fn an_upstream_behind_the_cache_when_asked_by_trickles_then_it_is_not_asked_again_and_replicas_go_on() {
     let directory = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..20_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes = noise(20_000_000);
     site(directory.path(), b"");
     let origin = Origin::start(bytes.clone());
     let (first, second) =
@@ -320,13 +315,9 @@ fn an_upstream_behind_the_cache_when_asked_by_trickles_then_it_is_not_asked_agai
 
     // The first replica is killed in mid-download; the other finds the object by its validator.
     let url = format!("trickles://{},{}/large", first.address, second.address);
-    let mut fetching = tidegate().args(["fetch", &url]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut output = fetching.stdout.take().unwrap();
-    let mut content = vec![0; 1_000_000];
-    output.read_exact(&mut content).unwrap();
-    drop(first);
-    output.read_to_end(&mut content).unwrap();
-    assert!(fetching.wait().unwrap().success());
+    let mut fetching = tidegate();
+    fetching.args(["fetch", &url]);
+    let content = downloaded_without(first, fetching);
     assert!(content == bytes, "{} bytes", content.len());
 
     // Of no validator and of no length, not stored, and not there.

@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use replica::{Namespace, Replica, run, site, start, start_with, tidegate};
+use replica::{Namespace, Replica, downloaded_without, noise, run, site, start, start_with, tidegate};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Without an interface nothing leads there, on any host (RFC 4291 §2.5.6).
@@ -107,7 +107,7 @@ fn replicas_of_both_address_families_when_one_is_gone_or_out_of_reach_then_the_o
 #[test]
 fn a_replica_when_killed_in_mid_download_then_one_of_the_other_address_family_goes_on() {
     let directory = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..30_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes = noise(30_000_000);
     site(directory.path(), &bytes);
     let namespace = Namespace::new();
     let second = start_with(directory.path(), "second", namespace.tidegate(), "");
@@ -117,14 +117,9 @@ fn a_replica_when_killed_in_mid_download_then_one_of_the_other_address_family_go
     let first = run(namespace.tidegate(), &directory.path().join("first.toml"));
     assert!(first.address.starts_with("[::1]:"), "{}", first.address);
     let url = format!("trickles://{},{}/large.bin", first.address, second.address);
-    let mut fetch = namespace.tidegate().args(["fetch", &url]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut output = fetch.stdout.take().unwrap();
-    // The pipe and the client's window hold less than the rest: the download stands still until it is read.
-    let mut content = vec![0; 1_000_000];
-    output.read_exact(&mut content).unwrap();
-    drop(first);
-    output.read_to_end(&mut content).unwrap();
-    assert!(fetch.wait().unwrap().success());
+    let mut fetch = namespace.tidegate();
+    fetch.args(["fetch", &url]);
+    let content = downloaded_without(first, fetch);
     assert!(content == bytes, "{} bytes", content.len());
 }
 
@@ -186,6 +181,30 @@ fn a_url_when_the_interface_is_narrow_then_the_bound_is_lower_and_the_longest_is
     let served = fetch(473);
     assert_eq!(served.stdout.len(), 100_000, "{}", text(&served.stderr));
     assert!(text(&fetch(474).stderr).contains("414"));
+}
+
+#[test]
+fn a_request_when_it_is_answered_before_its_end_then_the_gateways_client_gets_the_whole_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"content");
+    let replica = start(directory.path(), "only");
+    let gateway = gateway(&["--to", &format!("trickles://{}", replica.address)]);
+    for _ in 0..20 {
+        let mut client = TcpStream::connect(&gateway.address).unwrap();
+        let mut sender = client.try_clone().unwrap();
+        let head = b"POST /large.bin HTTP/1.1\r\nHost: h\r\nContent-Length: 20000000\r\n\r\n";
+        // More than what waits at the gateway for a server that does not read it.
+        let upload = std::thread::spawn(move || {
+            let _ = sender.write_all(head);
+            let _ = sender.write_all(&vec![b'x'; 20_000_000]);
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        let (status, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(status.starts_with("HTTP/1.1 4") && body.ends_with('\n'), "{answer}");
+        upload.join().unwrap();
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidegate_trickles::http::refusal;
 use tidegate_trickles::sealed::Encryption;
-use tidegate_trickles::udp::{Connection, Options, RequestStream, StreamError};
+use tidegate_trickles::udp::{Connection, Options, RequestStream, StreamError, carry};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
@@ -91,7 +91,8 @@ async fn serve(job: Job) -> io::Result<()> {
         }
         Ok((stream, false)) => {
             program.write_all(&first).await?;
-            copy(program, stream).await
+            let (reader, writer) = program.split();
+            carry(stream, reader, writer, || ()).await
         }
         // Who names a key wants nobody else's answer.
         Err(error) if matches!(job.encryption, Encryption::Pinned(_)) => refuse(program, error).await,
@@ -145,35 +146,6 @@ async fn first_answer(
                 stream.write_all(&buffer[..count]).await?;
             }
             () = &mut silence => return Err(io::ErrorKind::TimedOut.into()),
-        }
-    }
-}
-
-/// Both directions until the output ends; the program may end its input before.
-async fn copy(program: UnixStream, stream: RequestStream) -> io::Result<()> {
-    let (mut from_program, mut to_program) = program.into_split();
-    let (mut from_server, mut to_server) = tokio::io::split(stream);
-    let up = async {
-        let copied = tokio::io::copy(&mut from_program, &mut to_server).await;
-        to_server.shutdown().await?;
-        copied
-    };
-    let down = async {
-        let mut buffer = vec![0; PIECE_BYTES];
-        loop {
-            let count = from_server.read(&mut buffer).await?;
-            if count == 0 {
-                return to_program.shutdown().await;
-            }
-            to_program.write_all(&buffer[..count]).await?;
-        }
-    };
-    tokio::pin!(up, down);
-    tokio::select! {
-        ended = &mut down => ended,
-        failed = &mut up => {
-            failed?;
-            down.await
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Replicas as processes, and networks of their own.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -58,6 +58,24 @@ pub fn run(mut program: Command, config: &Path) -> Replica {
     // Whether or not somebody listens, the process must not be stopped.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     Replica { process, address, said, later }
+}
+
+/// Bytes that follow no short pattern.
+pub fn noise(count: u32) -> Vec<u8> {
+    (0..count).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// What a download writes that is in its middle as `lost` is killed; it has to end well. Each file that it is for has more bytes
+/// than the pipe and the client's window hold: it stands still until it is read.
+pub fn downloaded_without(lost: Replica, mut fetch: Command) -> Vec<u8> {
+    let mut fetch = fetch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = fetch.stdout.take().unwrap();
+    let mut content = vec![0; 1_000_000];
+    output.read_exact(&mut content).unwrap();
+    drop(lost);
+    output.read_to_end(&mut content).unwrap();
+    assert!(fetch.wait().unwrap().success());
+    content
 }
 
 pub fn site(directory: &Path, bytes: &[u8]) {

@@ -4,11 +4,13 @@
 //! where the kernel has them.
 
 mod batch;
+mod carry;
 mod connection;
 mod path;
 mod server;
 mod service;
 
+pub use carry::carry;
 pub use connection::{Connection, Format, Options, RequestStream, StreamError};
 pub use path::{TooNarrow, least_mtu};
 pub use server::{UdpServer, bind};
