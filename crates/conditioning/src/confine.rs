@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use landlock::{ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetStatus};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use crate::neighbours::environment;
+use crate::neighbours::{environment, say};
 
 /// What a filter does after its start: messages on sockets that it has, time, memory. Nothing opens, connects or
 /// executes anything.
@@ -82,7 +82,7 @@ pub fn confine(name: &str) {
             [("user", give_up_user()), ("file system", give_up_files()), ("system calls", give_up_calls())]
         {
             if let Err(reason) = result {
-                eprintln!("{name}: cannot give up its {what}: {reason}");
+                say(&format!("{name}: cannot give up its {what}: {reason}"));
             }
         }
     });

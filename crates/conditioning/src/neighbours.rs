@@ -1,6 +1,6 @@
 //! A filter's place in its chain: the links to its neighbours, the launcher's word, and the ledger.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -302,6 +302,11 @@ impl Downstream {
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Says a line on standard error in one piece: the processes of a chain share it.
+pub(crate) fn say(line: &str) {
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Answers a client with an error and nothing else, as far as it fits the socket's buffer.

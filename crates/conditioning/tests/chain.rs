@@ -6,6 +6,7 @@ mod common;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use common::{Chain, Client, Site, free_port, library, processes, program, strs};
 
@@ -111,6 +112,45 @@ fn the_commands_exit_code_is_the_launchers() {
     let (code, text) = fails(free_port(), &["package"], &[], &["true"]);
     assert_eq!(code, 1);
     one_line(&text, "true ended (exit code 0) before it listened on port");
+}
+
+/// A filter's counter, as it writes it down when it is asked to.
+fn counted(chain: &Chain, filter: &str, counter: &str) -> u64 {
+    let start = format!("{filter}: ");
+    let lines = || {
+        let said = chain.errors();
+        said.split_inclusive('\n')
+            .filter(|line| line.starts_with(&start))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let before = lines().len();
+    chain.signal(libc::SIGUSR1);
+    common::wait_until("its counters are there", || {
+        lines().len() > before && lines().last().is_some_and(|line| line.ends_with('\n'))
+    });
+    let last = lines().pop().unwrap();
+    let mut values = last.split_whitespace().filter_map(|pair| pair.split_once('='));
+    values.find(|(name, _)| *name == counter).unwrap().1.parse().unwrap()
+}
+
+/// Two that both wait for the next request would both present it, and a server may have taken the first one's.
+#[test]
+fn a_connection_that_was_idle_for_seconds_has_one_filter_that_waits_for_its_next_request() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
+    let mut clients: Vec<Client> = (0..10).map(|_| chain.client()).collect();
+    for _ in 0..2 {
+        clients.iter_mut().for_each(|client| assert_eq!(client.get("/index.html").status, 200));
+        // Longer than filters look for what no notice said.
+        std::thread::sleep(Duration::from_millis(2_200));
+    }
+    let handed = |filter| counted(&chain, filter, "handed_total");
+    let (first, further) = (handed("package"), handed("persist"));
+    assert_eq!(first, counted(&chain, "package", "accepted_total"), "each connection once");
+    assert_eq!(further, first + 10);
+    chain.stop();
 }
 
 #[test]

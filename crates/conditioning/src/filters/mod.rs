@@ -12,7 +12,7 @@ use tidegate_core::metrics::Sample;
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
 use crate::keeper::{Keeper, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
-use crate::neighbours::{FilterError, Place};
+use crate::neighbours::{FilterError, Place, say};
 
 /// One filter: a row of the table that names, help texts, checks and starts come from.
 pub struct Kind {
@@ -167,7 +167,7 @@ pub fn run(args: &FilterArgs) -> u8 {
     match kind.read(&args.arguments).map_err(FilterError::from).and_then(|arguments| (kind.run)(&arguments)) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("{name}: {error}");
+            say(&format!("{name}: {error}"));
             if matches!(error, FilterError::Arguments(_) | FilterError::NotInAChain(_)) { 2 } else { 1 }
         }
     }
@@ -190,7 +190,7 @@ pub fn names() -> String {
 /// Writes a filter's counters to standard error, one line.
 pub fn print_counters(name: &str, samples: &[Sample]) {
     let values: Vec<_> = samples.iter().map(|sample| format!("{}={}", sample.name, sample.value)).collect();
-    eprintln!("{name}: {}", values.join(" "));
+    say(&format!("{name}: {}", values.join(" ")));
 }
 
 #[cfg(test)]

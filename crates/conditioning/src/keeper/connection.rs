@@ -53,6 +53,8 @@ pub struct Connection {
     pub has_dripped: bool,
     /// How often the request was handed more than once.
     pub again: u8,
+    /// Whether its next request is this keeper's to find, although another was to keep it: that one is no more.
+    pub comes_back: bool,
     /// The last presentation.
     pub id: Option<Id>,
     /// What is handed on, kept until the server is done, to be handed again.
@@ -79,6 +81,7 @@ impl Connection {
             looks: 0,
             has_dripped: false,
             again: 0,
+            comes_back: false,
             id: None,
             bundle: None,
             serial: 0,
@@ -129,6 +132,7 @@ impl Connection {
         self.phase = Phase::Queued;
         self.looks = 0;
         self.again = 0;
+        self.comes_back = false;
     }
 
     /// The server is done with the request, and the connection goes on.

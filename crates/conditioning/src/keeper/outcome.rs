@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::host::HANDED_AGAIN;
 use crate::keeper::connection::Phase;
-use crate::keeper::{Keeper, SWEEP};
+use crate::keeper::{Flow, Keeper, SWEEP};
 use crate::ledger::State;
 use crate::link;
 use crate::wire::{Id, Notice};
@@ -72,34 +72,44 @@ impl Keeper {
         for index in self.connections.indexes(Phase::Handed) {
             let Some(connection) = self.connections.by_index(index) else { continue };
             let key = connection.key(index);
-            let Some(id) = connection.id else { continue };
-            match self.place.ledger.state(id.slot) {
-                (generation, State::Held) if generation == id.generation && connection.bundle.is_some() => {
-                    self.queue_again(key);
-                }
-                // Kept further on by a process that is no more: it lives on here.
-                (_, State::Held | State::EndedLocally) if self.settings.keep => {
-                    connection.served(self.now);
-                    self.look(key);
-                }
-                // A keeper further on would have found its end; now somebody has to say it.
-                // The server reads its requests itself: from now on they come by the filters again.
-                (generation, State::Lingering) => {
-                    if self.place.ledger.let_go(Id { slot: id.slot, generation }, State::EndedLocally) {
-                        connection.served(self.now);
-                        self.look(key);
-                    }
-                }
-                (generation, State::Accepted) => {
-                    if !self.place.ledger.ask(Id { slot: id.slot, generation })
-                        && self.place.ledger.state(id.slot).1 == State::EndedLocally
-                    {
-                        self.goes_on(key);
-                    }
-                }
-                _ => self.end(index),
-            }
+            while self.take_back(key).is_continue() {}
         }
+    }
+
+    /// Goes on with a connection in the place of a neighbour that died; continues where a server was quicker.
+    fn take_back(&mut self, key: u64) -> Flow {
+        let index = key as u32;
+        let Some(connection) = self.connections.get(key) else { return Flow::Break(()) };
+        let Some(id) = connection.id else { return Flow::Break(()) };
+        let (generation, state) = self.place.ledger.state(id.slot);
+        let last = Id { slot: id.slot, generation };
+        match state {
+            State::Held if last == id && connection.bundle.is_some() => self.queue_again(key),
+            // Kept further on by a process that is no more: it lives on here. A copy of its last request may be under way,
+            // which from now on no server can claim.
+            State::Held | State::EndedLocally if self.settings.keep => {
+                if self.place.ledger.present(id.slot).is_none() {
+                    return Flow::Continue(());
+                }
+                connection.served(self.now);
+                self.look(key);
+            }
+            // The server reads its requests itself: from now on they come by the filters again.
+            State::Lingering => {
+                self.place.ledger.let_go(last, State::EndedLocally);
+                return Flow::Continue(());
+            }
+            // A keeper further on would have found its end; now somebody has to say it.
+            State::Accepted => {
+                if !self.place.ledger.ask(last) {
+                    return Flow::Continue(());
+                }
+                connection.id = Some(last);
+                connection.comes_back = true;
+            }
+            _ => self.end(index),
+        }
+        Flow::Break(())
     }
 
     pub(super) fn sweep(&mut self) {
@@ -118,6 +128,7 @@ impl Keeper {
             }
             let (generation, state) = self.place.ledger.state(id.slot);
             let before = id;
+            let comes_back = self.place.keeps || connection.comes_back;
             let id = self.last_of_the_servers(index, Id { slot: id.slot, generation }, state).unwrap_or(id);
             if self.place.keeps && state == State::Lingering {
                 // The server has read requests since the last look, which nobody was told of.
@@ -134,7 +145,8 @@ impl Keeper {
                 continue;
             }
             match (generation, state) {
-                (generation, State::EndedLocally) if generation == id.generation => {
+                // Otherwise `persist` has it: two that wait for the next request would both present it.
+                (generation, State::EndedLocally) if generation == id.generation && comes_back => {
                     self.notice(Notice::ClosedLocally(id));
                 }
                 (_, State::EndedForAll) => self.end(index),

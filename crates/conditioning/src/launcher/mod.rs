@@ -21,7 +21,7 @@ use rustix::process::Signal;
 use crate::keeper::MOST_LISTENERS;
 use crate::ledger::Ledger;
 use crate::link;
-use crate::neighbours::{environment, word};
+use crate::neighbours::{environment, say, word};
 use children::{Child, FilterProcess, Signals, reap_descendants};
 pub use plan::{FilterSpec, filter_program, plan};
 
@@ -591,7 +591,7 @@ impl RunningChain {
                 if filter.fruitless >= FRUITLESS_STARTS {
                     return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
                 }
-                eprintln!("tidegate: filter {} ended ({status}), starting it again", filter.spec.name);
+                say(&format!("tidegate: filter {} ended ({status}), starting it again", filter.spec.name));
                 filter.start(&self.ledger_file)?;
                 // A filter of another origin may not keep what it handed on: those before it hand it again.
                 for before in (0..at).rev() {

@@ -1,8 +1,10 @@
 //! Chains in front of real servers, and a client that looks at every byte.
 #![allow(dead_code, clippy::unwrap_used)]
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -41,6 +43,8 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 pub struct Chain {
     pub child: Child,
     pub address: SocketAddr,
+    /// What the chain and its server have said: a pipe that nobody reads would hold them up once it is full.
+    said: File,
 }
 
 impl Chain {
@@ -80,6 +84,12 @@ impl Chain {
         launcher
     }
 
+    fn spawn(command: &mut Command, port: u16) -> Self {
+        let said = tempfile::tempfile().unwrap();
+        let child = command.stderr(said.try_clone().unwrap()).spawn().unwrap();
+        Self { child, address: ([127, 0, 0, 1], port).into(), said }
+    }
+
     /// Starts a chain and waits until it serves.
     pub fn start(port: u16, filters: &[&str], command: &[&str]) -> Self {
         Self::once_it_serves(Self::command(port, filters, command), port)
@@ -87,8 +97,7 @@ impl Chain {
 
     /// Waits until what `command` starts serves.
     pub fn once_it_serves(mut command: Command, port: u16) -> Self {
-        let child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut chain = Self { child, address: ([127, 0, 0, 1], port).into() };
+        let mut chain = Self::spawn(&mut command, port);
         wait_until("the server answers", || {
             assert_eq!(chain.child.try_wait().unwrap(), None, "ended: {}", chain.errors());
             let Ok(mut probe) = Client::try_connect(chain.address) else { return false };
@@ -100,8 +109,7 @@ impl Chain {
 
     /// Waits until the chain accepts connections, of which the server learns nothing.
     pub fn once_it_listens(mut command: Command, port: u16) -> Self {
-        let child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut chain = Self { child, address: ([127, 0, 0, 1], port).into() };
+        let mut chain = Self::spawn(&mut command, port);
         wait_until("the chain listens", || {
             assert_eq!(chain.child.try_wait().unwrap(), None, "ended: {}", chain.errors());
             Client::try_connect(chain.address).is_ok()
@@ -109,12 +117,10 @@ impl Chain {
         chain
     }
 
-    fn errors(&mut self) -> String {
-        let mut text = String::new();
-        if let Some(mut stderr) = self.child.stderr.take() {
-            let _ = stderr.read_to_string(&mut text);
-        }
-        text
+    pub fn errors(&self) -> String {
+        let mut bytes = vec![0; self.said.metadata().unwrap().len() as usize];
+        self.said.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// The processes that belong to this chain and whose command line contains `what`.
@@ -152,6 +158,11 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let said = self.errors();
+            let last: Vec<&str> = said.lines().rev().take(40).collect();
+            eprintln!("last said by the chain and its server, newest first:\n{}", last.join("\n"));
+        }
         if self.child.try_wait().is_ok_and(|status| status.is_none()) {
             self.signal(libc::SIGTERM);
             let _ = self.child.wait();
