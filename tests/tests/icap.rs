@@ -181,6 +181,9 @@ impl Hostile {
         Self::serve(preview, move |_, stream| {
             let index = turn.fetch_add(1, Ordering::Relaxed).min(answers.len() - 1);
             let _ = stream.write_all(&answers[index]);
+            // To close with something unread would reset the connection, and take the answer back.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = std::io::copy(stream, &mut std::io::sink());
         })
     }
 
