@@ -347,6 +347,35 @@ fn a_client_when_fed_damaged_answers_then_it_goes_on() {
 }
 
 #[test]
+fn a_client_when_told_of_a_far_era_before_it_enters_the_next_then_its_eras_stay_in_order() {
+    let start = Instant::now();
+    let mut host = Host::new();
+    let mut client = Client::new(client::Config::default(), &[5; 16], start);
+    client.request(b"/object/0", start).unwrap();
+    let open = client.poll_transmit(start).unwrap();
+    let (_, mut answers) = host.ask(&open, peer(), NOW_MS);
+    let mut far = answers[2].clone();
+    // The era counter of its continuation.
+    far[33..37].copy_from_slice(&7_u32.to_be_bytes());
+    let (mut now, mut recovers) = (start, false);
+    for round in 0..6 {
+        now += Duration::from_millis(10);
+        if round == 3 {
+            answers[1].clone_from(&far);
+        }
+        for answer in std::mem::take(&mut answers) {
+            client.handle_datagram(&answer, now).unwrap();
+        }
+        while let Some(datagram) = client.poll_transmit(now) {
+            client.check_invariants();
+            recovers |= account(&datagram).is_some_and(|(account, _)| account.runs.len() > 1);
+            answers.extend(host.ask(&datagram, peer(), NOW_MS).1);
+        }
+    }
+    assert!(recovers, "a packet of the first era is lost");
+}
+
+#[test]
 fn an_open_that_is_too_long_for_the_way_when_the_client_hears_of_it_then_a_shorter_one_follows_at_once() {
     let start = Instant::now();
     let mut client = Client::new(client::Config::default(), &[5; 16], start);

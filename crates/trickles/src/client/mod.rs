@@ -426,7 +426,7 @@ impl Client {
         let newest = self.eras.back().map_or(0, |state| state.era.counter);
         if packet.era.counter > newest {
             // An era that we did not foresee, for example of a server with another burst limit: it decides.
-            self.push_era(packet.era);
+            self.add_era(packet.era);
         }
         let Some(state) = self.eras.iter_mut().find(|state| state.era.counter == packet.era.counter) else {
             return;
@@ -516,13 +516,14 @@ impl Client {
         }
     }
 
-    fn push_era(&mut self, era: Era) -> &mut EraState {
+    /// Room for an era that is not known yet, before those that are newer: a server may have told of one that we did not foresee.
+    fn add_era(&mut self, era: Era) -> &mut EraState {
         if self.eras.len() == MAX_ERAS {
             self.drop_oldest_era();
         }
-        self.eras.push_back(EraState::new(era));
-        let last = self.eras.len() - 1;
-        &mut self.eras[last]
+        let place = self.eras.partition_point(|state| state.era.counter < era.counter);
+        self.eras.insert(place, EraState::new(era));
+        &mut self.eras[place]
     }
 
     fn drop_oldest_era(&mut self) {

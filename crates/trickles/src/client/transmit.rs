@@ -290,7 +290,7 @@ impl Client {
         debug_assert!(self.eras.len() <= MAX_ERAS, "eras are bounded");
         match self.eras.iter().position(|state| state.era.counter == era.counter) {
             Some(index) => &mut self.eras[index],
-            None => self.push_era(era),
+            None => self.add_era(era),
         }
     }
 
