@@ -3,10 +3,14 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use tidegate_trickles::http::{HttpService, StaticRoot};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tidegate_trickles::client::{self, Client, Read};
+use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Server};
 use tidegate_trickles::udp::{self, Connection, Options, RequestStream, UdpServer};
+use tidegate_trickles::wire::{self, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
@@ -175,4 +179,94 @@ async fn a_file_when_changed_in_mid_transfer_then_the_stream_is_reset() {
         }
     };
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// A directory, and how long each of the reads of its files was.
+struct Watched {
+    root: StaticRoot,
+    reads: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Site for Watched {
+    fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        self.root.find(asked)
+    }
+
+    fn known(&mut self, host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
+        self.root.known(host, target, version)
+    }
+
+    fn read(
+        &mut self,
+        host: &[u8],
+        target: &[u8],
+        version: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize, Lost> {
+        self.reads.lock().unwrap().push(buffer.len());
+        self.root.read(host, target, version, offset, buffer)
+    }
+}
+
+/// A download without a network, of which `alter` may change what the client sends; returns how long each read was, and the
+/// longest packet with content.
+fn download(root: &Path, target: &str, mut alter: impl FnMut(Vec<u8>) -> Vec<u8>) -> (Vec<usize>, Vec<u8>) {
+    let reads = Arc::new(Mutex::new(Vec::new()));
+    let site = Watched { root: StaticRoot::open(root, |_| "text/plain").unwrap(), reads: Arc::clone(&reads) };
+    let mut service = HttpService::new(site, || 1_700_000_000);
+    let mut server = Server::new(server::Config::default(), KeyRing::new(1, &[7; 16]), 0);
+    let (start, mut elapsed) = (Instant::now(), Duration::ZERO);
+    let mut client = Client::new(client::Config::default(), &[5; 16], start);
+    let request =
+        client.request(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes(), start).unwrap();
+    let (mut content, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    for _ in 0..200 {
+        let mut answers = Vec::new();
+        while let Some(datagram) = client.poll_transmit(start + elapsed) {
+            let peer = "192.0.2.7:5000".parse().unwrap();
+            let datagram = alter(datagram);
+            let mut take = |packet: &[u8]| answers.push(packet.to_vec());
+            server.handle(&datagram, peer, elapsed.as_millis() as u64, &mut service, &mut take).unwrap();
+        }
+        elapsed += Duration::from_millis(50);
+        for answer in answers {
+            client.handle_datagram(&answer, start + elapsed).unwrap();
+        }
+        client.handle_timeout(start + elapsed);
+        while let Read::Data(count) = client.read(request, &mut buffer).unwrap() {
+            content.extend_from_slice(&buffer[..count]);
+        }
+    }
+    let reads = reads.lock().unwrap().clone();
+    (reads, content)
+}
+
+#[test]
+fn ranges_when_one_after_the_other_then_they_are_read_at_once() {
+    let root = root();
+    let bytes = std::fs::read(root.path().join("large")).unwrap();
+    let (reads, content) = download(root.path(), "/large", |datagram| datagram);
+    assert!(content.ends_with(&bytes), "{} bytes", content.len());
+    let packets = bytes.len() / 1472;
+    assert!(reads.len() < packets * 3 / 4, "{} reads for {packets} packets", reads.len());
+}
+
+#[test]
+fn a_range_when_longer_than_its_packet_then_no_more_is_read_than_is_sent() {
+    let root = root();
+    std::fs::File::create(root.path().join("sparse")).unwrap().set_len(4 << 30).unwrap();
+    let mut lies = 0;
+    let (reads, _) = download(root.path(), "/sparse", |datagram| {
+        let Ok(request) = Request::decode(&datagram) else { return datagram };
+        let [first, _, ..] = request.wants[..] else { return datagram };
+        lies += 1;
+        let mut out = Vec::new();
+        Request::encode_head(request.connection, request.timestamp_us, &request.ask, &mut out);
+        let ranges = [(first.sequence, 1 << 30), (first.sequence + (1 << 30), 1000)];
+        wire::write_wants(&ranges, first.continuation, &mut out);
+        out
+    });
+    assert!(lies > 0 && !reads.is_empty());
+    assert!(reads.iter().all(|&length| length <= 1472), "{:?}", reads.iter().max());
 }

@@ -345,9 +345,10 @@ impl Client {
             let Some((&request, _)) = next else { return };
             self.last_served = request;
             idle += 1;
-            let Some(state) = self.requests.get_mut(&request) else { return };
             // A fair share of the packets at a time, so that one frame carries several ranges of a continuation.
-            let share = (packets - load.wants.len()).div_ceil(2).max(1);
+            let left = packets - load.wants.len();
+            let share = if self.requests.len() > 1 { left.div_ceil(2) } else { left };
+            let Some(state) = self.requests.get_mut(&request) else { return };
             let mut ranges = Vec::new();
             let mut used: Option<Vec<u8>> = None;
             while ranges.len() < share {

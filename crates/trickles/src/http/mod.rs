@@ -177,55 +177,45 @@ impl<S: Site> HttpService<S> {
         Self { site, clock_s, buffer: Vec::new() }
     }
 
-    /// A range of a response (Trickles §4.3).
-    fn answer_want(&mut self, index: usize, want: &EventWant<'_>, socket: &mut Minisocket) {
-        if want.opaque.is_empty() {
+    /// Ranges of a response, one after the other (Trickles §4.3), from packet `index` on.
+    fn answer_wants(&mut self, index: usize, wants: &[EventWant<'_>], socket: &mut Minisocket) {
+        let (Some(first), Some(last)) = (wants.first(), wants.last()) else { return };
+        if first.opaque.is_empty() {
             return; // Of an epoch that is gone; the transport says so.
         }
-        let Some(response) = Response::decode(want.opaque) else {
-            // Without room the client asks again; so it does below.
-            let _ = socket.reset(index, want.request, FOREIGN);
-            return;
-        };
-        if want.aged {
-            let valid = (want.valid_start, want.valid_end);
-            let _ = socket.set_output_continuation(index, want.request, valid, want.opaque);
+        let packets = (index..).zip(wants);
+        let response = Response::decode(first.opaque);
+        for (index, want) in packets.clone() {
+            if response.is_none() {
+                // Without room the client asks again; so it does below.
+                let _ = socket.reset(index, want.request, FOREIGN);
+            } else if want.aged {
+                let valid = (want.valid_start, want.valid_end);
+                let _ = socket.set_output_continuation(index, want.request, valid, want.opaque);
+            }
         }
-        self.send(
-            index,
-            want.request,
-            want.valid_start,
-            want.offset,
-            want.length as usize,
-            &response,
-            socket,
-        );
+        let Some(response) = response else { return };
+        // Of the last range, what its packet has room for; what others have none for is read in vain.
+        let last_bytes = (last.length as usize).min(socket.room(index + wants.len() - 1));
+        let length = (last.offset - first.offset) as usize + last_bytes;
+        let read = self.read(first.valid_start, first.offset, length, &response);
+        for (index, want) in packets {
+            if read == Err(Lost::Gone) {
+                let _ = socket.reset(index, want.request, GONE);
+            } else if read.is_ok() {
+                let rest = self.buffer.get((want.offset - first.offset) as usize..).unwrap_or_default();
+                let bytes = &rest[..rest.len().min(want.length as usize)];
+                socket.send(index, want.request, want.offset, bytes);
+            }
+        }
     }
 
-    /// Fills packet `index` with bytes of a response that starts at `start`; returns how many went in, or `None` where
-    /// the request failed.
-    #[expect(clippy::too_many_arguments, reason = "names a range of a response, and a packet")]
-    fn send(
-        &mut self,
-        index: usize,
-        request: u32,
-        start: u64,
-        offset: u64,
-        length: usize,
-        response: &Response<'_>,
-        socket: &mut Minisocket,
-    ) -> Option<usize> {
-        let within = offset.checked_sub(start)?;
+    /// Reads up to `length` bytes from `offset` on, of a response that starts at `start`.
+    fn read(&mut self, start: u64, offset: u64, length: usize, response: &Response<'_>) -> Result<(), Lost> {
+        let within = offset.checked_sub(start).ok_or(Lost::NotNow)?;
         let left = response.total_bytes().saturating_sub(within);
-        let length = length.min(socket.room(index)).min(usize::try_from(left).unwrap_or(usize::MAX));
-        self.buffer.resize(length, 0);
-        if let Err(lost) = response.read(&mut self.site, within, &mut self.buffer) {
-            if lost == Lost::Gone {
-                let _ = socket.reset(index, request, GONE);
-            }
-            return None;
-        }
-        Some(socket.send(index, request, offset, &self.buffer))
+        self.buffer.resize(length.min(usize::try_from(left).unwrap_or(usize::MAX)), 0);
+        response.read(&mut self.site, within, &mut self.buffer)
     }
 
     /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the continuations of the
@@ -355,10 +345,18 @@ impl<S: Site> HttpService<S> {
             let Some(response) = Response::decode(opaque) else { return };
             let (mut offset, end) = (*start, start + response.total_bytes());
             while offset < end && !packets.is_empty() {
-                match self.send(packets.start, request, *start, offset, usize::MAX, &response, socket) {
-                    Some(0) => packets.start += 1,
-                    Some(sent) => offset += sent as u64,
-                    None => return,
+                match self.read(*start, offset, socket.room(packets.start), &response) {
+                    Ok(()) => {}
+                    Err(lost) => {
+                        if lost == Lost::Gone {
+                            let _ = socket.reset(packets.start, request, GONE);
+                        }
+                        return;
+                    }
+                }
+                match socket.send(packets.start, request, offset, &self.buffer) {
+                    0 => packets.start += 1,
+                    sent => offset += sent as u64,
                 }
             }
         }
@@ -370,8 +368,14 @@ impl<S: Site> Application for HttpService<S> {
         if event.kind == EventKind::Close {
             return;
         }
-        for (index, want) in event.wants.iter().enumerate() {
-            self.answer_want(index, want, socket);
+        // A range that is longer than its packet is not read as if it were sent.
+        let (mut index, room) = (0, socket.room(0));
+        let at_once = |want: &EventWant<'_>, next: &EventWant<'_>| {
+            want.length as usize <= room && want.is_continued_by(next)
+        };
+        for wants in event.wants.chunk_by(at_once) {
+            self.answer_wants(index, wants, socket);
+            index += wants.len();
         }
         // What is asked for is told for all requests before the first bytes of any take up the room.
         let mut begun = Vec::new();

@@ -53,6 +53,18 @@ pub struct EventWant<'d> {
     pub aged: bool,
 }
 
+impl EventWant<'_> {
+    /// Whether `next` asks for what follows this range, by the same continuation: both can be read at once.
+    #[must_use]
+    pub fn is_continued_by(&self, next: &Self) -> bool {
+        self.length > 0
+            && self.request == next.request
+            && self.offset + u64::from(self.length) == next.offset
+            && self.valid_start == next.valid_start
+            && self.opaque == next.opaque
+    }
+}
+
 /// What the application is told of a client's packet.
 #[derive(Clone, Debug)]
 pub struct Event<'d> {

@@ -18,7 +18,7 @@ use crate::cwnd::MAX_WINDOW;
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::ReplayTable;
-use crate::user::{Kind, UserError, split_sequence};
+use crate::user::{Kind, UserContinuation, UserError, split_sequence};
 use crate::wire::{
     self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
 };
@@ -554,17 +554,29 @@ impl Server {
             });
         }
         let wants = request.wants.iter().skip(socket.answered_before);
+        let mut opened: Option<(&[u8], (UserContinuation<'_>, bool))> = None;
         for want in wants.take(socket.packets()) {
-            event.wants.push(self.want(want, &mut socket)?);
+            // Most ranges have the continuation of the one before. What the client sent twice tells nothing by its time.
+            let known = opened.filter(|(bytes, _)| *bytes == want.continuation);
+            let continuation = match known {
+                Some((_, known)) => Ok(known),
+                None => self.soft.open(want.continuation, &self.keys),
+            };
+            opened = continuation.as_ref().ok().map(|&fresh| (want.continuation, fresh));
+            event.wants.push(Self::want(want, continuation, &mut socket)?);
         }
         Ok((event, socket))
     }
 
-    fn want<'d>(&mut self, want: &wire::Want<'d>, socket: &mut Minisocket) -> Result<EventWant<'d>, Refusal> {
+    fn want<'d>(
+        want: &wire::Want<'d>,
+        opened: Result<(UserContinuation<'d>, bool), UserError>,
+        socket: &mut Minisocket,
+    ) -> Result<EventWant<'d>, Refusal> {
         let (request, offset) = split_sequence(want.sequence);
         let empty =
             EventWant { request, offset, length: 0, valid_start: 0, valid_end: 0, opaque: &[], aged: false };
-        let (continuation, current) = match self.soft.open(want.continuation, &self.keys) {
+        let (continuation, current) = match opened {
             Err(UserError::UnknownEpoch { .. }) => {
                 socket.expire(request);
                 return Ok(empty);
