@@ -44,8 +44,9 @@ const CASES: [(Carrier, bool, &str, &str); 3] = [
 ];
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
-    let rounds = lab.choose(5, 1);
-    let time = Duration::from_millis(lab.choose(1_500, 500));
+    // Short ones: what shares the machine changes within seconds, and each ratio is of neighbours.
+    let rounds = lab.choose(20, 1);
+    let time = Duration::from_millis(lab.choose(400, 500));
     let hosts = Hosts::new(Vec::new(), 1)?;
     let sites = [Site::new(&[OBJECT_BYTES])?, Site::new(&[OBJECT_BYTES])?.with_cache(CACHE_ENTRIES)];
     let servers = [start(lab, &hosts, &sites[0], 0)?, start(lab, &hosts, &sites[1], 1)?];
@@ -60,7 +61,11 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         shape(&hosts, segments)?;
         let (mut costs, mut rates) = (CASES.map(|_| Vec::new()), CASES.map(|_| Vec::new()));
         for round in 0..rounds {
-            for (index, (carrier, cached, name, _)) in CASES.into_iter().enumerate() {
+            let mut cases: Vec<_> = CASES.into_iter().enumerate().collect();
+            if round % 2 == 1 {
+                cases.reverse();
+            }
+            for (index, (carrier, cached, name, _)) in cases {
                 let server = &servers[usize::from(cached)];
                 let (gbit_per_s, cost) = measure(&hosts, server, carrier, time)?;
                 costs[index].push(cost);
