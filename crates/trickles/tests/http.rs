@@ -209,8 +209,8 @@ impl Site for Watched {
     }
 }
 
-/// A download without a network, of which `alter` may change what the client sends; returns how long each read was, and the
-/// longest packet with content.
+/// A download without a network, of which `alter` may change what the client sends; returns how long each read was, and
+/// what the client got.
 fn download(root: &Path, target: &str, mut alter: impl FnMut(Vec<u8>) -> Vec<u8>) -> (Vec<usize>, Vec<u8>) {
     let reads = Arc::new(Mutex::new(Vec::new()));
     let site = Watched { root: StaticRoot::open(root, |_| "text/plain").unwrap(), reads: Arc::clone(&reads) };
