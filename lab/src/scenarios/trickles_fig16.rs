@@ -17,8 +17,8 @@ use crate::{Error, Lab, Outcome, Scenario};
 const ROUND_TRIP: Duration = Duration::from_millis(20);
 /// One timeout: what RFC 6298 gives with the floor that both ends have.
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// How late a timer may be: tokio's counts ms, and epoll waits whole ones.
-const LATE: Duration = Duration::from_millis(2);
+/// What waking up a client, and the difference between two round trips, may take.
+const LATE: Duration = Duration::from_millis(1);
 /// What shows how long a round trip takes, and how often.
 const SMALL: (u64, usize) = (100, 5);
 /// When the server is killed.
@@ -44,7 +44,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
              after the kill. Recovery is the pause, less the time in it in which no server ran, less one round trip: the \
              client waits one timeout from the last packet on, and then for the answer of the server that it asks. The round \
              trip is measured before, by transfers of 100 bytes. The timeout is 200 ms, RFC 6298's with the floor that both ends \
-             have, and up to 2 ms that its timer may be late: it counts ms, and epoll waits whole ones. The longest of all \
+             have; up to 1 ms more is allowed for waking up, and as no round trip is like another. The longest of all \
              rounds counts. A client's program begins again, at the next server, when a transfer fails or nothing comes for \
              1 s; TCP's has to.",
     run,

@@ -120,7 +120,8 @@ impl Client {
         self.update_waiting(now);
     }
 
-    pub(super) fn rto_at(&self) -> Option<Instant> {
+    /// When what has not been answered counts as lost.
+    pub(crate) fn rto_at(&self) -> Option<Instant> {
         if self.failure.is_some() || self.open_due || self.timeout_due {
             return None;
         }

@@ -1,5 +1,6 @@
 //! The client's driver: a task that owns socket and core, and streams that read and write requests.
 
+use super::alarm;
 use super::batch::{BatchSocket, Outgoing, Received};
 use super::path::{self, Path};
 use super::random_block;
@@ -184,7 +185,7 @@ impl State {
     }
 }
 
-fn now() -> Instant {
+pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
@@ -351,6 +352,14 @@ impl AsyncWrite for RequestStream {
     }
 }
 
+/// What the core waits for.
+enum Timer {
+    /// Somebody waits for what is lost: on time.
+    Retransmission(Instant),
+    /// Late by a millisecond or two does no harm.
+    Other(Instant),
+}
+
 /// Moves datagrams between socket and core.
 struct Driver {
     socket: BatchSocket,
@@ -385,7 +394,8 @@ impl Driver {
             }
             let alarm = async {
                 match timer {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    Some(Timer::Retransmission(at)) => alarm::on_time(at).await,
+                    Some(Timer::Other(at)) => tokio::time::sleep_until(at.into()).await,
                     None => std::future::pending().await,
                 }
             };
@@ -409,7 +419,7 @@ impl Driver {
     }
 
     /// What the core wants to send, and when to wake it.
-    fn collect(&mut self, outgoing: &mut Outgoing) -> (Option<Instant>, bool) {
+    fn collect(&mut self, outgoing: &mut Outgoing) -> (Option<Timer>, bool) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         let timeouts = state.client.timeouts();
@@ -430,7 +440,12 @@ impl Driver {
         if state.client.failure().is_some() {
             state.wake_all();
         }
-        (state.client.poll_timeout(), state.closed)
+        let retransmission = state.client.rto_at();
+        let timer = state.client.poll_timeout().map(|at| match retransmission {
+            Some(rto_at) if rto_at == at => Timer::Retransmission(at),
+            _ => Timer::Other(at),
+        });
+        (timer, state.closed)
     }
 
     fn take(&mut self, received: &Received) {

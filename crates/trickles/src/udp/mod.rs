@@ -3,6 +3,7 @@
 //! One datagram is one packet of the protocol. Datagrams are received in batches and sent with segmentation offload
 //! where the kernel has them.
 
+mod alarm;
 mod batch;
 mod carry;
 mod connection;
