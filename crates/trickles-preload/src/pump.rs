@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 const FALLBACK_AFTER: Duration = Duration::from_secs(3);
 /// Input that is kept for TCP while no server has answered; what has more is for TCP.
 const MAX_REPLAY_BYTES: usize = 256 * 1024;
+/// How long a program may take to write the rest of a request whose answer has ended.
+const LINGER: Duration = Duration::from_secs(2);
 /// Bytes moved at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
@@ -92,7 +94,11 @@ async fn serve(job: Job) -> io::Result<()> {
         Ok((stream, false)) => {
             program.write_all(&first).await?;
             let (reader, writer) = program.split();
-            carry(stream, reader, writer, || ()).await
+            carry(stream, reader, writer, || ()).await?;
+            // An answer may come before the end of its request: what the program still writes would fail before it reads.
+            let rest = async { tokio::io::copy(&mut program, &mut tokio::io::sink()).await };
+            let _ = tokio::time::timeout(LINGER, rest).await;
+            Ok(())
         }
         // Who names a key wants nobody else's answer.
         Err(error) if matches!(job.encryption, Encryption::Pinned(_)) => refuse(program, error).await,

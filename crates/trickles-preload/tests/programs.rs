@@ -223,6 +223,31 @@ fn a_client_in_python_when_it_keeps_its_connection_then_each_response_is_right()
     assert!(output.stdout == expected, "{} bytes", output.stdout.len());
 }
 
+/// A client that looks at the answer once it has written all of its request.
+const WRITER: &str = r#"
+import select, socket, sys, time
+host, port = sys.argv[1].rsplit(":", 1)
+program = socket.create_connection((host, int(port)), timeout=60)
+program.sendall(b"PUT /file HTTP/1.1\r\nHost: example.com\r\nContent-Length: 200000\r\n\r\n" + bytes(1000))
+select.select([program], [], [], 60)
+time.sleep(0.2)  # The answer has ended by now.
+program.sendall(bytes(199000))
+answer = b""
+while piece := program.recv(65536):
+    answer += piece
+sys.stdout.buffer.write(answer)
+"#;
+
+#[test]
+fn a_program_that_is_answered_early_when_it_has_written_its_request_then_it_reads_the_answer() {
+    let root = root(b"content\n");
+    let server = serve(root.path());
+    let (mut python, destination) = preloaded("python3", &[server.local_addr()]);
+    let output = python.args(["-c", WRITER, &destination.to_string()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout.starts_with(b"HTTP/1.1 405 "), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
 #[test]
 fn an_upload_when_it_is_longer_than_what_is_kept_then_tcp_has_every_byte() {
     // Nobody refuses datagrams at the same port, and nobody answers them.
