@@ -48,9 +48,9 @@ impl Step {
 
 /// A hundred flows of each kind begin with two thousand packets at once, of which the link holds three hundred.
 const STEPS: [Step; 4] = [
-    Step::new(1, 1_500, 6_000),
-    Step::new(10, 1_500, 4_500),
-    Step::new(50, 2_500, 4_000),
+    Step::new(1, 1_500, 12_000),
+    Step::new(10, 1_500, 6_000),
+    Step::new(50, 2_500, 8_000),
     Step::new(100, 4_000, 4_000),
 ];
 
@@ -71,7 +71,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let steps = lab.choose(STEPS.to_vec(), vec![Step::new(2, 500, 1_000)]);
-    let rounds = lab.choose(2, 1);
+    let rounds = lab.choose(5, 1);
     let link = |rate| Profile { chance_wait: CHANCE_WAIT, ..Profile::clean(rate, ROUND_TRIP) };
     let mut links = vec![link(RATE / PAIRS as u64); PAIRS];
     links.push(link(RATE));
