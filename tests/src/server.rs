@@ -193,6 +193,20 @@ impl Tidegate {
         kill_process(Pid::from_raw(self.pid() as i32).unwrap(), signal).unwrap();
     }
 
+    /// Stops it until SIGCONT. On another processor a thread runs on for a moment after the signal; none does after this.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let threads = format!("/proc/{}/task", self.pid());
+        eventually("every thread has stopped", || {
+            let mut states = std::fs::read_dir(&threads).unwrap().map(|thread| {
+                let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+                // proc_pid_stat(5): the state follows the name, which may hold anything.
+                stat.rsplit(") ").next().and_then(|rest| rest.chars().next())
+            });
+            states.all(|state| state == Some('T')).then_some(())
+        });
+    }
+
     /// Ends it at once, as a crash would.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);

@@ -121,7 +121,7 @@ fn answered_before_another(flood: &[u8]) -> (usize, usize) {
         eager.send(request_of("/a", READ_BYTES / 2).repeat(8));
         (0..8).for_each(|_| assert_eq!(eager.response().status, 200));
     }
-    server.signal(Signal::STOP);
+    server.stop();
     eager.stream().set_nonblocking(true).unwrap();
     let mut sent = 0;
     while let Ok(length @ 1..) = eager.stream().write(&flood[sent..]) {

@@ -116,7 +116,7 @@ fn sigterm_requests_of_connections_not_accepted_yet_are_answered() {
     let origin = Origin::start(|_| Reply::cacheable("ok"));
     let mut tidegate = Tidegate::before(&origin);
     assert_eq!(tidegate.get("/").text(), "ok");
-    tidegate.signal(Signal::STOP);
+    tidegate.stop();
     let mut clients: Vec<Client> = (0..20).map(|_| tidegate.connect()).collect();
     for client in &mut clients {
         client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
