@@ -353,6 +353,55 @@ fn a_post_when_it_fits_a_continuation_then_the_upstream_has_it_once() {
     assert_eq!(origin.requests(), 2);
 }
 
+/// Serves one endless response that is not to be stored; the bytes of it that were taken.
+fn endless() -> (std::net::SocketAddr, std::thread::JoinHandle<usize>) {
+    use std::io::Write;
+    const BYTES: usize = 512 << 20;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let taken = std::thread::spawn(move || {
+        // The first connection only looks whether somebody is there.
+        drop(listener.accept().unwrap());
+        let mut reader = BufReader::new(listener.accept().unwrap().0);
+        let mut line = String::new();
+        while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+            line.clear();
+        }
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nETag: \"v\"\r\nCache-Control: no-store\r\nContent-Length: {BYTES}\r\n\r\n"
+        );
+        reader.get_mut().write_all(head.as_bytes()).unwrap();
+        let (piece, mut taken) = (vec![b'x'; 1 << 16], 0);
+        while taken < BYTES && reader.get_mut().write_all(&piece).is_ok() {
+            taken += piece.len();
+        }
+        taken
+    });
+    (address, taken)
+}
+
+#[test]
+fn a_response_that_is_not_stored_when_it_is_asked_for_then_no_more_is_taken_than_the_client_may_want_next() {
+    use tokio::io::AsyncReadExt;
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"");
+    let (address, taken) = endless();
+    let origin = Origin { address, requests: std::sync::Arc::default() };
+    let replica = start_before(directory.path(), "only", &origin);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let options = tidegate_trickles::udp::Options::to(vec![replica.address.parse().unwrap()]);
+        let connection = tidegate_trickles::udp::Connection::new(&options).unwrap();
+        let mut stream = connection.request(b"GET /endless HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        let mut start = [0; 12];
+        stream.read_exact(&mut start).await.unwrap();
+        assert_eq!(start, *b"HTTP/1.1 200");
+    });
+    let taken = taken.join().unwrap();
+    // A megabyte that is kept, and what sockets hold on the way.
+    assert!(taken < 64 << 20, "{taken} bytes of a response that nobody reads");
+}
+
 #[test]
 fn a_client_when_it_asks_for_what_it_is_blocked_for_then_trickles_refuses_it_and_nobody_else() {
     let directory = tempfile::tempdir().unwrap();

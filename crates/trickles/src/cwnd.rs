@@ -12,6 +12,8 @@
 
 /// Largest window in packets; also the threshold of a connection that has lost nothing yet.
 pub const MAX_WINDOW: u16 = 32_767;
+/// Largest window in packets of a connection's first flight.
+pub const MAX_INITIAL_WINDOW: u16 = 64;
 
 /// The window in packets after `acknowledged` packets of an era that began with the window `start` and the slow start
 /// threshold `ssthresh`. Monotonic in `acknowledged`, at most [`MAX_WINDOW`].

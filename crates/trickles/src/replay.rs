@@ -30,7 +30,9 @@ impl ReplayTable {
     #[must_use]
     pub fn new(capacity: usize, horizon_ms: u64, now_ms: u64) -> Self {
         let slots = capacity.clamp(16, 1 << 28).next_power_of_two() * 2;
-        let generation = || Generation { slots: vec![0; slots].into(), used: 0, since_ms: now_ms };
+        // Written, so that its memory is taken now and not when the table has its first use for it.
+        let empty = || std::iter::repeat_with(|| std::hint::black_box(0)).take(slots).collect();
+        let generation = || Generation { slots: empty(), used: 0, since_ms: now_ms };
         Self { young: generation(), old: generation(), horizon_ms, complete_since_ms: 0 }
     }
 

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidegate_trickles::client::{self, Client, Read};
-use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Resource, Site, StaticRoot};
+use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::KeyRing;
-use tidegate_trickles::server::{self, Server};
+use tidegate_trickles::server::{self, Application, Server, Wait};
 use tidegate_trickles::udp::{self, Connection, Options, RequestStream, UdpServer};
 use tidegate_trickles::wire::{self, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -181,15 +181,47 @@ async fn a_file_when_changed_in_mid_transfer_then_the_stream_is_reset() {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// A directory, and how long each of the reads of its files was.
+/// What a site was asked for.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// How long each of the reads of its files was.
+    reads: Vec<usize>,
+    /// How long each of the parts was that were to be made ready.
+    prepared: Vec<usize>,
+    /// For each request that was looked up or to be made ready: its content, and whether its client is where it says.
+    found: Vec<(Vec<u8>, bool)>,
+}
+
+/// A directory that takes content, which it answers with the file.
 struct Watched {
     root: StaticRoot,
-    reads: Arc<Mutex<Vec<usize>>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Watched {
+    fn note(&self, asked: &Asked<'_>) {
+        self.seen.lock().unwrap().found.push((asked.body.to_vec(), asked.proved));
+    }
 }
 
 impl Site for Watched {
     fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
+        self.note(asked);
         self.root.find(asked)
+    }
+
+    fn takes_content(&mut self, _: &[u8], _: &[u8]) -> bool {
+        true
+    }
+
+    fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
+        self.note(asked);
+        None
+    }
+
+    fn prepare_read(&mut self, _: SocketAddr, _: &[u8], _: &[u8], part: Part) -> Option<Wait> {
+        self.seen.lock().unwrap().prepared.push(part.length);
+        None
     }
 
     fn known(&mut self, host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
@@ -204,22 +236,21 @@ impl Site for Watched {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, Lost> {
-        self.reads.lock().unwrap().push(buffer.len());
+        self.seen.lock().unwrap().reads.push(buffer.len());
         self.root.read(host, target, version, offset, buffer)
     }
 }
 
-/// A download without a network, of which `alter` may change what the client sends; returns how long each read was, and
+/// A request without a network, of which `alter` may change what the client sends; returns what the site was asked for, and
 /// what the client got.
-fn download(root: &Path, target: &str, mut alter: impl FnMut(Vec<u8>) -> Vec<u8>) -> (Vec<usize>, Vec<u8>) {
-    let reads = Arc::new(Mutex::new(Vec::new()));
-    let site = Watched { root: StaticRoot::open(root, |_| "text/plain").unwrap(), reads: Arc::clone(&reads) };
+fn exchange(root: &Path, request: &[u8], mut alter: impl FnMut(Vec<u8>) -> Vec<u8>) -> (Seen, Vec<u8>) {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let site = Watched { root: StaticRoot::open(root, |_| "text/plain").unwrap(), seen: Arc::clone(&seen) };
     let mut service = HttpService::new(site, || 1_700_000_000);
     let mut server = Server::new(server::Config::default(), KeyRing::new(1, &[7; 16]), 0);
     let (start, mut elapsed) = (Instant::now(), Duration::ZERO);
     let mut client = Client::new(client::Config::default(), &[5; 16], start);
-    let request =
-        client.request(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes(), start).unwrap();
+    let request = client.request(request, start).unwrap();
     let (mut content, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     for _ in 0..200 {
         let mut answers = Vec::new();
@@ -227,7 +258,10 @@ fn download(root: &Path, target: &str, mut alter: impl FnMut(Vec<u8>) -> Vec<u8>
             let peer = "192.0.2.7:5000".parse().unwrap();
             let datagram = alter(datagram);
             let mut take = |packet: &[u8]| answers.push(packet.to_vec());
-            server.handle(&datagram, peer, elapsed.as_millis() as u64, &mut service, &mut take).unwrap();
+            let received = server.receive(&datagram, peer, elapsed.as_millis() as u64).unwrap();
+            let Some((event, socket)) = received else { continue };
+            assert!(service.prepare(&event).is_none());
+            server.answer(&event, socket, &mut service, &mut take);
         }
         elapsed += Duration::from_millis(50);
         for answer in answers {
@@ -238,15 +272,19 @@ fn download(root: &Path, target: &str, mut alter: impl FnMut(Vec<u8>) -> Vec<u8>
             content.extend_from_slice(&buffer[..count]);
         }
     }
-    let reads = reads.lock().unwrap().clone();
-    (reads, content)
+    let seen = seen.lock().unwrap().clone();
+    (seen, content)
+}
+
+fn download(root: &Path, target: &str, alter: impl FnMut(Vec<u8>) -> Vec<u8>) -> (Seen, Vec<u8>) {
+    exchange(root, format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes(), alter)
 }
 
 #[test]
 fn ranges_when_one_after_the_other_then_they_are_read_at_once() {
     let root = root();
     let bytes = std::fs::read(root.path().join("large")).unwrap();
-    let (reads, content) = download(root.path(), "/large", |datagram| datagram);
+    let (Seen { reads, .. }, content) = download(root.path(), "/large", |datagram| datagram);
     assert!(content.ends_with(&bytes), "{} bytes", content.len());
     let packets = bytes.len() / 1472;
     assert!(reads.len() < packets * 3 / 4, "{} reads for {packets} packets", reads.len());
@@ -257,7 +295,7 @@ fn a_range_when_longer_than_its_packet_then_no_more_is_read_than_is_sent() {
     let root = root();
     std::fs::File::create(root.path().join("sparse")).unwrap().set_len(4 << 30).unwrap();
     let mut lies = 0;
-    let (reads, _) = download(root.path(), "/sparse", |datagram| {
+    let (seen, _) = download(root.path(), "/sparse", |datagram| {
         let Ok(request) = Request::decode(&datagram) else { return datagram };
         let [first, _, ..] = request.wants[..] else { return datagram };
         lies += 1;
@@ -267,6 +305,24 @@ fn a_range_when_longer_than_its_packet_then_no_more_is_read_than_is_sent() {
         wire::write_wants(&ranges, first.continuation, &mut out);
         out
     });
-    assert!(lies > 0 && !reads.is_empty());
-    assert!(reads.iter().all(|&length| length <= 1472), "{:?}", reads.iter().max());
+    assert!(lies > 0);
+    for lengths in [seen.reads, seen.prepared] {
+        assert!(!lengths.is_empty());
+        assert!(lengths.iter().all(|&length| length <= 1472), "{:?}", lengths.iter().max());
+    }
+}
+
+#[test]
+fn a_request_that_changes_something_when_it_comes_in_an_open_then_it_waits_for_proof_of_the_address() {
+    let root = root();
+    let request = b"POST /small.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc";
+    let mut datagrams = Vec::new();
+    let (seen, content) = exchange(root.path(), request, |datagram| {
+        datagrams.push(datagram.clone());
+        datagram
+    });
+    assert!(content.starts_with(b"HTTP/1.1 200 OK") && content.ends_with(b"hello\n"), "{content:?}");
+    assert!(datagrams[0].windows(3).any(|bytes| bytes == b"abc"), "the open has all of it");
+    // Made ready once and looked up once.
+    assert_eq!(seen.found, [(b"abc".to_vec(), true), (b"abc".to_vec(), true)]);
 }

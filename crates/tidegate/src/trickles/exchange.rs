@@ -138,8 +138,8 @@ pub(super) struct Begun {
     /// What the response is of; its length is right once it is known.
     pub resource: Resource,
     pinned: bool,
-    /// Whether the rest can be left: it is in the cache already.
-    stored: bool,
+    /// Whether the rest comes into the cache only if it is taken: it is not there already, and will be stored.
+    fills: bool,
     content: Content,
     /// Where in the representation the next content byte belongs.
     at: u64,
@@ -184,9 +184,9 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     let bytes = buffer.split_to(head_bytes);
     let head = parser.head(&bytes);
     let mut fields = Vec::new();
-    let mut stored = false;
+    let mut fills = false;
     for (_, name, value) in head.fields.iter() {
-        stored |= name.eq_ignore_ascii_case(b"cache-status") && is_hit(value);
+        fills |= name.eq_ignore_ascii_case(b"cache-status") && is_stored(value);
         if !VOLATILE_FIELDS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
             write_field(name, value, &mut fields);
         }
@@ -225,11 +225,12 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     };
     let at = part.map_or(0, |(first, _)| first);
     let content = Content { body, wire: buffer, plain: BytesMut::new(), coding };
-    Ok(Begun { resource, pinned, stored, content, at, block: BytesMut::new(), failed: false })
+    Ok(Begun { resource, pinned, fills, content, at, block: BytesMut::new(), failed: false })
 }
 
-fn is_hit(value: &[u8]) -> bool {
-    value.split(|byte| *byte == b';').any(|part| part.trim_ascii() == b"hit")
+/// RFC 9211 §2.5: the response is being stored.
+fn is_stored(value: &[u8]) -> bool {
+    value.split(|byte| *byte == b';').any(|part| part.trim_ascii() == b"stored")
 }
 
 /// First byte and complete length of `bytes first-last/length`.
@@ -302,7 +303,8 @@ impl Begun {
         while let Some((index, block)) = self.next_block().await {
             if index < KEPT_AHEAD {
                 keep(index, block);
-            } else if self.stored {
+            }
+            if index + 1 >= KEPT_AHEAD && !self.fills {
                 return;
             }
         }

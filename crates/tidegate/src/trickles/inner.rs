@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tidegate_accelerator::Inside;
 use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
 use tidegate_trickles::server::Wait;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::exchange::{self, Begun};
 
@@ -27,6 +27,8 @@ const KEPT_BLOCK_BYTES: usize = 64 << 20;
 const KEPT_RESPONSES: usize = 4096;
 /// Questions to the accelerator at once; more have to wait for a repetition.
 const MAX_ASKED: usize = 1024;
+/// Responses that are taken to their end at once, so that they come into the cache.
+const MAX_DRAINS: usize = 32;
 /// How long what was found answers the same request again. A repetition must not be carried out twice.
 const FOUND_LIFE: Duration = Duration::from_secs(1);
 const CONTENT_LIFE: Duration = Duration::from_secs(60);
@@ -89,6 +91,8 @@ pub(super) struct InnerSite {
     inside: Inside,
     local: SocketAddr,
     soft: Arc<Mutex<Soft>>,
+    /// Places for responses that are taken to their end for the cache's sake.
+    drains: Arc<Semaphore>,
 }
 
 impl InnerSite {
@@ -101,7 +105,7 @@ impl InnerSite {
             blocks: Kept::new(KEPT_BLOCK_BYTES),
             waiting: HashMap::new(),
         };
-        Self { inside, local, soft: Arc::new(Mutex::new(soft)) }
+        Self { inside, local, soft: Arc::new(Mutex::new(soft)), drains: Arc::new(Semaphore::new(MAX_DRAINS)) }
     }
 
     /// What is asked.
@@ -164,12 +168,15 @@ impl InnerSite {
                 }
                 self.lock().found.insert(key, found(result), 1);
                 self.settle(&question);
-                // The rest is on its way into the cache, which it reaches only if it is taken.
-                begun
-                    .drain(|index, block| {
-                        self.lock().blocks.insert((version, index), block.clone(), block.len());
-                    })
-                    .await;
+                // The rest is on its way into the cache, which it reaches only if it is taken. Where too many are on their way,
+                // the client asks for parts.
+                if let Ok(_place) = self.drains.try_acquire() {
+                    begun
+                        .drain(|index, block| {
+                            self.lock().blocks.insert((version, index), block.clone(), block.len());
+                        })
+                        .await;
+                }
             }
             Err(missing) => {
                 self.lock().found.insert(key, found(Err(missing)), 1);
@@ -191,7 +198,9 @@ impl InnerSite {
                     self.lock().blocks.insert((version, index), block.clone(), block.len());
                 }
                 self.settle(&Question::Block(version, index));
-                begun.drain(|_, _| ()).await;
+                if let Ok(_place) = self.drains.try_acquire() {
+                    begun.drain(|_, _| ()).await;
+                }
                 return;
             }
             // An error of the way there says nothing about the resource.
@@ -249,7 +258,8 @@ impl Site for InnerSite {
         };
         let mut waits = Vec::new();
         for index in missing {
-            let (wait, asks) = self.join(&Question::Block(part.version, index))?;
+            // What is waited for already is waited for; the client asks for the rest again.
+            let Some((wait, asks)) = self.join(&Question::Block(part.version, index)) else { break };
             if asks {
                 let asked = Asked { peer, proved: false, request: 0, host, target, head: b"", body: b"" };
                 let request = exchange::Outgoing::of(&asked);

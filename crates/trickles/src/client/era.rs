@@ -184,7 +184,10 @@ impl EraState {
 
     /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
     pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
-        if number < self.next || number > self.end() || self.received.contains_key(&number) {
+        // No server has more packets on their way, or unanswered, than the largest window.
+        let held = self.received.len() + self.ready.len();
+        let is_known = number < self.next || self.received.contains_key(&number);
+        if is_known || number > self.end() || held >= MAX_WINDOW.into() {
             return false;
         }
         self.arrivals += 1;
@@ -292,5 +295,31 @@ impl EraState {
             let run = ProvedRun { run: Run { gap, length: 1 }, nonces: held.nonce };
             Some(Anchor { era: self.era, number, raw: held.raw, runs: vec![run] })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cubic::Cubic;
+
+    #[test]
+    fn a_server_that_sends_without_end_is_not_kept_book_of_without_end() {
+        let (start, ssthresh) = (10, MAX_WINDOW);
+        let cubic: Option<Cubic> = None;
+        let mut state = EraState::new(Era { counter: 0, tag: 0, base: 0, start, ssthresh, flight: 0, cubic });
+        let now = Instant::now();
+        let raw = [0; size_of::<RawContinuation>()];
+        let kept = (1..200_000)
+            .take_while(|&number| {
+                let kept = state.insert(number, raw, 0, now);
+                state.advance(0, now, std::time::Duration::ZERO);
+                kept
+            })
+            .count();
+        assert_eq!(kept, usize::from(MAX_WINDOW));
+        // Once some are answered there is room again.
+        state.ready.pop_front();
+        assert!(state.insert(kept as u64 + 1, raw, 0, now));
     }
 }

@@ -13,6 +13,7 @@ use crate::congestion::Era;
 use crate::continuation::{
     Continuation, RawContinuation, RawDelta, apply_successor, era_of, successor_counter,
 };
+use crate::cwnd::MAX_INITIAL_WINDOW;
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
 use crate::wire::{Answer, Frame, LONG_ATTEMPTS, MIN_DATAGRAM_BYTES, PADDED_BYTES, SHORT_BYTES, WireError};
@@ -421,6 +422,9 @@ impl Client {
     fn take_packet(&mut self, packet: &Continuation, raw: RawContinuation, nonce: u64, now: Instant) {
         let opens = !self.established;
         if opens {
+            if packet.era.start > MAX_INITIAL_WINDOW {
+                return;
+            }
             self.establish(packet);
         }
         let newest = self.eras.back().map_or(0, |state| state.era.counter);

@@ -7,6 +7,8 @@ use std::ops::Range;
 
 /// Output continuations kept for one request; more are ignored.
 const MAX_CONTINUATIONS: usize = 64;
+/// Pieces of output that wait for those before them: a window of packets of the least length is fewer.
+const MAX_SEGMENTS: usize = 16_384;
 /// Input waits while so many outputs are unread: a stream that is written ahead must not overrun the bound above.
 const UNREAD_OUTPUTS: usize = 16;
 /// How often the transport may ask, without any output in between, for a request to be repeated from the start.
@@ -195,6 +197,10 @@ impl RequestState {
         let limit = self.position.saturating_add(window).min(self.end.unwrap_or(u64::MAX));
         let end = offset.saturating_add(data.len() as u64).min(limit);
         for part in self.have.missing(offset.max(self.position)..end) {
+            // What the reader waits for has room in any case. The rest is asked for again.
+            if self.segments.len() >= MAX_SEGMENTS && part.start != self.position {
+                continue;
+            }
             let bytes = &data[(part.start - offset) as usize..(part.end - offset) as usize];
             self.segments.insert(part.start, bytes.to_vec());
             self.have.insert(part);
@@ -305,5 +311,24 @@ impl RequestState {
             (0, None) if self.end == Some(self.position) => Read::End,
             (0, None) => Read::Pending,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_in_crumbs_takes_no_more_than_so_many_pieces_and_what_is_read_next_has_room() {
+        let mut state = RequestState::default();
+        for offset in 0..2 * MAX_SEGMENTS as u64 {
+            state.receive(2 * offset + 1, b"x", 1 << 20);
+        }
+        assert_eq!(state.segments.len(), MAX_SEGMENTS);
+        state.receive(0, b"yz", 1 << 20);
+        let mut buffer = [0; 10];
+        let Read::Data(count) = state.read(&mut buffer) else { panic!("nothing to read") };
+        // The piece that was there already is not overwritten.
+        assert_eq!(&buffer[..count], b"yx");
     }
 }

@@ -18,7 +18,7 @@ use crate::files::{GONE, PATH_TOO_LONG};
 use crate::server::{Application, Event, EventInput, EventKind, EventWant, Minisocket, Wait};
 use crate::user::{LEAST_OPAQUE_BYTES, MAX_OPAQUE_BYTES, OVERHEAD_BYTES, REGION_BITS};
 use crate::wire::FRAME_HEAD_BYTES;
-use digest::{Digest, Step};
+use digest::{Digest, HttpRequest, Step};
 use response::Response;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -113,6 +113,12 @@ impl Client {
     /// Whoever opens a connection may name any source. What goes on with one was sent to that source (Trickles §6.1).
     fn of(event: &Event<'_>) -> Self {
         Self { peer: event.peer, proved: event.kind != EventKind::Open }
+    }
+
+    /// Whether a request may be carried out that changes something. An open can be forged, and sent again at any time: the client
+    /// sends such a request again with its next packet, which cannot.
+    fn may_change(self, request: &HttpRequest) -> bool {
+        self.proved || request.refused.is_some()
     }
 }
 
@@ -248,7 +254,7 @@ impl<S: Site> HttpService<S> {
                 Step::More => break,
             };
             let unsafe_one = !request.is_safe();
-            if unsafe_one && !responses.is_empty() {
+            if unsafe_one && (!responses.is_empty() || !client.may_change(&request)) {
                 digest.unread();
                 rest = fresh;
                 break;
@@ -319,7 +325,7 @@ impl<S: Site> HttpService<S> {
             match digest.feed(&mut rest, input.last, &mut takes_content) {
                 Step::Request(request) if request.refused.is_none() => {
                     // As it will be answered: alone.
-                    if !request.is_safe() && before > 0 {
+                    if !request.is_safe() && (before > 0 || !client.may_change(&request)) {
                         return;
                     }
                     waits.extend(self.site.prepare_find(&request.asked(client, input.request)));

@@ -14,7 +14,7 @@ use crate::client::LARGEST_DATAGRAM_BYTES;
 use crate::congestion::{self, AccountError, Era, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
 use crate::cubic::{self, Cubic};
-use crate::cwnd::MAX_WINDOW;
+use crate::cwnd::{MAX_INITIAL_WINDOW, MAX_WINDOW};
 use crate::keys::KeyRing;
 use crate::nonce::{EraCause, Secret};
 use crate::replay::ReplayTable;
@@ -373,7 +373,7 @@ impl Server {
         let cubic = (client_bytes & wire::CUBIC_WANTED != 0 && self.config.cubic).then(Cubic::default);
         let size = (client_bytes & !wire::CUBIC_WANTED).min(self.config.datagram_bytes);
         let budget = if received_bytes >= wire::PADDED_BYTES { 3 * received_bytes } else { received_bytes };
-        let window = self.config.initial_window.clamp(1, 64);
+        let window = self.config.initial_window.clamp(1, MAX_INITIAL_WINDOW);
         let affordable = budget / (usize::from(size) + answer_bytes);
         let (flight, packet_bytes) = match affordable {
             0 if budget < RESPONSE_HEAD_BYTES + answer_bytes => return Err(Refusal::TooSmall),
@@ -587,7 +587,9 @@ impl Server {
         if continuation.kind != Kind::Output || continuation.request != request || !inside {
             return Err(Refusal::User(UserError::Malformed));
         }
-        let length = u64::from(want.length).min(continuation.end - offset) as u32;
+        // No more than a packet holds: what is longer need not be found and read.
+        let most = (continuation.end - offset).min(socket.capacity() as u64);
+        let length = u64::from(want.length).min(most) as u32;
         let (valid_start, valid_end, opaque) = (continuation.start, continuation.end, continuation.opaque);
         Ok(EventWant { request, offset, length, valid_start, valid_end, opaque, aged: !current })
     }
