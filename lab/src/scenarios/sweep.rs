@@ -3,8 +3,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_bench::peers::Peer;
-
 use crate::load::Load;
 use crate::plot::{Plot, Point, Series};
 use crate::server::{Kind, Servers};
@@ -16,6 +14,9 @@ const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Requests that warm a server up before each measurement, as in Tempesta §5.3.
 const WARM_UP: u32 = 1000;
 
+/// How long one server is loaded before it is another's turn: what else shares the machine changes within seconds.
+const SLICE: Duration = Duration::from_millis(250);
+
 /// What is measured.
 pub(super) struct Sweep<'a> {
     pub kinds: &'a [Kind],
@@ -23,6 +24,7 @@ pub(super) struct Sweep<'a> {
     pub request: fn(SocketAddr) -> String,
     pub connections: &'a [u32],
     pub rounds: usize,
+    /// How long each server is loaded in a round.
     pub time: Duration,
 }
 
@@ -49,48 +51,85 @@ impl Sweep<'_> {
         let (mut step, steps) = (0, self.connections.len() * self.rounds * count);
         let mut samples = Vec::with_capacity(steps);
         for &connections in self.connections {
+            let mut loads = Vec::with_capacity(count);
+            for index in 0..count {
+                loads.push(self.establish(&servers, index, connections)?);
+            }
+            servers.settle()?;
             for round in 0..self.rounds {
-                // Each server is first in turn.
-                for index in (0..count).map(|index| (index + round) % count) {
-                    let kind = self.kinds[index];
-                    let (requests_per_s, cpu_us_per_request) = self.attempt(&servers, index, connections)?;
-                    servers.settle()?;
+                for (kind, sum) in self.kinds.iter().zip(self.round(&servers, &mut loads)?) {
+                    let sample = sum.sample(*kind, connections, round)?;
                     step += 1;
                     let what = format!(
-                        "{} connections, round {}: {:10} {requests_per_s:8.0} requests/s {cpu_us_per_request:6.2} us CPU",
+                        "{} connections, round {}: {:10} {:8.0} requests/s {:6.2} us CPU",
                         thousands(connections.into()),
                         round + 1,
-                        kind.label()
+                        kind.label(),
+                        sample.requests_per_s,
+                        sample.cpu_us_per_request
                     );
                     lab.progress(step, steps, &what);
-                    samples.push(Sample { kind, connections, round, requests_per_s, cpu_us_per_request });
+                    samples.push(sample);
                 }
             }
+            drop(loads);
+            servers.settle()?;
         }
         Ok(Samples { samples, servers: servers.versions() })
     }
 
-    /// Measures, once more if a connection broke: thousands of clients that connect at once can overflow what the kernel
-    /// keeps for a server. A server that fails again fails the scenario.
-    fn attempt(&self, servers: &Servers, index: usize, connections: u32) -> Result<(f64, f64), Error> {
-        let first = self.measure(&servers.peers()[index], connections);
+    /// Opens the connections to one server, once more if one broke: thousands of clients that connect at once can overflow
+    /// what the kernel keeps for a server. A server that fails again fails the scenario.
+    fn establish(&self, servers: &Servers, index: usize, connections: u32) -> Result<Load, Error> {
+        let address = servers.peers()[index].address();
+        let established = || {
+            let mut load = Load::start(address, connections, &(self.request)(address))?;
+            load.establish(WARM_UP.div_ceil(connections.max(1)), ESTABLISH_TIMEOUT)?;
+            Ok(load)
+        };
+        let first = established();
         let Err(error @ Error::Connections { .. }) = first else { return first };
         eprintln!("{}: {error}; once more", self.kinds[index].label());
         servers.settle()?;
-        self.measure(&servers.peers()[index], connections)
+        established()
     }
 
-    fn measure(&self, peer: &Peer, connections: u32) -> Result<(f64, f64), Error> {
-        let mut load = Load::start(peer.address(), connections, &(self.request)(peer.address()))?;
-        load.establish(WARM_UP.div_ceil(connections.max(1)), ESTABLISH_TIMEOUT)?;
-        let before = peer.cpu_s().map_err(Error::Server)?;
-        let report = load.send(self.time)?;
-        let cpu_s = peer.cpu_s().map_err(Error::Server)? - before;
-        if report.answers == 0 || report.elapsed_ns == 0 {
+    /// Loads each server for a part of the time in turn, there and back again.
+    fn round(&self, servers: &Servers, loads: &mut [Load]) -> Result<Vec<Sum>, Error> {
+        let mut sums = vec![Sum::default(); loads.len()];
+        let mut order: Vec<usize> = (0..loads.len()).collect();
+        for _ in 0..self.time.as_millis().div_ceil(SLICE.as_millis()) {
+            for &index in &order {
+                let peer = &servers.peers()[index];
+                let before = peer.threads_cpu_s().map_err(Error::Server)?;
+                let report = loads[index].send(SLICE)?;
+                let sum = &mut sums[index];
+                sum.cpu_s += peer.threads_cpu_s().map_err(Error::Server)? - before;
+                sum.answers += report.answers;
+                sum.elapsed_s += report.elapsed_ns as f64 / 1e9;
+            }
+            order.reverse();
+        }
+        Ok(sums)
+    }
+}
+
+/// What one server did in the parts of a round.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    answers: u64,
+    elapsed_s: f64,
+    cpu_s: f64,
+}
+
+impl Sum {
+    fn sample(&self, kind: Kind, connections: u32, round: usize) -> Result<Sample, Error> {
+        if self.answers == 0 || self.elapsed_s == 0.0 {
             return Err(Error::Nothing("the load"));
         }
-        let answers = report.answers as f64;
-        Ok((answers / (report.elapsed_ns as f64 / 1e9), cpu_s * 1e6 / answers))
+        let answers = self.answers as f64;
+        let (requests_per_s, cpu_us_per_request) = (answers / self.elapsed_s, self.cpu_s * 1e6 / answers);
+        Ok(Sample { kind, connections, round, requests_per_s, cpu_us_per_request })
     }
 }
 
@@ -209,6 +248,14 @@ mod tests {
             sample(Kind::Bare, 1, 8.0),
         ];
         Samples { samples, servers: Vec::new() }
+    }
+
+    #[test]
+    fn a_sample_is_the_sum_of_the_parts_of_its_round() {
+        let sum = Sum { answers: 1000, elapsed_s: 0.5, cpu_s: 0.004 };
+        let sample = sum.sample(Kind::Bare, 32, 1).unwrap();
+        assert_eq!((sample.requests_per_s, sample.cpu_us_per_request), (2000.0, 4.0));
+        assert!(Sum::default().sample(Kind::Bare, 32, 1).is_err(), "no answers");
     }
 
     #[test]
