@@ -16,8 +16,10 @@ use tokio::sync::mpsc;
 
 /// How long servers may be silent before the connection is made by TCP (Trickles §2.6).
 const FALLBACK_AFTER: Duration = Duration::from_secs(3);
-/// Input that is kept for TCP while no server has answered; what has more is for TCP.
+/// Input that is kept for TCP while no server has answered; what has more waits until one has.
 const MAX_REPLAY_BYTES: usize = 256 * 1024;
+/// How often it is looked whether one has.
+const LOOK: Duration = Duration::from_millis(5);
 /// How long a program may take to write the rest of a request whose answer has ended.
 const LINGER: Duration = Duration::from_secs(2);
 /// Bytes moved at once.
@@ -78,11 +80,18 @@ async fn serve(job: Job) -> io::Result<()> {
     let mut program = UnixStream::from_std(job.program)?;
     let (mut sent, mut first) = (Vec::new(), Vec::with_capacity(PIECE_BYTES));
     let options = Options { encryption: job.encryption, ..Options::to(job.servers) };
-    let opened = Connection::new(&options).and_then(|connection| Ok(connection.open()?));
+    let opened = Connection::new(&options).and_then(|connection| Ok((connection.open()?, connection)));
     let answered = match opened {
-        Ok(mut stream) => {
-            let ended = first_answer(&mut program, &mut stream, &mut sent, &mut first).await;
-            ended.map(|ended| (stream, ended))
+        Ok((mut stream, connection)) => {
+            let is_answered = || connection.is_answered();
+            let ended = first_answer(&mut program, &mut stream, is_answered, &mut sent, &mut first).await;
+            match ended {
+                // More has been sent than was kept.
+                Err(error) if connection.is_answered() && sent.len() >= MAX_REPLAY_BYTES => {
+                    return refuse(program, error).await;
+                }
+                ended => ended.map(|ended| (stream, ended)),
+            }
         }
         Err(error) => Err(error),
     };
@@ -125,6 +134,7 @@ async fn refuse(mut program: UnixStream, error: io::Error) -> io::Result<()> {
 async fn first_answer(
     program: &mut UnixStream,
     stream: &mut RequestStream,
+    is_answered: impl Fn() -> bool,
     sent: &mut Vec<u8>,
     first: &mut Vec<u8>,
 ) -> io::Result<bool> {
@@ -133,9 +143,11 @@ async fn first_answer(
     let silence = tokio::time::sleep(Duration::from_secs(u32::MAX.into()));
     tokio::pin!(silence);
     loop {
+        let waits = open && sent.len() >= MAX_REPLAY_BYTES && !is_answered();
         tokio::select! {
             read = stream.read_buf(first) => return Ok(read? == 0),
-            read = program.read(&mut buffer), if open => {
+            () = tokio::time::sleep(LOOK), if waits => {}
+            read = program.read(&mut buffer), if open && !waits => {
                 let count = read?;
                 open = count > 0;
                 if !open {
@@ -145,13 +157,17 @@ async fn first_answer(
                 if sent.is_empty() {
                     silence.as_mut().reset(tokio::time::Instant::now() + FALLBACK_AFTER);
                 }
-                sent.extend_from_slice(&buffer[..count]);
-                if sent.len() > MAX_REPLAY_BYTES {
-                    return Err(io::ErrorKind::OutOfMemory.into());
+                if sent.len() < MAX_REPLAY_BYTES {
+                    sent.extend_from_slice(&buffer[..count]);
                 }
                 stream.write_all(&buffer[..count]).await?;
             }
-            () = &mut silence => return Err(io::ErrorKind::TimedOut.into()),
+            // A server that has answered with anything is there, and may take its time.
+            () = &mut silence, if !is_answered() => {
+                if !is_answered() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
         }
     }
 }

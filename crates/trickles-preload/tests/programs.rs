@@ -249,6 +249,25 @@ fn a_program_that_is_answered_early_when_it_has_written_its_request_then_it_read
 }
 
 #[test]
+fn an_upload_of_any_length_when_a_replica_is_there_then_it_answers() {
+    let root = root(b"content\n");
+    let server = serve(root.path());
+    for length in [100_000, 300_000, 3_000_000] {
+        std::fs::write(root.path().join("upload"), bytes(length)).unwrap();
+        let (mut curl, destination) = preloaded("curl", &[server.local_addr()]);
+        let file = root.path().join("upload");
+        let url = format!("http://{destination}/file");
+        let output = curl
+            .args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Expect:", "-T"])
+            .arg(file)
+            .arg(&url)
+            .output()
+            .unwrap();
+        assert!(output.stdout.ends_with(b"405"), "{length}: {output:?}");
+    }
+}
+
+#[test]
 fn an_upload_when_it_is_longer_than_what_is_kept_then_tcp_has_every_byte() {
     // Nobody refuses datagrams at the same port, and nobody answers them.
     let (listener, _silent) = (0..100)
