@@ -140,17 +140,7 @@ impl Peer {
     /// # Errors
     /// When the server has ended, or the kernel does not say (CONFIG_SCHED_INFO).
     pub fn threads_cpu_s(&self) -> Result<f64, String> {
-        let mut ns = 0.0;
-        for process in self.processes() {
-            let tasks = std::fs::read_dir(format!("/proc/{process}/task"))
-                .map_err(|error| format!("{} has ended: {error}", self.name))?;
-            for task in tasks.flatten() {
-                let Ok(stat) = std::fs::read_to_string(task.path().join("schedstat")) else { continue };
-                let ran = stat.split(' ').next().and_then(|ran| ran.parse::<f64>().ok());
-                ns += ran.ok_or("the kernel gives no schedstat")?;
-            }
-        }
-        Ok(ns / 1e9)
+        self.processes().into_iter().map(|process| threads_cpu_s(process, "")).sum()
     }
 
     /// Bytes of anonymous memory that the server's processes have resident: what they allocated, without files, programs
@@ -229,6 +219,27 @@ pub fn settle<'a>(peers: impl Iterator<Item = &'a Peer> + Clone) -> Result<(), S
         }
         before = now;
     }
+}
+
+/// Seconds, to the nanosecond, that those threads of a process have run whose names start with `name`.
+///
+/// # Errors
+/// When the process has ended or has no such thread, or the kernel does not say (CONFIG_SCHED_INFO).
+pub fn threads_cpu_s(process: u32, name: &str) -> Result<f64, String> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task"))
+        .map_err(|error| format!("process {process} has ended: {error}"))?;
+    let mut ns = None;
+    for task in tasks.flatten() {
+        let read = |file| std::fs::read_to_string(task.path().join(file));
+        // A thread may end meanwhile.
+        let (Ok(named), Ok(stat)) = (read("comm"), read("schedstat")) else { continue };
+        if named.starts_with(name) {
+            let ran = stat.split(' ').next().and_then(|ran| ran.parse::<f64>().ok());
+            *ns.get_or_insert(0.0) += ran.ok_or("the kernel gives no schedstat")?;
+        }
+    }
+    let ns = ns.ok_or_else(|| format!("process {process} has no thread {name}"))?;
+    Ok(ns / 1e9)
 }
 
 /// Every process of the machine with its parent.

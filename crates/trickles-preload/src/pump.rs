@@ -16,7 +16,8 @@ use tokio::sync::mpsc;
 
 /// How long servers may be silent before the connection is made by TCP (Trickles §2.6).
 const FALLBACK_AFTER: Duration = Duration::from_secs(3);
-/// Input that is kept for TCP while no server has answered; what has more waits until one has.
+/// Input that is kept for TCP while no server has answered. Where there is more, it waits until one has: the way back is
+/// closed then.
 const MAX_REPLAY_BYTES: usize = 256 * 1024;
 /// How often it is looked whether one has.
 const LOOK: Duration = Duration::from_millis(5);
@@ -85,13 +86,7 @@ async fn serve(job: Job) -> io::Result<()> {
         Ok((mut stream, connection)) => {
             let is_answered = || connection.is_answered();
             let ended = first_answer(&mut program, &mut stream, is_answered, &mut sent, &mut first).await;
-            match ended {
-                // More has been sent than was kept.
-                Err(error) if connection.is_answered() && sent.len() >= MAX_REPLAY_BYTES => {
-                    return refuse(program, error).await;
-                }
-                ended => ended.map(|ended| (stream, ended)),
-            }
+            ended.map(|ended| (stream, ended))
         }
         Err(error) => Err(error),
     };
@@ -102,8 +97,12 @@ async fn serve(job: Job) -> io::Result<()> {
         }
         Ok((stream, false)) => {
             program.write_all(&first).await?;
+            let mut begun = !first.is_empty();
             let (reader, writer) = program.split();
-            carry(stream, reader, writer, || ()).await?;
+            match carry(stream, reader, writer, || begun = true).await {
+                Err(error) if !begun => return refuse(program, error).await,
+                carried => carried?,
+            }
             // An answer may come before the end of its request: what the program still writes would fail before it reads.
             let rest = async { tokio::io::copy(&mut program, &mut tokio::io::sink()).await };
             let _ = tokio::time::timeout(LINGER, rest).await;
@@ -130,7 +129,8 @@ async fn refuse(mut program: UnixStream, error: io::Error) -> io::Result<()> {
     Err(error)
 }
 
-/// Passes input on until output comes; whether the output ended with it. The clock starts with the first input.
+/// Passes input on until output comes, or a server has answered with anything and there is more input than is kept; whether
+/// the output ended with it. The clock starts with the first input.
 async fn first_answer(
     program: &mut UnixStream,
     stream: &mut RequestStream,
@@ -143,11 +143,14 @@ async fn first_answer(
     let silence = tokio::time::sleep(Duration::from_secs(u32::MAX.into()));
     tokio::pin!(silence);
     loop {
-        let waits = open && sent.len() >= MAX_REPLAY_BYTES && !is_answered();
+        let is_full = sent.len() >= MAX_REPLAY_BYTES;
+        if is_full && is_answered() {
+            return Ok(false);
+        }
         tokio::select! {
             read = stream.read_buf(first) => return Ok(read? == 0),
-            () = tokio::time::sleep(LOOK), if waits => {}
-            read = program.read(&mut buffer), if open && !waits => {
+            () = tokio::time::sleep(LOOK), if is_full => {}
+            read = program.read(&mut buffer), if open && !is_full => {
                 let count = read?;
                 open = count > 0;
                 if !open {
@@ -157,9 +160,7 @@ async fn first_answer(
                 if sent.is_empty() {
                     silence.as_mut().reset(tokio::time::Instant::now() + FALLBACK_AFTER);
                 }
-                if sent.len() < MAX_REPLAY_BYTES {
-                    sent.extend_from_slice(&buffer[..count]);
-                }
+                sent.extend_from_slice(&buffer[..count]);
                 stream.write_all(&buffer[..count]).await?;
             }
             // A server that has answered with anything is there, and may take its time.

@@ -137,21 +137,17 @@ fn start(lab: &Lab, hosts: &Hosts, site: &Site, n: u16) -> Result<Replica, Error
 }
 
 fn shape(hosts: &Hosts, features: &str, segments: &str) -> Result<(), Error> {
-    install("ethtool", "ethtool").map_err(Error::Link)?;
-    let orders: [(&str, &[&str]); 2] = [
-        ("ethtool", &["-K", "lo", "tso", features, "gso", features]),
-        ("ip", &["link", "set", "lo", "mtu", MTU, "gso_max_segs", segments]),
+    let orders: [(&str, &str, &[&str]); 2] = [
+        ("ethtool", "ethtool", &["-K", "lo", "tso", features, "gso", features]),
+        ("ip", "iproute2", &["link", "set", "lo", "mtu", MTU, "gso_max_segs", segments]),
     ];
-    for (program, arguments) in orders {
+    for (program, package, arguments) in orders {
+        install(program, package).map_err(Error::Link)?;
         let status = hosts.command(Side::Server, Path::new(program)).args(arguments).status();
-        match status {
-            Ok(status) if status.success() => {}
-            Ok(status) => {
-                return Err(Error::Link(format!("{program} {} failed: {status}", arguments.join(" "))));
-            }
-            Err(error) => {
-                return Err(Error::Link(format!("cannot run {program}: {error}; apt-get install it")));
-            }
+        let failed = |why| Error::Link(format!("{program} {}: {why}", arguments.join(" ")));
+        let status = status.map_err(|error| failed(error.to_string()))?;
+        if !status.success() {
+            return Err(failed(status.to_string()));
         }
     }
     Ok(())

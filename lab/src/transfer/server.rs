@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tidegate_bench::peers::threads_cpu_s;
 
 use super::byte_at;
 use crate::{Error, Lab};
@@ -157,22 +158,7 @@ impl Replica {
     /// # Errors
     /// It has ended, or has no such thread.
     pub fn cpu_s(&self, threads: &str) -> Result<f64, Error> {
-        let path = PathBuf::from(format!("/proc/{}/task", self.process.id()));
-        let tasks = std::fs::read_dir(&path).map_err(Error::file("read", &path))?;
-        let mut ticks = None;
-        for task in tasks.flatten() {
-            // A thread may end meanwhile.
-            let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
-            // proc_pid_stat(5): the name in parentheses, which may have spaces; fields 14 and 15 are times.
-            let Some((name, fields)) = stat.rsplit_once(')') else { continue };
-            if !name.split_once('(').is_some_and(|(_, name)| name.starts_with(threads)) {
-                continue;
-            }
-            let of = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
-            *ticks.get_or_insert(0.0) += of.sum::<f64>();
-        }
-        let ticks = ticks.ok_or(Error::Nothing("the kernel's count of a server's time"))?;
-        Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+        threads_cpu_s(self.process.id(), threads).map_err(Error::Server)
     }
 
     /// Bytes of memory that it has resident and no file holds: anonymous, and shared as an arena is.

@@ -168,15 +168,10 @@ impl InnerSite {
                 }
                 self.lock().found.insert(key, found(result), 1);
                 self.settle(&question);
-                // The rest is on its way into the cache, which it reaches only if it is taken. Where too many are on their way,
-                // the client asks for parts.
-                if let Ok(_place) = self.drains.try_acquire() {
-                    begun
-                        .drain(|index, block| {
-                            self.lock().blocks.insert((version, index), block.clone(), block.len());
-                        })
-                        .await;
-                }
+                self.drain(begun, |index, block| {
+                    self.lock().blocks.insert((version, index), block.clone(), block.len());
+                })
+                .await;
             }
             Err(missing) => {
                 self.lock().found.insert(key, found(Err(missing)), 1);
@@ -198,9 +193,7 @@ impl InnerSite {
                     self.lock().blocks.insert((version, index), block.clone(), block.len());
                 }
                 self.settle(&Question::Block(version, index));
-                if let Ok(_place) = self.drains.try_acquire() {
-                    begun.drain(|_, _| ()).await;
-                }
+                self.drain(begun, |_, _| ()).await;
                 return;
             }
             // An error of the way there says nothing about the resource.
@@ -209,6 +202,14 @@ impl InnerSite {
             }
         }
         self.settle(&Question::Block(version, index));
+    }
+
+    /// Takes the rest of a response, which is on its way into the cache and reaches it only so; `keep` gets the first blocks.
+    /// Where too many are on their way it is left, and the client asks for parts.
+    async fn drain(&self, mut begun: Begun, keep: impl Fn(u64, Bytes)) {
+        if let Ok(_place) = self.drains.try_acquire() {
+            begun.drain(keep).await;
+        }
     }
 
     fn lost(&self, version: u64) -> Lost {

@@ -301,13 +301,12 @@ impl EraState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cubic::Cubic;
 
     #[test]
     fn a_server_that_sends_without_end_is_not_kept_book_of_without_end() {
-        let (start, ssthresh) = (10, MAX_WINDOW);
-        let cubic: Option<Cubic> = None;
-        let mut state = EraState::new(Era { counter: 0, tag: 0, base: 0, start, ssthresh, flight: 0, cubic });
+        let ssthresh = MAX_WINDOW;
+        let era = Era { counter: 0, tag: 0, base: 0, start: 10, ssthresh, flight: 0, cubic: None };
+        let mut state = EraState::new(era);
         let now = Instant::now();
         let raw = [0; size_of::<RawContinuation>()];
         let kept = (1..200_000)

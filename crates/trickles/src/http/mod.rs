@@ -201,9 +201,8 @@ impl<S: Site> HttpService<S> {
             }
         }
         let Some(response) = response else { return };
-        // Of the last range, what its packet has room for; what others have none for is read in vain.
-        let last_bytes = (last.length as usize).min(socket.room(index + wants.len() - 1));
-        let length = (last.offset - first.offset) as usize + last_bytes;
+        // What a packet has no room for, as beside a new continuation, is read in vain.
+        let length = (last.offset - first.offset) as usize + last.length as usize;
         let read = self.read(first.valid_start, first.offset, length, &response);
         for (index, want) in packets {
             if read == Err(Lost::Gone) {
@@ -351,14 +350,11 @@ impl<S: Site> HttpService<S> {
             let Some(response) = Response::decode(opaque) else { return };
             let (mut offset, end) = (*start, start + response.total_bytes());
             while offset < end && !packets.is_empty() {
-                match self.read(*start, offset, socket.room(packets.start), &response) {
-                    Ok(()) => {}
-                    Err(lost) => {
-                        if lost == Lost::Gone {
-                            let _ = socket.reset(packets.start, request, GONE);
-                        }
-                        return;
+                if let Err(lost) = self.read(*start, offset, socket.room(packets.start), &response) {
+                    if lost == Lost::Gone {
+                        let _ = socket.reset(packets.start, request, GONE);
                     }
+                    return;
                 }
                 match socket.send(packets.start, request, offset, &self.buffer) {
                     0 => packets.start += 1,
@@ -374,12 +370,8 @@ impl<S: Site> Application for HttpService<S> {
         if event.kind == EventKind::Close {
             return;
         }
-        // A range that is longer than its packet is not read as if it were sent.
-        let (mut index, room) = (0, socket.room(0));
-        let at_once = |want: &EventWant<'_>, next: &EventWant<'_>| {
-            want.length as usize <= room && want.is_continued_by(next)
-        };
-        for wants in event.wants.chunk_by(at_once) {
+        let mut index = 0;
+        for wants in event.wants.chunk_by(|want, next| want.is_continued_by(next)) {
             self.answer_wants(index, wants, socket);
             index += wants.len();
         }

@@ -66,6 +66,12 @@ impl Minisocket {
         self.room_bytes
     }
 
+    /// Bytes of output that an empty packet has room for.
+    #[must_use]
+    pub fn output_capacity(&self) -> usize {
+        self.room_bytes.saturating_sub(DATA_FRAME_BYTES)
+    }
+
     /// Bytes of output that still fit into packet `index`.
     #[must_use]
     pub fn room(&self, index: usize) -> usize {

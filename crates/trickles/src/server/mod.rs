@@ -588,7 +588,7 @@ impl Server {
             return Err(Refusal::User(UserError::Malformed));
         }
         // No more than a packet holds: what is longer need not be found and read.
-        let most = (continuation.end - offset).min(socket.capacity() as u64);
+        let most = (continuation.end - offset).min(socket.output_capacity() as u64);
         let length = u64::from(want.length).min(most) as u32;
         let (valid_start, valid_end, opaque) = (continuation.start, continuation.end, continuation.opaque);
         Ok(EventWant { request, offset, length, valid_start, valid_end, opaque, aged: !current })

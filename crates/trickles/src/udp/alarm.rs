@@ -63,6 +63,10 @@ mod tests {
             let at = Instant::now() + wait;
             on_time(at).await;
             assert!(Instant::now() >= at, "{wait:?}");
+            // Not only the runtime's timer, which stands behind it.
+            let at = Instant::now() + wait;
+            descriptor(at).await.unwrap();
+            assert!(Instant::now() >= at, "{wait:?} by the descriptor");
         }
     }
 
