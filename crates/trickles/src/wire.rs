@@ -188,7 +188,7 @@ const FRAME_INPUT_CONTINUATION: u8 = 0x13;
 const FRAME_SKIP: u8 = 0x14;
 const FRAME_RESET: u8 = 0x15;
 
-const WANT_BYTES: usize = 12;
+pub(crate) const WANT_BYTES: usize = 12;
 const INPUT_HEAD_BYTES: usize = 15;
 
 /// Reads big-endian fields off the front of a slice.

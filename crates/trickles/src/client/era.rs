@@ -14,6 +14,12 @@ const DUPLICATE_THRESHOLD: u64 = 3;
 /// Smallest window in packets whose slow start is ended early (RFC 9406 §4.3, LOW_CWND).
 const SLOW_START_WINDOW: u16 = 16;
 
+/// Requests among which what is on its way is divided at least: one that is lost must not take everything with it.
+const REQUESTS_A_WINDOW: usize = 4;
+/// Packets that have to have come since the last loss for each that a request acknowledges beyond two: where requests are lost,
+/// few packets should be lost with each.
+const CLEAN_PACKETS: u64 = 64;
+
 /// What a packet that is on its way was asked to bring.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
@@ -271,15 +277,27 @@ impl EraState {
         Account { continuation: ready.raw, held_ms: u16::try_from(held_ms).unwrap_or(u16::MAX), runs }
     }
 
-    /// The first trickle, or the first two together if they may be acknowledged as one.
-    pub(super) fn next_group(&self) -> Option<(&Ready, u8)> {
+    /// The first trickles that may be acknowledged as one, at most `room`: the last of them, and how many.
+    pub(super) fn next_group(&self, room: usize) -> Option<(&Ready, u8)> {
         let first = self.ready.front()?;
-        match self.ready.get(1) {
-            Some(second) if second.number == first.number + 1 && second.whole_runs == first.whole_runs => {
-                Some((second, 2))
-            }
-            _ => Some((first, 1)),
+        let together = (first.number..).zip(&self.ready).take(self.group_limit(first.number).min(room.max(2)));
+        let together = together.take_while(|(number, ready)| {
+            ready.number == *number && ready.whole_runs == first.whole_runs
+        });
+        together.map(|(_, ready)| ready).zip(1..).last()
+    }
+
+    /// Packets from `first` on that one request may acknowledge, as far as its loss is to be borne.
+    fn group_limit(&self, first: u64) -> usize {
+        if self.recovering() {
+            return 2;
         }
+        let under_way = (self.ready.len() + self.expected.len()) / REQUESTS_A_WINDOW;
+        let clean = match self.era.counter {
+            0 => usize::MAX,
+            _ => usize::try_from((first - self.era.base) / CLEAN_PACKETS).unwrap_or(usize::MAX),
+        };
+        under_way.min(clean).clamp(2, self.era.max_group().into())
     }
 
     /// When the missing packet that blocks the era is given up.
@@ -301,6 +319,50 @@ impl EraState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// How many of `count` packets that have come together one request acknowledges, at the begin of an era.
+    fn group_of(count: u64, counter: u32, cubic: bool, room: usize) -> u8 {
+        let cubic = cubic.then(crate::cubic::Cubic::default);
+        let era = Era { counter, tag: 0, base: 0, start: 200, ssthresh: 200, flight: 0, cubic };
+        let mut state = EraState::new(era);
+        for number in 1..=count {
+            assert!(state.insert(number, [0; size_of::<RawContinuation>()], 0, Instant::now()));
+        }
+        state.advance(0, Instant::now(), std::time::Duration::ZERO);
+        let (ready, group) = state.next_group(room).unwrap();
+        assert_eq!(ready.number, u64::from(group), "the newest of them is told of");
+        group
+    }
+
+    #[test]
+    fn a_batch_is_acknowledged_together_but_for_what_its_loss_would_cost() {
+        assert_eq!(group_of(1, 0, false, 32), 1);
+        assert_eq!(group_of(3, 0, false, 32), 2, "of few, a lost request would take too many");
+        assert_eq!(group_of(64, 0, false, 32), 16);
+        assert_eq!(group_of(180, 0, false, 100), 32, "the protocol's most");
+        assert_eq!(group_of(180, 0, false, 20), 20, "room for ranges");
+        assert_eq!(group_of(180, 0, false, 0), 2);
+        assert_eq!(group_of(180, 0, true, 32), 7, "CUBIC's most");
+        assert_eq!(group_of(180, 1, false, 32), 2, "something was lost just now");
+    }
+
+    #[test]
+    fn no_group_goes_beyond_a_run() {
+        let era = Era { counter: 0, tag: 0, base: 0, start: 200, ssthresh: 200, flight: 0, cubic: None };
+        let mut state = EraState::new(era);
+        let now = Instant::now();
+        for number in (1..=9).chain(11..=180) {
+            state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
+        }
+        state.advance(0, now, std::time::Duration::ZERO);
+        let mut groups = Vec::new();
+        while let Some((ready, group)) = state.next_group(32) {
+            groups.push((ready.number, group));
+            state.ready.drain(..usize::from(group));
+        }
+        // After a loss, two at most.
+        assert_eq!(groups[..6], [(2, 2), (4, 2), (6, 2), (8, 2), (9, 1), (12, 2)]);
+    }
 
     #[test]
     fn a_server_that_sends_without_end_is_not_kept_book_of_without_end() {

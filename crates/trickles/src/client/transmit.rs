@@ -2,13 +2,13 @@
 
 use super::era::{Asked, EraState, Expected, Ready};
 use super::{Client, MAX_ERAS};
-use crate::congestion::{self, Era, MAX_GROUP, Release};
+use crate::congestion::{self, Era, Release};
 use crate::continuation::{Continuation, RawContinuation};
 use crate::cubic;
 use crate::user::region_start;
 use crate::wire::{
     self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, MAX_WANTS,
-    RESPONSE_HEAD_BYTES, Request,
+    RESPONSE_HEAD_BYTES, Request, WANT_BYTES,
 };
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -25,6 +25,14 @@ const LONG_OPENS: u32 = 2;
 /// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the longest
 /// continuation that a server may give on its connection.
 const LEAST_INPUT_BYTES: usize = 64;
+
+/// Most packets that a request acknowledges that repeats another one.
+const MAX_REPEATING: u8 = 4;
+
+/// Bytes of a request beside its ranges: head, an account of one run, and a continuation with what every connection carries.
+const BESIDE_RANGES_BYTES: usize = 680;
+/// Most packets that a request acknowledges beside others of the connection: their continuations take up room too.
+const MAX_GROUP_OF_MANY: usize = 8;
 
 /// A range that is asked for a second time.
 #[derive(Debug)]
@@ -137,10 +145,11 @@ impl Client {
     /// Uses the first trickle that is free, if there is something to ask for.
     fn trickle_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.ack_at = None;
+        let room = self.group_room();
         let mut index = 0;
         while index < self.eras.len() {
             let state = &self.eras[index];
-            let Some((ready, group)) = state.next_group() else {
+            let Some((ready, group)) = state.next_group(room) else {
                 index += 1;
                 continue;
             };
@@ -216,7 +225,7 @@ impl Client {
         if !lossy
             || answered_twice
             || !adjacent
-            || whole > MAX_GROUP
+            || whole > MAX_REPEATING
             || u32::from(whole) > ready.acknowledges()
         {
             return None;
@@ -232,6 +241,15 @@ impl Client {
         // What is asked for the first time has to fit too.
         let wants_bytes: usize = wants.iter().map(|want| wire::wants_bytes(1, &want.continuation)).sum();
         (account_bytes + 2 * wants_bytes <= self.config.datagram_bytes.into()).then_some((whole, wants))
+    }
+
+    /// Packets that one request may acknowledge so that it has room for the ranges of all that it sets free: two for each in slow
+    /// start.
+    fn group_room(&self) -> usize {
+        if self.requests.len() > 1 {
+            return MAX_GROUP_OF_MANY;
+        }
+        usize::from(self.config.datagram_bytes).saturating_sub(BESIDE_RANGES_BYTES) / (2 * WANT_BYTES)
     }
 
     /// Whether a lone packet is acknowledged without waiting for a second one.

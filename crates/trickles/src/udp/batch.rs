@@ -194,6 +194,11 @@ impl Received {
         }
     }
 
+    /// Whether more may be waiting: every buffer was used.
+    pub(super) fn is_full(&self) -> bool {
+        self.count.max(self.segments.len()) >= self.meta.len()
+    }
+
     /// The datagrams with their sender and the address that they were sent to.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = (&[u8], SocketAddr, Option<IpAddr>)> {
         let coalesced = self.buffers.chunks(BUFFER_BYTES).zip(&self.meta).take(self.count);

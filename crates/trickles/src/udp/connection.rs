@@ -23,6 +23,8 @@ use tokio::sync::Notify;
 
 /// Receive buffers of a client.
 const RECEIVE_BUFFERS: usize = 4;
+/// Times that they are filled before anything is sent.
+const RECEIVES: usize = 16;
 
 /// Where and how to connect.
 #[derive(Clone, Debug)]
@@ -400,15 +402,14 @@ impl Driver {
                 }
             };
             tokio::select! {
-                ready = self.socket.readable() => match ready.and_then(|()| self.socket.receive(&mut received)) {
-                    Ok(true) => self.take(&received),
-                    Ok(false) => {}
-                    // Other errors are the network's for now; the retransmission timer bears with them.
-                    Err(error) if !self.failed(&error) => {
+                ready = self.socket.readable() => {
+                    if let Err(error) = ready.and_then(|()| self.receive(&mut received))
+                        && !self.failed(&error)
+                    {
+                        // The network's for now; the retransmission timer bears with it.
                         tracing::debug!(%error, "receiving from a Trickles server failed");
                     }
-                    Err(_) => {}
-                },
+                }
                 error = self.socket.error() => {
                     error.map(|error| self.failed(&error));
                 }
@@ -446,6 +447,20 @@ impl Driver {
             _ => Timer::Other(at),
         });
         (timer, state.closed)
+    }
+
+    /// Takes what has come, before any of it is answered: one request acknowledges a whole batch.
+    fn receive(&mut self, received: &mut Received) -> io::Result<()> {
+        for _ in 0..RECEIVES {
+            if !self.socket.receive(received)? {
+                break;
+            }
+            self.take(received);
+            if !received.is_full() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn take(&mut self, received: &Received) {
