@@ -10,6 +10,8 @@ use crate::mac::{Aes128, Block};
 /// Bytes of a nonce on the wire.
 pub const NONCE_BYTES: usize = 6;
 /// The 48 bits that a nonce has.
+/// Packets in a row whose fingerprints are side by side: as many as a line of the processor's cache has room for.
+const TOGETHER: u64 = 8;
 const NONCE_MASK: u64 = (1 << (8 * NONCE_BYTES)) - 1;
 
 /// First byte of each block that is encrypted under a connection's secret: keeps the uses apart.
@@ -87,11 +89,24 @@ impl Secret {
         (self.word(Use::Era, extra, tag, number) >> 32) as u32
     }
 
-    /// Fingerprint of the right to be answered once for packet `number` of the era `tag`.
+    /// The nonces of packets of the era `tag`, each with one block encryption where it follows the one before.
+    pub(crate) fn nonces(&self, tag: u32) -> Nonces<'_> {
+        Nonces { secret: self, tag, next: None }
+    }
+
+    /// Fingerprints of the right to be answered once for each of the packets `newest`, `newest − 1`… of the era `tag`. Those of
+    /// [`TOGETHER`] packets in a row differ in their lowest bits only, so that a table has them side by side.
     #[inline]
-    #[must_use]
-    pub fn replay_of_packet(&self, tag: u32, number: u64) -> u64 {
-        self.word(Use::Replay, [1, 0, 0], tag, number)
+    pub fn replay_of_packets(&self, tag: u32, newest: u64, fingerprints: &mut [u64]) {
+        let mut word = 0;
+        for (fingerprint, back) in fingerprints.iter_mut().zip(0..) {
+            let number = newest.wrapping_sub(back);
+            let which = number % TOGETHER;
+            if back == 0 || which == TOGETHER - 1 {
+                word = self.word(Use::Replay, [1, 0, 0], tag, number / TOGETHER);
+            }
+            *fingerprint = word & !(TOGETHER - 1) | which;
+        }
     }
 
     /// Fingerprint of the right to one timeout of the connection in the time slot `slot`.
@@ -99,6 +114,26 @@ impl Secret {
     #[must_use]
     pub fn replay_of_timeout(&self, slot: u64) -> u64 {
         self.word(Use::Replay, [2, 0, 0], 0, slot)
+    }
+}
+
+/// What [`Secret::nonces`] gives.
+pub(crate) struct Nonces<'a> {
+    secret: &'a Secret,
+    tag: u32,
+    /// The packet after the last one, and its share of both nonces.
+    next: Option<(u64, u64)>,
+}
+
+impl Nonces<'_> {
+    /// The nonce of packet `number`.
+    pub(crate) fn packet(&mut self, number: u64) -> u64 {
+        let r = |x| self.secret.word(Use::Nonce, [0; 3], self.tag, x);
+        let own = self.next.filter(|&(next, _)| next == number).map_or_else(|| r(number), |(_, own)| own);
+        let after = number.wrapping_add(1);
+        let following = r(after);
+        self.next = Some((after, following));
+        (own ^ following) & NONCE_MASK
     }
 }
 
@@ -128,6 +163,41 @@ mod tests {
             let whole = (first..=first + length).fold(0, |sum, number| sum ^ secret.packet(tag, number));
             prop_assert_eq!(secret.range(tag, first, first + length), whole);
             prop_assert_eq!(from_bytes(to_bytes(whole)), whole);
+        }
+
+        #[test]
+        fn nonces_of_packets_are_those_of_ranges(key: Block, tag: u32, numbers in prop::collection::vec(0..9_u64, 1..20)) {
+            let secret = Secret::new(&key);
+            let mut nonces = secret.nonces(tag);
+            for number in numbers {
+                prop_assert_eq!(nonces.packet(number), secret.packet(tag, number));
+            }
+        }
+
+        #[test]
+        fn a_fingerprint_is_that_of_the_packet_whatever_is_acknowledged_with_it(
+            key: Block,
+            tag: u32,
+            newest in 40..u64::MAX,
+            counts in (1..40_usize, 1..40_usize),
+        ) {
+            let secret = Secret::new(&key);
+            let of = |newest, count| {
+                let mut fingerprints = vec![0; count];
+                secret.replay_of_packets(tag, newest, &mut fingerprints);
+                fingerprints
+            };
+            let all = of(newest, counts.0 + counts.1);
+            prop_assert_eq!(&all[counts.0..], &of(newest - counts.0 as u64, counts.1)[..]);
+            let mut different = all.clone();
+            different.sort_unstable();
+            different.dedup();
+            prop_assert_eq!(different.len(), all.len());
+            prop_assert_ne!(of(newest, 1), {
+                let mut other = [0];
+                secret.replay_of_packets(tag ^ 1, newest, &mut other);
+                other.to_vec()
+            });
         }
 
         #[test]

@@ -280,10 +280,10 @@ impl EraState {
     /// The first trickles that may be acknowledged as one, at most `room`: the last of them, and how many.
     pub(super) fn next_group(&self, room: usize) -> Option<(&Ready, u8)> {
         let first = self.ready.front()?;
-        let together = (first.number..).zip(&self.ready).take(self.group_limit(first.number).min(room.max(2)));
-        let together = together.take_while(|(number, ready)| {
-            ready.number == *number && ready.whole_runs == first.whole_runs
-        });
+        let together =
+            (first.number..).zip(&self.ready).take(self.group_limit(first.number).min(room.max(2)));
+        let together = together
+            .take_while(|(number, ready)| ready.number == *number && ready.whole_runs == first.whole_runs);
         together.map(|(_, ready)| ready).zip(1..).last()
     }
 

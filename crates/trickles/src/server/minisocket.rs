@@ -32,7 +32,24 @@ pub struct Minisocket {
 #[derive(Debug)]
 struct Packet {
     number: u64,
-    frames: Vec<u8>,
+    /// Room for the head, then frames; nothing as long as there are none.
+    datagram: Vec<u8>,
+}
+
+impl Packet {
+    /// Bytes of frames, behind a head of `head_bytes`.
+    fn used(&self, head_bytes: usize) -> usize {
+        self.datagram.len().saturating_sub(head_bytes)
+    }
+
+    /// Where frames are put, `room_bytes` of them at most.
+    fn frames(&mut self, head_bytes: usize, room_bytes: usize) -> &mut Vec<u8> {
+        if self.datagram.is_empty() {
+            self.datagram.reserve_exact(head_bytes + room_bytes);
+            self.datagram.resize(head_bytes, 0);
+        }
+        &mut self.datagram
+    }
 }
 
 impl Minisocket {
@@ -43,7 +60,7 @@ impl Minisocket {
         numbers: impl Iterator<Item = u64>,
         packet_bytes: usize,
     ) -> Self {
-        let packets = numbers.map(|number| Packet { number, frames: Vec::new() }).collect();
+        let packets = numbers.map(|number| Packet { number, datagram: Vec::new() }).collect();
         let room_bytes = packet_bytes.saturating_sub(template.head.bytes());
         Self { keys, peer, template, room_bytes, packets, answered_before: 0 }
     }
@@ -75,14 +92,16 @@ impl Minisocket {
     /// Bytes of output that still fit into packet `index`.
     #[must_use]
     pub fn room(&self, index: usize) -> usize {
-        let used = self.packets.get(index).map_or(self.room_bytes, |packet| packet.frames.len());
+        let head = self.template.head.bytes();
+        let used = self.packets.get(index).map_or(self.room_bytes, |packet| packet.used(head));
         self.room_bytes.saturating_sub(used).saturating_sub(DATA_FRAME_BYTES)
     }
 
     /// Whether packet `index` has room for frames of so many bytes, heads included.
     #[must_use]
     pub fn holds(&self, index: usize, frames_bytes: usize) -> bool {
-        self.packets.get(index).is_some_and(|packet| packet.frames.len() + frames_bytes <= self.room_bytes)
+        let head = self.template.head.bytes();
+        self.packets.get(index).is_some_and(|packet| packet.used(head) + frames_bytes <= self.room_bytes)
     }
 
     /// Puts output of `request` from `offset` on into packet `index`; returns how many bytes went in.
@@ -90,7 +109,8 @@ impl Minisocket {
         let length = data.len().min(self.room(index));
         if length > 0 {
             let sequence = region_start(request).saturating_add(offset);
-            Frame::Data { sequence, data: &data[..length] }.encode(&mut self.packets[index].frames);
+            let frames = self.packets[index].frames(self.template.head.bytes(), self.room_bytes);
+            Frame::Data { sequence, data: &data[..length] }.encode(frames);
         }
         length
     }
@@ -146,35 +166,41 @@ impl Minisocket {
     }
 
     fn put(&mut self, index: usize, frame: &Frame<'_>) -> Result<(), NoRoom> {
-        let bytes = frame.wire_bytes();
-        let room = self.room_bytes;
-        let packet = self.packets.iter_mut().skip(index).find(|packet| packet.frames.len() + bytes <= room);
-        frame.encode(&mut packet.ok_or(NoRoom)?.frames);
+        let (bytes, head, room) = (frame.wire_bytes(), self.template.head.bytes(), self.room_bytes);
+        let packet = self.packets.iter_mut().skip(index).find(|packet| packet.used(head) + bytes <= room);
+        frame.encode(packet.ok_or(NoRoom)?.frames(head, room));
         Ok(())
     }
 
     /// Signs and hands out the packets.
     pub fn finish(self, transmit: &mut impl FnMut(&[u8])) {
         let Template { mut continuation, secret, connection, timestamp_us, head } = self.template;
-        let mut datagram = Vec::with_capacity(RESPONSE_HEAD_BYTES + self.room_bytes);
-        for packet in self.packets {
-            continuation.number = packet.number;
+        let mut told = Vec::with_capacity(RESPONSE_HEAD_BYTES);
+        let mut nonces = secret.nonces(continuation.era.tag);
+        for Packet { number, mut datagram } in self.packets {
+            continuation.number = number;
             let raw = continuation.sign(self.keys.current(), self.peer);
-            let nonce = secret.packet(continuation.era.tag, packet.number);
-            datagram.clear();
+            let nonce = nonces.packet(number);
             let delta = match head {
                 Head::Full => None,
                 Head::Delta => Some((delta_of(&raw), false)),
                 Head::Successor => successor_of(&raw).map(|delta| (delta, true)),
             };
+            told.clear();
             match delta {
                 Some((delta, successor)) => {
                     let delta = (&delta, successor);
-                    Answer::encode_delta_head(connection, timestamp_us, delta, nonce, &mut datagram);
+                    Answer::encode_delta_head(connection, timestamp_us, delta, nonce, &mut told);
                 }
-                None => Answer::encode_response_head(connection, timestamp_us, &raw, nonce, &mut datagram),
+                None => Answer::encode_response_head(connection, timestamp_us, &raw, nonce, &mut told),
             }
-            datagram.extend_from_slice(&packet.frames);
+            let room = head.bytes().min(datagram.len());
+            if room == told.len() {
+                datagram[..room].copy_from_slice(&told);
+            } else {
+                // Without frames there was no room; nor is it long enough for a successor that no delta tells.
+                drop(datagram.splice(..room, told.iter().copied()));
+            }
             transmit(&datagram);
         }
     }

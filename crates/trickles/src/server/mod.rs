@@ -468,11 +468,9 @@ impl Server {
         }
         let mut fingerprints = [0; congestion::MAX_GROUP as usize];
         let used = if timeout { 1 } else { usize::from(part) };
-        for (fingerprint, back) in fingerprints.iter_mut().zip(0..used as u64) {
-            *fingerprint = match timeout {
-                true => secret.replay_of_timeout(now_ms >> TIMEOUT_SLOT_BITS),
-                false => secret.replay_of_packet(era.tag, number - back),
-            };
+        match timeout {
+            true => fingerprints[0] = secret.replay_of_timeout(now_ms >> TIMEOUT_SLOT_BITS),
+            false => secret.replay_of_packets(era.tag, number, &mut fingerprints[..used]),
         }
         let fresh = self.replay.take_fresh(&fingerprints[..used], now_ms);
         if fresh == 0 {
