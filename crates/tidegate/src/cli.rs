@@ -116,7 +116,7 @@ enum Command {
         after_help = "Examples:\n  tidegate fetch -v -o page.html dhttp://127.0.0.1:8080/page\n  tidegate fetch -o file.iso trickles://192.0.2.1:4000,192.0.2.2:4000/file.iso"
     )]
     Fetch(fetch::FetchArgs),
-    /// Be a local HTTP proxy that speaks DHTTP to servers that offer it.
+    /// Be a local HTTP proxy that speaks DHTTP to servers that offer it, or leads one site's clients over Trickles.
     #[command(
         after_help = "Examples:\n  tidegate gateway --listen 127.0.0.1:3128\n  curl --proxy http://127.0.0.1:3128 http://example.org/\n  tidegate gateway --listen 127.0.0.1:8080 --to trickles://192.0.2.1:4000,192.0.2.2:4000\n  curl http://127.0.0.1:8080/file.iso"
     )]

@@ -82,7 +82,11 @@ pub(crate) fn run(args: &GatewayArgs, log: LogForm) -> Result<(), Failure> {
         let ended = run::end_signal().map_err(failed)?;
         let listener = bind(listen.address).await?;
         if let Some(url) = service {
-            let servers = url.resolve().await.map_err(|error| Failure::runtime(format!("error: {error}")))?;
+            let resolved = url.resolve().await;
+            let (servers, unknown) = resolved.map_err(|error| Failure::runtime(format!("error: {error}")))?;
+            for error in unknown {
+                tracing::warn!("{error}: the other replicas are asked");
+            }
             let options = Options {
                 encryption: args.trickles.encryption(),
                 config: args.trickles.config(),

@@ -187,6 +187,34 @@ fn check_of_a_file_whose_host_lacks_what_it_names_warns_of_each() {
 }
 
 #[test]
+fn check_reads_the_key_file_of_a_trickles_listener_and_tells_who_else_can() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    let text = format!("[[listen]]\naddress = \":4000\"\nprotocol = \"trickles\"\nkeys = {keys:?}\n");
+    let file = write(folder.path(), &(text + "[[route]]\nroot = \"/\"\n"));
+    let warned = || {
+        let ended = tidegate(&["check", &file]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.err
+    };
+    assert!(warned().contains("listen.keys: cannot read the key file"));
+    std::fs::write(&keys, "1 none\n").unwrap();
+    assert!(warned().contains(": line 1: expected an epoch from 0 to 255"), "{}", warned());
+    std::fs::write(&keys, format!("1 {}\n", "5f".repeat(16))).unwrap();
+    for (mode, open) in [(0o644, true), (0o640, false), (0o600, false)] {
+        std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).unwrap();
+        let warned = warned();
+        assert_eq!(
+            warned.contains("every user of this host can read or change the key file"),
+            open,
+            "{warned}"
+        );
+        assert_eq!(warned.is_empty(), !open, "{warned}");
+    }
+}
+
+#[test]
 fn admin_server_on_a_listeners_address_is_refused_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let listen = local(free_port());

@@ -84,6 +84,12 @@ fn an_error_status_and_a_wrong_url_when_fetched_then_they_are_failures() {
     let missing = fetch(&format!("trickles://{}/none", replica.address));
     assert_eq!((missing.status.code(), text(&missing.stdout)), (Some(1), "404 Not Found\n".into()));
     assert!(text(&missing.stderr).lines().last().unwrap().ends_with("404 Not Found"));
+    // A name that nothing is known of leaves the other replicas.
+    let beside = fetch(&format!("trickles://{},no..name/large.bin", replica.address));
+    assert_eq!((beside.status.code(), beside.stdout.as_slice()), (Some(0), &b"x"[..]), "{beside:?}");
+    assert!(text(&beside.stderr).contains("no..name:80"), "{beside:?}");
+    let nobody = fetch("trickles://no..name/");
+    assert_eq!((nobody.status.code(), text(&nobody.stderr).lines().count()), (Some(1), 1), "{nobody:?}");
     assert_eq!(fetch("trickles://").status.code(), Some(2));
     assert_eq!(fetch("gopher://x/").status.code(), Some(2));
 }

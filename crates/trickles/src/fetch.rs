@@ -82,17 +82,25 @@ impl Url {
         Ok(Self { authorities, host, target })
     }
 
-    /// Every address of every host, in their order.
+    /// Every address of every host, in their order, and what is wrong with hosts that have none.
     ///
     /// # Errors
-    /// A name cannot be resolved.
-    pub async fn resolve(&self) -> Result<Vec<SocketAddr>, FetchError> {
-        let mut servers = Vec::new();
+    /// No name can be resolved.
+    pub async fn resolve(&self) -> Result<(Vec<SocketAddr>, Vec<FetchError>), FetchError> {
+        let (mut servers, mut unknown) = (Vec::new(), Vec::new());
         for authority in &self.authorities {
-            let failed = |source| FetchError::Resolve { host: authority.clone(), source };
-            servers.extend(tokio::net::lookup_host(authority).await.map_err(failed)?);
+            match tokio::net::lookup_host(authority).await {
+                Ok(addresses) => servers.extend(addresses),
+                Err(source) => unknown.push(FetchError::Resolve { host: authority.clone(), source }),
+            }
         }
-        Ok(servers)
+        match unknown.pop() {
+            Some(error) if servers.is_empty() => Err(error),
+            last => {
+                unknown.extend(last);
+                Ok((servers, unknown))
+            }
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
 
-use crate::trickles::TricklesListener;
+use crate::trickles::{self, TricklesListener};
 use crate::units::ListenAddress;
 use report::Report;
 
@@ -117,6 +117,13 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
         && !path.exists()
     {
         find(format!("cache.path: there is no {} yet", path.display()), "it is made at the start");
+    }
+    for path in loaded.trickles.iter().filter_map(|listener| listener.keys.as_deref()) {
+        if let Err(error) = trickles::read_keys(path) {
+            find(format!("listen.keys: {error}"), trickles::KEY_FILE_HINT);
+        } else if let Some(warning) = trickles::key_file_is_open(path) {
+            find(format!("listen.keys: {warning}"), trickles::KEY_FILE_MODE);
+        }
     }
     let log = loaded.settings.access_log.as_ref().and_then(|log| log.path.as_deref());
     if let Some(folder) = log.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty())

@@ -71,15 +71,17 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
         ))),
         Ended::Status(status) => Ok(status),
         Ended::ByTcp(server) => {
-            let mut err = io::stderr();
-            let _ = writeln!(err, "no Trickles server answers at {}: asking {server} by HTTP over TCP", args.url);
+            tell(&format!("no Trickles server answers at {}: asking {server} by HTTP over TCP", args.url));
             http::fetch_from(args, &format!("http://{server}{}", url.target), Some(&url.host))
         }
     }
 }
 
 async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
-    let servers = url.resolve().await.map_err(|error| args.failed(error))?;
+    let (servers, unknown) = url.resolve().await.map_err(|error| args.failed(error))?;
+    for error in unknown {
+        tell(&format!("{error}: the other replicas are asked"));
+    }
     let format = if args.tcp_format { Format::Tcp } else { Format::Udp };
     let (config, encryption) = (args.trickles.config(), args.trickles.encryption());
     let options = Options { config, format, encryption, ..Options::to(servers.clone()) };
@@ -90,9 +92,11 @@ async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
     let silent = async {
         tokio::time::sleep(FALLBACK_AFTER).await;
         match first_by_tcp(&servers).await {
-            Some(server) if may_fall_back && !connection.is_answered() => server,
-            _ => std::future::pending().await,
+            _ if connection.is_answered() => {}
+            Some(server) if may_fall_back => return server,
+            _ => tell(&format!("no answer from {} yet, still asking", args.url)),
         }
+        std::future::pending().await
     };
     let fetched = tokio::select! {
         fetched = tidegate_trickles::fetch::fetch(url, &connection, &mut output) => fetched,
@@ -117,6 +121,11 @@ async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
     let flushed = output.content.as_mut().map_or(Ok(()), |content| content.flush());
     flushed.map_err(|error| Failure::runtime(format!("error: cannot write the content: {error}")))?;
     Ok(Ended::Status(status))
+}
+
+fn tell(what: &str) {
+    // Nobody reads it: that is no reason to fail.
+    let _ = writeln!(io::stderr(), "{what}");
 }
 
 /// Whether nothing speaks Trickles at any of the servers' ports.

@@ -29,6 +29,13 @@ use crate::units::ListenAddress;
 /// Far beyond any key file.
 const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
 
+/// What a key file that cannot be read as one lacks.
+pub(crate) const KEY_FILE_HINT: &str =
+    "it has a line for each key: an epoch from 0 to 255 and 32 hexadecimal digits";
+/// What to do about a key file that is open to all.
+pub(crate) const KEY_FILE_MODE: &str =
+    "whoever has a key can have packets sent to any address; `chmod 600` keeps others out";
+
 /// A listener as configured.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct TricklesListener {
@@ -139,10 +146,16 @@ fn start(listener: &TricklesListener, settings: &Settings, inside: &Inside) -> R
     let (address, written) = (listener.listen.address, &listener.listen.written);
     wide_enough(listener)?;
     let keys = match &listener.keys {
-        Some(path) => read_keys(path).map_err(|error| Obstacle {
-            hint: "it has a line for each key: an epoch from 0 to 255 and 32 hexadecimal digits",
-            ..Obstacle::at(TricklesKey::Keys, error)
-        })?,
+        Some(path) => {
+            let keys = read_keys(path).map_err(|error| Obstacle {
+                hint: KEY_FILE_HINT,
+                ..Obstacle::at(TricklesKey::Keys, error)
+            })?;
+            if let Some(warning) = key_file_is_open(path) {
+                tracing::warn!("listen {written}: {warning}: {KEY_FILE_MODE}");
+            }
+            keys
+        }
         None => {
             tracing::warn!(
                 "listen {written}: no keys: transfers end with this process, and no replica can go on with them"
@@ -236,7 +249,15 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn read_keys(path: &Path) -> Result<KeyRing, String> {
+/// Who else can read the key file, in words of a warning.
+pub(crate) fn key_file_is_open(path: &Path) -> Option<String> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(path).ok()?.permissions().mode();
+    (mode & 0o007 != 0)
+        .then(|| format!("every user of this host can read or change the key file {}", path.display()))
+}
+
+pub(crate) fn read_keys(path: &Path) -> Result<KeyRing, String> {
     use std::io::Read;
     let mut text = String::new();
     std::fs::File::open(path)
