@@ -95,7 +95,7 @@ impl Secret {
     }
 
     /// Fingerprints of the right to be answered once for each of the packets `newest`, `newest − 1`… of the era `tag`. Those of
-    /// [`TOGETHER`] packets in a row differ in their lowest bits only, so that a table has them side by side.
+    /// eight packets in a row differ in their lowest bits only, so that a table has them side by side.
     #[inline]
     pub fn replay_of_packets(&self, tag: u32, newest: u64, fingerprints: &mut [u64]) {
         let mut word = 0;
