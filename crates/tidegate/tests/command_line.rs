@@ -199,6 +199,9 @@ fn check_reads_the_key_file_of_a_trickles_listener_and_tells_who_else_can() {
         ended.err
     };
     assert!(warned().contains("listen.keys: cannot read the key file"));
+    rustix::fs::mknodat(rustix::fs::CWD, &keys, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert!(warned().contains("it is no regular file"), "nothing waits for a pipe");
+    std::fs::remove_file(&keys).unwrap();
     std::fs::write(&keys, "1 none\n").unwrap();
     assert!(warned().contains(": line 1: expected an epoch from 0 to 255"), "{}", warned());
     std::fs::write(&keys, format!("1 {}\n", "5f".repeat(16))).unwrap();

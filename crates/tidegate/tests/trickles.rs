@@ -91,6 +91,7 @@ fn an_error_status_and_a_wrong_url_when_fetched_then_they_are_failures() {
     let nobody = fetch("trickles://no..name/");
     assert_eq!((nobody.status.code(), text(&nobody.stderr).lines().count()), (Some(1), 1), "{nobody:?}");
     assert_eq!(fetch("trickles://").status.code(), Some(2));
+    assert_eq!(fetch("trickles://127.0.0.1:0/").status.code(), Some(2));
     assert_eq!(fetch("gopher://x/").status.code(), Some(2));
 }
 
@@ -121,7 +122,7 @@ fn a_listener_when_its_keys_cannot_be_read_then_one_line_says_where_and_why() {
     for (path, why) in [
         (&keys, "line 1: expected an epoch from 0 to 255"),
         (&none, "No such file or directory"),
-        (&directory.path().to_owned(), "Is a directory"),
+        (&directory.path().to_owned(), "no regular file"),
     ] {
         let listen = format!("address = \"127.0.0.1:0\"\nkeys = {path:?}");
         let (file, line) = refused(directory.path(), &listen, &mut tidegate());
@@ -185,17 +186,17 @@ fn an_interface_that_is_too_narrow_when_served_on_or_fetched_over_then_one_line_
     let directory = tempfile::tempdir().unwrap();
     site(directory.path(), b"x");
     for (listen, place, least) in [
-        ("address = \"127.0.0.1:4000\"", "2:11: listen.address", 686),
-        ("address = \"0.0.0.0:4000\"\nformat = \"tcp\"\ninterface = \"lo\"", "4:13: listen.interface", 702),
+        ("address = \"127.0.0.1:4000\"", "2:11: listen.address", 733),
+        ("address = \"0.0.0.0:4000\"\nformat = \"tcp\"\ninterface = \"lo\"", "4:13: listen.interface", 749),
     ] {
         let (file, line) = refused(directory.path(), listen, &mut narrow(600));
         let wanted = format!("packets on lo have at most 600 bytes, and Trickles needs {least}");
         assert!(line.starts_with(&format!("{file}:{place}: ")) && line.contains(&wanted), "{line}");
     }
     for (arguments, least) in [
-        (&["fetch", "--no-encryption", "trickles://127.0.0.1:4000/x"][..], 686),
-        (&["fetch", "trickles://127.0.0.1:4000/x"], 766),
-        (&["gateway", "--listen", "127.0.0.1:0", "--to", "trickles://127.0.0.1:4000"], 766),
+        (&["fetch", "--no-encryption", "trickles://127.0.0.1:4000/x"][..], 733),
+        (&["fetch", "trickles://127.0.0.1:4000/x"], 813),
+        (&["gateway", "--listen", "127.0.0.1:0", "--to", "trickles://127.0.0.1:4000"], 813),
     ] {
         let ended = narrow(600).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();

@@ -171,7 +171,7 @@ fn a_url_when_the_interface_is_narrow_then_the_bound_is_lower_and_the_longest_is
     let directory = tempfile::tempdir().unwrap();
     site(directory.path(), &[b'x'; 100_000]);
     let namespace = Namespace::new();
-    assert!(namespace.program("ip").args(["link", "set", "lo", "mtu", "800"]).status().unwrap().success());
+    assert!(namespace.program("ip").args(["link", "set", "lo", "mtu", "820"]).status().unwrap().success());
     let replica = start_with(directory.path(), "narrow", namespace.tidegate(), "");
     let fetch = |bytes: usize| {
         let query = "q".repeat(bytes - replica.address.len() - "/large.bin?".len());

@@ -147,6 +147,9 @@ pub enum AccountError {
     /// A packet that could only have been sent if nothing was lost is reported received after a loss.
     #[error("a packet after the flight of the loss")]
     BeyondFlight,
+    /// An earlier account of the era had another first loss.
+    #[error("the account contradicts an earlier one")]
+    Contradiction,
 }
 
 /// What a request sets free.
@@ -161,6 +164,15 @@ pub struct Release {
 }
 
 impl Release {
+    /// The first packet that the request's account says was lost.
+    #[must_use]
+    pub fn first_loss(&self) -> Option<u64> {
+        match self.cause? {
+            EraCause::Open => None,
+            EraCause::Recovery { first_loss } | EraCause::Timeout { first_loss, .. } => Some(first_loss),
+        }
+    }
+
     /// The released packet numbers in order.
     pub fn numbers(&self) -> impl Iterator<Item = u64> + use<> {
         self.packets.clone()

@@ -107,13 +107,13 @@ impl Url {
 fn with_port(authority: &str) -> Result<String, FetchError> {
     let port_at = authority.rfind(':').filter(|&at| !authority[at..].contains(']'));
     let (host, port) = match port_at {
-        Some(at) => (&authority[..at], authority[at + 1..].parse::<u16>().ok()),
+        Some(at) => (&authority[..at], authority[at + 1..].parse::<u16>().ok().filter(|&port| port > 0)),
         None => (authority, Some(DEFAULT_PORT)),
     };
     match port {
         _ if host.is_empty() || host.contains('@') => Err(FetchError::Url("no host, or more than a host")),
         Some(port) => Ok(format!("{host}:{port}")),
-        None => Err(FetchError::Url("the port is no number from 0 to 65535")),
+        None => Err(FetchError::Url("the port is no number from 1 to 65535")),
     }
 }
 

@@ -10,9 +10,9 @@ use crate::mac::{Aes128, Block};
 /// Bytes of a nonce on the wire.
 pub const NONCE_BYTES: usize = 6;
 /// The 48 bits that a nonce has.
+const NONCE_MASK: u64 = (1 << (8 * NONCE_BYTES)) - 1;
 /// Packets in a row whose fingerprints are side by side: as many as a line of the processor's cache has room for.
 const TOGETHER: u64 = 8;
-const NONCE_MASK: u64 = (1 << (8 * NONCE_BYTES)) - 1;
 
 /// First byte of each block that is encrypted under a connection's secret: keeps the uses apart.
 #[derive(Clone, Copy)]
@@ -107,6 +107,13 @@ impl Secret {
             }
             *fingerprint = word & !(TOGETHER - 1) | which;
         }
+    }
+
+    /// What the era `tag` is remembered by.
+    #[inline]
+    #[must_use]
+    pub fn era_to_remember(&self, tag: u32) -> u64 {
+        self.word(Use::Replay, [3, 0, 0], tag, 0)
     }
 
     /// Fingerprint of the right to one timeout of the connection in the time slot `slot`.

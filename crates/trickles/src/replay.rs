@@ -4,7 +4,12 @@
 //! forgotten and the younger takes its place. Continuations from before the older generation began could be replayed
 //! unseen, so they are refused as stale: under a flood the horizon shrinks, and no replay gets through.
 
-/// Remembers fingerprints for between one and two horizons.
+use crate::congestion::MAX_GROUP;
+
+/// Slots for each of those that remember an era's first loss.
+const SLOTS_A_LOSS: usize = 8;
+
+/// Remembers fingerprints, and where eras had their first loss, for between one and two horizons.
 #[derive(Debug)]
 pub struct ReplayTable {
     young: Generation,
@@ -19,20 +24,32 @@ pub struct ReplayTable {
 struct Generation {
     slots: Box<[u64]>,
     used: usize,
+    /// Eras with their first losses, in the same way.
+    losses: Box<[(u64, u64)]>,
+    losses_used: usize,
     since_ms: u64,
 }
 
 impl ReplayTable {
-    /// A table that holds `capacity` fingerprints a generation, rounded up to a power of two, at 16 bytes each.
+    /// A table that holds `capacity` fingerprints a generation, rounded up to a power of two, at 20 bytes each.
     ///
     /// A server that has just started knows nothing of what its predecessor answered, and accepts each of those packets
     /// once more: that is what lets it go on with the connections.
     #[must_use]
     pub fn new(capacity: usize, horizon_ms: u64, now_ms: u64) -> Self {
-        let slots = capacity.clamp(16, 1 << 28).next_power_of_two() * 2;
+        let least = 2 * usize::from(MAX_GROUP);
+        let slots = capacity.clamp(least, 1 << 28).next_power_of_two() * 2;
         // Written, so that its memory is taken now and not when the table has its first use for it.
         let empty = || std::iter::repeat_with(|| std::hint::black_box(0)).take(slots).collect();
-        let generation = || Generation { slots: empty(), used: 0, since_ms: now_ms };
+        let without_losses =
+            || std::iter::repeat_with(|| std::hint::black_box((0, 0))).take(slots / SLOTS_A_LOSS).collect();
+        let generation = || Generation {
+            slots: empty(),
+            used: 0,
+            losses: without_losses(),
+            losses_used: 0,
+            since_ms: now_ms,
+        };
         Self { young: generation(), old: generation(), horizon_ms, complete_since_ms: 0 }
     }
 
@@ -70,8 +87,27 @@ impl ReplayTable {
         fresh
     }
 
+    /// Whether an account of an era agrees with those before it: all that report a loss report the same first one, and none has
+    /// received what was lost (the prefix property of Trickles §2.4). A client that told each acknowledgement of another loss
+    /// would begin as many eras, each with half of the window.
+    pub fn agrees(&mut self, era: u64, first_loss: Option<u64>, newest: u64, now_ms: u64) -> bool {
+        let known = self.young.loss_of(era).or_else(|| self.old.loss_of(era));
+        match (known, first_loss) {
+            (Some(known), Some(loss)) => known == loss,
+            (Some(known), None) => newest < known,
+            (None, None) => true,
+            (None, Some(loss)) => {
+                if self.young.losses_used + 1 > self.young.losses.len() / 2 {
+                    self.turn(now_ms);
+                }
+                self.young.insert_loss(era, loss);
+                true
+            }
+        }
+    }
+
     fn turn(&mut self, now_ms: u64) {
-        if self.old.used > 0 {
+        if self.old.used + self.old.losses_used > 0 {
             // What the old generation held is forgotten now; the young one remembers everything since it began.
             self.complete_since_ms = self.young.since_ms;
         }
@@ -79,7 +115,10 @@ impl ReplayTable {
         if self.young.used > 0 {
             self.young.slots.fill(0);
         }
-        self.young.used = 0;
+        if self.young.losses_used > 0 {
+            self.young.losses.fill((0, 0));
+        }
+        (self.young.used, self.young.losses_used) = (0, 0);
         self.young.since_ms = now_ms;
     }
 }
@@ -99,6 +138,26 @@ impl Generation {
         self.slots[self.slot_of(fingerprint)] == fingerprint
     }
 
+    fn loss_slot_of(&self, era: u64) -> usize {
+        let mask = self.losses.len() - 1;
+        let mut slot = era as usize & mask;
+        while self.losses[slot].0 != 0 && self.losses[slot].0 != era {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    fn loss_of(&self, era: u64) -> Option<u64> {
+        let (of, loss) = self.losses[self.loss_slot_of(era.max(1))];
+        (of != 0).then_some(loss)
+    }
+
+    fn insert_loss(&mut self, era: u64, loss: u64) {
+        let slot = self.loss_slot_of(era.max(1));
+        self.losses[slot] = (era.max(1), loss);
+        self.losses_used += 1;
+    }
+
     /// The table is at most half full, so there is always an empty slot.
     fn insert(&mut self, fingerprint: u64) {
         let fingerprint = fingerprint.max(1);
@@ -113,6 +172,35 @@ impl Generation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smallest_table_takes_the_largest_groups_without_end() {
+        let mut table = ReplayTable::new(1, 1000, 0);
+        let most = u64::from(MAX_GROUP);
+        for round in 1..1000 {
+            let group: Vec<u64> = (1..=most).map(|which| round * 1_000_003 + which).collect();
+            assert_eq!(table.take_fresh(&group, 0), group.len());
+            assert_eq!(table.take_fresh(&group, 0), 0);
+            assert!(table.agrees(round, Some(7), 9, 0));
+            assert!(!table.agrees(round, Some(8), 9, 0));
+        }
+    }
+
+    #[test]
+    fn accounts_of_an_era_agree_on_its_first_loss() {
+        let mut table = ReplayTable::new(64, 1000, 0);
+        assert!(table.agrees(5, None, 100, 0), "nothing was lost yet");
+        assert!(table.agrees(5, Some(90), 95, 0), "what comes late may have been sent before");
+        assert!(table.agrees(5, Some(90), 120, 0));
+        assert!(!table.agrees(5, Some(91), 120, 0));
+        assert!(table.agrees(5, None, 89, 0));
+        assert!(!table.agrees(5, None, 90, 0), "it was lost");
+        assert!(table.agrees(6, Some(91), 120, 0), "another era");
+        for era in 100..100 + 9 {
+            table.agrees(era, Some(1), 2, 0);
+        }
+        assert!(!table.agrees(5, Some(91), 120, 0), "the older generation knows");
+    }
 
     #[test]
     fn a_fingerprint_is_fresh_once() {
@@ -142,7 +230,7 @@ mod tests {
         for fingerprint in 1..=1000 {
             now += 10;
             assert_eq!(table.take_fresh(&[fingerprint], now), 1);
-            assert!(table.len() <= 32, "bounded");
+            assert!(table.len() <= 128, "bounded");
         }
         let since = table.complete_since_ms();
         assert!(since > 0 && since < now);

@@ -36,11 +36,16 @@ pub const LONG_ATTEMPTS: u32 = 2;
 pub fn most_bytes_of_attempt(attempt: u32) -> u16 {
     if attempt > LONG_ATTEMPTS { SHORT_BYTES } else { u16::MAX }
 }
-/// Smallest limit on responses that a client may announce: a whole transport continuation and a user continuation with
-/// [`LEAST_OPAQUE_BYTES`] fit into one.
-pub const MIN_DATAGRAM_BYTES: u16 = (RESPONSE_HEAD_BYTES
+/// Runs of an account beside which a request has room for a range.
+const RUNS_BESIDE_A_RANGE: usize = 4;
+/// Smallest limit on datagrams that a client may announce: a request with some runs, one range and a user continuation with
+/// [`LEAST_OPAQUE_BYTES`] fits into one, and so does a response with such a continuation.
+pub const MIN_DATAGRAM_BYTES: u16 = (HEADER_BYTES
+    + 4
+    + Account::wire_bytes(RUNS_BESIDE_A_RANGE)
     + FRAME_HEAD_BYTES
-    + INPUT_CONTINUATION_HEAD_BYTES
+    + 1
+    + WANT_BYTES
     + OVERHEAD_BYTES
     + LEAST_OPAQUE_BYTES) as u16;
 /// Request and input consumed, before an input continuation.
@@ -188,7 +193,7 @@ const FRAME_INPUT_CONTINUATION: u8 = 0x13;
 const FRAME_SKIP: u8 = 0x14;
 const FRAME_RESET: u8 = 0x15;
 
-pub(crate) const WANT_BYTES: usize = 12;
+const WANT_BYTES: usize = 12;
 const INPUT_HEAD_BYTES: usize = 15;
 
 /// Reads big-endian fields off the front of a slice.

@@ -391,3 +391,76 @@ fn an_open_that_is_too_long_for_the_way_when_the_client_hears_of_it_then_a_short
     assert_eq!(result, Ok(()));
     assert!(!answers.is_empty() && answers.iter().all(|answer| answer.len() <= wire::PADDED_BYTES));
 }
+
+/// Fetches objects with continuations of `path_bytes` side by side, on a network that loses nothing and takes 20 ms; packets that
+/// the server sent, and how many of them brought no data.
+fn fetched_by(limit: u16, path_bytes: usize, requests: usize, object: u64) -> (usize, usize) {
+    let path = "p".repeat(path_bytes).into_bytes();
+    let mut host =
+        Host { service: FileService::new(Generated([(path.clone(), object)].into())), ..Host::new() };
+    let start = Instant::now();
+    let mut elapsed = Duration::ZERO;
+    let config = client::Config { datagram_bytes: limit, ..client::Config::default() };
+    let mut client = Client::new(config, &[6; 16], start);
+    let mut open: Vec<u32> = (0..requests).map(|_| client.request(&path, start).unwrap()).collect();
+    let mut buffer = vec![0; 1 << 16];
+    let (mut packets, mut empty) = (0, 0);
+    while !open.is_empty() {
+        assert!(
+            elapsed < Duration::from_secs(120),
+            "{limit} {path_bytes} {requests}: {packets} packets, {empty} empty"
+        );
+        let mut answers = Vec::new();
+        while let Some(datagram) = client.poll_transmit(start + elapsed) {
+            assert!(datagram.len() <= limit.max(wire::PADDED_BYTES as u16).into());
+            let now_ms = NOW_MS + elapsed.as_millis() as u64;
+            answers.extend(host.ask(&datagram, peer(), now_ms).1);
+        }
+        let timer = client.poll_timeout().map(|at| at.saturating_duration_since(start));
+        elapsed = match answers.is_empty() {
+            true => timer.expect("a timer runs").max(elapsed),
+            false => elapsed + Duration::from_millis(20),
+        };
+        packets += answers.len();
+        empty += answers.iter().filter(|answer| answer.len() <= wire::RESPONSE_HEAD_BYTES).count();
+        for answer in answers {
+            let _ = client.handle_datagram(&answer, start + elapsed);
+        }
+        client.handle_timeout(start + elapsed);
+        open.retain(|&request| {
+            while let Read::Data(_) = client.read(request, &mut buffer).unwrap() {}
+            client.read(request, &mut buffer).unwrap() != Read::End
+        });
+    }
+    (packets, empty)
+}
+
+/// What a request has no room to ask for would come as empty packets, each of which is asked with again.
+#[test]
+fn packets_are_set_free_only_as_there_is_room_to_ask_for_them() {
+    for limit in [LARGEST_DATAGRAM_BYTES, 1200, 900, wire::MIN_DATAGRAM_BYTES] {
+        for path_bytes in [10, 100, 300, 450] {
+            for requests in [1, 2, 20] {
+                let (packets, empty) = fetched_by(limit, path_bytes, requests, 1_500_000 / requests as u64);
+                println!("{limit} {path_bytes} {requests}: {packets} packets, {empty} empty");
+                // At the start a request for one packet sets two free, of which the shortest ones have room to ask for one.
+                assert!(
+                    empty <= 2 + packets / 2,
+                    "{limit} {path_bytes} {requests}: {empty} of {packets} empty"
+                );
+                let roomy = usize::from(limit) > path_bytes + 600;
+                assert!(
+                    !roomy || empty <= 3 + packets / 10,
+                    "{limit} {path_bytes} {requests}: {empty} of {packets}"
+                );
+            }
+        }
+    }
+}
+
+/// A service that makes longer continuations than the connection's datagrams have room for gets no storm of requests.
+#[test]
+fn a_range_that_no_request_has_room_for_is_asked_for_with_an_open() {
+    let (packets, empty) = fetched_by(wire::MIN_DATAGRAM_BYTES, 560, 3, 20_000);
+    assert!(empty < packets && packets < 500, "{empty} of {packets}");
+}

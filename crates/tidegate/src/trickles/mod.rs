@@ -80,6 +80,9 @@ impl TricklesServices {
         for (service, path) in &self.services {
             if let Some(path) = path {
                 rings.push((service, read_keys(path)?));
+                if let Some(warning) = key_file_is_open(path) {
+                    tracing::warn!("{warning}: {KEY_FILE_MODE}");
+                }
             }
         }
         for (service, keys) in rings {
@@ -260,9 +263,14 @@ pub(crate) fn key_file_is_open(path: &Path) -> Option<String> {
 pub(crate) fn read_keys(path: &Path) -> Result<KeyRing, String> {
     use std::io::Read;
     let mut text = String::new();
+    let failed = |error| format!("cannot read the key file {}: {error}", path.display());
+    // A pipe would be waited for.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(format!("cannot read the key file {}: it is no regular file", path.display()));
+    }
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_KEY_FILE_BYTES).read_to_string(&mut text))
-        .map_err(|error| format!("cannot read the key file {}: {error}", path.display()))?;
+        .map_err(failed)?;
     KeyRing::from_text(&text).map_err(|error| format!("key file {}: {error}", path.display()))
 }
 

@@ -277,11 +277,11 @@ impl EraState {
         Account { continuation: ready.raw, held_ms: u16::try_from(held_ms).unwrap_or(u16::MAX), runs }
     }
 
-    /// The first trickles that may be acknowledged as one, at most `room`: the last of them, and how many.
-    pub(super) fn next_group(&self, room: usize) -> Option<(&Ready, u8)> {
+    /// The first trickles that may be acknowledged as one, at most `most`: the last of them, and how many.
+    pub(super) fn next_group(&self, most: usize) -> Option<(&Ready, u8)> {
         let first = self.ready.front()?;
         let together =
-            (first.number..).zip(&self.ready).take(self.group_limit(first.number).min(room.max(2)));
+            (first.number..).zip(&self.ready).take(self.group_limit(first.number).min(most.max(1)));
         let together = together
             .take_while(|(number, ready)| ready.number == *number && ready.whole_runs == first.whole_runs);
         together.map(|(_, ready)| ready).zip(1..).last()
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     /// How many of `count` packets that have come together one request acknowledges, at the begin of an era.
-    fn group_of(count: u64, counter: u32, cubic: bool, room: usize) -> u8 {
+    fn group_of(count: u64, counter: u32, cubic: bool, most: usize) -> u8 {
         let cubic = cubic.then(crate::cubic::Cubic::default);
         let era = Era { counter, tag: 0, base: 0, start: 200, ssthresh: 200, flight: 0, cubic };
         let mut state = EraState::new(era);
@@ -329,7 +329,7 @@ mod tests {
             assert!(state.insert(number, [0; size_of::<RawContinuation>()], 0, Instant::now()));
         }
         state.advance(0, Instant::now(), std::time::Duration::ZERO);
-        let (ready, group) = state.next_group(room).unwrap();
+        let (ready, group) = state.next_group(most).unwrap();
         assert_eq!(ready.number, u64::from(group), "the newest of them is told of");
         group
     }
@@ -341,27 +341,55 @@ mod tests {
         assert_eq!(group_of(64, 0, false, 32), 16);
         assert_eq!(group_of(180, 0, false, 100), 32, "the protocol's most");
         assert_eq!(group_of(180, 0, false, 20), 20, "room for ranges");
-        assert_eq!(group_of(180, 0, false, 0), 2);
+        assert_eq!(group_of(180, 0, false, 1), 1);
         assert_eq!(group_of(180, 0, true, 32), 7, "CUBIC's most");
         assert_eq!(group_of(180, 1, false, 32), 2, "something was lost just now");
     }
 
     #[test]
     fn no_group_goes_beyond_a_run() {
-        let era = Era { counter: 0, tag: 0, base: 0, start: 200, ssthresh: 200, flight: 0, cubic: None };
+        let ssthresh = MAX_WINDOW;
+        let era = Era { counter: 0, tag: 0, base: 0, start: 200, ssthresh, flight: 0, cubic: None };
         let mut state = EraState::new(era);
         let now = Instant::now();
-        for number in (1..=9).chain(11..=180) {
+        for number in 1..=9 {
             state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
         }
         state.advance(0, now, std::time::Duration::ZERO);
-        let mut groups = Vec::new();
-        while let Some((ready, group)) = state.next_group(32) {
-            groups.push((ready.number, group));
-            state.ready.drain(..usize::from(group));
+        // The next packet begins a run, without a gap.
+        state.end_slow_start();
+        for number in (10..=69).chain(71..=180) {
+            state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
         }
-        // After a loss, two at most.
-        assert_eq!(groups[..6], [(2, 2), (4, 2), (6, 2), (8, 2), (9, 1), (12, 2)]);
+        let mut groups = Vec::new();
+        let mut take_all = |state: &mut EraState| {
+            while let Some((ready, group)) = state.next_group(32) {
+                groups.push((ready.number, group));
+                state.ready.drain(..usize::from(group));
+            }
+        };
+        // Before the gap is known of.
+        state.advance(0, now, std::time::Duration::MAX / 4);
+        take_all(&mut state);
+        assert!(groups.iter().any(|&(number, _)| number == 9), "a group ends with the run: {groups:?}");
+        assert!(groups.contains(&(69, groups[groups.len() - 1].1)), "and with what has come: {groups:?}");
+    }
+
+    #[test]
+    fn groups_grow_again_after_a_loss() {
+        let era = Era { counter: 1, tag: 0, base: 0, start: 200, ssthresh: 200, flight: 0, cubic: None };
+        let mut state = EraState::new(era);
+        let now = Instant::now();
+        let mut groups = Vec::new();
+        for number in 1..=700 {
+            state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
+            if number % 100 == 0 {
+                state.advance(0, now, std::time::Duration::ZERO);
+                groups.push(state.next_group(32).unwrap().1);
+                state.ready.clear();
+            }
+        }
+        assert_eq!(groups, [2, 2, 3, 4, 6, 7, 9]);
     }
 
     #[test]

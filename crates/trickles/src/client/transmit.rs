@@ -8,7 +8,7 @@ use crate::cubic;
 use crate::user::region_start;
 use crate::wire::{
     self, Account, Ask, DATA_FRAME_BYTES, DELTA_HEAD_BYTES, HEADER_BYTES, Input, MAX_WANTS,
-    RESPONSE_HEAD_BYTES, Request, WANT_BYTES,
+    RESPONSE_HEAD_BYTES, Request,
 };
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -28,11 +28,6 @@ const LEAST_INPUT_BYTES: usize = 64;
 
 /// Most packets that a request acknowledges that repeats another one.
 const MAX_REPEATING: u8 = 4;
-
-/// Bytes of a request beside its ranges: head, an account of one run, and a continuation with what every connection carries.
-const BESIDE_RANGES_BYTES: usize = 680;
-/// Most packets that a request acknowledges beside others of the connection: their continuations take up room too.
-const MAX_GROUP_OF_MANY: usize = 8;
 
 /// A range that is asked for a second time.
 #[derive(Debug)]
@@ -130,6 +125,9 @@ impl Client {
             let argument = anchor.era.join_argument(attempt, rtt_of(&anchor.raw, self.round_trip.least()))?;
             Some((argument, congestion::time_out(&anchor.era, &runs, anchor.number, argument).ok()?))
         });
+        let limit = self.config.datagram_bytes.min(wire::most_bytes_of_attempt(attempt));
+        let beside_bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
+        let release = release.filter(|_| self.has_room(1, beside_bytes, limit));
         let Some((argument, release)) = release else {
             self.reopen(now);
             return self.open_datagram(now);
@@ -138,18 +136,16 @@ impl Client {
             self.drop_oldest_era();
         }
         self.last_anchor = Some(anchor);
-        let limit = self.config.datagram_bytes.min(wire::most_bytes_of_attempt(attempt));
         Some(self.request_datagram(Ask::Timeout { account, attempt: argument }, limit, &release, &[], now))
     }
 
     /// Uses the first trickle that is free, if there is something to ask for.
     fn trickle_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.ack_at = None;
-        let room = self.group_room();
-        let mut index = 0;
+        let (mut index, mut most) = (0, usize::MAX);
         while index < self.eras.len() {
             let state = &self.eras[index];
-            let Some((ready, group)) = state.next_group(room) else {
+            let Some((ready, group)) = state.next_group(most) else {
                 index += 1;
                 continue;
             };
@@ -164,6 +160,8 @@ impl Client {
             }
             let account = state.account(&ready, now);
             let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
+            let beside_bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
+            let limit = self.config.datagram_bytes;
             // Where an account has more than one run, all requests of the era state the same round-trip time.
             let simple = runs.len() == 1 && runs[0].gap == 0;
             let least = self.round_trip.least();
@@ -171,6 +169,16 @@ impl Client {
             let mut argument = era.join_argument(group, rtt).unwrap_or(group);
             let release = congestion::acknowledge(&era, &runs, ready.number, argument);
             let releases = matches!(&release, Ok(release) if release.count() > 0);
+            let has_room = |packets| self.has_room(packets, beside_bytes, limit);
+            if let Ok(release) = &release
+                && group > 1
+                && !has_room(release.count())
+            {
+                most = usize::from(group / 2);
+                continue;
+            }
+            most = usize::MAX;
+            let fits = beside_bytes <= limit.into() && has_room(1);
             if releases && !self.has_work() {
                 return None;
             }
@@ -180,14 +188,12 @@ impl Client {
                 return self.open_datagram(now);
             }
             self.eras[index].ready.drain(..usize::from(group));
-            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account has no room in a packet
-            // is given up.
-            let bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
-            let fits = bytes <= usize::from(self.config.datagram_bytes);
+            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account leaves no room in a packet to
+            // ask for anything is given up.
             if let (true, Ok(release)) = (releases && fits, release) {
-                let limit = self.config.datagram_bytes;
                 let mut again = Vec::new();
-                if let Some((whole, wants)) = self.repeatable(index, &ready, bytes, release.packets.start)
+                if let Some((whole, wants)) =
+                    self.repeatable(index, &ready, beside_bytes, release.packets.start)
                     && let Some(joined) = era.join_argument(whole, rtt)
                 {
                     (argument, again) = (joined, wants);
@@ -243,13 +249,23 @@ impl Client {
         (account_bytes + 2 * wants_bytes <= self.config.datagram_bytes.into()).then_some((whole, wants))
     }
 
-    /// Packets that one request may acknowledge so that it has room for the ranges of all that it sets free: two for each in slow
-    /// start.
-    fn group_room(&self) -> usize {
-        if self.requests.len() > 1 {
-            return MAX_GROUP_OF_MANY;
-        }
-        usize::from(self.config.datagram_bytes).saturating_sub(BESIDE_RANGES_BYTES) / (2 * WANT_BYTES)
+    /// Whether a request with `beside_bytes` of head and account has room for the ranges of so many packets. A packet that is not
+    /// asked for anything comes empty.
+    fn has_room(&self, packets: u64, beside_bytes: usize, limit: u16) -> bool {
+        let window = self.config.window_bytes;
+        let asking = self.requests.values().filter_map(|state| state.next_want(1, window));
+        let (requests, longest) = asking.fold((0, &[][..]), |(count, longest), (_, continuation)| {
+            (count + 1, if continuation.len() > longest.len() { continuation } else { longest })
+        });
+        let Some(ranges) = usize::try_from(packets).ok().filter(|&packets| packets > 0 && requests > 0)
+        else {
+            return true;
+        };
+        let ranges = ranges.min(MAX_WANTS);
+        // Requests take turns, each with half of what is left.
+        let frames = if requests > 1 { ranges.ilog2() as usize + 1 } else { 1 };
+        let frames_bytes = wire::wants_bytes(ranges, longest) + (frames - 1) * wire::wants_bytes(0, longest);
+        beside_bytes + frames_bytes <= limit.into()
     }
 
     /// Whether a lone packet is acknowledged without waiting for a second one.

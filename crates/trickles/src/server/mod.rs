@@ -466,6 +466,10 @@ impl Server {
         if !proves(&secret, &era, &account.runs) {
             return Err(Refusal::Unproved);
         }
+        let remembered = secret.era_to_remember(era.tag);
+        if !self.replay.agrees(remembered, release.first_loss(), number, now_ms) {
+            return Err(Refusal::Account(AccountError::Contradiction));
+        }
         let mut fingerprints = [0; congestion::MAX_GROUP as usize];
         let used = if timeout { 1 } else { usize::from(part) };
         match timeout {
