@@ -457,9 +457,10 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 fn check(file: &Path, json: bool) -> Result<(), Failure> {
     let (errors, warnings) = match config::load(file) {
         Ok(loaded) => {
-            let missing = config::still_missing(&loaded, Some(file));
+            let mut errors = config::still_missing(&loaded, Some(file));
+            errors.extend(config::wrong_keys(&loaded));
             let of_host = config::not_on_this_host(&loaded, file);
-            (missing, loaded.warnings.into_iter().chain(of_host).collect())
+            (errors, loaded.warnings.into_iter().chain(of_host).collect())
         }
         Err(errors) => (errors, Vec::new()),
     };

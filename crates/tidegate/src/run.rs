@@ -143,7 +143,7 @@ impl Reloader {
         if !changed.is_empty() {
             return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
         }
-        self.trickles.reload_keys()?;
+        let trickles = self.trickles.renew(&loaded.settings.routes)?;
         let before = self.gatekeeper.settings();
         self.gatekeeper.reload(&loaded.gate).map_err(|error| error.to_string())?;
         let mut settings = loaded.settings.clone();
@@ -153,6 +153,7 @@ impl Reloader {
             self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
             return Err(error.to_string());
         }
+        trickles.apply();
         if let Some(guard) = &self.guard {
             guard.defence().set_settings(loaded.defence.settings.clone());
         }

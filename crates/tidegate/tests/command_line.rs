@@ -203,7 +203,10 @@ fn check_reads_the_key_file_of_a_trickles_listener_and_tells_who_else_can() {
     assert!(warned().contains("it is no regular file"), "nothing waits for a pipe");
     std::fs::remove_file(&keys).unwrap();
     std::fs::write(&keys, "1 none\n").unwrap();
-    assert!(warned().contains(": line 1: expected an epoch from 0 to 255"), "{}", warned());
+    let ended = tidegate(&["check", &file]);
+    assert_eq!(ended.code, Some(1), "run would refuse it: {ended:?}");
+    let error = format!("{file}:4:8: listen.keys: key file {}: line 1: expected an epoch", keys.display());
+    assert!(ended.err.lines().any(|line| line.starts_with(&error)), "{ended:?}");
     std::fs::write(&keys, format!("1 {}\n", "5f".repeat(16))).unwrap();
     for (mode, open) in [(0o644, true), (0o640, false), (0o600, false)] {
         std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).unwrap();

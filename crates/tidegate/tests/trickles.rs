@@ -17,10 +17,39 @@ fn a_replica_when_killed_in_mid_download_then_the_other_goes_on() {
     let (first, second) = (start(directory.path(), "first"), start(directory.path(), "second"));
     let url = format!("trickles://{},{}/large.bin", first.address, second.address);
     let mut fetch = tidegate();
-    fetch.args(["fetch", &url]);
+    let said = directory.path().join("said");
+    fetch.args(["fetch", "-v", &url]).stderr(std::fs::File::create(&said).unwrap());
     let content = downloaded_without(first, fetch);
     assert_eq!(content.len(), bytes.len());
     assert!(content == bytes, "a byte differs");
+    let said = std::fs::read_to_string(said).unwrap();
+    assert!(said.contains(&format!("* {} goes on\n", second.address)), "{said}");
+}
+
+#[test]
+fn a_reload_when_routes_have_changed_then_they_are_in_force_for_connections_that_are_there() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"before");
+    let other = directory.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("large.bin"), "after").unwrap();
+    let replica = start(directory.path(), "only");
+    let url = format!("trickles://{}/large.bin", replica.address);
+    let fetched = || tidegate().args(["fetch", &url]).output().unwrap().stdout;
+    assert_eq!(fetched(), b"before");
+    let config = directory.path().join("only.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let reload = |root: &Path, wanted: &str| {
+        let root_before = format!("{:?}", directory.path().join("root"));
+        std::fs::write(&config, text.replace(&root_before, &format!("{root:?}"))).unwrap();
+        let process = rustix::process::Pid::from_child(&replica.process);
+        rustix::process::kill_process(process, rustix::process::Signal::HUP).unwrap();
+        while !replica.later.recv_timeout(std::time::Duration::from_secs(60)).unwrap().contains(wanted) {}
+    };
+    reload(&directory.path().join("none"), "the old configuration stays in force: ");
+    assert_eq!(fetched(), b"before");
+    reload(&other, "the configuration was read again and is in force");
+    assert_eq!(fetched(), b"after");
 }
 
 #[test]
@@ -84,6 +113,10 @@ fn an_error_status_and_a_wrong_url_when_fetched_then_they_are_failures() {
     let missing = fetch(&format!("trickles://{}/none", replica.address));
     assert_eq!((missing.status.code(), text(&missing.stdout)), (Some(1), "404 Not Found\n".into()));
     assert!(text(&missing.stderr).lines().last().unwrap().ends_with("404 Not Found"));
+    std::fs::create_dir(directory.path().join("root/folder")).unwrap();
+    let moved = fetch(&format!("trickles://{}/folder", replica.address));
+    assert_eq!(moved.status.code(), Some(1));
+    assert!(text(&moved.stderr).contains("301 Moved Permanently: it is at /folder/;"), "{moved:?}");
     // A name that nothing is known of leaves the other replicas.
     let beside = fetch(&format!("trickles://{},no..name/large.bin", replica.address));
     assert_eq!((beside.status.code(), beside.stdout.as_slice()), (Some(0), &b"x"[..]), "{beside:?}");

@@ -1,9 +1,10 @@
 //! Moves bytes between a program's socket and a Trickles stream, on one thread for the whole process.
 
 use std::cell::Cell;
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -109,7 +110,10 @@ async fn serve(job: Job) -> io::Result<()> {
             Ok(())
         }
         // Who names a key wants nobody else's answer.
-        Err(error) if matches!(job.encryption, Encryption::Pinned(_)) => refuse(program, error).await,
+        Err(error) if matches!(job.encryption, Encryption::Pinned(_)) => {
+            tell_once(job.destination, &error);
+            refuse(program, error).await
+        }
         Err(error) => match TcpStream::connect(job.destination).await {
             Ok(mut server) => {
                 server.write_all(&sent).await?;
@@ -117,6 +121,18 @@ async fn serve(job: Job) -> io::Result<()> {
             }
             Err(_) => refuse(program, error).await,
         },
+    }
+}
+
+/// Why a pinned connection came to nothing: programs see only that it ends. One line a process.
+fn tell_once(destination: SocketAddr, error: &io::Error) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        // Nobody reads it: that is no reason to fail.
+        let _ = writeln!(
+            io::stderr(),
+            "tidegate: {destination} over Trickles: {error}; TIDEGATE_TRICKLES_KEY rules TCP out"
+        );
     }
 }
 

@@ -167,6 +167,8 @@ fn a_server_that_requires_encryption_when_asked_then_it_answers_whoever_owns_its
         let output = curl(wrong);
         assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
     }
+    let said = curl(&"11".repeat(32));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("not the pinned one"), "{said:?}");
     let said = curl("11");
     assert!(String::from_utf8_lossy(&said.stderr).contains("TIDEGATE_TRICKLES_KEY: expected 64"), "{said:?}");
 }

@@ -196,6 +196,13 @@ mod tests {
             };
             let all = of(newest, counts.0 + counts.1);
             prop_assert_eq!(&all[counts.0..], &of(newest - counts.0 as u64, counts.1)[..]);
+            // Side by side: each eight differ in their lowest three bits only.
+            for (fingerprint, back) in all.iter().zip(0..) {
+                let number = newest - back;
+                prop_assert_eq!(fingerprint & 7, number & 7);
+                let eight = (0..=number & 7).filter_map(|before| all.get((back + before) as usize));
+                prop_assert!(eight.clone().all(|other| other >> 3 == fingerprint >> 3));
+            }
             let mut different = all.clone();
             different.sort_unstable();
             different.dedup();

@@ -103,6 +103,33 @@ async fn requests_when_one_after_the_other_then_one_conversation_answers_them() 
 }
 
 #[tokio::test]
+async fn a_root_when_its_link_leads_elsewhere_then_it_is_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (site, next) = (directory.path().join("site"), directory.path().join("next"));
+    for release in ["first", "second"] {
+        std::fs::create_dir(directory.path().join(release)).unwrap();
+        std::fs::write(directory.path().join(release).join("page.txt"), release).unwrap();
+    }
+    std::os::unix::fs::symlink("first", &site).unwrap();
+    let mut stream = converse(serve(&site));
+    let request = "GET /page.txt HTTP/1.1\r\nHost: h\r\n\r\n";
+    assert_eq!(ask(&mut stream, request).await.1, b"first");
+    std::os::unix::fs::symlink("second", &next).unwrap();
+    std::fs::rename(&next, &site).unwrap();
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if ask(&mut stream, request).await.1 == b"second" {
+            break;
+        }
+    }
+    assert_eq!(ask(&mut stream, request).await.1, b"second");
+    // Where it leads nowhere, what was there is served.
+    std::fs::remove_file(&site).unwrap();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(ask(&mut stream, request).await.1, b"second");
+}
+
+#[tokio::test]
 async fn paths_when_not_for_the_public_then_404() {
     let root = root();
     std::fs::write(root.path().join("sub/page.txt"), "page").unwrap();

@@ -13,15 +13,17 @@ use crate::{Error, Lab, Outcome, Scenario};
 
 /// Long enough that flows do not end meanwhile.
 const OBJECT_BYTES: u64 = 200_000_000;
-/// What packets wait by chance, of a round trip of 20 ms. A server in user space answers one request after the other, and what it
-/// sends comes to a full queue spaced out, where the kernel sends at the moment of each acknowledgement and loses more. A
-/// packet's time is too short a wait to hide that (decision 14).
-const CHANCE_WAIT: Duration = Duration::from_millis(1);
+/// Packets in whose time on the link each waits by chance: 1 ms of a round trip of 20 ms on the whole link. A server in user
+/// space answers one request after the other, and what it sends comes to a full queue spaced out, where the kernel sends at the
+/// moment of each acknowledgement and loses more. A packet's time is too short a wait to hide that (decision 14).
+const CHANCE_WAIT_PACKETS: u32 = 8;
 /// Round trip without queues.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
-/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So that link
-/// is cut into this many, each with a pair of its own.
-const PAIRS: usize = 4;
+/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So there are
+/// this many pairs, each on a link of its own.
+const PAIRS: usize = 8;
+/// The rate of those links, of the whole one's.
+const PAIR_SHARE: u64 = 4;
 
 /// How one number of flows is measured.
 #[derive(Clone, Copy)]
@@ -48,7 +50,7 @@ impl Step {
 
 /// A hundred flows of each kind begin with two thousand packets at once, of which the link holds three hundred.
 const STEPS: [Step; 4] = [
-    Step::new(1, 1_500, 12_000),
+    Step::new(1, 1_500, 24_000),
     Step::new(10, 1_500, 6_000),
     Step::new(50, 2_500, 8_000),
     Step::new(100, 4_000, 4_000),
@@ -62,18 +64,22 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "Throughput of Trickles flows beside TCP flows at one bottleneck: they share it about equally.",
     method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What the flows \
              of a kind get is summed up and compared; packets of Trickles hold less content, \
-             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured four times at once, on links of a quarter of the rate each: \
-             two flows alone lose seldom. On either way \
-             every packet waits by chance for up to 1 ms, in order within its flow: a server in user space spaces its packets out, \
-             and where a full queue drops what comes at one moment that alone is worth a fifth of the rate (decision 14).",
+             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured eight times at once, on links of a quarter of the rate each: \
+             two flows alone lose seldom. On either way every packet waits by chance for up to the time of eight packets, in \
+             order within its flow: a server in user space spaces its packets out, and where a full queue drops what comes at \
+             one moment that alone is worth a fifth of the rate, and more where flows are few (decision 14).",
     run,
 };
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let steps = lab.choose(STEPS.to_vec(), vec![Step::new(2, 500, 1_000)]);
     let rounds = lab.choose(5, 1);
-    let link = |rate| Profile { chance_wait: CHANCE_WAIT, ..Profile::clean(rate, ROUND_TRIP) };
-    let mut links = vec![link(RATE / PAIRS as u64); PAIRS];
+    let link = |rate| {
+        let clean = Profile::clean(rate, ROUND_TRIP);
+        // A link without faults has packets wait by chance for the time of one.
+        Profile { chance_wait: clean.chance_wait * CHANCE_WAIT_PACKETS, ..clean }
+    };
+    let mut links = vec![link(RATE / PAIR_SHARE); PAIRS];
     links.push(link(RATE));
     let bench = Bench::new(lab, &[OBJECT_BYTES], links)?;
     let mut raw = Table::new(["flows_of_each", "round", "carrier", "mbit_per_s"]);

@@ -152,6 +152,14 @@ static LISTEN: Section = Section {
              time, and a connection needs none.",
         ),
         key(
+            "replay_entries",
+            Kind::Integer { min: 1024, max: 1 << 24 },
+            Is("131072"),
+            "For trickles, packets that each worker remembers to have answered, twice, at 20 bytes each time. Once they are too \
+             few for a minute's, connections are refused as stale the sooner: clients that were silent for longer \
+             begin again.",
+        ),
+        key(
             "interface",
             Kind::Name,
             Absent("none"),

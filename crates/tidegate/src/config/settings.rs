@@ -167,18 +167,19 @@ fn listeners(
             if let (Some(offset), Format::Udp) = (section.offset_of("interface"), format) {
                 report.error(offset, "listen.interface: only format = \"tcp\" has it".to_owned(), None);
             }
-            let cache_entries = section.integer("cache_entries").map_or(0, |entries| entries as usize);
+            let count = |key| section.integer(key).map_or(0, |entries| entries as usize);
             trickles.push(TricklesListener {
                 listen,
                 keys,
                 format,
                 interface,
-                cache_entries,
+                cache_entries: count("cache_entries"),
+                replay_entries: count("replay_entries"),
                 require_encryption,
             });
             continue;
         }
-        for key in ["format", "interface", "cache_entries", "keys", "encryption"] {
+        for key in ["format", "interface", "cache_entries", "replay_entries", "keys", "encryption"] {
             if let Some(offset) = section.offset_of(key) {
                 report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
             }

@@ -5,13 +5,13 @@ use std::io;
 use tidegate_dhttp::client::{CachePolicy, ClientConfig};
 use tidegate_dhttp::driver::{Body, ClientOptions, DhttpClient, DhttpUrl, FetchError, FetchResponse, Via};
 
-use super::FetchArgs;
+use super::{Answer, FetchArgs};
 use crate::cli::Failure;
 
 /// Longest response, head and body, that goes in one datagram.
 const DATAGRAM_BYTES: usize = 1472;
 
-pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
+pub(super) fn fetch(args: &FetchArgs) -> Result<Answer, Failure> {
     let url = DhttpUrl::parse(&args.url)
         .map_err(|error| Failure::usage(format!("error: {}: {error}", args.url)))?;
     let request = args.request.read()?.of_dhttp(&url)?;
@@ -63,7 +63,7 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
             args.write(&mut *sink, &piece.map_err(|error| args.failed(error))?)?;
         }
         args.flush(&mut *sink)?;
-        Ok(status)
+        Ok(Answer { status, location: super::location(&head) })
     })
 }
 

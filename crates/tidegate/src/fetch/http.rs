@@ -3,18 +3,18 @@
 use std::io;
 use std::time::Duration;
 
-use super::FetchArgs;
+use super::{Answer, FetchArgs};
 use crate::cli::Failure;
 
 /// How long an HTTP server may take to begin its response.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
+pub(super) fn fetch(args: &FetchArgs) -> Result<Answer, Failure> {
     fetch_from(args, &args.url, None)
 }
 
 /// Fetches `url`, which stands for that of `args`; Host says `host` where that is not the URL's.
-pub(super) fn fetch_from(args: &FetchArgs, url: &str, host: Option<&str>) -> Result<u16, Failure> {
+pub(super) fn fetch_from(args: &FetchArgs, url: &str, host: Option<&str>) -> Result<Answer, Failure> {
     let asked = args.request.read()?;
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -51,7 +51,9 @@ pub(super) fn fetch_from(args: &FetchArgs, url: &str, host: Option<&str>) -> Res
         args.write(&mut *sink, buffer.get(..length).unwrap_or_default())?;
     }
     args.flush(&mut *sink)?;
-    Ok(response.status().as_u16())
+    let location = response.headers().get("location");
+    let location = location.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    Ok(Answer { status: response.status().as_u16(), location })
 }
 
 /// What went wrong, and what may help.

@@ -22,7 +22,7 @@ pub(crate) struct FetchArgs {
     /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or
     /// trickles://HOST:PORT,HOST:PORT,…/PATH, whose hosts are replicas of one service. The port is 80 where none is given.
     url: String,
-    /// Where to write the content; standard output by default.
+    /// Where to write the content; standard output by default. What came before a failure stays there.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Show the response's head, which way it came and from where, on standard error.
@@ -89,11 +89,18 @@ impl TricklesArgs {
     }
 }
 
-/// Fetches the URL; an error status is a failure, but its content is written all the same.
+/// What a response says about the URL.
+struct Answer {
+    status: u16,
+    /// Where else it says to look.
+    location: Option<String>,
+}
+
+/// Fetches the URL; an error status or a redirect is a failure, but its content is written all the same.
 pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let scheme = args.url.split("://").next().unwrap_or_default().to_ascii_lowercase();
     args.check_options(&scheme)?;
-    let status = match scheme.as_str() {
+    let Answer { status, location } = match scheme.as_str() {
         "http" => http::fetch(args),
         "dhttp" | "dhttpt" => dhttp::fetch(args),
         "trickles" => trickles::fetch(args),
@@ -103,11 +110,25 @@ pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
             args.url
         ))),
     }?;
-    if status >= 400 {
-        let reason = tidegate_http::status_reason(status);
-        return Err(Failure::runtime(format!("error: {}: {status} {reason}", args.url)));
+    let reason = tidegate_http::status_reason(status);
+    match location.filter(|_| (300..400).contains(&status)) {
+        Some(location) => Err(Failure::runtime(format!(
+            "error: {}: {status} {reason}: it is at {location}; fetch does not follow by itself",
+            args.url
+        ))),
+        None if status >= 400 => Err(Failure::runtime(format!("error: {}: {status} {reason}", args.url))),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// The field Location of a response's head.
+fn location(head: &[u8]) -> Option<String> {
+    let mut fields = head.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    fields.find_map(|field| {
+        let (name, value) = field.split_at_checked("location:".len())?;
+        name.eq_ignore_ascii_case(b"location:")
+            .then(|| String::from_utf8_lossy(value.trim_ascii()).into_owned())
+    })
 }
 
 impl FetchArgs {

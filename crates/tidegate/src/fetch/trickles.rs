@@ -10,7 +10,7 @@ use tidegate_trickles::sealed::Encryption;
 use tidegate_trickles::udp::{Connection, Format, Options, StreamError};
 use tokio::net::TcpStream;
 
-use super::http;
+use super::{Answer, http};
 use crate::cli::Failure;
 use crate::fetch::FetchArgs;
 
@@ -24,6 +24,9 @@ struct Output<'a> {
     args: &'a FetchArgs,
     connection: &'a Connection,
     content: Option<Box<dyn Write>>,
+    /// Who has answered last.
+    server: Option<SocketAddr>,
+    location: Option<String>,
 }
 
 impl Sink for Output<'_> {
@@ -35,6 +38,8 @@ impl Sink for Output<'_> {
             Encryption::Pinned(_) => "encrypted for the given key",
         };
         let server = self.connection.server();
+        self.server = Some(server);
+        self.location = super::location(head);
         self.args.show(&format!("* by Trickles in {way}, from {server}, {secrecy}"));
         for line in String::from_utf8_lossy(head).lines().filter(|line| !line.is_empty()) {
             self.args.show(&format!("< {line}"));
@@ -44,19 +49,23 @@ impl Sink for Output<'_> {
     }
 
     fn content(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let server = self.connection.server();
+        if self.server.replace(server) != Some(server) {
+            self.args.show(&format!("* {server} goes on"));
+        }
         self.content.as_mut().map_or(Ok(()), |content| content.write_all(bytes))
     }
 }
 
 /// What an attempt over Trickles came to.
 enum Ended {
-    Status(u16),
+    Answer(Answer),
     /// Nobody speaks it; this server takes TCP.
     ByTcp(SocketAddr),
 }
 
 /// Fetches a URL over Trickles, or over TCP where only that is spoken (Trickles §2.6).
-pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
+pub(super) fn fetch(args: &FetchArgs) -> Result<Answer, Failure> {
     let url =
         Url::parse(&args.url).map_err(|error| Failure::usage(format!("error: {}: {error}", args.url)))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -66,10 +75,12 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<u16, Failure> {
     let ended = runtime.block_on(over_trickles(args, &url))?;
     drop(runtime);
     match ended {
-        Ended::Status(414) if url.host.len() + url.target.len() > MAX_URL_BYTES => Err(args.failed(format!(
-            "the URL is too long for a Trickles request: host, path and query have at most {MAX_URL_BYTES} bytes (code 414)"
-        ))),
-        Ended::Status(status) => Ok(status),
+        Ended::Answer(Answer { status: 414, .. }) if url.host.len() + url.target.len() > MAX_URL_BYTES => {
+            Err(args.failed(format!(
+                "the URL is too long for a Trickles request: host, path and query have at most {MAX_URL_BYTES} bytes (code 414)"
+            )))
+        }
+        Ended::Answer(answer) => Ok(answer),
         Ended::ByTcp(server) => {
             tell(&format!("no Trickles server answers at {}: asking {server} by HTTP over TCP", args.url));
             http::fetch_from(args, &format!("http://{server}{}", url.target), Some(&url.host))
@@ -86,7 +97,7 @@ async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
     let (config, encryption) = (args.trickles.config(), args.trickles.encryption());
     let options = Options { config, format, encryption, ..Options::to(servers.clone()) };
     let connection = Connection::new(&options).map_err(|error| args.failed(error))?;
-    let mut output = Output { args, connection: &connection, content: None };
+    let mut output = Output { args, connection: &connection, content: None, server: None, location: None };
     // Who names a key wants nobody else's answer.
     let may_fall_back = !matches!(encryption, Encryption::Pinned(_));
     let silent = async {
@@ -94,7 +105,13 @@ async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
         match first_by_tcp(&servers).await {
             _ if connection.is_answered() => {}
             Some(server) if may_fall_back => return server,
-            _ => tell(&format!("no answer from {} yet, still asking", args.url)),
+            _ => {
+                let hint = match encryption {
+                    Encryption::Off => "; it may require encryption: do without --no-encryption",
+                    _ => "",
+                };
+                tell(&format!("no answer from {} yet, still asking{hint}", args.url));
+            }
         }
         std::future::pending().await
     };
@@ -105,7 +122,7 @@ async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
     let status = match fetched {
         // A reader that went away has seen enough.
         Err(FetchError::Sink(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-            return Ok(Ended::Status(200));
+            return Ok(Ended::Answer(Answer { status: 200, location: None }));
         }
         Err(error) => {
             if may_fall_back
@@ -120,7 +137,7 @@ async fn over_trickles(args: &FetchArgs, url: &Url) -> Result<Ended, Failure> {
     };
     let flushed = output.content.as_mut().map_or(Ok(()), |content| content.flush());
     flushed.map_err(|error| Failure::runtime(format!("error: cannot write the content: {error}")))?;
-    Ok(Ended::Status(status))
+    Ok(Ended::Answer(Answer { status, location: output.location }))
 }
 
 fn tell(what: &str) {

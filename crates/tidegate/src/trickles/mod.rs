@@ -4,6 +4,7 @@
 mod exchange;
 mod inner;
 
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,12 +14,13 @@ use tidegate_accelerator::settings::{Route, Settings, Target};
 use tidegate_accelerator::{Inside, content_type};
 use tidegate_core::metrics::{Kind, Sample};
 use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource, Site, StaticRoot};
-use tidegate_trickles::keys::KeyRing;
+use tidegate_trickles::keys::{KeyFileError, KeyRing};
 use tidegate_trickles::server::{Config, Wait};
 use tidegate_trickles::tcp::PacketSource;
 use tidegate_trickles::udp::{Format, UdpService, least_mtu, random_block};
 
 use tidegate_trickles_xdp::XdpSource;
+use tokio::sync::watch;
 
 use self::inner::InnerSite;
 use crate::cli::Failure;
@@ -48,6 +50,8 @@ pub(crate) struct TricklesListener {
     pub interface: Option<String>,
     /// Entries of the soft-state cache.
     pub cache_entries: usize,
+    /// Packets whose answers a worker remembers, in each half of its table.
+    pub replay_entries: usize,
     /// Whether clients have to encrypt.
     pub require_encryption: bool,
 }
@@ -55,15 +59,25 @@ pub(crate) struct TricklesListener {
 /// The running listeners.
 pub(crate) struct TricklesServices {
     services: Vec<(UdpService, Option<PathBuf>)>,
+    /// The routes in force; every thread opens them for itself.
+    routes: watch::Sender<Vec<Route>>,
     inside: Inside,
+}
+
+/// What a reload puts in force once nothing can fail any more.
+pub(crate) struct Renewal<'s> {
+    services: &'s TricklesServices,
+    rings: Vec<(&'s UdpService, KeyRing)>,
+    routes: Vec<Route>,
 }
 
 impl TricklesServices {
     /// Starts every listener.
     pub(crate) fn start(loaded: &Loaded, inside: &Inside) -> Result<Self, Failure> {
         let mut services = Vec::new();
+        let (routes, in_force) = watch::channel(loaded.settings.routes.clone());
         for listener in &loaded.trickles {
-            let service = start(listener, &loaded.settings, inside).map_err(|obstacle| {
+            let service = start(listener, &loaded.settings, &in_force, inside).map_err(|obstacle| {
                 let message =
                     format!("cannot serve Trickles on {}: {}", listener.listen.written, obstacle.what);
                 let place = Subject::Trickles(listener.listen.address, obstacle.key);
@@ -71,28 +85,24 @@ impl TricklesServices {
             })?;
             services.push((service, listener.keys.clone()));
         }
-        Ok(Self { services, inside: inside.clone() })
+        Ok(Self { services, routes, inside: inside.clone() })
     }
 
-    /// Reads the key files again. All of them come into force, or none.
-    pub(crate) fn reload_keys(&self) -> Result<(), String> {
+    /// Reads the key files again, and looks whether the routes can be served.
+    pub(crate) fn renew(&self, routes: &[Route]) -> Result<Renewal<'_>, String> {
         let mut rings = Vec::new();
+        if !self.services.is_empty() {
+            open_places(routes)?;
+        }
         for (service, path) in &self.services {
             if let Some(path) = path {
-                rings.push((service, read_keys(path)?));
+                rings.push((service, read_keys(path).map_err(|error| error.to_string())?));
                 if let Some(warning) = key_file_is_open(path) {
                     tracing::warn!("{warning}: {KEY_FILE_MODE}");
                 }
             }
         }
-        for (service, keys) in rings {
-            let before = service.public_key();
-            service.set_keys(keys);
-            if service.public_key() != before {
-                say_key(service);
-            }
-        }
-        Ok(())
+        Ok(Renewal { services: self, rings, routes: routes.to_vec() })
     }
 
     /// Ends every listener. Transfers need not: nobody misses them while another replica runs.
@@ -132,6 +142,24 @@ impl TricklesServices {
     }
 }
 
+impl Renewal<'_> {
+    /// Keys and routes come into force.
+    pub(crate) fn apply(self) {
+        for (service, keys) in self.rings {
+            let before = service.public_key();
+            service.set_keys(keys);
+            if service.public_key() != before {
+                say_key(service);
+            }
+        }
+        self.services.routes.send_if_modified(|routes| {
+            let modified = *routes != self.routes;
+            *routes = self.routes;
+            modified
+        });
+    }
+}
+
 /// What keeps a listener from its work, and where the file can be mended.
 struct Obstacle {
     key: TricklesKey,
@@ -145,7 +173,12 @@ impl Obstacle {
     }
 }
 
-fn start(listener: &TricklesListener, settings: &Settings, inside: &Inside) -> Result<UdpService, Obstacle> {
+fn start(
+    listener: &TricklesListener,
+    settings: &Settings,
+    routes: &watch::Receiver<Vec<Route>>,
+    inside: &Inside,
+) -> Result<UdpService, Obstacle> {
     let (address, written) = (listener.listen.address, &listener.listen.written);
     wide_enough(listener)?;
     let keys = match &listener.keys {
@@ -169,15 +202,16 @@ fn start(listener: &TricklesListener, settings: &Settings, inside: &Inside) -> R
     let config = Config {
         require_encryption: listener.require_encryption,
         cache_entries: listener.cache_entries,
+        replay_entries: listener.replay_entries,
         ..Config::default()
     };
     let inner = InnerSite::new(inside.clone(), address);
     // Finds out what is wrong before the threads start.
-    let sites = RoutedSites::open(&settings.routes, &inner)
+    let sites = RoutedSites::open(routes.clone(), &inner)
         .map_err(|error| Obstacle::at(TricklesKey::Address, error))?;
     let service = match listener.format {
         Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
-            let sites = RoutedSites::open(&settings.routes, &inner).map_err(std::io::Error::other)?;
+            let sites = RoutedSites::open(routes.clone(), &inner).map_err(io::Error::other)?;
             Ok(HttpService::new(sites, now_s))
         })
         .map_err(|error| Obstacle {
@@ -260,25 +294,37 @@ pub(crate) fn key_file_is_open(path: &Path) -> Option<String> {
         .then(|| format!("every user of this host can read or change the key file {}", path.display()))
 }
 
-pub(crate) fn read_keys(path: &Path) -> Result<KeyRing, String> {
-    use std::io::Read;
+/// Why there are no keys.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeysError {
+    /// It may be there on the host that the configuration is for.
+    #[error("cannot read the key file {}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("key file {}: {source}", path.display())]
+    Malformed { path: PathBuf, source: KeyFileError },
+}
+
+pub(crate) fn read_keys(path: &Path) -> Result<KeyRing, KeysError> {
+    let text = key_file(path).map_err(|source| KeysError::Unreadable { path: path.to_path_buf(), source })?;
+    KeyRing::from_text(&text).map_err(|source| KeysError::Malformed { path: path.to_path_buf(), source })
+}
+
+fn key_file(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    let failed = |error| format!("cannot read the key file {}: {error}", path.display());
     // A pipe would be waited for.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(format!("cannot read the key file {}: it is no regular file", path.display()));
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
     }
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_KEY_FILE_BYTES).read_to_string(&mut text))
-        .map_err(failed)?;
-    KeyRing::from_text(&text).map_err(|error| format!("key file {}: {error}", path.display()))
+    std::fs::File::open(path)?.take(MAX_KEY_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// What is behind all routes, the most specific first; the defence hears of every request whose client's address is
 /// proved.
 struct RoutedSites {
-    inside: Inside,
-    routes: Vec<(Route, Place)>,
+    inner: InnerSite,
+    in_force: watch::Receiver<Vec<Route>>,
+    places: Vec<(Route, Place)>,
 }
 
 /// What is behind a route.
@@ -286,33 +332,51 @@ enum Place {
     /// Replicas have the same files; no cache is needed.
     Root(StaticRoot),
     /// Upstreams, through the accelerator and its cache.
-    Inner(InnerSite),
+    Inner,
+}
+
+/// Opens what is behind routes, the most specific first.
+fn open_places(routes: &[Route]) -> Result<Vec<(Route, Place)>, String> {
+    let mut places = Vec::new();
+    for route in routes {
+        let place = match &route.target {
+            Target::Root(path) => {
+                Place::Root(StaticRoot::open(path, content_type).map_err(|error| error.to_string())?)
+            }
+            _ => Place::Inner,
+        };
+        places.push((route.clone(), place));
+    }
+    places.sort_by_key(|(route, _)| {
+        let host = match route.host.strip_prefix('*') {
+            None => (0, 0),
+            Some("") => (2, 0),
+            Some(suffix) => (1, usize::MAX - suffix.len()),
+        };
+        (host, usize::MAX - route.path.len())
+    });
+    Ok(places)
 }
 
 impl RoutedSites {
-    fn open(routes: &[Route], inner: &InnerSite) -> Result<Self, String> {
-        let mut opened = Vec::new();
-        for route in routes {
-            let place = match &route.target {
-                Target::Root(path) => {
-                    Place::Root(StaticRoot::open(path, content_type).map_err(|error| error.to_string())?)
-                }
-                _ => Place::Inner(inner.clone()),
-            };
-            opened.push((route.clone(), place));
-        }
-        opened.sort_by_key(|(route, _)| {
-            let host = match route.host.strip_prefix('*') {
-                None => (0, 0),
-                Some("") => (2, 0),
-                Some(suffix) => (1, usize::MAX - suffix.len()),
-            };
-            (host, usize::MAX - route.path.len())
-        });
-        Ok(Self { inside: inner.inside().clone(), routes: opened })
+    fn open(mut in_force: watch::Receiver<Vec<Route>>, inner: &InnerSite) -> Result<Self, String> {
+        let places = open_places(&in_force.borrow_and_update())?;
+        Ok(Self { inner: inner.clone(), in_force, places })
     }
 
-    fn route(&mut self, host: &[u8], target: &[u8]) -> Option<&mut Place> {
+    /// Follows a reload. Roots were there when it looked; where one has gone since, the old routes stay.
+    fn follow(&mut self) {
+        if self.in_force.has_changed().unwrap_or(false) {
+            match open_places(&self.in_force.borrow_and_update()) {
+                Ok(places) => self.places = places,
+                Err(error) => tracing::error!("a Trickles listener goes on with the old routes: {error}"),
+            }
+        }
+    }
+
+    /// The site behind the route of a request.
+    fn site(&mut self, host: &[u8], target: &[u8]) -> Option<&mut dyn Site> {
+        self.follow();
         let name = match host.iter().rposition(|byte| *byte == b':') {
             Some(at) if !host[at..].contains(&b']') => &host[..at],
             _ => host,
@@ -324,51 +388,42 @@ impl RoutedSites {
             };
             host_matches && target.starts_with(route.path.as_bytes())
         };
-        let found = self.routes.iter_mut().find(|(route, _)| matches(route));
-        found.map(|(_, place)| place)
+        match self.places.iter_mut().find(|(route, _)| matches(route))? {
+            (_, Place::Root(root)) => Some(root),
+            (_, Place::Inner) => Some(&mut self.inner),
+        }
     }
 }
 
 impl Site for RoutedSites {
     fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
-        if self.inside.refuses(asked.peer.ip()) {
+        if self.inner.inside().refuses(asked.peer.ip()) {
             return Err(Missing::Refused);
         }
-        match self.route(asked.host, asked.target).ok_or(Missing::NotFound)? {
-            Place::Root(root) => root.find(asked),
-            Place::Inner(inner) => inner.find(asked),
-        }
+        self.site(asked.host, asked.target).ok_or(Missing::NotFound)?.find(asked)
     }
 
     fn known(&mut self, host: &[u8], target: &[u8], version: u64) -> Result<Resource, Lost> {
-        match self.route(host, target).ok_or(Lost::Gone)? {
-            Place::Root(root) => root.known(host, target, version),
-            Place::Inner(inner) => inner.known(host, target, version),
-        }
+        self.site(host, target).ok_or(Lost::Gone)?.known(host, target, version)
     }
 
     fn takes_content(&mut self, host: &[u8], target: &[u8]) -> bool {
-        matches!(self.route(host, target), Some(Place::Inner(_)))
+        self.site(host, target).is_some_and(|site| site.takes_content(host, target))
     }
 
     fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
+        let inside = self.inner.inside();
         if asked.proved {
-            self.inside.tell(|| exchange::head(asked), asked.peer.ip());
+            inside.tell(|| exchange::head(asked), asked.peer.ip());
         }
-        if self.inside.refuses(asked.peer.ip()) {
+        if inside.refuses(asked.peer.ip()) {
             return None;
         }
-        match self.route(asked.host, asked.target)? {
-            Place::Root(root) => root.prepare_find(asked),
-            Place::Inner(inner) => inner.prepare_find(asked),
-        }
+        self.site(asked.host, asked.target)?.prepare_find(asked)
     }
 
     fn prepare_read(&mut self, peer: SocketAddr, host: &[u8], target: &[u8], part: Part) -> Option<Wait> {
-        match self.route(host, target)? {
-            Place::Root(root) => root.prepare_read(peer, host, target, part),
-            Place::Inner(inner) => inner.prepare_read(peer, host, target, part),
-        }
+        self.site(host, target)?.prepare_read(peer, host, target, part)
     }
 
     fn read(
@@ -379,10 +434,7 @@ impl Site for RoutedSites {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, Lost> {
-        match self.route(host, target).ok_or(Lost::Gone)? {
-            Place::Root(root) => root.read(host, target, version, offset, buffer),
-            Place::Inner(inner) => inner.read(host, target, version, offset, buffer),
-        }
+        self.site(host, target).ok_or(Lost::Gone)?.read(host, target, version, offset, buffer)
     }
 }
 
@@ -415,7 +467,8 @@ mod tests {
             Route { host: "app.example".into(), path: "/".into(), target: Target::Upstream("app".into()) };
         let routes = [&routes[..], &[upstream]].concat();
         let inner = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
-        let mut sites = RoutedSites::open(&routes, &inner).unwrap();
+        let (_in_force, following) = watch::channel(routes);
+        let mut sites = RoutedSites::open(following, &inner).unwrap();
         let peer = ([192, 0, 2, 1], 1).into();
         let asked = |host, target| Asked {
             peer,

@@ -209,12 +209,16 @@ impl EraState {
     /// this one's. After `reordering` a missing packet is given up for a single later one.
     pub(super) fn advance(&mut self, later: u64, now: Instant, reordering: std::time::Duration) -> Progress {
         let mut progress = Progress::default();
+        // A server that lies may have every packet of the largest window given up at once: the end is reckoned once, as it
+        // stays where it is from the first loss on.
+        let mut end = None;
         loop {
             if let Some(held) = self.received.remove(&self.next) {
                 self.resolve(held);
+                end = end.filter(|_| self.recovering());
             } else {
                 let evidence = self.received.len() as u64 + if self.recovering() { later } else { 0 };
-                if evidence == 0 || self.next > self.end() {
+                if evidence == 0 || self.next > *end.get_or_insert_with(|| self.end()) {
                     self.blocked_since = None;
                     return progress;
                 }

@@ -32,7 +32,10 @@ pub struct StaticRootError {
 /// Files below a directory, whatever the host. Replicas agree on versions if length and time of modification agree.
 #[derive(Debug)]
 pub struct StaticRoot {
+    path: PathBuf,
     directory: OwnedFd,
+    /// When it was looked whether the path still leads there.
+    looked: Instant,
     media_type: fn(&[u8]) -> &'static str,
     open: HashMap<Vec<u8>, OpenFile>,
 }
@@ -50,13 +53,34 @@ impl StaticRoot {
     /// # Errors
     /// It is no directory, or may not be read.
     pub fn open(path: &Path, media_type: fn(&[u8]) -> &'static str) -> Result<Self, StaticRootError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
-            .map_err(|source| StaticRootError { path: path.to_path_buf(), source: source.into() })?;
-        Ok(Self { directory, media_type, open: HashMap::new() })
+        let path = path.to_path_buf();
+        match open_directory(&path) {
+            Ok(directory) => {
+                Ok(Self { path, directory, looked: Instant::now(), media_type, open: HashMap::new() })
+            }
+            Err(source) => Err(StaticRootError { path, source: source.into() }),
+        }
+    }
+
+    /// Follows the path where it leads to another directory by now, as after a switch of a symbolic link. Where it leads
+    /// nowhere the known directory is served.
+    fn follow(&mut self) {
+        if self.looked.elapsed() < NAME_LIFE {
+            return;
+        }
+        self.looked = Instant::now();
+        let identity =
+            |directory: &OwnedFd| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
+        if let Ok(directory) = open_directory(&self.path)
+            && identity(&directory) != identity(&self.directory)
+        {
+            self.directory = directory;
+            self.open.clear();
+        }
     }
 
     fn lookup(&mut self, target: &[u8]) -> Result<&OpenFile, Missing> {
+        self.follow();
         let path = target.split(|&byte| byte == b'?').next().unwrap_or(target);
         let known = self.open.get(path).is_some_and(|open| open.opened.elapsed() < NAME_LIFE);
         if !known {
@@ -112,6 +136,11 @@ impl StaticRoot {
             _ => Err(Missing::NotFound),
         }
     }
+}
+
+fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, path, flags, Mode::empty())
 }
 
 /// What a file's bytes are known by. Replicas have the same files under different inodes, so that these say nothing.

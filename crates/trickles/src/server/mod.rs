@@ -37,7 +37,7 @@ pub struct Config {
     pub horizon_ms: u32,
     /// How far, in milliseconds, the clocks of replicas may be apart.
     pub clock_skew_ms: u32,
-    /// Answers that are remembered in each half of the horizon, at 32 bytes each.
+    /// Answers that are remembered in each half of the horizon, at 40 bytes for both.
     pub replay_entries: usize,
     /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none. Nothing
     /// but time is lost with them.

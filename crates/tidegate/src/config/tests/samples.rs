@@ -56,7 +56,9 @@ fn keys() -> impl Iterator<Item = (&'static Section, &'static Key)> {
 fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, String) {
     // What the key's table needs to be accepted without it.
     let (before, needed) = match section.name {
-        "listen" if matches!(key.name, "keys" | "format" | "encryption" | "cache_entries") => {
+        "listen"
+            if matches!(key.name, "keys" | "format" | "encryption" | "cache_entries" | "replay_entries") =>
+        {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\n")
         }
         "listen" if key.name == "interface" => {
