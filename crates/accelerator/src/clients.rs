@@ -415,20 +415,22 @@ impl DataCore {
                 // While many come at once, asking for more costs less than coming back here by way of the runtime.
                 while self.take_events(&mut events) >= BUSY && handled + events.len() < BATCH {
                     handled += events.len();
-                    events.iter().for_each(|event| self.dispatch(event));
+                    self.dispatch_all(&events);
                 }
                 if events.len() < BATCH {
                     // The kernel has no more for now, and says so when it has. Until then the tasks have their turn.
                     ready.clear_ready();
                 }
             } else {
+                let turn = self.clock.turn();
                 for client in self.clients.again.take() {
                     client.is_queued.set(false);
                     session::resume(&self, &client);
                 }
+                drop(turn);
                 self.take_events(&mut events);
             }
-            events.iter().for_each(|event| self.dispatch(event));
+            self.dispatch_all(&events);
             if events.len() == BATCH || !self.clients.again.borrow().is_empty() {
                 tokio::task::yield_now().await;
             }
@@ -441,6 +443,11 @@ impl DataCore {
         let buffer = rustix::buffer::spare_capacity(events);
         // Interrupted or not, what is left is told again.
         epoll::wait(&self.clients.epoll, buffer, Some(&at_once)).unwrap_or(0)
+    }
+
+    fn dispatch_all(self: &Rc<Self>, events: &[Event]) {
+        let _turn = self.clock.turn();
+        events.iter().for_each(|event| self.dispatch(event));
     }
 
     fn dispatch(self: &Rc<Self>, event: &Event) {

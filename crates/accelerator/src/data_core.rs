@@ -356,7 +356,7 @@ impl DataCore {
         cache: &'static str,
         began: Instant,
     ) {
-        let duration = began.elapsed();
+        let duration = self.clock.now().saturating_duration_since(began);
         self.metrics.count_response(status, bytes.head + bytes.body);
         self.latencies.count(cache, duration);
         if let Some(log) = &self.log {

@@ -2,18 +2,9 @@ use std::io::Write;
 use std::net::IpAddr;
 
 /// Appends a number in decimal without the formatting machinery, which a cache hit cannot afford.
-pub fn write_decimal(mut number: u64, out: &mut Vec<u8>) {
-    let mut digits = [0; 20];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[at..]);
+#[inline]
+pub fn write_decimal(number: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 /// Appends an address as its `Display` does, an IPv4 address without the formatting machinery.

@@ -125,7 +125,8 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
         if entry.policy.ttl_s(now_s) <= 0 {
             return Found::Nothing(Forwarded::Stale);
         }
-        return Found::Usable { hit: hit(head, &object, &entry, now_s, false), refresh: false };
+        let parts = Parts::of(head, object.body_length(), &entry, now_s);
+        return Found::Usable { hit: parts.of_object(object, false), refresh: false };
     }
     if core.with_plan(|plan| plan.is_outdated(entry.reviewed)) {
         // Not even as the answer that stands in for an error, and no 304 would make it good.
@@ -146,7 +147,8 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
         }
         _ => return Found::Unusable { object, reason: Forwarded::Stale },
     };
-    Found::Usable { hit: hit(head, &object, &entry, now_s, stale), refresh }
+    let parts = Parts::of(head, object.body_length(), &entry, now_s);
+    Found::Usable { hit: parts.of_object(object, stale), refresh }
 }
 
 /// What a client asks of the cache, where clients are heeded.
@@ -158,6 +160,34 @@ pub(crate) fn directives(core: &DataCore, fields: &Fields<'_>) -> RequestDirecti
     RequestDirectives::default()
 }
 
+/// All of a hit but its object, from which it is read: an object that is not cloned costs four locked instructions less.
+struct Parts {
+    status: u16,
+    form: Form,
+    age_s: u64,
+    ttl_s: i64,
+    is_file: bool,
+}
+
+impl Parts {
+    #[inline]
+    fn of(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>, now_s: u64) -> Self {
+        Self {
+            status: entry.status,
+            form: form(head, length, entry),
+            age_s: entry.policy.age_s(now_s),
+            ttl_s: entry.policy.ttl_s(now_s),
+            is_file: entry.is_file,
+        }
+    }
+
+    #[inline]
+    fn of_object(self, object: Object, stale: bool) -> Hit {
+        let Self { status, form, age_s, ttl_s, is_file } = self;
+        Hit { object, status, form, age_s, ttl_s, stale, is_file, forwarded: None }
+    }
+}
+
 /// The form in which `head` gets a stored response: conditions first, then ranges (RFC 9110 §13.2.2).
 pub(crate) fn hit(
     head: &RequestHead<'_>,
@@ -166,16 +196,7 @@ pub(crate) fn hit(
     now_s: u64,
     stale: bool,
 ) -> Hit {
-    Hit {
-        object: object.clone(),
-        status: entry.status,
-        form: form(head, object.body_length(), entry),
-        age_s: entry.policy.age_s(now_s),
-        ttl_s: entry.policy.ttl_s(now_s),
-        stale,
-        is_file: entry.is_file,
-        forwarded: None,
-    }
+    Parts::of(head, object.body_length(), entry, now_s).of_object(object.clone(), stale)
 }
 
 /// The fields that ask for something other than the whole.

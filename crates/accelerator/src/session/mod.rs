@@ -187,8 +187,8 @@ enum Handled {
 }
 
 impl Asker {
-    pub(crate) fn new(client: &Client, is_line_judged: bool) -> Self {
-        Self { peer: client.peer(), began: Instant::now(), place: client.place, is_line_judged }
+    pub(crate) fn new(client: &Client, is_line_judged: bool, began: Instant) -> Self {
+        Self { peer: client.peer(), began, place: client.place, is_line_judged }
     }
 
     /// Answers from the cache if that is all it takes.
@@ -307,6 +307,8 @@ impl Connection<'_> {
             Step::Yield => self.core.clients.again(self.client),
             Step::Close => self.core.end(self.client),
             step => {
+                // The next request of the turn did not begin before this.
+                self.core.clock.now();
                 tokio::task::spawn_local(wait(Busy::new(self.core, self.client), step));
             }
         }
@@ -439,7 +441,7 @@ impl Connection<'_> {
         is_line_judged: bool,
     ) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        let asker = Asker::new(self.client, is_line_judged);
+        let asker = Asker::new(self.client, is_line_judged, self.core.clock.next_began());
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
         match asker.answer(self.core, self.client, &parser.head(input)) {
             Ok(Handled::Answered { keep_alive: true }) => {

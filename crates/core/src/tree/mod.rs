@@ -286,10 +286,13 @@ impl PrefixTree {
             }
             node.top.vote(target);
             let id = NodeId { index: at, generation: node.generation };
-            if visit.suspect.is_none() {
-                visit.suspect = node.mark.at(now_ms).map(|mark| (id, mark));
+            // What is rare is asked first.
+            if let Some(mark) = node.mark.at(now_ms)
+                && visit.suspect.is_none()
+            {
+                visit.suspect = Some((id, mark));
             }
-            if visit.due.is_none() && node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
+            if node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) && visit.due.is_none() {
                 visit.due = Some(id);
                 self.elsewhere.was_active(id);
             }

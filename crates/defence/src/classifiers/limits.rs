@@ -153,6 +153,12 @@ struct UpstreamTime {
 }
 
 impl UpstreamTime {
+    /// Whether others have to wait for what one takes.
+    #[cold]
+    fn is_far_more(&self, scene: &Scene<'_>, own: u32) -> bool {
+        is_crowded(scene) && u64::from(own) > FAR_MORE * u64::from(self.usual(scene))
+    }
+
     /// What half of the others take at most.
     fn usual(&self, scene: &Scene<'_>) -> u32 {
         let count = |id: &NodeId| scene.tree.count_everywhere(*id, Event::UpstreamMs, scene.now_ms);
@@ -170,12 +176,11 @@ impl Classifier for UpstreamTime {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        let exceeded = self.limit.check(scene, Event::UpstreamMs);
-        if exceeded.is_continue() || !is_crowded(scene) {
-            return Decision::CONTINUE;
+        let own = scene.count(Event::UpstreamMs);
+        if own > self.limit.limit && self.is_far_more(scene, own) {
+            return self.limit.exceeded();
         }
-        let own = u64::from(scene.count(Event::UpstreamMs));
-        if own > FAR_MORE * u64::from(self.usual(scene)) { exceeded } else { Decision::CONTINUE }
+        Decision::CONTINUE
     }
 
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
@@ -239,10 +244,10 @@ impl Classifier for Ranges {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
-        match self.0.check(scene, Event::Range) {
-            exceeded if !exceeded.is_continue() && is_crowded(scene) => exceeded,
-            _ => Decision::CONTINUE,
+        if scene.count(Event::Range) > self.0.limit && is_crowded(scene) {
+            return self.0.exceeded();
         }
+        Decision::CONTINUE
     }
 }
 

@@ -80,7 +80,8 @@ pub(crate) fn verdict(action: Action, settings: &Settings) -> Verdict {
     }
 }
 
-/// Whether the client shares the server with enough others to be in their way.
+/// Whether the client shares the server with enough others to be in their way. Asked only of who does too much.
+#[cold]
 fn is_crowded(scene: &Scene<'_>) -> bool {
     scene.tree.addresses_everywhere(scene.now_ms) > ALONE
 }

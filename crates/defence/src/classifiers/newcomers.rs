@@ -76,7 +76,23 @@ impl Classifier for Newcomers {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, visit: &Visit) -> Decision {
-        let Some(since_ms) = scene.stressed_ms else { return Decision::CONTINUE };
+        match scene.stressed_ms {
+            None => Decision::CONTINUE,
+            Some(since_ms) => self.under_stress(scene, visit, since_ms),
+        }
+    }
+
+    fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
+        let window = now_ms / tree.window_ms();
+        if self.learned.replace(window) != window || self.usual.get() == 0.0 {
+            self.learn(tree, now_ms);
+        }
+    }
+}
+
+impl Newcomers {
+    #[inline(never)]
+    fn under_stress(&self, scene: &Scene<'_>, visit: &Visit, since_ms: u64) -> Decision {
         self.stressed_ms.set(Some(scene.now_ms));
         let allowed = self.allowed();
         if visit.requests <= allowed || !is_crowded(scene) {
@@ -88,12 +104,5 @@ impl Classifier for Newcomers {
             return Decision::CONTINUE;
         }
         Decision::new(self.verdict, Reason::Stress)
-    }
-
-    fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
-        let window = now_ms / tree.window_ms();
-        if self.learned.replace(window) != window || self.usual.get() == 0.0 {
-            self.learn(tree, now_ms);
-        }
     }
 }

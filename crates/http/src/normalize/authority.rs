@@ -43,18 +43,13 @@ pub(super) fn normalize<'a>(
     Ok(Part::Written(scratch.len() - start))
 }
 
-/// Digits of a port without leading zeros.
-fn digits(port: u16) -> usize {
-    port.checked_ilog10().map_or(1, |log| log as usize + 1)
-}
-
 /// The common case: a lower-case name without a dot at its end, and no port or one that says something, as it is written.
 fn is_normal(authority: &[u8], default_port: u16) -> bool {
     match name_length(authority).map(|length| &authority[length..]) {
         None => false,
         Some([]) => true,
         Some(rest) => {
-            let says_something = |port| port != default_port && 1 + digits(port) == rest.len();
+            let says_something = |port| port != default_port && rest.get(1) != Some(&b'0');
             port(rest).is_ok_and(|port| port.is_some_and(says_something))
         }
     }
@@ -62,25 +57,32 @@ fn is_normal(authority: &[u8], default_port: u16) -> bool {
 
 /// Length of the lower-case name at the start; `None` if one of its labels is empty.
 fn name_length(authority: &[u8]) -> Option<usize> {
-    let mut before = b'.';
-    for (at, &byte) in authority.iter().enumerate() {
-        if !IN_NAMES[usize::from(byte)] {
-            return (before != b'.').then_some(at);
+    let (mut before, mut has_empty_label, mut length) = (DOT, 0, 0);
+    for &byte in authority {
+        let class = CLASSES[usize::from(byte)];
+        if class == 0 {
+            break;
         }
-        if byte == b'.' && before == b'.' {
-            return None;
-        }
-        before = byte;
+        has_empty_label |= class & before & DOT;
+        before = class;
+        length += 1;
     }
-    (before != b'.').then_some(authority.len())
+    ((has_empty_label | (before & DOT)) == 0).then_some(length)
 }
 
-/// Which bytes a name in lower case consists of.
-const IN_NAMES: [bool; 256] = {
-    let mut table = [false; 256];
+const IN_LABELS: u8 = 1;
+const DOT: u8 = 2;
+
+/// What a byte is in a name in lower case; 0 where it cannot be in one.
+const CLASSES: [u8; 256] = {
+    let mut table = [0; 256];
     let mut byte = 0;
     while byte < table.len() {
-        table[byte] = matches!(byte as u8, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~');
+        table[byte] = match byte as u8 {
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => IN_LABELS,
+            b'.' => DOT,
+            _ => 0,
+        };
         byte += 1;
     }
     table
