@@ -25,6 +25,9 @@ pub const MAX_GROUP: u8 = 32;
 /// §2.5, burstLimit).
 pub const BURST_LIMIT: u64 = 4;
 
+/// Most packets that one request sets free of an era that follows its own.
+pub const MAX_SUCCESSORS: usize = MAX_GROUP as usize * (1 + BURST_LIMIT as usize);
+
 /// The state of congestion control, constant between two loss events.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Era {

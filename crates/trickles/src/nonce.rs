@@ -109,6 +109,15 @@ impl Secret {
         }
     }
 
+    /// Fingerprints of the right to be sent once for each of the packets `newest`, `newest − 1`… with which the era `tag` begins:
+    /// a loss or a timeout sets them free, as which a client may tell of many.
+    #[inline]
+    pub fn replay_of_successors(&self, tag: u32, newest: u64, fingerprints: &mut [u64]) {
+        for (fingerprint, back) in fingerprints.iter_mut().zip(0..) {
+            *fingerprint = self.word(Use::Replay, [4, 0, 0], tag, newest.wrapping_sub(back));
+        }
+    }
+
     /// What the era `tag` is remembered by.
     #[inline]
     #[must_use]

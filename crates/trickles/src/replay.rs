@@ -4,7 +4,7 @@
 //! forgotten and the younger takes its place. Continuations from before the older generation began could be replayed
 //! unseen, so they are refused as stale: under a flood the horizon shrinks, and no replay gets through.
 
-use crate::congestion::MAX_GROUP;
+use crate::congestion::MAX_SUCCESSORS;
 
 /// Slots for each of those that remember an era's first loss.
 const SLOTS_A_LOSS: usize = 8;
@@ -37,7 +37,7 @@ impl ReplayTable {
     /// once more: that is what lets it go on with the connections.
     #[must_use]
     pub fn new(capacity: usize, horizon_ms: u64, now_ms: u64) -> Self {
-        let least = 2 * usize::from(MAX_GROUP);
+        let least = 2 * MAX_SUCCESSORS;
         let slots = capacity.clamp(least, 1 << 28).next_power_of_two() * 2;
         // Written, so that its memory is taken now and not when the table has its first use for it.
         let empty = || std::iter::repeat_with(|| std::hint::black_box(0)).take(slots).collect();
@@ -91,19 +91,34 @@ impl ReplayTable {
     /// received what was lost (the prefix property of Trickles §2.4). A client that told each acknowledgement of another loss
     /// would begin as many eras, each with half of the window.
     pub fn agrees(&mut self, era: u64, first_loss: Option<u64>, newest: u64, now_ms: u64) -> bool {
-        let known = self.young.loss_of(era).or_else(|| self.old.loss_of(era));
-        match (known, first_loss) {
+        match (self.keep_loss(era, now_ms), first_loss) {
             (Some(known), Some(loss)) => known == loss,
             (Some(known), None) => newest < known,
             (None, None) => true,
             (None, Some(loss)) => {
-                if self.young.losses_used + 1 > self.young.losses.len() / 2 {
-                    self.turn(now_ms);
-                }
-                self.young.insert_loss(era, loss);
+                self.remember_loss(era, loss, now_ms);
                 true
             }
         }
+    }
+
+    /// The first loss of an era, if it is known, which is remembered as long as if it had been told of now: whoever is given
+    /// another continuation of the era can go on with that for a horizon.
+    pub fn keep_loss(&mut self, era: u64, now_ms: u64) -> Option<u64> {
+        if let known @ Some(_) = self.young.loss_of(era) {
+            return known;
+        }
+        let known = self.old.loss_of(era)?;
+        self.remember_loss(era, known, now_ms);
+        Some(known)
+    }
+
+    fn remember_loss(&mut self, era: u64, loss: u64, now_ms: u64) {
+        let is_full = self.young.losses_used + 1 > self.young.losses.len() / 2;
+        if is_full || now_ms.saturating_sub(self.young.since_ms) >= self.horizon_ms {
+            self.turn(now_ms);
+        }
+        self.young.insert_loss(era, loss);
     }
 
     fn turn(&mut self, now_ms: u64) {
@@ -176,7 +191,7 @@ mod tests {
     #[test]
     fn the_smallest_table_takes_the_largest_groups_without_end() {
         let mut table = ReplayTable::new(1, 1000, 0);
-        let most = u64::from(MAX_GROUP);
+        let most = MAX_SUCCESSORS as u64;
         for round in 1..1000 {
             let group: Vec<u64> = (1..=most).map(|which| round * 1_000_003 + which).collect();
             assert_eq!(table.take_fresh(&group, 0), group.len());
@@ -227,14 +242,14 @@ mod tests {
     fn a_flood_shortens_the_horizon_instead_of_letting_replays_through() {
         let mut table = ReplayTable::new(16, 1_000_000, 0);
         let mut now = 0;
-        for fingerprint in 1..=1000 {
+        for fingerprint in 1..=5000 {
             now += 10;
             assert_eq!(table.take_fresh(&[fingerprint], now), 1);
-            assert!(table.len() <= 128, "bounded");
+            assert!(table.len() <= 1024, "bounded");
         }
         let since = table.complete_since_ms();
         assert!(since > 0 && since < now);
-        for fingerprint in 1..=1000 {
+        for fingerprint in 1..=5000 {
             let answered_ms = fingerprint * 10;
             if answered_ms >= since {
                 assert_eq!(table.take_fresh(&[fingerprint], now), 0, "{fingerprint}");

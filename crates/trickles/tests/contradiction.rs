@@ -7,6 +7,7 @@ use tidegate_trickles::congestion::{self, AccountError, Era, MAX_GROUP, Run};
 use tidegate_trickles::continuation::{
     Continuation, ProvedRun, RawContinuation, apply_delta, apply_successor,
 };
+use tidegate_trickles::cubic;
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Application, Event, Minisocket, Refusal, Server};
 use tidegate_trickles::wire::{self, Account, Answer, Ask, Request};
@@ -31,20 +32,13 @@ struct Packet {
 struct Liar {
     server: Server,
     got: BTreeMap<u64, Packet>,
+    now_ms: u64,
 }
 
 impl Liar {
     /// Opens, and acknowledges one packet after the other until `packets` have come.
     fn with(packets: usize, replay_entries: usize) -> (Self, u64) {
-        let config = server::Config { replay_entries, ..server::Config::default() };
-        let server = Server::new(config, KeyRing::new(1, &[42; 16]), NOW_MS);
-        let mut liar = Self { server, got: BTreeMap::new() };
-        let mut open = Vec::new();
-        let ask = Ask::Open { datagram_bytes: wire::MIN_DATAGRAM_BYTES };
-        Request::encode_head(CONNECTION, 0, &ask, &mut open);
-        wire::pad(1472, &mut open);
-        let opened = liar.send(&open, None).unwrap();
-        liar.got.extend(opened);
+        let mut liar = Self::open(replay_entries, 0);
         let mut acknowledged = 0;
         while liar.got.len() < packets {
             acknowledged += 1;
@@ -52,6 +46,20 @@ impl Liar {
             liar.got.extend(more);
         }
         (liar, acknowledged)
+    }
+
+    /// Opens, with `flags` beside the limit of datagrams.
+    fn open(replay_entries: usize, flags: u16) -> Self {
+        let config = server::Config { replay_entries, ..server::Config::default() };
+        let server = Server::new(config, KeyRing::new(1, &[42; 16]), NOW_MS);
+        let mut liar = Self { server, got: BTreeMap::new(), now_ms: NOW_MS };
+        let mut open = Vec::new();
+        let ask = Ask::Open { datagram_bytes: wire::MIN_DATAGRAM_BYTES | flags };
+        Request::encode_head(CONNECTION, 0, &ask, &mut open);
+        wire::pad(1472, &mut open);
+        let opened = liar.send(&open, None).unwrap();
+        liar.got.extend(opened);
+        liar
     }
 
     fn send(
@@ -62,7 +70,7 @@ impl Liar {
         let peer: SocketAddr = "192.0.2.7:5000".parse().unwrap();
         let mut answers = Vec::new();
         let mut take = |answer: &[u8]| answers.push(answer.to_vec());
-        self.server.handle(datagram, peer, NOW_MS, &mut Nothing, &mut take)?;
+        self.server.handle(datagram, peer, self.now_ms, &mut Nothing, &mut take)?;
         let read = |answer: &Vec<u8>| {
             let (raw, nonce) = match Answer::decode(answer).unwrap() {
                 Answer::Response { continuation, nonce, .. } => (continuation, nonce),
@@ -85,7 +93,27 @@ impl Liar {
 
     /// Tells that the packets of `ranges` were received, all proved, and acknowledges the last `group` of them.
     fn acknowledge(&mut self, ranges: &[(u64, u64)], group: u8) -> Result<Vec<(u64, Packet)>, Refusal> {
-        let mut before = 0;
+        let (account, era) = self.account(ranges);
+        let plain: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
+        let number = ranges[ranges.len() - 1].1;
+        let release = congestion::acknowledge(&era, &plain, number, group).map_err(Refusal::Account)?;
+        let raw = account.continuation;
+        self.ask(&Ask::Continue { account, group }, Some((&raw, release.era)))
+    }
+
+    fn ask(
+        &mut self,
+        ask: &Ask,
+        known: Option<(&RawContinuation, Era)>,
+    ) -> Result<Vec<(u64, Packet)>, Refusal> {
+        let mut datagram = Vec::new();
+        Request::encode_head(CONNECTION, 0, ask, &mut datagram);
+        self.send(&datagram, known)
+    }
+
+    /// That the packets of `ranges` were received, all proved.
+    fn account(&self, ranges: &[(u64, u64)]) -> (Account, Era) {
+        let mut before = self.got[&ranges[0].0].era.base;
         let run = |&(first, last): &(u64, u64)| {
             let nonces = (first..=last).fold(0, |sum, number| sum ^ self.got[&number].nonce);
             let run = Run { gap: (first - before - 1) as u16, length: (last - first + 1) as u32 };
@@ -95,13 +123,7 @@ impl Liar {
         let runs: Vec<_> = ranges.iter().map(run).collect();
         let number = ranges[ranges.len() - 1].1;
         let Packet { raw, era, .. } = &self.got[&number];
-        let (raw, era) = (*raw, *era);
-        let plain: Vec<_> = runs.iter().map(|proved| proved.run).collect();
-        let release = congestion::acknowledge(&era, &plain, number, group).map_err(Refusal::Account)?;
-        let mut datagram = Vec::new();
-        let account = Account { continuation: raw, held_ms: 0, runs };
-        Request::encode_head(CONNECTION, 0, &Ask::Continue { account, group }, &mut datagram);
-        self.send(&datagram, Some((&raw, release.era)))
+        (Account { continuation: *raw, held_ms: 0, runs }, *era)
     }
 }
 
@@ -125,6 +147,121 @@ fn losses_that_are_told_of_one_acknowledgement_and_not_of_another_then_one_era_f
     contradicts(liar.acknowledge(&[(1, newest + 1)], 1));
     // The recovery itself goes on.
     assert!(liar.acknowledge(&[(1, before), (first_loss + 1, newest + 1)], 1).is_ok());
+}
+
+#[test]
+fn a_flight_of_which_each_acknowledgement_tells_of_other_losses_then_no_packet_comes_twice() {
+    for skipped in [0, 1, 3] {
+        let (mut liar, before) = Liar::with(200, 1 << 12);
+        let first_loss = before + 1;
+        let end = liar.got.keys().last().copied().unwrap();
+        let half = (end - before) / 2;
+        let (mut sent, mut contradicted) = (Vec::new(), 0);
+        for number in first_loss + 1..=end {
+            // The last packets that came are told of, and what was before them is said to be lost.
+            let from = number.saturating_sub(skipped).max(first_loss + 1);
+            match liar.acknowledge(&[(1, before), (from, number)], 1) {
+                Ok(packets) => sent.extend(packets.into_iter().map(|(number, _)| number)),
+                Err(Refusal::Account(AccountError::Contradiction)) => contradicted += 1,
+                Err(refusal) => panic!("{refusal}"),
+            }
+        }
+        let distinct = std::collections::BTreeSet::from_iter(sent.iter().copied());
+        assert_eq!(distinct.len(), sent.len(), "a packet of the next era is sent once");
+        assert!(sent.len() as u64 <= half, "{} packets, half of the flight is {half}", sent.len());
+        assert!(contradicted > 0, "{skipped}");
+    }
+}
+
+#[test]
+fn a_timeout_when_sent_again_in_another_slot_of_time_then_it_is_refused() {
+    let (mut liar, before) = Liar::with(80, 1 << 12);
+    let (account, era) = liar.account(&[(1, before)]);
+    let plain = [account.runs[0].run];
+    let ask = |liar: &mut Liar, attempt: u8, after_ms: u64| {
+        liar.now_ms = NOW_MS + after_ms;
+        let release = congestion::time_out(&era, &plain, before, attempt).unwrap();
+        let ask = Ask::Timeout { account: account.clone(), attempt };
+        liar.ask(&ask, Some((&account.continuation, release.era))).map(|packets| packets.len())
+    };
+    assert_eq!(ask(&mut liar, 1, 1_000), Ok(2));
+    assert_eq!(ask(&mut liar, 2, 1_000), Err(Refusal::Replayed), "one in a slot");
+    for again_ms in (2_000..50_000).step_by(1_000) {
+        assert_eq!(ask(&mut liar, 1, again_ms), Err(Refusal::Replayed), "{again_ms}");
+    }
+    assert_eq!(ask(&mut liar, 2, 50_000), Ok(2), "the next attempt");
+}
+
+#[test]
+fn a_loss_when_told_of_long_ago_then_its_era_is_remembered_as_long_as_it_goes_on() {
+    let (mut liar, before) = Liar::with(80, 1 << 12);
+    let acknowledge_at = |liar: &mut Liar, after_ms: u64, number: u64| {
+        liar.now_ms = NOW_MS + after_ms;
+        let more = liar.acknowledge(&[(1, number)], 1).unwrap();
+        liar.got.extend(more);
+        *liar.got.keys().last().unwrap()
+    };
+    // Packets of half a minute later.
+    let young = *liar.got.keys().last().unwrap() + 1;
+    for number in before + 1..young {
+        acknowledge_at(&mut liar, 30_000, number);
+    }
+    let first_loss = young + 10;
+    liar.now_ms = NOW_MS + 59_000;
+    assert!(liar.acknowledge(&[(1, first_loss - 1), (first_loss + 1, first_loss + 1)], 1).is_ok());
+    // Some before the loss are acknowledged late, and bring continuations of the era that are good for another minute.
+    let mut newest = 0;
+    for (number, after_ms) in (young..young + 8).zip((61_000..).step_by(3_000)) {
+        newest = acknowledge_at(&mut liar, after_ms, number);
+    }
+    liar.now_ms = NOW_MS + 121_000;
+    assert_eq!(
+        liar.acknowledge(&[(1, newest)], 1).map(|packets| packets.len()),
+        Err(Refusal::Account(AccountError::Contradiction))
+    );
+}
+
+#[test]
+fn a_round_trip_when_it_was_long_only_once_then_cubic_does_not_grow_by_it() {
+    let mut liar = Liar::open(1 << 12, wire::CUBIC_WANTED);
+    let era = liar.got[&1].era;
+    let argument = |rtt| era.join_argument(1, rtt).unwrap();
+    // The first packets are held for 12 s, which the client does not tell.
+    liar.now_ms += 12_000;
+    let flight = liar.got.len() as u64;
+    for number in 1..flight {
+        let more = liar.acknowledge(&[(1, number)], 1).unwrap();
+        liar.got.extend(more);
+    }
+    let (lost, longest) = (flight + 1, cubic::rtt_code(12_000_000));
+    let told = |liar: &mut Liar, number, rtt| {
+        let received = [(1, lost - 1), (lost + 1, number)];
+        liar.acknowledge(&received, argument(rtt)).map(|packets| packets.len())
+    };
+    // 10 ms later the round trip is 20 ms at most; the code may be that of twice as long a one.
+    liar.now_ms += 10;
+    let most = cubic::rtt_code(20_000) + 2;
+    for rtt in [longest, most + 1] {
+        assert_eq!(told(&mut liar, lost + 3, rtt), Err(Refusal::Account(AccountError::BadGroup)), "{rtt}");
+    }
+    assert!(told(&mut liar, lost + 3, most).is_ok());
+    // Whoever is slow again has what it says, as long as it is.
+    liar.now_ms += 12_000;
+    let begun = (lost + 4..).find_map(|number| {
+        let begun = liar.acknowledge(&[(1, lost - 1), (lost + 1, number)], argument(longest)).unwrap();
+        begun.into_iter().next()
+    });
+    let (first, packet) = begun.unwrap();
+    assert_eq!(packet.era.cubic.unwrap().rtt, longest);
+    let base = packet.era.base;
+    liar.got.insert(first, packet);
+    liar.now_ms += 10;
+    // What came of the era before is not told of: a loss.
+    assert!(first > base + 1);
+    let told = liar.acknowledge(&[(first, first)], argument(longest)).map(|packets| packets.len());
+    assert_eq!(told, Err(Refusal::Account(AccountError::BadGroup)), "all through the era");
+    liar.now_ms += 12_000;
+    assert!(liar.acknowledge(&[(first, first)], argument(longest)).is_ok());
 }
 
 #[test]

@@ -355,8 +355,11 @@ fn a_client_when_told_of_a_far_era_before_it_enters_the_next_then_its_eras_stay_
     let open = client.poll_transmit(start).unwrap();
     let (_, mut answers) = host.ask(&open, peer(), NOW_MS);
     let mut far = answers[2].clone();
-    // The era counter of its continuation.
+    // The era counter of its continuation. Such an era has all of its window sent.
     far[33..37].copy_from_slice(&7_u32.to_be_bytes());
+    assert_ne!(far[32], 0, "the flight of an open");
+    assert!(client.handle_datagram(&far, start).is_err(), "a later era cut short");
+    far[32] = 0;
     let (mut now, mut recovers) = (start, false);
     for round in 0..6 {
         now += Duration::from_millis(10);
@@ -373,6 +376,22 @@ fn a_client_when_told_of_a_far_era_before_it_enters_the_next_then_its_eras_stay_
         }
     }
     assert!(recovers, "a packet of the first era is lost");
+}
+
+#[test]
+fn a_client_when_told_of_a_first_window_beyond_the_greatest_then_it_waits_for_another_answer() {
+    let start = Instant::now();
+    for (window, is_taken) in [(10, true), (64, true), (65, false), (32767, false)] {
+        let mut host = Host::new();
+        let mut client = Client::new(client::Config::default(), &[5; 16], start);
+        client.request(b"/object/0", start).unwrap();
+        let open = client.poll_transmit(start).unwrap();
+        let mut answer = host.ask(&open, peer(), NOW_MS).1.swap_remove(0);
+        // The window at the start of its era.
+        answer[28..30].copy_from_slice(&u16::to_be_bytes(window));
+        assert_eq!(client.handle_datagram(&answer, start), Ok(()));
+        assert_eq!(client.is_established(), is_taken, "{window}");
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ const STEPS: [Step; 4] = [
     Step::new(1, 1_500, 24_000),
     Step::new(10, 1_500, 6_000),
     Step::new(50, 2_500, 8_000),
-    Step::new(100, 4_000, 4_000),
+    Step::new(100, 6_000, 10_000),
 ];
 
 pub(super) const SCENARIO: Scenario = Scenario {

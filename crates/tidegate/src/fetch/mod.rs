@@ -113,12 +113,29 @@ pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let reason = tidegate_http::status_reason(status);
     match location.filter(|_| (300..400).contains(&status)) {
         Some(location) => Err(Failure::runtime(format!(
-            "error: {}: {status} {reason}: it is at {location}; fetch does not follow by itself",
-            args.url
+            "error: {}: {status} {reason}: it is at {}; fetch does not follow by itself",
+            args.url,
+            printable(&location)
         ))),
         None if status >= 400 => Err(Failure::runtime(format!("error: {}: {status} {reason}", args.url))),
         None => Ok(()),
     }
+}
+
+/// A peer's text, with what would move a terminal's cursor, or the order of letters, escaped.
+fn printable(text: &str) -> String {
+    let is_harmful = |letter: char| {
+        let reorders = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        reorders || (letter.is_control() && letter != '\t')
+    };
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match is_harmful(letter) {
+            true => shown.extend(letter.escape_unicode()),
+            false => shown.push(letter),
+        }
+    }
+    shown
 }
 
 /// The field Location of a response's head.
@@ -189,7 +206,26 @@ impl FetchArgs {
 
     fn show(&self, line: &str) {
         if self.verbose {
-            let _ = writeln!(io::stderr(), "{line}");
+            let _ = writeln!(io::stderr(), "{}", printable(line));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped() {
+        assert_eq!(
+            printable("a\tb \u{e9}\u{1b}[1m\u{9b}2J\u{202e}z"),
+            "a\tb \u{e9}\\u{1b}[1m\\u{9b}2J\\u{202e}z"
+        );
+    }
+
+    #[test]
+    fn location_is_found_in_any_case() {
+        assert_eq!(location(b"HTTP/1.1 301 x\r\nlocation:  /a \r\n\r\n").as_deref(), Some("/a"));
+        assert_eq!(location(b"HTTP/1.1 200 OK\r\nX-Location: /a\r\n\r\n"), None);
     }
 }

@@ -25,6 +25,8 @@ pub(super) const BLOCK_BYTES: u64 = 256 * 1024;
 const KEPT_BLOCK_BYTES: usize = 64 << 20;
 /// Responses that are remembered.
 const KEPT_RESPONSES: usize = 4096;
+/// Requests that must not be carried out again of which the answers are remembered.
+const KEPT_DEEDS: usize = 16_384;
 /// Questions to the accelerator at once; more have to wait for a repetition.
 const MAX_ASKED: usize = 1024;
 /// Responses that are taken to their end at once, so that they come into the cache.
@@ -79,10 +81,18 @@ struct Found {
 /// What all threads of a listener keep.
 struct Soft {
     found: Kept<Vec<u8>, Found>,
+    /// What requests that may not be repeated came to; apart, so that no number of others makes them forgotten.
+    deeds: Kept<Vec<u8>, Found>,
     known: Kept<u64, Resource>,
     gone: Kept<u64, ()>,
     blocks: Kept<(u64, u64), Bytes>,
     waiting: HashMap<Question, Vec<oneshot::Sender<()>>>,
+}
+
+impl Soft {
+    fn found_of(&self, key: &[u8]) -> Option<&Found> {
+        self.found.entries.get(key).or_else(|| self.deeds.entries.get(key))
+    }
 }
 
 /// The accelerator, asked by Trickles.
@@ -100,6 +110,7 @@ impl InnerSite {
     pub(super) fn new(inside: Inside, local: SocketAddr) -> Self {
         let soft = Soft {
             found: Kept::new(KEPT_RESPONSES),
+            deeds: Kept::new(KEPT_DEEDS),
             known: Kept::new(KEPT_RESPONSES),
             gone: Kept::new(KEPT_RESPONSES),
             blocks: Kept::new(KEPT_BLOCK_BYTES),
@@ -151,8 +162,14 @@ impl InnerSite {
     /// Asks a whole request, and keeps the beginning of its response.
     async fn find_now(self, key: Vec<u8>, request: exchange::Outgoing) {
         let question = Question::Request(key.clone());
-        let life = if request.repeatable { FOUND_LIFE } else { CONTENT_LIFE };
-        let found = |result| Found { result, until: Instant::now() + life };
+        let repeatable = request.repeatable;
+        let life = if repeatable { FOUND_LIFE } else { CONTENT_LIFE };
+        let keep_found = |key, result| {
+            let found = Found { result, until: Instant::now() + life };
+            let mut soft = self.lock();
+            let kept = if repeatable { &mut soft.found } else { &mut soft.deeds };
+            kept.insert(key, found, 1);
+        };
         match exchange::begin(&self.inside, self.local, request).await {
             Ok(mut begun) => {
                 let version = begun.resource.version;
@@ -166,7 +183,7 @@ impl InnerSite {
                 if result.is_ok() {
                     self.keep(&begun);
                 }
-                self.lock().found.insert(key, found(result), 1);
+                keep_found(key, result);
                 self.settle(&question);
                 self.drain(begun, |index, block| {
                     self.lock().blocks.insert((version, index), block.clone(), block.len());
@@ -174,7 +191,7 @@ impl InnerSite {
                 .await;
             }
             Err(missing) => {
-                self.lock().found.insert(key, found(Err(missing)), 1);
+                keep_found(key, Err(missing));
                 self.settle(&question);
             }
         }
@@ -220,7 +237,7 @@ impl InnerSite {
 impl Site for InnerSite {
     fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
         let key = exchange::Outgoing::of(asked).key;
-        self.lock().found.entries.get(&key).map_or(Err(Missing::Unavailable), |found| found.result.clone())
+        self.lock().found_of(&key).map_or(Err(Missing::Unavailable), |found| found.result.clone())
     }
 
     fn known(&mut self, _: &[u8], _: &[u8], version: u64) -> Result<Resource, Lost> {
@@ -235,7 +252,7 @@ impl Site for InnerSite {
     fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
         let request = exchange::Outgoing::of(asked);
         let fresh = |found: &Found| found.until > Instant::now();
-        if self.lock().found.entries.get(&request.key).is_some_and(fresh) {
+        if self.lock().found_of(&request.key).is_some_and(fresh) {
             return None;
         }
         let (wait, first) = self.join(&Question::Request(request.key.clone()))?;

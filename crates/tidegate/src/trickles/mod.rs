@@ -7,7 +7,7 @@ mod inner;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::ifaddrs::InterfaceAddress;
 use tidegate_accelerator::settings::{Route, Settings, Target};
@@ -30,6 +30,9 @@ use crate::units::ListenAddress;
 
 /// Far beyond any key file.
 const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
+
+/// How long a worker waits that could not open its routes, before it tries again.
+const FOLLOW_AGAIN: Duration = Duration::from_secs(1);
 
 /// What a key file that cannot be read as one lacks.
 pub(crate) const KEY_FILE_HINT: &str =
@@ -325,6 +328,8 @@ struct RoutedSites {
     inner: InnerSite,
     in_force: watch::Receiver<Vec<Route>>,
     places: Vec<(Route, Place)>,
+    /// When routes that are in force could not be opened.
+    failed: Option<Instant>,
 }
 
 /// What is behind a route.
@@ -361,16 +366,20 @@ fn open_places(routes: &[Route]) -> Result<Vec<(Route, Place)>, String> {
 impl RoutedSites {
     fn open(mut in_force: watch::Receiver<Vec<Route>>, inner: &InnerSite) -> Result<Self, String> {
         let places = open_places(&in_force.borrow_and_update())?;
-        Ok(Self { inner: inner.clone(), in_force, places })
+        Ok(Self { inner: inner.clone(), in_force, places, failed: None })
     }
 
-    /// Follows a reload. Roots were there when it looked; where one has gone since, the old routes stay.
+    /// Follows a reload. Roots were there when it looked; where one has gone since, or descriptors are used up, nothing is
+    /// served until all of them can be opened: the old routes are not in force any more.
     fn follow(&mut self) {
-        if self.in_force.has_changed().unwrap_or(false) {
-            match open_places(&self.in_force.borrow_and_update()) {
-                Ok(places) => self.places = places,
-                Err(error) => tracing::error!("a Trickles listener goes on with the old routes: {error}"),
-            }
+        let is_due = self.failed.is_some_and(|failed| failed.elapsed() >= FOLLOW_AGAIN);
+        if is_due || self.in_force.has_changed().unwrap_or(false) {
+            let opened = open_places(&self.in_force.borrow_and_update());
+            self.failed = opened.is_err().then(Instant::now);
+            self.places = opened.unwrap_or_else(|error| {
+                tracing::error!("a Trickles listener serves nothing until it has its routes: {error}");
+                Vec::new()
+            });
         }
     }
 

@@ -215,7 +215,6 @@ impl EraState {
         loop {
             if let Some(held) = self.received.remove(&self.next) {
                 self.resolve(held);
-                end = end.filter(|_| self.recovering());
             } else {
                 let evidence = self.received.len() as u64 + if self.recovering() { later } else { 0 };
                 if evidence == 0 || self.next > *end.get_or_insert_with(|| self.end()) {

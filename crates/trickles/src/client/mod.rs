@@ -331,7 +331,11 @@ impl Client {
             _ => return Err(PeerError::OtherConnection),
         };
         let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
-        if packet.number <= packet.era.base || packet.era.start == 0 || packet.era.base > u64::MAX / 2 {
+        let era = &packet.era;
+        // Only an open has fewer packets sent at first than its window: what is missing, up to the largest window, follows with
+        // the first acknowledgement.
+        let is_cut_short = era.flight != 0 && era.counter > 0;
+        if packet.number <= era.base || era.start == 0 || era.base > u64::MAX / 2 || is_cut_short {
             return Err(PeerError::Continuation);
         }
         let result = self.take_frames(&frames);

@@ -11,7 +11,7 @@ pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 
 use crate::client::LARGEST_DATAGRAM_BYTES;
-use crate::congestion::{self, AccountError, Era, Run};
+use crate::congestion::{self, AccountError, Era, MAX_SUCCESSORS, Run};
 use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
 use crate::cubic::{self, Cubic};
 use crate::cwnd::{MAX_INITIAL_WINDOW, MAX_WINDOW};
@@ -69,6 +69,8 @@ const TIMEOUT_SLOT_BITS: u32 = 8;
 
 /// The round-trip time may halve within a recovery, whose requests must agree on it.
 const RTT_SLACK: u8 = 2;
+/// Shorter samples of the round-trip time are no shorter than clocks of milliseconds tell.
+const LEAST_SAMPLE_US: u32 = 1000;
 
 tidegate_core::metric_set! {
     /// What a server did.
@@ -459,8 +461,12 @@ impl Server {
             congestion::acknowledge(&era, &runs, number, argument)?
         };
         let (part, rtt) = era.split_argument(argument);
-        // A client that claims a longer round trip would have its window grow sooner.
-        if rtt > cubic::rtt_code(continuation.srtt_us) + RTT_SLACK {
+        if !timeout {
+            update_round_trip(&mut continuation, account.held_ms, now_ms);
+        }
+        // A client that claims a longer round trip would have its window grow sooner, all through an era.
+        let of_era = era.cubic.filter(|_| !timeout).map_or(0, |cubic| cubic.rtt);
+        if rtt.max(of_era) > cubic::rtt_code(continuation.srtt_us) + RTT_SLACK {
             return Err(Refusal::Account(AccountError::BadGroup));
         }
         if !proves(&secret, &era, &account.runs) {
@@ -493,12 +499,21 @@ impl Server {
         if release.count() == 0 {
             return Ok(None);
         }
-        if !timeout {
-            update_round_trip(&mut continuation, account.held_ms, now_ms);
-        }
         continuation.era = release.era;
         if let Some(cause) = release.cause {
-            continuation.era.tag = secret.next_era(era.tag, cause);
+            let tag = secret.next_era(era.tag, cause);
+            continuation.era.tag = tag;
+            // All accounts of honest clients set other packets free; and a timeout that is sent again sets the same ones free.
+            let mut successors = [0; MAX_SUCCESSORS];
+            let successors = successors.get_mut(..release.count() as usize).ok_or(AccountError::BadGroup)?;
+            secret.replay_of_successors(tag, release.packets.end - 1, successors);
+            if self.replay.take_fresh(successors, now_ms) < successors.len() {
+                return Err(match timeout {
+                    true => Refusal::Replayed,
+                    false => Refusal::Account(AccountError::Contradiction),
+                });
+            }
+            self.replay.keep_loss(secret.era_to_remember(tag), now_ms);
         }
         let keys = self.keys.current();
         let head = match release.cause {
@@ -637,6 +652,8 @@ fn update_round_trip(continuation: &mut Continuation, held_ms: u16, now_ms: u64)
     let elapsed_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);
     let Some(sample_ms) = elapsed_ms.checked_sub(held_ms.into()).filter(|&ms| ms < 120_000) else { return };
     let sample_us = sample_ms * 1000;
+    // Who has answered late once, and says that it did not, has no long round trip for it from then on.
+    continuation.srtt_us = continuation.srtt_us.min(2 * sample_us.max(LEAST_SAMPLE_US));
     if continuation.srtt_us == 0 {
         continuation.srtt_us = sample_us;
         continuation.rttvar_us = sample_us / 2;
