@@ -33,13 +33,17 @@ pub(super) const SCENARIO: Scenario = Scenario {
     method: "Real requests of transfers over lossy links, changed: a byte of the continuation or account overwritten; sent \
              again; cut off within a frame or before the first; or with an account in which lost packets count as received, \
              proved by the nonces that the client knows, by sums of them, and by guesses. What is sent again goes to the \
-             server that answered it. Everything else goes, at the time of the original, to a server with the same keys that \
+             server that answered it, at the time of the original, and last of all timeouts, up to 50 s later. Everything else goes, at the time of the original, to a server with the same keys that \
              has answered nothing, one for each packet: there no replay table helps to refuse. As a control such servers get \
              the unchanged requests too, and those that hide a loss with the true account instead: all must be answered. \
              The cost is the time that the server takes for each packet, on one core; a server that is new finds nothing of \
              its own in the processor's caches.",
     run,
 };
+
+/// Of so many replayed packets one is a timeout, up to so much later.
+const TIMEOUTS_SHARE: u64 = 10;
+const LATER_MS: u64 = 50_000;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Attack {
@@ -172,6 +176,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
 struct Victim {
     server: Server,
     requests: Vec<(Vec<u8>, u64)>,
+    timeouts: Vec<(Vec<u8>, u64)>,
     random: Random,
 }
 
@@ -212,15 +217,17 @@ impl Tally {
 impl Victim {
     fn new(seed: u64) -> Result<Self, Error> {
         let mut server = small_server(NOW_MS);
-        let mut requests = Vec::new();
+        let (mut requests, mut timeouts) = (Vec::new(), Vec::new());
         transfer_from(&mut server, seed, OBJECT_BYTES, &mut |datagram, now_ms| {
-            // Opens prove nothing, and a timeout may be repeated once in each slot of time.
-            if account_of(datagram).is_some() {
-                requests.push((datagram.to_vec(), now_ms));
+            // Opens prove nothing.
+            match Request::decode(datagram).map(|request| request.ask) {
+                Ok(Ask::Continue { .. }) => requests.push((datagram.to_vec(), now_ms)),
+                Ok(Ask::Timeout { .. }) => timeouts.push((datagram.to_vec(), now_ms)),
+                _ => {}
             }
         })
         .map_err(|error| Error::Server(format!("seed {seed}: {error}")))?;
-        Ok(Self { server, requests, random: Random::new(seed) })
+        Ok(Self { server, requests, timeouts, random: Random::new(seed) })
     }
 
     /// The requests that an attack changes: those that report a loss, where it is to be hidden.
@@ -243,7 +250,19 @@ impl Victim {
         const AT_ONCE: u64 = 1_000;
         while result.count < count {
             let mut packets = Vec::new();
+            // At the end, as the table forgets what was before when time goes on.
+            let is_timeouts_turn = attack == Attack::Replayed
+                && result.count + count / TIMEOUTS_SHARE >= count
+                && !self.timeouts.is_empty();
             for _ in 0..AT_ONCE.min(count - result.count) {
+                if is_timeouts_turn {
+                    let (timeout, sent_ms) =
+                        &self.timeouts[self.random.draw() as usize % self.timeouts.len()];
+                    // Each slot of time has room for a timeout of its own.
+                    let now_ms = sent_ms + self.random.draw() % LATER_MS;
+                    packets.push((timeout.clone(), now_ms, None));
+                    continue;
+                }
                 let index = originals[self.random.draw() as usize % originals.len()];
                 let server = (attack != Attack::Replayed).then(|| fresh_server(NOW_MS));
                 packets.push((self.change(attack, index)?, self.requests[index].1, server));
