@@ -372,7 +372,8 @@ impl Client {
     fn sample(&mut self, timestamp_us: u32, packet: &Continuation, now: Instant) {
         let elapsed_us = self.timestamp_us(now).wrapping_sub(timestamp_us);
         if elapsed_us < 120_000_000 {
-            let sent = packet.era.sent(packet.number);
+            // What was sent before its own acknowledgement: with that, each round would begin a little later in a train.
+            let sent = packet.era.sent(packet.number - 1);
             self.round_trip.sample(Duration::from_micros(elapsed_us.into()), packet.number, sent, now);
         }
     }

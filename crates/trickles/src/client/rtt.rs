@@ -35,7 +35,7 @@ impl RoundTrip {
         Self { min_rto, smoothed: None, least: Duration::MAX, round: (0, Duration::MAX, 0), train: None }
     }
 
-    /// A sample by packet `number`, which arrived at `now` and until which packets up to `sent` have been sent.
+    /// A sample by packet `number`, which arrived at `now` and before whose acknowledgement packets up to `sent` were sent.
     pub(super) fn sample(&mut self, sample: Duration, number: u64, sent: u64, now: Instant) {
         if number > self.round.0 {
             self.round = (sent, Duration::MAX, 0);

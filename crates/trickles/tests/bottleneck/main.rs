@@ -537,6 +537,24 @@ fn one_long_transfer_fills_the_link() {
     }
 }
 
+/// Slow start takes five round trips and more there: were a round of it to begin later in each train than the one before, the
+/// sender's own burst would look like the path's queue.
+#[test]
+fn a_path_with_a_long_round_trip_is_filled() {
+    for (round_trip_ms, mbit) in [(100, 10), (200, 10), (400, 10), (400, 5), (200, 50)] {
+        let path = Setting {
+            rate: mbit * 1_000_000,
+            round_trip: Duration::from_millis(round_trip_ms),
+            queue_bytes: mbit * 125 * round_trip_ms,
+            object: 50_000_000,
+            ..paper()
+        };
+        let (ours, _) = rates(Setting { trickles: 1, ..path.clone() }, 2000, 20_000);
+        let (_, tcp) = rates(Setting { tcp: 1, ..path }, 2000, 20_000);
+        assert!(ours >= 0.95 * tcp, "{round_trip_ms} ms, {mbit} Mbit/s: {ours} Mbit/s, TCP {tcp} Mbit/s");
+    }
+}
+
 #[test]
 fn objects_asked_for_at_once_take_no_longer_than_tcps() {
     for (object, objects) in [(20_000, 150), (250_000, 30)] {
