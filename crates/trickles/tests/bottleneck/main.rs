@@ -549,7 +549,7 @@ fn a_path_with_a_long_round_trip_is_filled() {
             object: 50_000_000,
             ..paper()
         };
-        let (ours, _) = rates(Setting { trickles: 1, ..path.clone() }, 2000, 20_000);
+        let (ours, _) = rates(Setting { trickles: 1, ..path }, 2000, 20_000);
         let (_, tcp) = rates(Setting { tcp: 1, ..path }, 2000, 20_000);
         assert!(ours >= 0.95 * tcp, "{round_trip_ms} ms, {mbit} Mbit/s: {ours} Mbit/s, TCP {tcp} Mbit/s");
     }
