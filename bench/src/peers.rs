@@ -283,11 +283,17 @@ pub fn install(program: &str, package: &str) -> Result<(), String> {
         return Ok(());
     }
     eprintln!("installing {package} from Debian");
-    let installed = Command::new("apt-get").args(["install", "-y", "-q", package]).status();
-    if installed.is_ok_and(|status| status.success()) {
-        Ok(())
-    } else {
-        Err(format!("cannot install {package}; install it by hand"))
+    // Standard output is for the caller's figures.
+    let mut installer = Command::new("apt-get");
+    installer.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "-qq", package]);
+    match installer.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.lines().last().unwrap_or("apt-get said nothing");
+            Err(format!("cannot install {package} ({last}); install it by hand"))
+        }
+        Err(error) => Err(format!("cannot run apt-get ({error}); install {package} by hand")),
     }
 }
 

@@ -114,26 +114,6 @@ fn the_commands_exit_code_is_the_launchers() {
     one_line(&text, "true ended (exit code 0) before it listened on port");
 }
 
-/// A filter's counter, as it writes it down when it is asked to.
-fn counted(chain: &Chain, filter: &str, counter: &str) -> u64 {
-    let start = format!("{filter}: ");
-    let lines = || {
-        let said = chain.errors();
-        said.split_inclusive('\n')
-            .filter(|line| line.starts_with(&start))
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    let before = lines().len();
-    chain.signal(libc::SIGUSR1);
-    common::wait_until("its counters are there", || {
-        lines().len() > before && lines().last().is_some_and(|line| line.ends_with('\n'))
-    });
-    let last = lines().pop().unwrap();
-    let mut values = last.split_whitespace().filter_map(|pair| pair.split_once('='));
-    values.find(|(name, _)| *name == counter).unwrap().1.parse().unwrap()
-}
-
 /// Two that both wait for the next request would both present it, and a server may have taken the first one's.
 #[test]
 fn a_connection_that_was_idle_for_seconds_has_one_filter_that_waits_for_its_next_request() {
@@ -146,9 +126,9 @@ fn a_connection_that_was_idle_for_seconds_has_one_filter_that_waits_for_its_next
         // Longer than filters look for what no notice said.
         std::thread::sleep(Duration::from_millis(2_200));
     }
-    let handed = |filter| counted(&chain, filter, "handed_total");
+    let handed = |filter| chain.counted(filter, "handed_total");
     let (first, further) = (handed("package"), handed("persist"));
-    assert_eq!(first, counted(&chain, "package", "accepted_total"), "each connection once");
+    assert_eq!(first, chain.counted("package", "accepted_total"), "each connection once");
     assert_eq!(further, first + 10);
     chain.stop();
 }

@@ -172,6 +172,8 @@ fn no_client_notices_a_filter_that_dies() {
         // `package` last: what it had handed on lives in `persist` alone afterwards.
         for filter in ["cc-persist", "cc-persist", "cc-persist", "cc-package"] {
             more(200);
+            // The server answers while the filter starts: what neither of two has when both die is lost.
+            wait_until("the filter has been handed all clients", || chain.counted("persist", "connections") >= 4);
             let process = chain.process(filter);
             // SAFETY: a signal to a process that this test started.
             unsafe { libc::kill(process, libc::SIGKILL) };

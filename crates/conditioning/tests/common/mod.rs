@@ -147,6 +147,26 @@ impl Chain {
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
+    /// A filter's counter, as it writes it down when it is asked to.
+    pub fn counted(&self, filter: &str, counter: &str) -> u64 {
+        let start = format!("{filter}: ");
+        let lines = || {
+            let said = self.errors();
+            said.split_inclusive('\n')
+                .filter(|line| line.starts_with(&start))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let before = lines().len();
+        self.signal(libc::SIGUSR1);
+        wait_until("its counters are there", || {
+            lines().len() > before && lines().last().is_some_and(|line| line.ends_with('\n'))
+        });
+        let last = lines().pop().unwrap();
+        let mut values = last.split_whitespace().filter_map(|pair| pair.split_once('='));
+        values.find(|(name, _)| *name == counter).unwrap().1.parse().unwrap()
+    }
+
     /// Ends the chain and checks that nothing is left.
     pub fn stop(mut self) -> ExitStatus {
         self.signal(libc::SIGTERM);
