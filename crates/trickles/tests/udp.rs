@@ -13,6 +13,7 @@ use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Application, Counters, Event, Minisocket, Server};
 use tidegate_trickles::udp::{self, Connection, Options, RequestStream, StreamError, UdpServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -156,6 +157,54 @@ async fn a_server_when_killed_and_restarted_then_the_download_goes_on() {
     assert_object(b"/object/0", &bytes, lengths[0]);
     assert_eq!(second.counters.trickles_opens_total.get(), 0);
     second.kill().await;
+}
+
+/// Carries datagrams between its client and `server`, but none for a while after so many to the client.
+async fn relay_with_a_gap(relay: UdpSocket, server: SocketAddr, before: u32, gap: Duration) {
+    let upstream = UdpSocket::bind("[::1]:0").await.unwrap();
+    upstream.connect(server).await.unwrap();
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    let (mut client, mut carried, mut dark_until) = (None, 0, tokio::time::Instant::now());
+    loop {
+        let is_dark = tokio::time::Instant::now() < dark_until;
+        tokio::select! {
+            received = relay.recv_from(&mut up) => {
+                // An error is that of a client that has gone to another address.
+                let Ok((bytes, from)) = received else { continue };
+                client = Some(from);
+                if !is_dark {
+                    upstream.send(&up[..bytes]).await.unwrap();
+                }
+            }
+            received = upstream.recv(&mut down) => {
+                let bytes = received.unwrap();
+                if let Some(client) = client.filter(|_| !is_dark) {
+                    let _ = relay.send_to(&down[..bytes], client).await;
+                    carried += 1;
+                    if carried == before {
+                        dark_until = tokio::time::Instant::now() + gap;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dead_replica_when_the_one_that_serves_is_silent_for_a_while_then_the_download_goes_on() {
+    let (dead, alive) = (start("127.0.0.1:0", &[1]), start("[::1]:0", &[5_000_000]));
+    let dead_address = dead.address;
+    dead.kill().await;
+    let relay = UdpSocket::bind("[::1]:0").await.unwrap();
+    // The one of the other address family has the client begin again, from another address.
+    let servers = [dead_address, relay.local_addr().unwrap()];
+    let relay = tokio::spawn(relay_with_a_gap(relay, alive.address, 500, Duration::from_millis(700)));
+    let connection = connect(&servers);
+    let mut bytes = Vec::new();
+    connection.request(b"/object/0").unwrap().read_to_end(&mut bytes).await.unwrap();
+    assert_object(b"/object/0", &bytes, 5_000_000);
+    relay.abort();
+    alive.kill().await;
 }
 
 #[tokio::test(start_paused = true)]

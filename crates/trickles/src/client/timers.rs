@@ -64,6 +64,8 @@ impl Client {
     pub fn handle_server_lost(&mut self, now: Instant) {
         self.update_waiting(now);
         if self.rto_at().is_some() {
+            // Of many servers those that are gone say so within a round trip: no attempt was made in vain.
+            self.attempts = self.attempts.saturating_sub(1);
             self.time_out(now);
             // Nothing speaks for congestion: the next timeout is not put off.
             self.backoff = self.backoff.saturating_sub(1);

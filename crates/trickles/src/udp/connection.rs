@@ -370,7 +370,7 @@ struct Driver {
     format: Format,
     local: Option<IpAddr>,
     turn: usize,
-    /// Servers passed since the last answer.
+    /// Servers passed since the last answer or timeout.
     moves: usize,
     timeouts: u64,
     /// Where packets are encrypted.
@@ -427,6 +427,8 @@ impl Driver {
         if timeouts > self.timeouts {
             self.timeouts = timeouts;
             self.move_on(&mut state);
+            // That one only was silent: it is asked again once those after it refuse.
+            self.moves = 0;
         }
         let to = self.servers[self.turn];
         if let Some(datagram) = self.waiting.take() {
@@ -516,14 +518,14 @@ impl Driver {
     fn refused(&mut self) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
-        if !self.leave_lost(&mut state) && !state.client.is_established() {
-            // As TCP does; once a server has answered, it is waited for.
+        if !self.leave_lost(&mut state) && !state.answered {
+            // As TCP does; once any server has answered, one of them is waited for.
             state.refused = true;
             state.wake_all();
         }
     }
 
-    /// The server is gone. Where there is another that has not been asked since the last answer, it is asked at once: a
+    /// The server is gone. Where there is another that has not refused since the last answer or timeout, it is asked at once: a
     /// request sent again costs less than a timeout. Whether there is one.
     fn leave_lost(&mut self, state: &mut State) -> bool {
         let moved = self.moves + 1 < self.servers.len() && self.move_on(state);
