@@ -173,7 +173,9 @@ fn no_client_notices_a_filter_that_dies() {
         for filter in ["cc-persist", "cc-persist", "cc-persist", "cc-package"] {
             more(200);
             // The server answers while the filter starts: what neither of two has when both die is lost.
-            wait_until("the filter has been handed all clients", || chain.counted("persist", "connections") >= 4);
+            wait_until("the filter has been handed all clients", || {
+                chain.counted("persist", "connections") >= 4
+            });
             let process = chain.process(filter);
             // SAFETY: a signal to a process that this test started.
             unsafe { libc::kill(process, libc::SIGKILL) };

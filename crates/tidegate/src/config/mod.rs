@@ -31,7 +31,7 @@ pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
 
-use crate::trickles::{self, KeysError, TricklesListener};
+use crate::trickles::{self, TricklesListener};
 use crate::units::ListenAddress;
 use report::Report;
 
@@ -105,8 +105,8 @@ pub(crate) fn wrong_keys(loaded: &Loaded) -> Vec<Finding> {
     let wrong = loaded.trickles.iter().filter_map(|listener| {
         let error = trickles::read_keys(listener.keys.as_deref()?).err()?;
         let place = Subject::Trickles(listener.listen.address, TricklesKey::Keys);
-        let is_malformed = matches!(error, KeysError::Malformed { .. });
-        is_malformed.then(|| loaded.places.finding(&place, &error.to_string(), trickles::KEY_FILE_HINT))?
+        (!error.is_of_this_host())
+            .then(|| loaded.places.finding(&place, &error.to_string(), trickles::KEY_FILE_HINT))?
     });
     wrong.collect()
 }
@@ -130,7 +130,9 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
         find(format!("cache.path: there is no {} yet", path.display()), "it is made at the start");
     }
     for path in loaded.trickles.iter().filter_map(|listener| listener.keys.as_deref()) {
-        if let Err(error @ KeysError::Unreadable { .. }) = trickles::read_keys(path) {
+        if let Err(error) = trickles::read_keys(path)
+            && error.is_of_this_host()
+        {
             find(format!("listen.keys: {error}"), trickles::KEY_FILE_HINT);
         } else if let Some(warning) = trickles::key_file_is_open(path) {
             find(format!("listen.keys: {warning}"), trickles::KEY_FILE_MODE);

@@ -16,7 +16,7 @@ use super::inner::BLOCK_BYTES;
 
 /// Longest response without a validator, or without a length: it has to be kept as a whole.
 const MAX_WHOLE_BYTES: u64 = 8 << 20;
-/// Blocks that are kept of a response that can be asked for again.
+/// Blocks that are kept of a response on its way into the cache.
 const KEPT_AHEAD: u64 = 4;
 /// Fields of a request that Trickles answers itself, or that belong to a connection.
 const OWN_FIELDS: [&[u8]; 15] = [
@@ -138,6 +138,8 @@ pub(super) struct Begun {
     /// What the response is of; its length is right once it is known.
     pub resource: Resource,
     pinned: bool,
+    /// Whether it is the representation, not a part of it.
+    whole: bool,
     /// Whether the rest comes into the cache only if it is taken: it is not there already, and will be stored.
     fills: bool,
     content: Content,
@@ -225,7 +227,8 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     };
     let at = part.map_or(0, |(first, _)| first);
     let content = Content { body, wire: buffer, plain: BytesMut::new(), coding };
-    Ok(Begun { resource, pinned, fills, content, at, block: BytesMut::new(), failed: false })
+    let whole = part.is_none();
+    Ok(Begun { resource, pinned, whole, fills, content, at, block: BytesMut::new(), failed: false })
 }
 
 /// RFC 9211 §2.5: the response is being stored.
@@ -250,6 +253,26 @@ impl Begun {
     /// Whether the response can be asked for again in parts.
     pub(super) fn is_pinned(&self) -> bool {
         self.pinned
+    }
+
+    /// Whether more follows than was asked for: all of the representation.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Whether the rest comes into the cache, if it is taken.
+    pub(super) fn fills(&self) -> bool {
+        self.fills
+    }
+
+    /// Whether all has been read.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.failed || (self.pinned && self.at >= self.resource.length)
+    }
+
+    /// The block that comes next.
+    pub(super) fn next_index(&self) -> u64 {
+        self.at / BLOCK_BYTES
     }
 
     /// The resource, if all that must be kept of it has been read.
@@ -298,14 +321,11 @@ impl Begun {
         }
     }
 
-    /// Takes the rest if that is what brings it into the cache; `keep` gets the first blocks.
+    /// Takes the rest; `keep` gets the first blocks.
     pub(super) async fn drain(&mut self, keep: impl Fn(u64, Bytes)) {
         while let Some((index, block)) = self.next_block().await {
             if index < KEPT_AHEAD {
                 keep(index, block);
-            }
-            if index + 1 >= KEPT_AHEAD && !self.fills {
-                return;
             }
         }
     }

@@ -18,6 +18,7 @@ use tidegate_trickles::server::Wait;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::exchange::{self, Begun};
+use super::streams::Streams;
 
 /// Bytes that are asked for and kept together.
 pub(super) const BLOCK_BYTES: u64 = 256 * 1024;
@@ -101,6 +102,8 @@ pub(super) struct InnerSite {
     inside: Inside,
     local: SocketAddr,
     soft: Arc<Mutex<Soft>>,
+    /// Responses that are read on.
+    streams: Streams,
     /// Places for responses that are taken to their end for the cache's sake.
     drains: Arc<Semaphore>,
 }
@@ -116,7 +119,8 @@ impl InnerSite {
             blocks: Kept::new(KEPT_BLOCK_BYTES),
             waiting: HashMap::new(),
         };
-        Self { inside, local, soft: Arc::new(Mutex::new(soft)), drains: Arc::new(Semaphore::new(MAX_DRAINS)) }
+        let drains = Arc::new(Semaphore::new(MAX_DRAINS));
+        Self { inside, local, soft: Arc::new(Mutex::new(soft)), streams: Streams::default(), drains }
     }
 
     /// What is asked.
@@ -174,7 +178,7 @@ impl InnerSite {
             Ok(mut begun) => {
                 let version = begun.resource.version;
                 while let Some((index, block)) = begun.next_block().await {
-                    self.lock().blocks.insert((version, index), block.clone(), block.len());
+                    self.keep_block(version, index, block);
                     if begun.is_pinned() && index == 0 {
                         break;
                     }
@@ -185,10 +189,7 @@ impl InnerSite {
                 }
                 keep_found(key, result);
                 self.settle(&question);
-                self.drain(begun, |index, block| {
-                    self.lock().blocks.insert((version, index), block.clone(), block.len());
-                })
-                .await;
+                self.go_on(begun).await;
             }
             Err(missing) => {
                 keep_found(key, Err(missing));
@@ -197,8 +198,13 @@ impl InnerSite {
         }
     }
 
-    /// Asks for a block of a version.
+    /// Gets a block of a version: out of a response that is held, or with a request of its own.
     async fn read_now(self, request: exchange::Outgoing, version: u64, index: u64) {
+        let question = Question::Block(version, index);
+        let keep = |index, block| self.keep_block(version, index, block);
+        if self.streams.read_to(version, index, keep).await {
+            return self.settle(&question);
+        }
         let first = index * BLOCK_BYTES;
         if let Ok(mut begun) =
             exchange::begin(&self.inside, self.local, request.range(first, BLOCK_BYTES)).await
@@ -207,10 +213,10 @@ impl InnerSite {
                 self.keep(&begun);
                 begun.skip_to(first).await;
                 if let Some((index, block)) = begun.next_block().await {
-                    self.lock().blocks.insert((version, index), block.clone(), block.len());
+                    self.keep_block(version, index, block);
                 }
-                self.settle(&Question::Block(version, index));
-                self.drain(begun, |_, _| ()).await;
+                self.settle(&question);
+                self.go_on(begun).await;
                 return;
             }
             // An error of the way there says nothing about the resource.
@@ -218,14 +224,24 @@ impl InnerSite {
                 self.lock().gone.insert(version, (), 1);
             }
         }
-        self.settle(&Question::Block(version, index));
+        self.settle(&question);
     }
 
-    /// Takes the rest of a response, which is on its way into the cache and reaches it only so; `keep` gets the first blocks.
-    /// Where too many are on their way it is left, and the client asks for parts.
-    async fn drain(&self, mut begun: Begun, keep: impl Fn(u64, Bytes)) {
-        if let Ok(_place) = self.drains.try_acquire() {
-            begun.drain(keep).await;
+    fn keep_block(&self, version: u64, index: u64, block: Bytes) {
+        let bytes = block.len();
+        self.lock().blocks.insert((version, index), block, bytes);
+    }
+
+    /// Takes the rest of a response that is on its way into the cache, which it reaches only so. Of another, or where too many
+    /// are on their way, what follows is read when it is wanted.
+    async fn go_on(&self, mut begun: Begun) {
+        let version = begun.resource.version;
+        if begun.fills()
+            && let Ok(_place) = self.drains.try_acquire()
+        {
+            begun.drain(|index, block| self.keep_block(version, index, block)).await;
+        } else if begun.is_whole() && begun.is_pinned() {
+            self.streams.hold(begun);
         }
     }
 

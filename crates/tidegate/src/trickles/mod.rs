@@ -3,6 +3,7 @@
 
 mod exchange;
 mod inner;
+mod streams;
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -293,18 +294,30 @@ fn now_s() -> u64 {
 pub(crate) fn key_file_is_open(path: &Path) -> Option<String> {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(path).ok()?.permissions().mode();
-    (mode & 0o007 != 0)
-        .then(|| format!("every user of this host can read or change the key file {}", path.display()))
+    let can = match (mode & 0o004 != 0, mode & 0o002 != 0) {
+        (true, true) => "read and change",
+        (true, false) => "read",
+        (false, true) => "change",
+        (false, false) => return None,
+    };
+    Some(format!("every user of this host can {can} the key file {}", path.display()))
 }
 
 /// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
-    /// It may be there on the host that the configuration is for.
     #[error("cannot read the key file {}: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
     #[error("key file {}: {source}", path.display())]
     Malformed { path: PathBuf, source: KeyFileError },
+}
+
+impl KeysError {
+    /// Whether the file may be right on the host that the configuration is for, or for the user that tidegate runs as.
+    pub(crate) fn is_of_this_host(&self) -> bool {
+        use io::ErrorKind::{NotFound, PermissionDenied};
+        matches!(self, Self::Unreadable { source, .. } if matches!(source.kind(), NotFound | PermissionDenied))
+    }
 }
 
 pub(crate) fn read_keys(path: &Path) -> Result<KeyRing, KeysError> {
