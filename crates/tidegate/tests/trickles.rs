@@ -113,6 +113,13 @@ fn an_error_status_and_a_wrong_url_when_fetched_then_they_are_failures() {
     let missing = fetch(&format!("trickles://{}/none", replica.address));
     assert_eq!((missing.status.code(), text(&missing.stdout)), (Some(1), "404 Not Found\n".into()));
     assert!(text(&missing.stderr).lines().last().unwrap().ends_with("404 Not Found"));
+    // A page that says so does not take the place of what was there.
+    let before = directory.path().join("before");
+    std::fs::write(&before, "precious").unwrap();
+    let url = format!("trickles://{}/none", replica.address);
+    let missing = tidegate().args(["fetch", "-o"]).arg(&before).arg(&url).output().unwrap();
+    assert_eq!((missing.status.code(), missing.stdout.as_slice()), (Some(1), &b""[..]));
+    assert_eq!(std::fs::read(&before).unwrap(), b"precious");
     std::fs::create_dir(directory.path().join("root/folder")).unwrap();
     let moved = fetch(&format!("trickles://{}/folder", replica.address));
     assert_eq!(moved.status.code(), Some(1));

@@ -105,15 +105,24 @@ impl Url {
 }
 
 fn with_port(authority: &str) -> Result<String, FetchError> {
-    let port_at = authority.rfind(':').filter(|&at| !authority[at..].contains(']'));
-    let (host, port) = match port_at {
-        Some(at) => (&authority[..at], authority[at + 1..].parse::<u16>().ok().filter(|&port| port > 0)),
-        None => (authority, Some(DEFAULT_PORT)),
+    let wrong = |what| Err(FetchError::Url(what));
+    let (host, port) = match authority.rfind([':', ']']) {
+        Some(at) if authority[at..].starts_with(':') => (&authority[..at], Some(&authority[at + 1..])),
+        _ => (authority, None),
     };
-    match port {
-        _ if host.is_empty() || host.contains('@') => Err(FetchError::Url("no host, or more than a host")),
+    if host.is_empty() {
+        return wrong("a host is missing");
+    }
+    if host.contains('@') {
+        return wrong("names and passwords are not sent");
+    }
+    let is_bracketed = host.starts_with('[') && host.ends_with(']');
+    if !is_bracketed && host.contains([':', '[', ']']) {
+        return wrong("an IPv6 address is written in brackets: [2001:db8::1]:4000");
+    }
+    match port.map_or(Some(DEFAULT_PORT), |port| port.parse().ok().filter(|&port| port > 0)) {
         Some(port) => Ok(format!("{host}:{port}")),
-        None => Err(FetchError::Url("the port is no number from 1 to 65535")),
+        None => wrong("the port is no number from 1 to 65535"),
     }
 }
 
@@ -181,6 +190,7 @@ mod tests {
         assert_eq!(url.authorities, ["a:80", "b:81", "[::1]:82"]);
         assert_eq!((url.host.as_str(), url.target.as_str()), ("a", "/x?y"));
         assert_eq!(Url::parse("TRICKLES://[::1]").unwrap().authorities, ["[::1]:80"]);
+        assert!(Url::parse("trickles://::1:4000/").unwrap_err().to_string().contains("in brackets"));
         assert_eq!(Url::parse("trickles://h?q").unwrap().target, "/?q");
         for wrong in [
             "http://a/",
@@ -189,6 +199,10 @@ mod tests {
             "trickles://a:x/",
             "trickles://a/ b",
             "trickles://u@a/",
+            "trickles://a,/",
+            "trickles://::1:4000/",
+            "trickles://[::1/",
+            "trickles://::1]/",
         ] {
             assert!(Url::parse(wrong).is_err(), "{wrong}");
         }

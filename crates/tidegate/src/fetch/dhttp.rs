@@ -58,7 +58,7 @@ pub(super) fn fetch(args: &FetchArgs) -> Result<Answer, Failure> {
         for line in String::from_utf8_lossy(&head).lines().filter(|line| !line.is_empty()) {
             args.show(&format!("< {line}"));
         }
-        let mut sink = args.sink()?;
+        let mut sink = args.sink(status)?;
         while let Some(piece) = body.next().await {
             args.write(&mut *sink, &piece.map_err(|error| args.failed(error))?)?;
         }

@@ -40,7 +40,7 @@ pub(super) fn fetch_from(args: &FetchArgs, url: &str, host: Option<&str>) -> Res
     for (name, value) in response.headers() {
         args.show(&format!("< {name}: {}", String::from_utf8_lossy(value.as_bytes())));
     }
-    let mut sink = args.sink()?;
+    let mut sink = args.sink(response.status().as_u16())?;
     let mut body = response.body_mut().as_reader();
     let mut buffer = vec![0; 64 * 1024];
     loop {

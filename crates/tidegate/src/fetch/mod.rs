@@ -22,7 +22,8 @@ pub(crate) struct FetchArgs {
     /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or
     /// trickles://HOST:PORT,HOST:PORT,…/PATH, whose hosts are replicas of one service. The port is 80 where none is given.
     url: String,
-    /// Where to write the content; standard output by default. What came before a failure stays there.
+    /// Where to write the content; standard output by default. What came before a failure stays there; of an error or a redirect
+    /// nothing is written to it.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Show the response's head, which way it came and from where, on standard error.
@@ -96,7 +97,7 @@ struct Answer {
     location: Option<String>,
 }
 
-/// Fetches the URL; an error status or a redirect is a failure, but its content is written all the same.
+/// Fetches the URL; an error status or a redirect is a failure, but its content is written to standard output all the same.
 pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let scheme = args.url.split("://").next().unwrap_or_default().to_ascii_lowercase();
     args.check_options(&scheme)?;
@@ -119,6 +120,15 @@ pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
         ))),
         None if status >= 400 => Err(Failure::runtime(format!("error: {}: {status} {reason}", args.url))),
         None => Ok(()),
+    }
+}
+
+/// A URL as messages name it.
+fn shortened(url: &str) -> String {
+    const SHOWN: usize = 200;
+    match url.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &url[..end]),
+        None => url.to_owned(),
     }
 }
 
@@ -176,14 +186,16 @@ impl FetchArgs {
         }
     }
 
-    /// Where the content goes. A file is made only once there is something to write.
-    fn sink(&self) -> Result<Box<dyn Write>, Failure> {
-        self.open_sink().map_err(|error| Failure::runtime(format!("error: {error}")))
+    /// Where the content of a response with `status` goes. A file is made only once there is something to write; what it had is
+    /// not lost to a page that says why there is nothing.
+    fn sink(&self, status: u16) -> Result<Box<dyn Write>, Failure> {
+        self.open_sink(status).map_err(|error| Failure::runtime(format!("error: {error}")))
     }
 
-    fn open_sink(&self) -> io::Result<Box<dyn Write>> {
+    fn open_sink(&self, status: u16) -> io::Result<Box<dyn Write>> {
         match &self.output {
             None => Ok(Box::new(io::stdout().lock())),
+            Some(_) if status >= 300 => Ok(Box::new(io::sink())),
             Some(path) => Ok(Box::new(File::create(path).map_err(|error| {
                 io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
             })?)),
@@ -191,7 +203,7 @@ impl FetchArgs {
     }
 
     fn failed(&self, error: impl std::fmt::Display) -> Failure {
-        Failure::runtime(format!("error: {}: {error}", self.url))
+        Failure::runtime(format!("error: {}: {error}", shortened(&self.url)))
     }
 
     /// What was read of a response that broke off has been written.

@@ -30,7 +30,7 @@ struct Output<'a> {
 }
 
 impl Sink for Output<'_> {
-    fn head(&mut self, _status: u16, head: &[u8]) -> io::Result<()> {
+    fn head(&mut self, status: u16, head: &[u8]) -> io::Result<()> {
         let way = if self.args.tcp_format { "the format of TCP" } else { "UDP" };
         let secrecy = match self.args.trickles.encryption() {
             Encryption::Off => "not encrypted",
@@ -44,7 +44,7 @@ impl Sink for Output<'_> {
         for line in String::from_utf8_lossy(head).lines().filter(|line| !line.is_empty()) {
             self.args.show(&format!("< {line}"));
         }
-        self.content = Some(self.args.open_sink()?);
+        self.content = Some(self.args.open_sink(status)?);
         Ok(())
     }
 
