@@ -111,7 +111,7 @@ async fn serve(job: Job) -> io::Result<()> {
         }
         // Who names a key wants nobody else's answer.
         Err(error) if matches!(job.encryption, Encryption::Pinned(_)) => {
-            tell_once(job.destination, &error);
+            tell_once(job.destination, &error, "TIDEGATE_TRICKLES_KEY rules TCP out");
             refuse(program, error).await
         }
         Err(error) => match TcpStream::connect(job.destination).await {
@@ -119,20 +119,22 @@ async fn serve(job: Job) -> io::Result<()> {
                 server.write_all(&sent).await?;
                 tokio::io::copy_bidirectional(&mut program, &mut server).await.map(drop)
             }
-            Err(_) => refuse(program, error).await,
+            Err(by_tcp) => {
+                if !matches!(StreamError::of(&error), Some(StreamError::Reset(_))) {
+                    tell_once(job.destination, &error, &format!("over TCP: {by_tcp}"));
+                }
+                refuse(program, error).await
+            }
         },
     }
 }
 
-/// Why a pinned connection came to nothing: programs see only that it ends. One line a process.
-fn tell_once(destination: SocketAddr, error: &io::Error) {
+/// Why a connection came to nothing: programs see only that it ends. One line a process.
+fn tell_once(destination: SocketAddr, error: &io::Error, by_tcp: &str) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
         // Nobody reads it: that is no reason to fail.
-        let _ = writeln!(
-            io::stderr(),
-            "tidegate: {destination} over Trickles: {error}; TIDEGATE_TRICKLES_KEY rules TCP out"
-        );
+        let _ = writeln!(io::stderr(), "tidegate: {destination} over Trickles: {error}; {by_tcp}");
     }
 }
 

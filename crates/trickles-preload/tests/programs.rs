@@ -150,6 +150,18 @@ fn a_replica_without_a_route_when_listed_first_then_the_next_answers_or_tcp_does
 }
 
 #[test]
+fn a_port_where_nobody_listens_when_asked_then_a_line_says_why_the_connection_ends() {
+    let nowhere = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (mut curl, destination) = preloaded("curl", &[nowhere]);
+    let output = curl.args(["-sS", &format!("http://{destination}/x")]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{output:?}");
+    let line =
+        format!("tidegate: {destination} over Trickles: connection refused; over TCP: Connection refused");
+    assert!(said.contains(&line), "{said}");
+}
+
+#[test]
 fn a_server_that_requires_encryption_when_asked_then_it_answers_whoever_owns_its_key() {
     let root = root(b"content\n");
     let server = serve_with(root.path(), &Config { require_encryption: true, ..Config::default() });
