@@ -49,7 +49,7 @@ fn vectors() -> String {
     let recovery = connection_secret.next_era(tag, EraCause::Recovery { first_loss: 5 });
     say("tag, recovery from loss of 5", hex(&recovery.to_be_bytes()));
     let timeout = connection_secret.next_era(tag, EraCause::Timeout { first_loss: 5, attempt: 2 });
-    say("tag, its second timeout", hex(&timeout.to_be_bytes()));
+    say("tag, 2nd timeout, loss of 5", hex(&timeout.to_be_bytes()));
     let era = Era { counter: 0, tag, base: 0, start: 10, ssthresh: 32_767, flight: 3, cubic: None };
     let continuation = Continuation {
         epoch: 1,
