@@ -311,6 +311,11 @@ impl Origin {
                     }
                     out.extend_from_slice(b"0\r\n\r\n");
                 }
+                "/session" => write!(
+                    out,
+                    "HTTP/1.1 200 OK\r\nETag: \"v1\"\r\nSet-Cookie: session={nth}\r\nContent-Length: 2\r\n\r\nhi"
+                )
+                .unwrap(),
                 "/post" => {
                     let text = format!("{nth} {}", String::from_utf8_lossy(&body));
                     write!(
@@ -402,6 +407,24 @@ fn a_response_that_is_not_stored_when_fetched_then_one_request_of_the_upstream_s
     let content = downloaded_without(first, fetching);
     assert!(content == bytes, "{} bytes", content.len());
     assert!(origin.requests() - asked < blocks / 10, "{} requests", origin.requests() - asked);
+}
+
+/// Two clients with the same words within a second: neither has a session of the other's.
+#[test]
+fn a_cookie_when_set_for_one_client_then_the_next_gets_one_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"");
+    let origin = Origin::start(Vec::new());
+    let replica = start_before(directory.path(), "only", &origin);
+    let url = format!("trickles://{}/session", replica.address);
+    let cookie = || {
+        let output = tidegate().args(["fetch", "-v", &url]).output().unwrap();
+        let head = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.stdout, b"hi", "{head}");
+        head.lines().find(|line| line.starts_with("< Set-Cookie: session=")).unwrap().to_owned()
+    };
+    let first = cookie();
+    assert_ne!(first, cookie());
 }
 
 #[test]

@@ -95,9 +95,11 @@ impl Outgoing {
             [&method[..], b" ", asked.target, b" HTTP/1.1\r\nHost: ", asked.host, b"\r\n"].concat();
         head.extend_from_slice(&fields);
         let mut key = [&head[..], b"\0", asked.body].concat();
+        // What one client is answered is not another's; what may be shared the cache shares.
+        key.extend_from_slice(format!("\0{}", asked.peer).as_bytes());
         if !repeatable {
             // The same words of the same client twice are two requests, unless the transport repeats them.
-            key.extend_from_slice(format!("\0{} {}", asked.peer, asked.request).as_bytes());
+            key.extend_from_slice(format!(" {}", asked.request).as_bytes());
         }
         Self {
             key,
@@ -185,9 +187,12 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     };
     let bytes = buffer.split_to(head_bytes);
     let head = parser.head(&bytes);
-    let mut fields = Vec::new();
+    let (mut fields, mut cookies) = (Vec::new(), Vec::new());
     let mut fills = false;
     for (_, name, value) in head.fields.iter() {
+        if name.eq_ignore_ascii_case(b"set-cookie") {
+            write_field(name, value, &mut cookies);
+        }
         fills |= name.eq_ignore_ascii_case(b"cache-status") && is_stored(value);
         if !VOLATILE_FIELDS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
             write_field(name, value, &mut fields);
@@ -213,7 +218,9 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     let pinned = matches!(head.status, 200 | 206) && !validator.is_empty() && length.is_some();
     let version = match length.filter(|_| pinned) {
         Some(length) => {
-            xxh3_64(&[&resource_name[..], b"\0", validator, b"\0", &length.to_be_bytes()].concat())
+            // A head with a cookie is for nobody else.
+            let parts = [&resource_name[..], b"\0", validator, b"\0", &length.to_be_bytes(), &cookies];
+            xxh3_64(&parts.concat())
         }
         None => unique()?,
     };
@@ -297,17 +304,30 @@ impl Begun {
                         return None;
                     }
                     if piece.len() == room {
-                        return Some((index, self.block.split().freeze()));
+                        return self.take_block(index);
                     }
                 }
                 Ok(None) if self.block.is_empty() => return None,
-                Ok(None) => return Some((index, self.block.split().freeze())),
+                Ok(None) => return self.take_block(index),
                 Err(()) => {
                     self.failed = true;
                     return None;
                 }
             }
         }
+    }
+
+    /// What was read of a block. A part may begin later or end earlier than it was asked for (RFC 9110 §15.3.7): that is none.
+    fn take_block(&mut self, index: u64) -> Option<(u64, Bytes)> {
+        let block = self.block.split().freeze();
+        let whole = self.resource.length.saturating_sub(index * BLOCK_BYTES).min(BLOCK_BYTES);
+        self.failed |= self.pinned && block.len() as u64 != whole;
+        (!self.failed).then_some((index, block))
+    }
+
+    /// Whether the answer to a question for a part says that what was there is gone, not that this client may not have it now.
+    pub(super) fn tells_of_another(&self) -> bool {
+        matches!(self.resource.status, 200 | 206 | 404 | 410 | 416)
     }
 
     /// Passes over content before `offset`, which a whole response has and a part has not.
@@ -392,6 +412,13 @@ mod tests {
         let other = key(b"GET /x HTTP/1.1\r\nHost: h\r\nAccept: text/html\r\n\r\n");
         assert_eq!(get, same);
         assert_ne!(get, other);
+    }
+
+    #[test]
+    fn what_one_client_is_answered_is_not_anothers() {
+        let head = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n";
+        let other = Asked { peer: ([192, 0, 2, 2], 1).into(), ..asked(head, b"") };
+        assert_ne!(Outgoing::of(&asked(head, b"")).key, Outgoing::of(&other).key);
     }
 
     #[test]

@@ -160,7 +160,9 @@ impl InnerSite {
     }
 
     fn keep(&self, begun: &Begun) {
-        self.lock().known.insert(begun.resource.version, begun.resource.clone(), 1);
+        let mut soft = self.lock();
+        soft.gone.entries.remove(&begun.resource.version);
+        soft.known.insert(begun.resource.version, begun.resource.clone(), 1);
     }
 
     /// Asks a whole request, and keeps the beginning of its response.
@@ -219,8 +221,8 @@ impl InnerSite {
                 self.go_on(begun).await;
                 return;
             }
-            // An error of the way there says nothing about the resource.
-            if begun.resource.status < 500 {
+            // An error of the way there, or a refusal of this client, says nothing about the resource.
+            if begun.tells_of_another() {
                 self.lock().gone.insert(version, (), 1);
             }
         }

@@ -64,10 +64,11 @@ impl Streams {
         loop {
             let Some(used) = stream.upgrade().map(|stream| stream.used()) else { return };
             let left = LIFE.saturating_sub(used.elapsed());
-            if left.is_zero() {
+            let is_read = stream.upgrade().is_some_and(|stream| stream.begun.try_lock().is_err());
+            if left.is_zero() && !is_read {
                 return self.end(&stream);
             }
-            tokio::time::sleep(left).await;
+            tokio::time::sleep(if is_read { LIFE } else { left }).await;
         }
     }
 
