@@ -207,8 +207,16 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             connections.len() - 1
         };
         let shared = Arc::clone(shared);
-        // A broken connection is what many tests are about: the thread just ends.
-        std::thread::spawn(move || drop(converse(stream, number, &shared)));
+        std::thread::spawn(move || {
+            // A broken connection is what many tests are about; what is no request is answered as servers do.
+            if let Err(error) = stream.try_clone().and_then(|own| converse(own, number, &shared)) {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    let _ = (&stream).write_all(b"HTTP/1.1 400 Text\r\nConnection: close\r\n\r\n");
+                }
+                // Clones of it are open still.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        });
     }
 }
 
@@ -266,4 +274,24 @@ fn read_request(input: &mut impl BufRead, connection: usize, output: &mut TcpStr
         read_exactly(input, length, &mut request.body)?;
     }
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_request_is_answered_and_ends_the_connection() {
+        let origin = Origin::start(|_| Reply::ok("here"));
+        let mut client = TcpStream::connect(origin.address()).unwrap();
+        // As the header of another protocol may begin.
+        client.write_all(b"\x01\n\x02GET / HTTP/1.1\r\n\r\n").unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+        assert_eq!(origin.count(), 0);
+    }
 }
