@@ -248,28 +248,31 @@ fn an_interface_that_is_too_narrow_when_served_on_or_fetched_over_then_one_line_
     }
 }
 
-/// An origin server that counts requests and whose responses follow from the target.
+/// The targets of requests, in the order they came.
+type Targets = std::sync::Mutex<Vec<String>>;
+
+/// An origin server that remembers what it was asked for and whose responses follow from the target.
 struct Origin {
     address: std::net::SocketAddr,
-    requests: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    targets: std::sync::Arc<Targets>,
 }
 
 impl Origin {
     fn start(content: Vec<u8>) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let requests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let (content, count) = (std::sync::Arc::new(content), std::sync::Arc::clone(&requests));
+        let targets = std::sync::Arc::new(Targets::default());
+        let (content, asked) = (std::sync::Arc::new(content), std::sync::Arc::clone(&targets));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (content, count) = (content.clone(), count.clone());
-                std::thread::spawn(move || Self::answer(stream.unwrap(), &content, &count));
+                let (content, asked) = (content.clone(), asked.clone());
+                std::thread::spawn(move || Self::answer(stream.unwrap(), &content, &asked));
             }
         });
-        Self { address, requests }
+        Self { address, targets }
     }
 
-    fn answer(stream: std::net::TcpStream, content: &[u8], count: &std::sync::atomic::AtomicUsize) {
+    fn answer(stream: std::net::TcpStream, content: &[u8], asked: &Targets) {
         use std::io::Write;
         let mut reader = BufReader::new(stream);
         loop {
@@ -285,9 +288,14 @@ impl Origin {
                 .find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
             let mut body = vec![0; length.unwrap_or(0)];
             reader.read_exact(&mut body).unwrap();
-            let nth = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+            let target = head.split_whitespace().nth(1).unwrap();
+            let nth = {
+                let mut asked = asked.lock().unwrap();
+                asked.push(target.to_owned());
+                asked.len()
+            };
             let mut out = Vec::new();
-            match head.split_whitespace().nth(1).unwrap() {
+            match target {
                 // Range is not known here.
                 path @ ("/large" | "/uncached") => {
                     let lives = if path == "/large" { "max-age=60" } else { "no-store" };
@@ -316,6 +324,26 @@ impl Origin {
                     "HTTP/1.1 200 OK\r\nETag: \"v1\"\r\nSet-Cookie: session={nth}\r\nContent-Length: 2\r\n\r\nhi"
                 )
                 .unwrap(),
+                // Another content for each client, and for each coding that it knows, under one tag or several.
+                path @ ("/mine" | "/coded") => {
+                    let own = head.lines().find_map(|line| line.strip_prefix("X-Own: ").or(line.strip_prefix("Cookie: ")));
+                    let own = own.unwrap_or("nobody's");
+                    let fields = match path {
+                        "/mine" => "ETag: \"v1\"".to_owned(),
+                        _ => format!("ETag: \"{own}\"\r\nVary: X-Own"),
+                    };
+                    let length = content.len();
+                    write!(out, "HTTP/1.1 200 OK\r\n{fields}\r\nCache-Control: no-cache\r\nContent-Length: {length}\r\n\r\n").unwrap();
+                    let letter = own.as_bytes()[0];
+                    out.extend(content.iter().map(|byte| byte ^ letter));
+                }
+                "/empty" if head.contains("Range: ") => out.extend_from_slice(
+                    b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */0\r\nContent-Length: 0\r\n\r\n",
+                ),
+                "/empty" => {
+                    let long = "x".repeat(6000);
+                    write!(out, "HTTP/1.1 200 OK\r\nETag: \"v1\"\r\nX-Long: {long}\r\nContent-Length: 0\r\n\r\n").unwrap();
+                }
                 "/post" => {
                     let text = format!("{nth} {}", String::from_utf8_lossy(&body));
                     write!(
@@ -334,7 +362,11 @@ impl Origin {
     }
 
     fn requests(&self) -> usize {
-        self.requests.load(std::sync::atomic::Ordering::SeqCst)
+        self.targets.lock().unwrap().len()
+    }
+
+    fn requests_for(&self, wanted: &str) -> usize {
+        self.targets.lock().unwrap().iter().filter(|target| *target == wanted).count()
     }
 }
 
@@ -427,6 +459,108 @@ fn a_cookie_when_set_for_one_client_then_the_next_gets_one_of_its_own() {
     assert_ne!(first, cookie());
 }
 
+/// Asks for a path with one more field on a connection of its own.
+async fn opened(address: &str, path: &str, field: &str) -> tidegate_trickles::udp::RequestStream {
+    use tokio::io::AsyncWriteExt;
+    let options = tidegate_trickles::udp::Options::to(vec![address.parse().unwrap()]);
+    let connection = tidegate_trickles::udp::Connection::new(&options).unwrap();
+    let mut stream = connection.open().unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\n{field}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    stream
+}
+
+/// What follows the head.
+async fn content_of(mut stream: tidegate_trickles::udp::RequestStream) -> Vec<u8> {
+    use tokio::io::AsyncReadExt;
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).await.unwrap();
+    let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    all.split_off(end + 4)
+}
+
+#[tokio::test]
+async fn a_response_to_a_cookie_when_another_client_has_one_of_the_same_tag_then_neither_gets_a_byte_of_the_others()
+ {
+    use tokio::io::AsyncReadExt;
+    let directory = tempfile::tempdir().unwrap();
+    let bytes = noise(20_000_000);
+    site(directory.path(), b"");
+    let origin = Origin::start(bytes.clone());
+    let replica = start_before(directory.path(), "only", &origin);
+    let own = |letter: u8| bytes.iter().map(|byte| byte ^ letter).collect::<Vec<u8>>();
+    let mut first = opened(&replica.address, "/mine", "Cookie: a").await;
+    let mut beginning = [0; 1000];
+    first.read_exact(&mut beginning).await.unwrap();
+    let second = content_of(opened(&replica.address, "/mine", "Cookie: b").await).await;
+    assert!(second == own(b'b'));
+    let mut rest = Vec::new();
+    first.read_to_end(&mut rest).await.unwrap();
+    assert!(own(b'a').ends_with(&rest) && rest.len() > bytes.len() - 1000);
+}
+
+#[tokio::test]
+async fn a_variant_when_it_is_asked_for_again_in_parts_then_with_the_fields_that_chose_it() {
+    use tokio::io::AsyncReadExt;
+    let directory = tempfile::tempdir().unwrap();
+    let bytes = noise(20_000_000);
+    site(directory.path(), b"");
+    let origin = Origin::start(bytes.clone());
+    let replica = start_before(directory.path(), "only", &origin);
+    let mut first = opened(&replica.address, "/coded", "X-Own: a").await;
+    let mut beginning = [0; 1000];
+    first.read_exact(&mut beginning).await.unwrap();
+    // More than are held for one address: the first is read on no more.
+    let mut others = Vec::new();
+    for _ in 0..20 {
+        let mut other = opened(&replica.address, "/uncached", "X-Own: b").await;
+        other.read_exact(&mut beginning).await.unwrap();
+        others.push(other);
+    }
+    let mut rest = Vec::new();
+    first.read_to_end(&mut rest).await.unwrap();
+    let own: Vec<u8> = bytes.iter().map(|byte| byte ^ b'a').collect();
+    assert!(own.ends_with(&rest) && rest.len() > bytes.len() - 1000);
+    assert!(origin.requests_for("/coded") > 1, "nothing was asked for again");
+}
+
+/// Takes a client's first packet to one replica and the rest to another, which both see the same address.
+fn spread(first: &str, then: &str) -> String {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let replicas: [std::net::SocketAddr; 2] = [first.parse().unwrap(), then.parse().unwrap()];
+    std::thread::spawn(move || {
+        let (mut packet, mut client, mut to) = ([0; 65_536], None, 0);
+        while let Ok((length, from)) = socket.recv_from(&mut packet) {
+            let to = if replicas.contains(&from) {
+                client
+            } else {
+                client = Some(from);
+                Some(replicas[std::mem::replace(&mut to, 1)])
+            };
+            // To a replica that has ended, nothing can be sent.
+            let _ = to.map(|to| socket.send_to(&packet[..length], to));
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_resource_without_a_byte_when_another_replica_goes_on_then_its_head_is_whole() {
+    use tokio::io::AsyncReadExt;
+    let directory = tempfile::tempdir().unwrap();
+    site(directory.path(), b"");
+    let origin = Origin::start(Vec::new());
+    let (first, second) =
+        (start_before(directory.path(), "first", &origin), start_before(directory.path(), "second", &origin));
+    let mut stream = opened(&spread(&first.address, &second.address), "/empty", "X-Own: a").await;
+    let mut head = String::new();
+    stream.read_to_string(&mut head).await.unwrap();
+    assert!(head.contains(&format!("X-Long: {}\r\n", "x".repeat(6000))), "{} bytes", head.len());
+    assert_eq!(origin.requests(), 2, "one of each replica");
+}
+
 #[test]
 fn a_post_when_it_fits_a_continuation_then_the_upstream_has_it_once() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -485,7 +619,7 @@ fn a_response_that_is_not_stored_when_it_is_asked_for_then_no_more_is_taken_than
     let directory = tempfile::tempdir().unwrap();
     site(directory.path(), b"");
     let (address, taken) = endless();
-    let origin = Origin { address, requests: std::sync::Arc::default() };
+    let origin = Origin { address, targets: std::sync::Arc::default() };
     let replica = start_before(directory.path(), "only", &origin);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

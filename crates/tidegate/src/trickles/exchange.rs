@@ -6,8 +6,8 @@ use bytes::{Bytes, BytesMut};
 use tidegate_accelerator::Inside;
 use tidegate_dhttp::driver::Body;
 use tidegate_http::{
-    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Progress, RequestParser, ResponseParser,
-    date,
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, Fields, HeadLimits, Progress, RequestParser,
+    ResponseParser, date,
 };
 use tidegate_trickles::http::{Asked, Missing, Resource};
 use xxhash_rust::xxh3::xxh3_64;
@@ -62,12 +62,14 @@ pub(super) struct Outgoing {
     pub key: Vec<u8>,
     /// Whether asking it twice is the same as once.
     pub repeatable: bool,
+    pub peer: SocketAddr,
+    pub proved: bool,
     host: Vec<u8>,
     target: Vec<u8>,
     head: Vec<u8>,
     body: Bytes,
-    peer: SocketAddr,
-    proved: bool,
+    /// Whether it says who asks: what is answered may be for nobody else.
+    has_credentials: bool,
 }
 
 impl Outgoing {
@@ -75,6 +77,7 @@ impl Outgoing {
     pub(super) fn of(asked: &Asked<'_>) -> Self {
         let mut method = b"GET".to_vec();
         let mut fields = Vec::new();
+        let mut has_credentials = false;
         let mut parser = RequestParser::new(HeadLimits::default());
         if let Ok(Progress::Complete { .. }) = parser.parse(asked.head) {
             let head = parser.head(asked.head);
@@ -83,6 +86,7 @@ impl Outgoing {
             }
             for (_, name, value) in head.fields.iter() {
                 if !OWN_FIELDS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+                    has_credentials |= is_credential(name);
                     write_field(name, value, &mut fields);
                 }
             }
@@ -110,7 +114,24 @@ impl Outgoing {
             body: Bytes::copy_from_slice(asked.body),
             peer: asked.peer,
             proved: asked.proved,
+            has_credentials,
         }
+    }
+
+    /// The same without what it says of who asks.
+    pub(super) fn of_anybody(mut self) -> Self {
+        if self.has_credentials {
+            let lines = self.head.split_inclusive(|byte| *byte == b'\n');
+            let name = |line: &[u8]| line.split(|byte| *byte == b':').next().unwrap_or_default().to_vec();
+            self.head = lines.filter(|line| !is_credential(&name(line))).collect::<Vec<_>>().concat();
+            self.has_credentials = false;
+        }
+        self
+    }
+
+    /// The same for a client that has shown that it is there, and has been counted when it asked first.
+    pub(super) fn by(&self, peer: SocketAddr) -> Self {
+        Self { peer, proved: false, ..self.clone() }
     }
 
     /// The same for a part of the representation.
@@ -135,10 +156,17 @@ fn write_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
+/// A field of a request that says who asks.
+fn is_credential(name: &[u8]) -> bool {
+    [&b"cookie"[..], b"authorization"].iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
 /// A response whose content is being taken.
 pub(super) struct Begun {
     /// What the response is of; its length is right once it is known.
     pub resource: Resource,
+    /// The versions that it may have been begun with: for all, and for this client alone.
+    versions: [u64; 2],
     pinned: bool,
     /// Whether it is the representation, not a part of it.
     whole: bool,
@@ -170,6 +198,9 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     let mut head = request.head;
     head.extend_from_slice(b"\r\n");
     let resource_name = [&request.host[..], b"\0", &request.target].concat();
+    let (peer, has_credentials, repeatable) =
+        (request.peer.to_string(), request.has_credentials, request.repeatable);
+    let asked_with = xxh3_64(&head);
     let body = inside.ask(head.into(), request.body, (request.peer, request.proved), local).await;
     let mut body = body.map_err(|_| Missing::Unavailable)?;
     let mut buffer = BytesMut::new();
@@ -214,16 +245,24 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
         (Coding::Chunked(_), None) => None,
     };
     let modified = text(FieldId::LastModified);
-    let validator = if etag.starts_with(b"\"") { &etag[..] } else { modified };
-    let pinned = matches!(head.status, 200 | 206) && !validator.is_empty() && length.is_some();
-    let version = match length.filter(|_| pinned) {
-        Some(length) => {
-            // A head with a cookie is for nobody else.
-            let parts = [&resource_name[..], b"\0", validator, b"\0", &length.to_be_bytes(), &cookies];
-            xxh3_64(&parts.concat())
-        }
-        None => unique()?,
+    let varies = head.fields.get(FieldId::Vary).is_some();
+    let validator = match etag.starts_with(b"\"") {
+        true => etag.clone(),
+        false if !is_strong(modified, text(FieldId::Date)) => Vec::new(),
+        // One time for all of its variants: which one it is follows from the request.
+        false if varies => [modified, b"\0", &asked_with.to_be_bytes()].concat(),
+        false => modified.to_vec(),
     };
+    let pinned = repeatable && matches!(head.status, 200 | 206) && !validator.is_empty() && length.is_some();
+    let versions = match length.filter(|_| pinned) {
+        Some(length) => {
+            let parts =
+                [&resource_name[..], b"\0", &validator, b"\0", &length.to_be_bytes(), &cookies].concat();
+            [xxh3_64(&parts), xxh3_64(&[&parts[..], b"\0", peer.as_bytes()].concat())]
+        }
+        None => [unique()?; 2],
+    };
+    let version = versions[usize::from(!is_for_all(&head.fields, has_credentials))];
     let resource = Resource {
         status: if part.is_some() { 200 } else { head.status },
         length: length.unwrap_or(0),
@@ -235,7 +274,30 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     let at = part.map_or(0, |(first, _)| first);
     let content = Content { body, wire: buffer, plain: BytesMut::new(), coding };
     let whole = part.is_none();
-    Ok(Begun { resource, pinned, whole, fills, content, at, block: BytesMut::new(), failed: false })
+    let block = BytesMut::new();
+    Ok(Begun { resource, versions, pinned, whole, fills, content, at, block, failed: false })
+}
+
+/// Whether two answers to one request with this Last-Modified are the same bytes: RFC 9110 §8.8.2.2, the time is over in which
+/// it may have been modified once more.
+fn is_strong(modified: &[u8], date: &[u8]) -> bool {
+    matches!((date::parse(modified), date::parse(date)), (Some(modified), Some(date)) if modified < date)
+}
+
+/// Whether a response may be another client's too. Tags are compared within one client's answers only, unless the origin says
+/// that they are for all, or does not know who asks.
+fn is_for_all(fields: &Fields<'_>, has_credentials: bool) -> bool {
+    let names = |id, wanted: &[&[u8]]| {
+        let mut members = fields.get_all(id).flat_map(|value| value.split(|byte| *byte == b','));
+        members.any(|member| {
+            let name = member.split(|byte| *byte == b'=').next().unwrap_or_default().trim_ascii();
+            wanted.iter().any(|wanted| wanted.eq_ignore_ascii_case(name))
+        })
+    };
+    let is_one_clients = fields.get(FieldId::SetCookie).is_some()
+        || names(FieldId::CacheControl, &[b"private", b"no-store"])
+        || names(FieldId::Vary, &[b"cookie", b"authorization", b"*"]);
+    !is_one_clients && (!has_credentials || names(FieldId::CacheControl, &[b"public", b"s-maxage"]))
 }
 
 /// RFC 9211 §2.5: the response is being stored.
@@ -257,6 +319,21 @@ fn unique() -> Result<u64, Missing> {
 }
 
 impl Begun {
+    /// Whether others may be answered with it.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.resource.version == self.versions[0]
+    }
+
+    /// Whether it is what a response with this version was begun with. One that was for a client alone may look as if it were for
+    /// all where it is asked for without that client's cookies.
+    pub(super) fn goes_on_with(&mut self, version: u64) -> bool {
+        let goes_on = self.pinned && self.versions.contains(&version);
+        if goes_on {
+            self.resource.version = version;
+        }
+        goes_on
+    }
+
     /// Whether the response can be asked for again in parts.
     pub(super) fn is_pinned(&self) -> bool {
         self.pinned
@@ -419,6 +496,48 @@ mod tests {
         let head = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n";
         let other = Asked { peer: ([192, 0, 2, 2], 1).into(), ..asked(head, b"") };
         assert_ne!(Outgoing::of(&asked(head, b"")).key, Outgoing::of(&other).key);
+    }
+
+    /// Whether a response with these fields is for all, to a request without and with credentials.
+    fn for_all(fields: &str) -> [bool; 2] {
+        let bytes = format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 0\r\n\r\n");
+        let mut parser = ResponseParser::new(HeadLimits::default());
+        parser.parse(bytes.as_bytes()).unwrap();
+        let head = parser.head(bytes.as_bytes());
+        [false, true].map(|has_credentials| is_for_all(&head.fields, has_credentials))
+    }
+
+    #[test]
+    fn a_response_is_for_all_unless_somebody_is_known_to_ask_or_to_be_answered() {
+        assert_eq!(for_all(""), [true, false]);
+        assert_eq!(for_all("Cache-Control: max-age=60, Public\r\n"), [true, true]);
+        assert_eq!(for_all("Cache-Control: s-maxage=60\r\nVary: Accept\r\n"), [true, true]);
+        for one in [
+            "Set-Cookie: a=b\r\n",
+            "Cache-Control: max-age=60, private\r\n",
+            "Cache-Control: public\r\nCache-Control: no-store\r\n",
+            "Cache-Control: private=\"x\"\r\n",
+            "Cache-Control: public\r\nVary: Accept, Cookie\r\n",
+            "Vary: *\r\n",
+        ] {
+            assert_eq!(for_all(one), [false, false], "{one}");
+        }
+    }
+
+    #[test]
+    fn a_time_of_modification_tells_versions_apart_once_it_has_passed() {
+        let at = |second| format!("Mon, 23 Nov 2026 10:00:0{second} GMT").into_bytes();
+        assert!(is_strong(&at(1), &at(2)));
+        assert!(!is_strong(&at(1), &at(1)) && !is_strong(&at(2), &at(1)) && !is_strong(b"", &at(1)));
+        assert!(!is_strong(&at(1), b""));
+    }
+
+    #[test]
+    fn what_is_for_all_is_asked_for_again_without_a_word_of_who_asked() {
+        let head = b"GET /x HTTP/1.1\r\nHost: h\r\nCookie: a\r\nAccept: */*\r\nAuthorization: b\r\n\r\n";
+        let request = Outgoing::of(&asked(head, b""));
+        assert!(request.has_credentials);
+        assert_eq!(request.of_anybody().head, b"GET /x HTTP/1.1\r\nHost: h\r\nAccept: */*\r\n");
     }
 
     #[test]

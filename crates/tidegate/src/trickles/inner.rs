@@ -1,13 +1,13 @@
 //! What the accelerator answers, as a site of Trickles: a response is a function of the request, and so can be made again,
 //! by this replica or by another one.
 //!
-//! A resource is pinned by its validator: its version is a hash of name, ETag (or Last-Modified) and length, and every part
-//! that is asked for again is compared with it. What has been read is kept for a while, which is soft state: it may be
+//! A resource is pinned by its validator: its version is a hash of name, ETag (or Last-Modified) and length, and of the client
+//! where the response may be for nobody else, and every part that is asked for again is compared with it. What has been read is kept for a while, which is soft state: it may be
 //! dropped at any time, and is asked for again with Range. Only a response without a validator lives in it alone.
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
 use tidegate_trickles::server::Wait;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::exchange::{self, Begun};
+use super::exchange::{self, Begun, Outgoing};
 use super::streams::Streams;
 
 /// Bytes that are asked for and kept together.
@@ -34,6 +34,10 @@ const MAX_ASKED: usize = 1024;
 const MAX_DRAINS: usize = 32;
 /// How long what was found answers the same request again. A repetition must not be carried out twice.
 const FOUND_LIFE: Duration = Duration::from_secs(1);
+/// How much longer, for who has waited for it, or where too much is asked.
+const STALE_LIFE: Duration = Duration::from_secs(10);
+/// How long a head stays as it is, for who has had its beginning: fields may differ from one answer to the next.
+const HEAD_LIFE: Duration = CONTENT_LIFE;
 const CONTENT_LIFE: Duration = Duration::from_secs(60);
 
 /// A map that forgets the oldest entries beyond a budget.
@@ -79,12 +83,21 @@ struct Found {
     until: Instant,
 }
 
+/// What has been begun.
+#[derive(Clone)]
+struct Known {
+    resource: Resource,
+    since: Instant,
+    /// What its parts are asked for with.
+    asked: Outgoing,
+}
+
 /// What all threads of a listener keep.
 struct Soft {
     found: Kept<Vec<u8>, Found>,
     /// What requests that may not be repeated came to; apart, so that no number of others makes them forgotten.
     deeds: Kept<Vec<u8>, Found>,
-    known: Kept<u64, Resource>,
+    known: Kept<u64, Known>,
     gone: Kept<u64, ()>,
     blocks: Kept<(u64, u64), Bytes>,
     waiting: HashMap<Question, Vec<oneshot::Sender<()>>>,
@@ -159,16 +172,25 @@ impl InnerSite {
         drop(self.lock().waiting.remove(question));
     }
 
-    fn keep(&self, begun: &Begun) {
+    /// What responses of this version begin with: what the first did, for a while.
+    fn keep(&self, resource: Resource, asked: Outgoing) -> Resource {
         let mut soft = self.lock();
-        soft.gone.entries.remove(&begun.resource.version);
-        soft.known.insert(begun.resource.version, begun.resource.clone(), 1);
+        soft.gone.entries.remove(&resource.version);
+        if let Some(known) = soft.known.entries.get(&resource.version)
+            && known.since.elapsed() < HEAD_LIFE
+        {
+            return known.resource.clone();
+        }
+        let known = Known { resource: resource.clone(), since: Instant::now(), asked };
+        soft.known.insert(resource.version, known, 1);
+        resource
     }
 
     /// Asks a whole request, and keeps the beginning of its response.
-    async fn find_now(self, key: Vec<u8>, request: exchange::Outgoing) {
+    async fn find_now(self, key: Vec<u8>, request: Outgoing) {
         let question = Question::Request(key.clone());
         let repeatable = request.repeatable;
+        let (again, client, proved) = (request.clone(), request.peer.ip(), request.proved);
         let life = if repeatable { FOUND_LIFE } else { CONTENT_LIFE };
         let keep_found = |key, result| {
             let found = Found { result, until: Instant::now() + life };
@@ -186,12 +208,11 @@ impl InnerSite {
                     }
                 }
                 let result = begun.complete().ok_or(Missing::Unavailable);
-                if result.is_ok() {
-                    self.keep(&begun);
-                }
+                let again = if begun.is_for_all() { again.of_anybody() } else { again };
+                let result = result.map(|resource| self.keep(resource, again));
                 keep_found(key, result);
                 self.settle(&question);
-                self.go_on(begun).await;
+                self.go_on(begun, client, proved).await;
             }
             Err(missing) => {
                 keep_found(key, Err(missing));
@@ -200,25 +221,27 @@ impl InnerSite {
         }
     }
 
-    /// Gets a block of a version: out of a response that is held, or with a request of its own.
-    async fn read_now(self, request: exchange::Outgoing, version: u64, index: u64) {
+    /// Gets a block of a version: out of a response that is held, or with a request of its own. Of the head alone there is no part
+    /// to ask for: there may be no byte.
+    async fn read_now(self, request: Outgoing, version: u64, index: u64, part: Part) {
         let question = Question::Block(version, index);
+        let again = request.clone();
+        let client = request.peer.ip();
         let keep = |index, block| self.keep_block(version, index, block);
         if self.streams.read_to(version, index, keep).await {
             return self.settle(&question);
         }
         let first = index * BLOCK_BYTES;
-        if let Ok(mut begun) =
-            exchange::begin(&self.inside, self.local, request.range(first, BLOCK_BYTES)).await
-        {
-            if begun.resource.version == version && begun.is_pinned() {
-                self.keep(&begun);
+        let request = if part.length == 0 { request } else { request.range(first, BLOCK_BYTES) };
+        if let Ok(mut begun) = exchange::begin(&self.inside, self.local, request).await {
+            if begun.goes_on_with(version) {
+                self.keep(begun.resource.clone(), again);
                 begun.skip_to(first).await;
                 if let Some((index, block)) = begun.next_block().await {
                     self.keep_block(version, index, block);
                 }
                 self.settle(&question);
-                self.go_on(begun).await;
+                self.go_on(begun, client, true).await;
                 return;
             }
             // An error of the way there, or a refusal of this client, says nothing about the resource.
@@ -236,14 +259,14 @@ impl InnerSite {
 
     /// Takes the rest of a response that is on its way into the cache, which it reaches only so. Of another, or where too many
     /// are on their way, what follows is read when it is wanted.
-    async fn go_on(&self, mut begun: Begun) {
+    async fn go_on(&self, mut begun: Begun, client: IpAddr, proved: bool) {
         let version = begun.resource.version;
         if begun.fills()
             && let Ok(_place) = self.drains.try_acquire()
         {
             begun.drain(|index, block| self.keep_block(version, index, block)).await;
         } else if begun.is_whole() && begun.is_pinned() {
-            self.streams.hold(begun);
+            self.streams.hold(begun, client, proved);
         }
     }
 
@@ -254,12 +277,14 @@ impl InnerSite {
 
 impl Site for InnerSite {
     fn find(&mut self, asked: &Asked<'_>) -> Result<Resource, Missing> {
-        let key = exchange::Outgoing::of(asked).key;
-        self.lock().found_of(&key).map_or(Err(Missing::Unavailable), |found| found.result.clone())
+        let key = Outgoing::of(asked).key;
+        let soft = self.lock();
+        let found = soft.found_of(&key).filter(|found| Instant::now() < found.until + STALE_LIFE);
+        found.map_or(Err(Missing::Unavailable), |found| found.result.clone())
     }
 
     fn known(&mut self, _: &[u8], _: &[u8], version: u64) -> Result<Resource, Lost> {
-        let known = self.lock().known.entries.get(&version).cloned();
+        let known = self.lock().known.entries.get(&version).map(|known| known.resource.clone());
         known.ok_or_else(|| self.lost(version))
     }
 
@@ -268,7 +293,7 @@ impl Site for InnerSite {
     }
 
     fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
-        let request = exchange::Outgoing::of(asked);
+        let request = Outgoing::of(asked);
         let fresh = |found: &Found| found.until > Instant::now();
         if self.lock().found_of(&request.key).is_some_and(fresh) {
             return None;
@@ -281,25 +306,28 @@ impl Site for InnerSite {
     }
 
     fn prepare_read(&mut self, peer: SocketAddr, host: &[u8], target: &[u8], part: Part) -> Option<Wait> {
-        let first = part.offset / BLOCK_BYTES;
-        let last = (part.offset + (part.length as u64).max(1) - 1) / BLOCK_BYTES;
-        let missing: Vec<u64> = {
+        let (first, last) = match part.length as u64 {
+            0 => (0, 0),
+            length => (part.offset / BLOCK_BYTES, (part.offset + length - 1) / BLOCK_BYTES),
+        };
+        let (request, missing): (_, Vec<u64>) = {
             let soft = self.lock();
+            let asked = Asked { peer, proved: false, request: 0, host, target, head: b"", body: b"" };
+            let known = soft.known.entries.get(&part.version);
+            let request = known.map_or_else(|| Outgoing::of(&asked), |known| known.asked.by(peer));
             let lacks_head = part.head && !soft.known.entries.contains_key(&part.version);
             let lacks = |index: &u64| {
                 (part.length > 0 && !soft.blocks.entries.contains_key(&(part.version, *index)))
                     || (lacks_head && *index == first)
             };
-            (first..=last).filter(lacks).collect()
+            (request, (first..=last).filter(lacks).collect())
         };
         let mut waits = Vec::new();
         for index in missing {
             // What is waited for already is waited for; the client asks for the rest again.
             let Some((wait, asks)) = self.join(&Question::Block(part.version, index)) else { break };
             if asks {
-                let asked = Asked { peer, proved: false, request: 0, host, target, head: b"", body: b"" };
-                let request = exchange::Outgoing::of(&asked);
-                tokio::spawn(self.clone().read_now(request, part.version, index));
+                tokio::spawn(self.clone().read_now(request.clone(), part.version, index, part));
             }
             waits.push(wait);
         }
@@ -341,6 +369,27 @@ impl Site for InnerSite {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_that_was_begun_stays_as_it_is() {
+        let mut site = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
+        let peer = ([192, 0, 2, 1], 1).into();
+        let asked = Asked { peer, proved: true, request: 1, host: b"h", target: b"/", head: b"", body: b"" };
+        let resource = |version, nth: &str| Resource {
+            status: 200,
+            length: 1,
+            version,
+            modified_s: None,
+            etag: b"\"v1\"".to_vec(),
+            fields: format!("X-Nth: {nth}\r\n").into(),
+        };
+        for (version, nth) in [(1, "9"), (1, "10"), (2, "11")] {
+            site.keep(resource(version, nth), Outgoing::of(&asked));
+        }
+        assert_eq!(site.known(b"h", b"/", 1), Ok(resource(1, "9")));
+        assert_eq!(site.keep(resource(1, "12"), Outgoing::of(&asked)), resource(1, "9"));
+        assert_eq!(site.known(b"h", b"/", 2), Ok(resource(2, "11")));
+    }
 
     #[test]
     fn the_oldest_entries_go_first_and_an_entry_is_paid_for_once() {

@@ -445,6 +445,9 @@ impl Site for RoutedSites {
     }
 
     fn prepare_read(&mut self, peer: SocketAddr, host: &[u8], target: &[u8], part: Part) -> Option<Wait> {
+        if self.inner.inside().refuses(peer.ip()) {
+            return None;
+        }
         self.site(host, target)?.prepare_read(peer, host, target, part)
     }
 
