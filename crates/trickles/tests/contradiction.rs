@@ -28,9 +28,10 @@ struct Packet {
     era: Era,
 }
 
-/// A client with all that it was sent in the first era.
+/// A client with all that it was sent.
 struct Liar {
     server: Server,
+    connection: u64,
     got: BTreeMap<u64, Packet>,
     now_ms: u64,
 }
@@ -52,14 +53,27 @@ impl Liar {
     fn open(replay_entries: usize, flags: u16) -> Self {
         let config = server::Config { replay_entries, ..server::Config::default() };
         let server = Server::new(config, KeyRing::new(1, &[42; 16]), NOW_MS);
-        let mut liar = Self { server, got: BTreeMap::new(), now_ms: NOW_MS };
+        let mut liar = Self { server, connection: CONNECTION, got: BTreeMap::new(), now_ms: NOW_MS };
+        liar.got = liar.opened(flags);
+        liar
+    }
+
+    fn opened(&mut self, flags: u16) -> BTreeMap<u64, Packet> {
         let mut open = Vec::new();
         let ask = Ask::Open { datagram_bytes: wire::MIN_DATAGRAM_BYTES | flags };
-        Request::encode_head(CONNECTION, 0, &ask, &mut open);
+        Request::encode_head(self.connection, 0, &ask, &mut open);
         wire::pad(1472, &mut open);
-        let opened = liar.send(&open, None).unwrap();
-        liar.got.extend(opened);
-        liar
+        self.send(&open, None).unwrap().into_iter().collect()
+    }
+
+    /// The server answers someone else, whereby it may forget what is old.
+    fn another_client_comes(&mut self) {
+        self.connection += 1;
+        let opened = self.opened(0);
+        let got = std::mem::replace(&mut self.got, opened);
+        self.acknowledge(&[(1, 1)], 1).unwrap();
+        self.got = got;
+        self.connection -= 1;
     }
 
     fn send(
@@ -101,13 +115,21 @@ impl Liar {
         self.ask(&Ask::Continue { account, group }, Some((&raw, release.era)))
     }
 
+    /// Tells that all packets up to `number` were received, and nothing since.
+    fn time_out(&mut self, number: u64, attempt: u8) -> Result<Vec<(u64, Packet)>, Refusal> {
+        let (account, era) = self.account(&[(1, number)]);
+        let release = congestion::time_out(&era, &[account.runs[0].run], number, attempt).unwrap();
+        let raw = account.continuation;
+        self.ask(&Ask::Timeout { account, attempt }, Some((&raw, release.era)))
+    }
+
     fn ask(
         &mut self,
         ask: &Ask,
         known: Option<(&RawContinuation, Era)>,
     ) -> Result<Vec<(u64, Packet)>, Refusal> {
         let mut datagram = Vec::new();
-        Request::encode_head(CONNECTION, 0, ask, &mut datagram);
+        Request::encode_head(self.connection, 0, ask, &mut datagram);
         self.send(&datagram, known)
     }
 
@@ -176,13 +198,9 @@ fn a_flight_of_which_each_acknowledgement_tells_of_other_losses_then_no_packet_c
 #[test]
 fn a_timeout_when_sent_again_in_another_slot_of_time_then_it_is_refused() {
     let (mut liar, before) = Liar::with(80, 1 << 12);
-    let (account, era) = liar.account(&[(1, before)]);
-    let plain = [account.runs[0].run];
     let ask = |liar: &mut Liar, attempt: u8, after_ms: u64| {
         liar.now_ms = NOW_MS + after_ms;
-        let release = congestion::time_out(&era, &plain, before, attempt).unwrap();
-        let ask = Ask::Timeout { account: account.clone(), attempt };
-        liar.ask(&ask, Some((&account.continuation, release.era))).map(|packets| packets.len())
+        liar.time_out(before, attempt).map(|packets| packets.len())
     };
     assert_eq!(ask(&mut liar, 1, 1_000), Ok(2));
     assert_eq!(ask(&mut liar, 2, 1_000), Err(Refusal::Replayed), "one in a slot");
@@ -190,6 +208,46 @@ fn a_timeout_when_sent_again_in_another_slot_of_time_then_it_is_refused() {
         assert_eq!(ask(&mut liar, 1, again_ms), Err(Refusal::Replayed), "{again_ms}");
     }
     assert_eq!(ask(&mut liar, 2, 50_000), Ok(2), "the next attempt");
+}
+
+#[test]
+fn timeouts_when_one_comes_after_the_other_then_one_is_answered_in_each_slot_of_time() {
+    const SLOT_MS: u64 = 256;
+    let (mut liar, before) = Liar::with(80, 1 << 12);
+    let time_out_at = |liar: &mut Liar, attempt: u8, now_ms: u64| {
+        liar.now_ms = now_ms;
+        liar.time_out(before, attempt).map(|packets| packets.len())
+    };
+    let slots = (NOW_MS.next_multiple_of(SLOT_MS)..).step_by(SLOT_MS as usize);
+    for (attempt, slot_ms) in (1..5).zip(slots) {
+        assert_eq!(time_out_at(&mut liar, attempt, slot_ms), Ok(2), "{attempt}");
+        for after_ms in 0..SLOT_MS {
+            let result = time_out_at(&mut liar, attempt + 1, slot_ms + after_ms);
+            assert_eq!(result, Err(Refusal::Replayed), "{attempt} {after_ms}");
+        }
+    }
+}
+
+#[test]
+fn a_group_when_a_part_of_it_is_answered_already_then_only_the_rest_sets_packets_free() {
+    let (mut liar, before) = Liar::with(400, 1 << 12);
+    let next = liar.got.keys().last().unwrap() + 1;
+    let acknowledge = |liar: &mut Liar, ranges: &[(u64, u64)]| {
+        let packets = liar.acknowledge(ranges, 8).unwrap();
+        packets.into_iter().map(|(number, _)| number).collect::<Vec<_>>()
+    };
+    // Of each eight, three were acknowledged with those before.
+    let newest = (before + 8..before + 50).step_by(5);
+    let sent: Vec<_> = newest.clone().flat_map(|newest| acknowledge(&mut liar, &[(1, newest)])).collect();
+    assert_eq!(sent, Vec::from_iter(next..next + 2 * (newest.clone().count() as u64 * 5 + 3)));
+    // So it is in a recovery.
+    let lost = newest.last().unwrap() + 1;
+    let newest = (lost + 8..lost + 50).step_by(5);
+    let recovered: Vec<_> =
+        newest.flat_map(|newest| acknowledge(&mut liar, &[(1, lost - 1), (lost + 1, newest)])).collect();
+    let first = recovered[0];
+    assert_eq!(recovered, Vec::from_iter(first..first + recovered.len() as u64));
+    assert!(recovered.len() > 20, "half of what is acknowledged");
 }
 
 #[test]
@@ -215,8 +273,39 @@ fn a_loss_when_told_of_long_ago_then_its_era_is_remembered_as_long_as_it_goes_on
         newest = acknowledge_at(&mut liar, after_ms, number);
     }
     liar.now_ms = NOW_MS + 121_000;
+    liar.another_client_comes();
     assert_eq!(
         liar.acknowledge(&[(1, newest)], 1).map(|packets| packets.len()),
+        Err(Refusal::Account(AccountError::Contradiction))
+    );
+}
+
+#[test]
+fn a_loss_of_an_era_that_a_recovery_still_sends_then_it_is_remembered_as_long_as_what_is_sent() {
+    let (mut liar, before) = Liar::with(80, 1 << 12);
+    liar.now_ms = NOW_MS + 30_000;
+    for number in before + 1..=80 {
+        let more = liar.acknowledge(&[(1, number)], 1).unwrap();
+        liar.got.extend(more);
+    }
+    let recover_at = |liar: &mut Liar, after_ms: u64, newest: u64, group: u8| {
+        liar.now_ms = NOW_MS + after_ms;
+        let more = liar.acknowledge(&[(1, 89), (91, newest)], group).unwrap();
+        let last = more.last().unwrap().0;
+        liar.got.extend(more);
+        last
+    };
+    let newest = recover_at(&mut liar, 59_000, 100, 10);
+    let first = liar.got[&newest].era.base + 1;
+    assert!(liar.got[&newest].era.counter == 1 && newest >= first + 2);
+    // In the era that begins with the recovery a packet is lost as well.
+    assert!(liar.acknowledge(&[(first, first), (first + 2, first + 2)], 1).is_ok());
+    // Another acknowledgement of the flight before brings a continuation of it that is good for another minute.
+    let newest = recover_at(&mut liar, 61_000, 102, 2);
+    liar.now_ms = NOW_MS + 121_000;
+    liar.another_client_comes();
+    assert_eq!(
+        liar.acknowledge(&[(first, newest)], 1).map(|packets| packets.len()),
         Err(Refusal::Account(AccountError::Contradiction))
     );
 }

@@ -11,7 +11,8 @@ use tidegate_trickles::continuation::ProvedRun;
 use tidegate_trickles::files::FileService;
 use tidegate_trickles::keys::KeyRing;
 use tidegate_trickles::server::{self, Refusal, Server};
-use tidegate_trickles::wire::{self, Account, Ask, Request};
+use tidegate_trickles::user::{Kind, UserContinuation, UserError, region_start};
+use tidegate_trickles::wire::{self, Account, Ask, Input, Request};
 
 const NOW_MS: u64 = 1_700_000_000_000;
 
@@ -158,6 +159,53 @@ fn a_continuation_when_sent_from_another_address_then_it_is_refused() {
     let thief = "198.51.100.1:5000".parse().unwrap();
     for (datagram, now_ms) in sent.iter().filter(|(datagram, _)| !is_open(datagram)) {
         assert_eq!(host.ask(datagram, thief, *now_ms).0, Err(Refusal::Forged));
+    }
+}
+
+#[test]
+fn a_continuation_when_dated_further_ahead_than_clocks_may_be_apart_then_it_is_refused() {
+    let sent = transfer(&mut Host::new(), 0);
+    // Its continuation came with the answer to the open, and is dated so.
+    let (datagram, _) = sent.iter().find(|(datagram, _)| !is_open(datagram)).unwrap();
+    let skew_ms = u64::from(server::Config::default().clock_skew_ms);
+    for (ahead_ms, is_taken) in
+        [(0, true), (1, true), (skew_ms, true), (skew_ms + 1, false), (5 * skew_ms, false)]
+    {
+        let (result, answers) = Host::new().ask(datagram, peer(), NOW_MS - ahead_ms);
+        let is_stale = matches!(result, Err(Refusal::Stale { .. }));
+        assert_eq!((result.is_ok(), is_stale), (is_taken, !is_taken), "{ahead_ms}: {result:?}");
+        assert!(is_taken || answers.iter().map(Vec::len).sum::<usize>() == 11, "a notice");
+    }
+}
+
+#[test]
+fn a_user_continuation_when_used_for_another_request_or_as_the_other_kind_then_it_is_refused() {
+    let malformed = Err(Refusal::User(UserError::Malformed));
+    for (kind, request, as_output, as_input) in [
+        (Kind::Output, 7, Ok(()), malformed),
+        (Kind::Input, 7, malformed, Ok(())),
+        (Kind::Output, 8, malformed, malformed),
+        (Kind::Input, 8, malformed, malformed),
+    ] {
+        let mut continuation = Vec::new();
+        UserContinuation { kind, request, start: 100, end: 100, opaque: b"/object/0" }
+            .sign(&KeyRing::new(1, &[42; 16]), &mut continuation);
+        let ask = |write: &dyn Fn(&mut Vec<u8>)| {
+            let mut datagram = Vec::new();
+            let open = Ask::Open { datagram_bytes: wire::MIN_DATAGRAM_BYTES };
+            Request::encode_head(1, 0, &open, &mut datagram);
+            write(&mut datagram);
+            wire::pad(wire::PADDED_BYTES, &mut datagram);
+            let (result, answers) = Host::new().ask(&datagram, peer(), NOW_MS);
+            assert_eq!(result.is_ok(), !answers.is_empty());
+            result
+        };
+        let wants = [(region_start(7) + 100, 1)];
+        let result = ask(&|out| wire::write_wants(&wants, &continuation, out));
+        assert_eq!(result, as_output, "{kind:?} of {request} as output of 7");
+        let input = Input { request: 7, offset: 100, last: true, continuation: &continuation, data: b"more" };
+        let result = ask(&|out| wire::write_input(&input, out));
+        assert_eq!(result, as_input, "{kind:?} of {request} as input of 7");
     }
 }
 

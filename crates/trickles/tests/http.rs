@@ -353,3 +353,21 @@ fn a_request_that_changes_something_when_it_comes_in_an_open_then_it_waits_for_p
     // Made ready once and looked up once.
     assert_eq!(seen.found, [(b"abc".to_vec(), true), (b"abc".to_vec(), true)]);
 }
+
+#[test]
+fn an_open_when_it_comes_again_and_again_then_it_changes_nothing() {
+    let root = root();
+    for (request, is_heard) in [
+        ("POST /small.txt HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc", false),
+        ("GET /small.txt HTTP/1.1\r\nHost: h\r\n\r\n", true),
+    ] {
+        let (mut first, mut opens) = (None, 0);
+        let (seen, _) = exchange(root.path(), request.as_bytes(), |datagram| {
+            opens += 1;
+            first.get_or_insert(datagram).clone()
+        });
+        assert_eq!(!seen.found.is_empty(), is_heard, "{request}: {:?}", seen.found);
+        assert!(seen.found.iter().all(|(_, proved)| !proved), "{request}");
+        assert!(is_heard || opens > 1, "the client goes on as long as it has no response");
+    }
+}
