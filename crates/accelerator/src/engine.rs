@@ -439,6 +439,11 @@ fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
         socket.set_tcp_nodelay(true)?;
         defer_accept(&socket)?;
         limit_unsent(&socket)?;
+        if address.ip().to_canonical().is_loopback() {
+            // There is no path whose queues BBR's pacing would spare, only its timers (decision 0022). Accepted sockets
+            // inherit it; where a kernel has been built without it, the system's choice is as right.
+            let _ = socket.set_tcp_congestion(b"reno");
+        }
     }
     socket.bind(&address.into())?;
     Ok(socket)
@@ -479,4 +484,29 @@ fn defer_accept(socket: &Socket) -> io::Result<()> {
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    /// The congestion control of a connection to a listener at this address.
+    fn congestion_control(address: &str) -> Vec<u8> {
+        let socket = bind(address.parse().unwrap(), Type::STREAM, true).unwrap();
+        socket.set_nonblocking(false).unwrap();
+        socket.listen(1).unwrap();
+        let port = socket.local_addr().unwrap().as_socket().unwrap().port();
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        io::Write::write_all(&mut client, b"x").unwrap();
+        socket.accept().unwrap().0.tcp_congestion().unwrap()
+    }
+
+    #[test]
+    fn connections_within_the_host_are_not_paced_and_others_are_as_the_system_has_them() {
+        let of_system = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().tcp_congestion().unwrap();
+        assert!(congestion_control("127.0.0.1:0").starts_with(b"reno\0"));
+        assert_eq!(congestion_control("0.0.0.0:0"), of_system);
+    }
 }
