@@ -371,11 +371,15 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
         })
         .collect();
     let http = engine.listen_addresses().into_iter().map(|address| format!("http://{address}"));
-    let listeners: Vec<String> = http.chain(admin.reloader.trickles.urls()).collect();
+    let (trickles, keys): (Vec<String>, Vec<String>) = admin.reloader.trickles.listeners().unzip();
+    let keys: serde_json::Map<String, Value> =
+        trickles.iter().cloned().zip(keys.into_iter().map(Value::from)).collect();
+    let listeners: Vec<String> = http.chain(trickles).collect();
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_s": engine.uptime().as_secs(),
         "listeners": listeners,
+        "encryption_keys": keys,
         "enforcement": enforcement(&admin.gatekeeper),
         "hit_ratio": hit_ratio,
         "cache": cache,

@@ -27,7 +27,10 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     let mut out = String::new();
     let _ = writeln!(out, "tidegate {}, up {} s", text(&status["version"]), status["uptime_s"]);
     for listener in array(&status["listeners"]) {
-        let _ = writeln!(out, "listening on {}", text(listener));
+        let listener = text(listener);
+        let key = status["encryption_keys"][&listener].as_str();
+        let key = key.map_or(String::new(), |key| format!(", key for encryption {key}"));
+        let _ = writeln!(out, "listening on {listener}{key}");
     }
     view::text(&status["enforcement"], &mut out);
     let cache = &status["cache"];

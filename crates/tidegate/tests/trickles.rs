@@ -6,6 +6,7 @@ mod replica;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use replica::{Namespace, Replica, downloaded_without, noise, run, site, start, start_with, tidegate};
 
@@ -44,7 +45,7 @@ fn a_reload_when_routes_have_changed_then_they_are_in_force_for_connections_that
         std::fs::write(&config, text.replace(&root_before, &format!("{root:?}"))).unwrap();
         let process = rustix::process::Pid::from_child(&replica.process);
         rustix::process::kill_process(process, rustix::process::Signal::HUP).unwrap();
-        while !replica.later.recv_timeout(std::time::Duration::from_secs(60)).unwrap().contains(wanted) {}
+        while !replica.later.recv_timeout(Duration::from_secs(60)).unwrap().contains(wanted) {}
     };
     reload(&directory.path().join("none"), "the old configuration stays in force: ");
     assert_eq!(fetched(), b"before");
@@ -86,6 +87,11 @@ fn a_service_that_requires_encryption_when_fetched_from_then_only_its_key_and_on
     let replica = start_with(directory.path(), "sealed", tidegate(), "encryption = \"required\"\n");
     let key = replica.said.iter().find_map(|line| line.split_once(" for encryption is "));
     let key = key.expect("the start says the key").1.to_owned();
+    let mut later = std::iter::from_fn(|| replica.later.recv_timeout(Duration::from_secs(60)).ok());
+    let admin = later.find_map(|line| Some(line.split_once("admin on http://")?.1.to_owned())).unwrap();
+    let status = tidegate().args(["status", "--admin", &admin]).output().unwrap().stdout;
+    let line = format!("listening on trickles://{}, key for encryption {key}\n", replica.address);
+    assert!(String::from_utf8(status).unwrap().contains(&line));
     let url = format!("trickles://{}/large.bin", replica.address);
     let fetch = |more: &[&str]| tidegate().arg("fetch").args(more).arg(&url).output().unwrap();
     for arguments in [&[][..], &["--server-key", &key]] {
@@ -681,7 +687,7 @@ async fn status(connection: &tidegate_trickles::udp::Connection, agent: &str) ->
 
 /// Asks until the answer has this status.
 async fn until_status(connection: &tidegate_trickles::udp::Connection, agent: &str, wanted: u16) {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let end = std::time::Instant::now() + Duration::from_secs(60);
     while status(connection, agent).await != wanted {
         assert!(std::time::Instant::now() < end, "never {wanted}");
     }

@@ -140,9 +140,10 @@ impl TricklesServices {
         sum
     }
 
-    /// Where the listeners are, as URLs.
-    pub(crate) fn urls(&self) -> impl Iterator<Item = String> {
-        self.services.iter().map(|(service, _)| format!("trickles://{}", service.local_addr()))
+    /// Where the listeners are, as URLs, and their keys for encryption.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = (String, String)> {
+        let url = |service: &UdpService| format!("trickles://{}", service.local_addr());
+        self.services.iter().map(move |(service, _)| (url(service), hexadecimal(service)))
     }
 }
 
@@ -238,8 +239,12 @@ fn start(
 
 /// Tells what clients may pin.
 fn say_key(service: &UdpService) {
-    let key: String = service.public_key().iter().map(|byte| format!("{byte:02x}")).collect();
+    let key = hexadecimal(service);
     tracing::info!("the key of trickles://{} for encryption is {key}", service.local_addr());
+}
+
+fn hexadecimal(service: &UdpService) -> String {
+    service.public_key().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask for.
