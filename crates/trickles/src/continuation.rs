@@ -21,6 +21,8 @@ pub const MAX_RUNS: usize = 64;
 
 const AUTHENTICATED_BYTES: usize = CONTINUATION_BYTES - 16;
 const PEER_BYTES: usize = 18;
+/// The upper half of the server's clock, which a continuation does not tell.
+const CLOCK_HIGH_BYTES: usize = 4;
 const FORMAT: u8 = 1;
 /// The same with CUBIC: the variation of the round-trip time has three bytes, before them one says what the era needs.
 const FORMAT_CUBIC: u8 = 2;
@@ -154,12 +156,13 @@ pub struct UnknownFormat {
 }
 
 impl Continuation {
-    /// Writes and authenticates the continuation for the client at `peer`.
+    /// Writes and authenticates the continuation for the client at `peer`, at most 24 days from `now_ms`.
     ///
     /// The address is part of what is authenticated: whoever holds a continuation cannot have its packets sent to
-    /// somebody else.
+    /// somebody else. So is the upper half of the clock: when the lower half comes round, in 50 days, no continuation is
+    /// young again.
     #[must_use]
-    pub fn sign(&self, keys: &EpochKeys, peer: SocketAddr) -> RawContinuation {
+    pub fn sign(&self, keys: &EpochKeys, peer: SocketAddr, now_ms: u64) -> RawContinuation {
         let mut raw = [0; CONTINUATION_BYTES];
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -186,17 +189,17 @@ impl Continuation {
         }
         put(&self.datagram_bytes.to_be_bytes());
         put(&self.sealed);
-        let tag = keys.transport.tag(&authenticated(&raw, peer));
+        let tag = keys.transport.tag(&authenticated(&raw, peer, now_ms));
         raw[AUTHENTICATED_BYTES..].copy_from_slice(&tag);
         raw
     }
 
-    /// Whether `keys` signed `raw` for the client at `peer`.
+    /// Whether `keys` signed `raw` for the client at `peer`, at most 24 days from `now_ms`.
     #[must_use]
-    pub fn verify(raw: &RawContinuation, keys: &EpochKeys, peer: SocketAddr) -> bool {
+    pub fn verify(raw: &RawContinuation, keys: &EpochKeys, peer: SocketAddr, now_ms: u64) -> bool {
         let mut tag = [0; 16];
         tag.copy_from_slice(&raw[AUTHENTICATED_BYTES..]);
-        keys.transport.verify(&authenticated(raw, peer), &tag)
+        keys.transport.verify(&authenticated(raw, peer, now_ms), &tag)
     }
 
     /// The epoch whose keys signed `raw`.
@@ -247,10 +250,20 @@ impl Continuation {
     }
 }
 
-fn authenticated(raw: &RawContinuation, peer: SocketAddr) -> [u8; AUTHENTICATED_BYTES + PEER_BYTES] {
-    let mut message = [0; AUTHENTICATED_BYTES + PEER_BYTES];
-    message[..AUTHENTICATED_BYTES].copy_from_slice(&raw[..AUTHENTICATED_BYTES]);
-    message[AUTHENTICATED_BYTES..].copy_from_slice(&peer_bytes(peer));
+fn authenticated(
+    raw: &RawContinuation,
+    peer: SocketAddr,
+    now_ms: u64,
+) -> [u8; AUTHENTICATED_BYTES + PEER_BYTES + CLOCK_HIGH_BYTES] {
+    let mut message = [0; AUTHENTICATED_BYTES + PEER_BYTES + CLOCK_HIGH_BYTES];
+    let (head, rest) = message.split_at_mut(AUTHENTICATED_BYTES);
+    head.copy_from_slice(&raw[..AUTHENTICATED_BYTES]);
+    rest[..PEER_BYTES].copy_from_slice(&peer_bytes(peer));
+    // Of all times that end in the lower half, the nearest.
+    let told_ms = u32::from_be_bytes([head[27], head[28], head[29], head[30]]);
+    let since_ms = told_ms.wrapping_sub(now_ms as u32) as i32;
+    let high = (now_ms.wrapping_add_signed(since_ms.into()) >> 32) as u32;
+    rest[PEER_BYTES..].copy_from_slice(&high.to_be_bytes());
     message
 }
 
@@ -342,6 +355,8 @@ pub(crate) mod tests {
         )
     }
 
+    const NOW_MS: u64 = 1_700_000_000_000;
+
     fn peer() -> SocketAddr {
         "192.0.2.1:4000".parse().unwrap()
     }
@@ -350,10 +365,10 @@ pub(crate) mod tests {
         #[test]
         fn a_continuation_read_back_is_the_same_and_verifies(continuation in any_continuation()) {
             let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
-            let raw = continuation.sign(&keys, peer());
+            let raw = continuation.sign(&keys, peer(), NOW_MS);
             prop_assert_eq!(Continuation::decode(&raw), Ok(continuation));
-            prop_assert!(Continuation::verify(&raw, &keys, peer()));
-            prop_assert!(Continuation::verify(&raw, &keys, "[::ffff:192.0.2.1]:4000".parse().unwrap()));
+            prop_assert!(Continuation::verify(&raw, &keys, peer(), NOW_MS));
+            prop_assert!(Continuation::verify(&raw, &keys, "[::ffff:192.0.2.1]:4000".parse().unwrap(), NOW_MS));
         }
 
         #[test]
@@ -361,11 +376,24 @@ pub(crate) mod tests {
             continuation in any_continuation(), bit in 0..CONTINUATION_BYTES * 8,
         ) {
             let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
-            let mut raw = continuation.sign(&keys, peer());
-            prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.1:4001".parse().unwrap()));
-            prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.2:4000".parse().unwrap()));
+            let mut raw = continuation.sign(&keys, peer(), NOW_MS);
+            prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.1:4001".parse().unwrap(), NOW_MS));
+            prop_assert!(!Continuation::verify(&raw, &keys, "192.0.2.2:4000".parse().unwrap(), NOW_MS));
             raw[bit / 8] ^= 1 << (bit % 8);
-            prop_assert!(!Continuation::verify(&raw, &keys, peer()));
+            prop_assert!(!Continuation::verify(&raw, &keys, peer(), NOW_MS));
+        }
+
+        #[test]
+        fn a_continuation_when_the_lower_half_of_the_clock_comes_round_then_it_is_refused(
+            continuation in any_continuation(), since_ms in -0x7fff_ffff_i64..0x7fff_ffff, rounds in 1..9_u64,
+        ) {
+            let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
+            let made_ms = NOW_MS & !0xffff_ffff | u64::from(continuation.timestamp_ms);
+            let raw = continuation.sign(&keys, peer(), made_ms);
+            let at_ms = made_ms.wrapping_add_signed(since_ms);
+            prop_assert!(Continuation::verify(&raw, &keys, peer(), at_ms));
+            prop_assert!(!Continuation::verify(&raw, &keys, peer(), at_ms + (rounds << 32)));
+            prop_assert!(!Continuation::verify(&raw, &keys, peer(), at_ms - (rounds << 32)));
         }
 
         #[test]
@@ -373,12 +401,12 @@ pub(crate) mod tests {
             continuation in any_continuation(), other: u32, time: u32,
         ) {
             let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
-            let raw = continuation.sign(&keys, peer());
+            let raw = continuation.sign(&keys, peer(), NOW_MS);
             let base = Continuation::decode(&raw).unwrap().era.base;
             let known = Continuation {
                 number: base.saturating_add(other.into()), timestamp_ms: time, srtt_us: time, ..continuation
             };
-            let known = known.sign(&keys, peer());
+            let known = known.sign(&keys, peer(), NOW_MS);
             prop_assume!(Continuation::decode(&known).unwrap().era.base == base);
             let delta = delta_of(&raw);
             prop_assert_eq!(apply_delta(&known, &delta), Some(raw));
@@ -396,10 +424,10 @@ pub(crate) mod tests {
             let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
             let era = Era { flight: 0, base, ..continuation.era };
             let successor = Continuation { number: base + u64::from(offset), era, ..continuation };
-            let raw = successor.sign(&keys, peer());
+            let raw = successor.sign(&keys, peer(), NOW_MS);
             let known_era = Era { base: 7, counter: other, tag: other, start: 3, ssthresh: 4, ..continuation.era };
             let known = Continuation { number: 9, timestamp_ms: time, srtt_us: time, era: known_era, ..continuation };
-            let known = known.sign(&keys, peer());
+            let known = known.sign(&keys, peer(), NOW_MS);
             let delta = successor_of(&raw).unwrap();
             prop_assert_eq!(successor_counter(&delta), era.counter as u16);
             let foreseen = Era { tag: 0, ..era };

@@ -4,7 +4,7 @@
 //! forgotten and the younger takes its place. Continuations from before the older generation began could be replayed
 //! unseen, so they are refused as stale: under a flood the horizon shrinks, and no replay gets through.
 
-use crate::congestion::MAX_SUCCESSORS;
+use crate::congestion::{MAX_GROUP, MAX_SUCCESSORS};
 
 /// Slots for each of those that remember an era's first loss.
 const SLOTS_A_LOSS: usize = 8;
@@ -37,7 +37,7 @@ impl ReplayTable {
     /// once more: that is what lets it go on with the connections.
     #[must_use]
     pub fn new(capacity: usize, horizon_ms: u64, now_ms: u64) -> Self {
-        let least = 2 * MAX_SUCCESSORS;
+        let least = 2 * (usize::from(MAX_GROUP) + MAX_SUCCESSORS);
         let slots = capacity.clamp(least, 1 << 28).next_power_of_two() * 2;
         // Written, so that its memory is taken now and not when the table has its first use for it.
         let empty = || std::iter::repeat_with(|| std::hint::black_box(0)).take(slots).collect();
@@ -69,6 +69,18 @@ impl ReplayTable {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Turns now, if all that one request may add could make the table turn: the request's age has to be judged by what is still
+    /// remembered when its fingerprints are looked for.
+    pub fn make_room(&mut self, now_ms: u64) {
+        let (fingerprints, losses) = (usize::from(MAX_GROUP) + MAX_SUCCESSORS, 2);
+        if now_ms.saturating_sub(self.young.since_ms) >= self.horizon_ms
+            || self.young.used + fingerprints > self.young.slots.len() / 2
+            || self.young.losses_used + losses > self.young.losses.len() / 2
+        {
+            self.turn(now_ms);
+        }
     }
 
     /// How many fingerprints of a request, from the first on, are not known. They are from now on; those from the first
@@ -123,8 +135,9 @@ impl ReplayTable {
 
     fn turn(&mut self, now_ms: u64) {
         if self.old.used + self.old.losses_used > 0 {
-            // What the old generation held is forgotten now; the young one remembers everything since it began.
-            self.complete_since_ms = self.young.since_ms;
+            // What the old generation held is forgotten now; the young one remembers everything since it began, which it may have
+            // done in the middle of a millisecond.
+            self.complete_since_ms = self.young.since_ms + 1;
         }
         std::mem::swap(&mut self.young, &mut self.old);
         if self.young.used > 0 {
@@ -235,7 +248,7 @@ mod tests {
         assert_eq!(table.take_fresh(&[7], 1900), 0);
         assert_eq!(table.take_fresh(&[9], 2000), 1);
         assert_eq!(table.take_fresh(&[7], 2000), 1, "after two generations it is forgotten");
-        assert_eq!(table.complete_since_ms(), 1000);
+        assert_eq!(table.complete_since_ms(), 1001);
     }
 
     #[test]

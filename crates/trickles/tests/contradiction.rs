@@ -32,6 +32,8 @@ struct Packet {
 struct Liar {
     server: Server,
     connection: u64,
+    /// Other clients that have come so far.
+    others: u64,
     got: BTreeMap<u64, Packet>,
     now_ms: u64,
 }
@@ -53,7 +55,8 @@ impl Liar {
     fn open(replay_entries: usize, flags: u16) -> Self {
         let config = server::Config { replay_entries, ..server::Config::default() };
         let server = Server::new(config, KeyRing::new(1, &[42; 16]), NOW_MS);
-        let mut liar = Self { server, connection: CONNECTION, got: BTreeMap::new(), now_ms: NOW_MS };
+        let mut liar =
+            Self { server, connection: CONNECTION, others: 0, got: BTreeMap::new(), now_ms: NOW_MS };
         liar.got = liar.opened(flags);
         liar
     }
@@ -68,12 +71,13 @@ impl Liar {
 
     /// The server answers someone else, whereby it may forget what is old.
     fn another_client_comes(&mut self) {
-        self.connection += 1;
+        self.others += 1;
+        self.connection = CONNECTION + self.others;
         let opened = self.opened(0);
         let got = std::mem::replace(&mut self.got, opened);
         self.acknowledge(&[(1, 1)], 1).unwrap();
         self.got = got;
-        self.connection -= 1;
+        self.connection = CONNECTION;
     }
 
     fn send(
@@ -229,6 +233,31 @@ fn timeouts_when_one_comes_after_the_other_then_one_is_answered_in_each_slot_of_
 }
 
 #[test]
+fn a_request_when_it_comes_again_as_the_table_turns_then_it_is_refused() {
+    let (mut liar, acknowledged) = Liar::with(30, 1);
+    let again = |liar: &mut Liar| liar.acknowledge(&[(1, acknowledged)], 1).map(|sent| sent.len());
+    assert_eq!(again(&mut liar), Err(Refusal::Replayed));
+    // Another client acknowledges one packet after the other; after each the request comes once more.
+    liar.connection += 1;
+    let mut of_other = liar.opened(0);
+    liar.connection -= 1;
+    for number in 1.. {
+        liar.now_ms += 1;
+        liar.connection += 1;
+        let own = std::mem::replace(&mut liar.got, of_other);
+        let more = liar.acknowledge(&[(1, number)], 1).unwrap();
+        liar.got.extend(more);
+        of_other = std::mem::replace(&mut liar.got, own);
+        liar.connection -= 1;
+        match again(&mut liar) {
+            Err(Refusal::Replayed) => {}
+            Err(Refusal::Stale { .. }) => break,
+            answered => panic!("{answered:?} after {number} requests of another client"),
+        }
+    }
+}
+
+#[test]
 fn a_group_when_a_part_of_it_is_answered_already_then_only_the_rest_sets_packets_free() {
     let (mut liar, before) = Liar::with(400, 1 << 12);
     let next = liar.got.keys().last().unwrap() + 1;
@@ -301,6 +330,8 @@ fn a_loss_of_an_era_that_a_recovery_still_sends_then_it_is_remembered_as_long_as
     // In the era that begins with the recovery a packet is lost as well.
     assert!(liar.acknowledge(&[(first, first), (first + 2, first + 2)], 1).is_ok());
     // Another acknowledgement of the flight before brings a continuation of it that is good for another minute.
+    liar.now_ms = NOW_MS + 60_500;
+    liar.another_client_comes();
     let newest = recover_at(&mut liar, 61_000, 102, 2);
     liar.now_ms = NOW_MS + 121_000;
     liar.another_client_comes();

@@ -277,23 +277,6 @@ fn a_stripped_envelope_when_it_arrives_then_the_client_ignores_it() {
 }
 
 #[test]
-fn shares_of_small_order_when_sent_then_they_are_refused() {
-    let ring = KeyRing::new(1, &[7; 16]);
-    let server = ServerSeal::new(&[1; 16], false);
-    let mut client = ClientSeal::new(Encryption::Pinned(ring.identity().public()), &[2; 16]).unwrap();
-    let mut first = client.seal(b"the first datagram");
-    for share in [[0; 32], {
-        let mut one = [0; 32];
-        one[0] = 1;
-        one
-    }] {
-        first[6..38].copy_from_slice(&share);
-        let opened = server.open(&first, &ring, &Counters::default());
-        assert_eq!(opened.err(), Some(SealError::Forged));
-    }
-}
-
-#[test]
 fn a_key_file_when_it_names_an_identity_then_it_outlives_the_epochs() {
     let secret = "11".repeat(32);
     let text = |epoch: u8| format!("{epoch} {}\nidentity {secret}\n", format!("{epoch:02x}").repeat(16));

@@ -24,6 +24,7 @@ fn hex(bytes: &[u8]) -> String {
 fn vectors() -> String {
     let secret: Block = std::array::from_fn(|n| n as u8);
     let peer: SocketAddr = "192.0.2.1:4000".parse().unwrap();
+    const NOW_MS: u64 = 0x018c_0102_0304;
     let connection = 0x0123_4567_89ab_cdef_u64;
     let mut out = String::new();
     let mut say = |name: &str, value: String| writeln!(out, "{name:<28} = {value}").unwrap();
@@ -55,13 +56,13 @@ fn vectors() -> String {
         epoch: 1,
         number: 1,
         era,
-        timestamp_ms: 0x0102_0304,
+        timestamp_ms: NOW_MS as u32,
         srtt_us: 0,
         rttvar_us: 0,
         datagram_bytes: 1200,
         sealed,
     };
-    say("continuation of packet 1", hex(&continuation.sign(&keys, peer)));
+    say("continuation of packet 1", hex(&continuation.sign(&keys, peer, NOW_MS)));
     let user = UserContinuation { kind: Kind::Output, request: 1, start: 0, end: 1000, opaque: b"opaque" };
     let mut signed = Vec::new();
     user.sign(&KeyRing::new(1, &secret), &mut signed);

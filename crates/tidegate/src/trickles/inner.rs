@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tidegate_accelerator::Inside;
 use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
 use tidegate_trickles::server::Wait;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, watch};
 
 use super::exchange::{self, Begun, Outgoing};
 use super::streams::Streams;
@@ -30,6 +30,8 @@ const KEPT_RESPONSES: usize = 4096;
 const KEPT_DEEDS: usize = 16_384;
 /// Questions to the accelerator at once; more have to wait for a repetition.
 const MAX_ASKED: usize = 1024;
+/// Of them for clients that may not be where they say.
+const MAX_UNPROVED: usize = MAX_ASKED / 2;
 /// Responses that are taken to their end at once, so that they come into the cache.
 const MAX_DRAINS: usize = 32;
 /// How long what was found answers the same request again. A repetition must not be carried out twice.
@@ -100,7 +102,16 @@ struct Soft {
     known: Kept<u64, Known>,
     gone: Kept<u64, ()>,
     blocks: Kept<(u64, u64), Bytes>,
-    waiting: HashMap<Question, Vec<oneshot::Sender<()>>>,
+    /// What is being asked: who waits for it holds a receiver, and nothing is kept for who waits no longer.
+    waiting: HashMap<Question, Asking>,
+}
+
+/// A question that has no answer yet.
+struct Asking {
+    /// Ends with the question.
+    done: watch::Sender<()>,
+    /// Whoever asked it is where it says.
+    proved: bool,
 }
 
 impl Soft {
@@ -146,24 +157,23 @@ impl InnerSite {
     }
 
     /// Waits for the answer to a question; `true` if the caller is the one to ask it. `None` where too many are asked.
-    fn join(&self, question: &Question) -> Option<(Wait, bool)> {
-        let (done, answered) = oneshot::channel();
+    fn join(&self, question: &Question, proved: bool) -> Option<(Wait, bool)> {
         let mut soft = self.lock();
-        let full = soft.waiting.len() >= MAX_ASKED;
-        let first = match soft.waiting.get_mut(question) {
-            Some(waiting) => {
-                waiting.push(done);
-                false
-            }
-            None if full => return None,
+        let (mut answered, first) = match soft.waiting.get(question) {
+            Some(asking) => (asking.done.subscribe(), false),
             None => {
-                soft.waiting.insert(question.clone(), vec![done]);
-                true
+                let unproved = || soft.waiting.values().filter(|asking| !asking.proved).count();
+                if soft.waiting.len() >= MAX_ASKED || (!proved && unproved() >= MAX_UNPROVED) {
+                    return None;
+                }
+                let (done, answered) = watch::channel(());
+                soft.waiting.insert(question.clone(), Asking { done, proved });
+                (answered, true)
             }
         };
         let wait: Wait = Box::pin(async move {
             // A sender that is gone has given up: what is there is the answer.
-            let _ = answered.await;
+            let _ = answered.changed().await;
         });
         Some((wait, first))
     }
@@ -298,7 +308,7 @@ impl Site for InnerSite {
         if self.lock().found_of(&request.key).is_some_and(fresh) {
             return None;
         }
-        let (wait, first) = self.join(&Question::Request(request.key.clone()))?;
+        let (wait, first) = self.join(&Question::Request(request.key.clone()), asked.proved)?;
         if first {
             tokio::spawn(self.clone().find_now(request.key.clone(), request));
         }
@@ -325,7 +335,7 @@ impl Site for InnerSite {
         let mut waits = Vec::new();
         for index in missing {
             // What is waited for already is waited for; the client asks for the rest again.
-            let Some((wait, asks)) = self.join(&Question::Block(part.version, index)) else { break };
+            let Some((wait, asks)) = self.join(&Question::Block(part.version, index), true) else { break };
             if asks {
                 tokio::spawn(self.clone().read_now(request.clone(), part.version, index, part));
             }
@@ -389,6 +399,44 @@ mod tests {
         assert_eq!(site.known(b"h", b"/", 1), Ok(resource(1, "9")));
         assert_eq!(site.keep(resource(1, "12"), Outgoing::of(&asked)), resource(1, "9"));
         assert_eq!(site.known(b"h", b"/", 2), Ok(resource(2, "11")));
+    }
+
+    fn asked(target: &[u8], proved: bool) -> Asked<'_> {
+        let peer = ([192, 0, 2, 1], 1).into();
+        Asked { peer, proved, request: 1, host: b"h", target, head: b"", body: b"" }
+    }
+
+    fn question(target: &[u8]) -> Question {
+        Question::Request(Outgoing::of(&asked(target, true)).key)
+    }
+
+    #[test]
+    fn who_waits_no_longer_leaves_nothing_behind() {
+        let mut site = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
+        let question = question(b"/slow");
+        let (first, is_first) = site.join(&question, false).unwrap();
+        assert!(is_first);
+        let second = site.prepare_find(&asked(b"/slow", true)).unwrap();
+        for _ in 0..1000 {
+            drop(site.prepare_find(&asked(b"/slow", false)));
+        }
+        let receivers = |site: &InnerSite| site.lock().waiting[&question].done.receiver_count();
+        assert_eq!(receivers(&site), 2);
+        drop((first, second));
+        assert_eq!(receivers(&site), 0);
+        site.settle(&question);
+        assert!(site.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn clients_that_have_proved_nothing_leave_half_of_the_questions_to_others() {
+        let site = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
+        let nth = |n: usize| question(format!("/{n}").as_bytes());
+        let asked = (0..2 * MAX_ASKED).filter(|n| site.join(&nth(*n), false).is_some()).count();
+        assert_eq!(asked, MAX_UNPROVED);
+        assert!(site.join(&nth(0), false).is_some(), "what is asked already");
+        let proved = (MAX_ASKED..3 * MAX_ASKED).filter(|n| site.join(&nth(*n), true).is_some()).count();
+        assert_eq!(proved, MAX_ASKED - MAX_UNPROVED);
     }
 
     #[test]

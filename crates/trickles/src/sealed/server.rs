@@ -2,8 +2,8 @@
 
 use super::{
     ANSWER_OVERHEAD_BYTES, Cipher, FIRST_HEAD_BYTES, HELLO_BYTES, HINT_BYTES, KIND_ANSWER, KIND_EXPIRED,
-    KIND_FIRST, KIND_HELLO, KIND_KEY, KIND_SEALED, Nonces, PLAIN, PUBLIC_BYTES, SEALED_HEAD_BYTES,
-    SESSION_BYTES, SealError, TOKEN_BYTES, WITH_SESSION, exchange, session_keys,
+    KIND_FIRST, KIND_HELLO, KIND_KEY, KIND_SEALED, Nonces, PLAIN, PUBLIC_BYTES, REQUEST_OVERHEAD_BYTES,
+    SEALED_HEAD_BYTES, SESSION_BYTES, SealError, TOKEN_BYTES, WITH_SESSION, exchange, session_keys,
 };
 use crate::keys::KeyRing;
 use crate::mac::Block;
@@ -81,6 +81,10 @@ impl ServerSeal {
                 Ok(tell_key(&rest[..TOKEN_BYTES], keys))
             }
             [VERSION, KIND_FIRST, rest @ ..] => {
+                // Shorter ones are not worth a multiplication.
+                if datagram.len() < REQUEST_OVERHEAD_BYTES {
+                    return Err(SealError::Malformed);
+                }
                 let (hint, rest) = rest.split_at_checked(HINT_BYTES).ok_or(SealError::Malformed)?;
                 let (share, _) = rest.split_first_chunk::<PUBLIC_BYTES>().ok_or(SealError::Malformed)?;
                 let Some(identity) = keys.identity_by_hint(hint) else {
@@ -148,4 +152,28 @@ fn session(keys: &KeyRing, id: &Block) -> [u8; SESSION_BYTES] {
     session[17..33].copy_from_slice(&to_server);
     session[33..].copy_from_slice(&to_client);
     session
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_small_order_when_sent_then_it_is_refused() {
+        let ring = KeyRing::new(1, &[7; 16]);
+        let public = ring.identity().public();
+        let server = ServerSeal::new(&[1; 16], false);
+        let mut one = [0; PUBLIC_BYTES];
+        one[0] = 1;
+        for share in [[0; PUBLIC_BYTES], one] {
+            // With such a share everybody knows what is shared: nothing but zeros (RFC 7748 §6.1).
+            let (pair, _) = exchange(&[0; 32], &share, &public);
+            let mut first = vec![VERSION, KIND_FIRST];
+            first.extend_from_slice(&ring.identity().hint());
+            first.extend_from_slice(&share);
+            pair.to_server.seal(&mut Nonces::new(&[2; 16]), &mut first, &[b"the first datagram"]);
+            let opened = server.open(&first, &ring, &Counters::default());
+            assert_eq!(opened.err(), Some(SealError::Forged));
+        }
+    }
 }

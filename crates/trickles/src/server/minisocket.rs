@@ -174,12 +174,12 @@ impl Minisocket {
 
     /// Signs and hands out the packets.
     pub fn finish(self, transmit: &mut impl FnMut(&[u8])) {
-        let Template { mut continuation, secret, connection, timestamp_us, head } = self.template;
+        let Template { mut continuation, now_ms, secret, connection, timestamp_us, head } = self.template;
         let mut told = Vec::with_capacity(RESPONSE_HEAD_BYTES);
         let mut nonces = secret.nonces(continuation.era.tag);
         for Packet { number, mut datagram } in self.packets {
             continuation.number = number;
-            let raw = continuation.sign(self.keys.current(), self.peer);
+            let raw = continuation.sign(self.keys.current(), self.peer, now_ms);
             let nonce = nonces.packet(number);
             let delta = match head {
                 Head::Full => None,

@@ -348,6 +348,7 @@ impl Server {
                     self.authenticate(request.connection, account, peer, now_ms)?;
                 let template = Template {
                     continuation,
+                    now_ms,
                     secret,
                     connection: request.connection,
                     timestamp_us: 0,
@@ -410,7 +411,7 @@ impl Server {
         };
         self.counters.trickles_opens_total.add(1);
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let template = Template { continuation, secret, connection, timestamp_us, head: Head::Full };
+        let template = Template { continuation, now_ms, secret, connection, timestamp_us, head: Head::Full };
         let numbers = 1..=u64::from(flight);
         Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, numbers, packet_bytes)))
     }
@@ -425,12 +426,14 @@ impl Server {
     ) -> Result<([u8; 16], Continuation, Secret), Refusal> {
         let epoch = Continuation::epoch_of(&account.continuation);
         let keys = self.keys.get(epoch).ok_or(Refusal::UnknownEpoch { epoch, connection })?;
-        if !Continuation::verify(&account.continuation, keys, peer) {
+        if !Continuation::verify(&account.continuation, keys, peer, now_ms) {
             return Err(Refusal::Forged);
         }
         let continuation = Continuation::decode(&account.continuation)?;
         let age_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);
         let ahead_ms = age_ms.wrapping_neg();
+        // From here on nothing of this request makes the table turn, which would forget what the age is judged by.
+        self.replay.make_room(now_ms);
         let remembered = now_ms.saturating_sub(self.replay.complete_since_ms());
         let too_old = age_ms > self.config.horizon_ms || u64::from(age_ms) > remembered;
         if too_old && ahead_ms > self.config.clock_skew_ms {
@@ -530,7 +533,7 @@ impl Server {
         let (connection, timestamp_us) = (request.connection, request.timestamp_us);
         let most = if timeout { wire::most_bytes_of_attempt(part.into()) } else { u16::MAX };
         let size = continuation.datagram_bytes.min(self.config.datagram_bytes).min(most).into();
-        let template = Template { continuation, secret, connection, timestamp_us, head };
+        let template = Template { continuation, now_ms, secret, connection, timestamp_us, head };
         let mut socket = Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size);
         socket.answered_before = answered_before;
         Ok(Some(socket))
@@ -624,6 +627,7 @@ fn kind_of(ask: &Ask) -> EventKind {
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) continuation: Continuation,
+    pub(crate) now_ms: u64,
     pub(crate) secret: Secret,
     pub(crate) connection: u64,
     pub(crate) timestamp_us: u32,

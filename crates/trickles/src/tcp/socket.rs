@@ -41,6 +41,8 @@ pub(crate) struct TcpSocket {
     numbers: Mutex<Numbers>,
     /// Of a client: its next sequence number, and what it acknowledges.
     own: Mutex<(u32, u32)>,
+    /// Of a client: whom it sends to.
+    server: Mutex<Option<SocketAddr>>,
     _rule: Rule,
     _port: Socket,
 }
@@ -95,6 +97,7 @@ impl TcpSocket {
             local: address,
             is_client,
             numbers: Mutex::default(),
+            server: Mutex::default(),
             own: Mutex::new((
                 u32::from_be_bytes(crate::udp::random_block()?[..4].try_into().unwrap_or_default()),
                 0,
@@ -153,10 +156,16 @@ impl TcpSocket {
                     continue;
                 }
                 if !segment.marked {
-                    if self.is_client && segment.flags & (RST | SYN) != 0 {
-                        return Err(io::ErrorKind::ConnectionRefused.into());
+                    let of_server = self.is_client && *lock(&self.server) == Some(segment.from);
+                    if !of_server || segment.flags & (RST | SYN) == 0 {
+                        continue;
                     }
-                    continue;
+                    // What came before it is not lost: the server answers the next packet in the same way.
+                    return if each.is_empty() {
+                        Err(io::ErrorKind::ConnectionRefused.into())
+                    } else {
+                        Ok(())
+                    };
                 }
                 buffer[..segment.payload.len()].copy_from_slice(segment.payload);
                 let end = segment.sequence.wrapping_add(segment.payload.len() as u32).wrapping_add(1);
@@ -201,6 +210,7 @@ impl TcpSocket {
     fn numbers_for(&self, payload: &[u8], to: SocketAddr) -> (u32, u32, u8) {
         let next = |sequence: u32| sequence.wrapping_add(payload.len() as u32).wrapping_add(1);
         if self.is_client {
+            *lock(&self.server) = Some(to);
             let mut own = lock(&self.own);
             let (sequence, acknowledgement) = *own;
             own.0 = next(sequence);

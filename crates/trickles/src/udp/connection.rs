@@ -469,8 +469,8 @@ impl Driver {
 
     fn take(&mut self, received: &Received) {
         let mut state = self.shared.lock();
-        self.moves = 0;
-        (state.refused, state.answered) = (false, true);
+        // Anybody can send something; a server is who is understood.
+        let mut is_heard = false;
         for (datagram, _, _) in received.datagrams() {
             let opened;
             let datagram = match self.seal.as_mut().map(|seal| seal.open(datagram)) {
@@ -480,6 +480,7 @@ impl Driver {
                     &opened
                 }
                 Some(Ok(Incoming::Send(datagram))) => {
+                    is_heard = true;
                     self.waiting = Some(datagram);
                     continue;
                 }
@@ -487,14 +488,20 @@ impl Driver {
                 Some(Err(error)) => {
                     // Before an answer only: later, somebody else says so.
                     state.wrong_key |= error == SealError::WrongKey && !state.client.is_established();
+                    is_heard |= error == SealError::WrongKey;
                     tracing::trace!(%error, "ignored an envelope");
                     continue;
                 }
             };
             // An error is a datagram of an old connection or of a stranger; the core has ignored it.
-            if let Err(error) = state.client.handle_datagram(datagram, now()) {
-                tracing::trace!(%error, "ignored a datagram");
+            match state.client.handle_datagram(datagram, now()) {
+                Ok(_) => is_heard = true,
+                Err(error) => tracing::trace!(%error, "ignored a datagram"),
             }
+        }
+        if is_heard {
+            self.moves = 0;
+            (state.refused, state.answered) = (false, true);
         }
         if state.wrong_key {
             state.wake_all();

@@ -4,7 +4,7 @@ use super::batch::{BatchSocket, Outgoing, Received};
 use super::{random_block, wall_clock_ms};
 use crate::keys::KeyRing;
 use crate::sealed::{Reply, ServerSeal, Unsealed};
-use crate::server::{Application, Counters, Minisocket, Outer, Server};
+use crate::server::{Application, Counters, EventKind, Minisocket, Outer, Server};
 use crate::tcp::{PacketSource, TcpSocket};
 use std::future::Future;
 use std::io;
@@ -17,6 +17,8 @@ use tokio::task::JoinSet;
 const RECEIVE_BUFFERS: usize = 16;
 /// Requests that wait for the application at once; more are dropped, and their clients ask again.
 const MAX_WAITING: usize = 4096;
+/// Of them such as open a connection: their clients may not be where they say.
+const MAX_WAITING_OPENS: usize = MAX_WAITING / 2;
 
 /// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of them.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub struct UdpServer<A> {
     server: Server,
     application: A,
     waiting: JoinSet<Waiting>,
+    /// Held by those of them that open a connection, and so counts them.
+    opens: Arc<()>,
     seal: ServerSeal,
 }
 
@@ -35,6 +39,8 @@ struct Waiting {
     reply: Option<Reply>,
     socket: Minisocket,
     local: Option<IpAddr>,
+    /// Of one that opens a connection.
+    _open: Option<Arc<()>>,
 }
 
 /// A UDP socket bound to `address`; with `shared`, others of the same user may bind it too.
@@ -89,7 +95,7 @@ impl<A: Application> UdpServer<A> {
 
     fn over(socket: BatchSocket, server: Server, application: A) -> io::Result<Self> {
         let seal = ServerSeal::new(&random_block()?, server.config().require_encryption);
-        Ok(Self { socket, server, application, waiting: JoinSet::new(), seal })
+        Ok(Self { socket, server, application, waiting: JoinSet::new(), opens: Arc::new(()), seal })
     }
 
     /// What was done and refused.
@@ -138,7 +144,7 @@ impl<A: Application> UdpServer<A> {
 
     /// Answers one batch.
     async fn serve(&mut self, received: &mut Received, outgoing: &mut Outgoing) {
-        let Self { socket, server, application, waiting, seal } = self;
+        let Self { socket, server, application, waiting, opens, seal } = self;
         match socket.receive(received) {
             Ok(true) => {}
             Ok(false) => return,
@@ -184,7 +190,8 @@ impl<A: Application> UdpServer<A> {
                 server.answer(&event, minisocket, application, &mut transmit);
                 continue;
             };
-            if waiting.len() >= MAX_WAITING {
+            let is_open = event.kind == EventKind::Open;
+            if waiting.len() >= MAX_WAITING || (is_open && Arc::strong_count(opens) > MAX_WAITING_OPENS) {
                 server.counters().trickles_overloaded_total.add(1);
                 continue;
             }
@@ -194,7 +201,8 @@ impl<A: Application> UdpServer<A> {
                 Unsealed::Request(_, reply) => Some(reply),
                 _ => None,
             };
-            let held = Waiting { datagram, reply, socket: minisocket, local };
+            let open = is_open.then(|| opens.clone());
+            let held = Waiting { datagram, reply, socket: minisocket, local, _open: open };
             waiting.spawn(async move {
                 wait.await;
                 held
@@ -206,7 +214,7 @@ impl<A: Application> UdpServer<A> {
 
     /// Answers a request whose wait is over.
     async fn resume(&mut self, ready: Waiting, outgoing: &mut Outgoing) {
-        let Waiting { datagram, reply, socket, local } = ready;
+        let Waiting { datagram, reply, socket, local, _open: _ } = ready;
         let peer = socket.peer();
         // A key that was retired meanwhile: the client asks again.
         let Self { server, application, seal, .. } = self;
