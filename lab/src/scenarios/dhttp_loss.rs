@@ -191,8 +191,12 @@ fn outcome(
                 + metric("tidegate_dhttp_requests_answered_total")
         ),
     ));
-    if let Some(failure) = report.failures.first() {
-        verdict = verdict.noting(&format!("{} failed, the first: {failure}", report.failures.len()));
+    if let [first, .., last] | [first @ last] = &report.failures[..] {
+        verdict = verdict.noting(&format!(
+            "{} failed, the first: {first}, the last: {last}; the site behind tidegate failed {} times",
+            report.failures.len(),
+            metric("tidegate_upstream_failures_total"),
+        ));
     }
     Outcome {
         raw: raw(report),
