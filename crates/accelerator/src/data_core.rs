@@ -36,6 +36,7 @@ use crate::service::flights::{Flights, Leader, Outcome};
 use crate::service::listed::Listed;
 use crate::service::plan::Plan;
 use crate::service::seen::Seen;
+use crate::session::helpers::Helpers;
 use crate::session::{self, Times};
 use crate::upstream::Pools;
 
@@ -101,6 +102,7 @@ pub(crate) struct DataCore {
     pub store: Option<Arc<Store>>,
     pub flights: Arc<Flights>,
     pub clients: Clients,
+    pub helpers: Helpers,
     pub log: Option<LogBuffer>,
     pub defence: Option<Defence>,
     /// Filled by a read and consumed before the next await.
@@ -163,6 +165,7 @@ impl DataCore {
                 store: start.store,
                 flights: start.flights,
                 clients: Clients::new(start.epoll),
+                helpers: Helpers::default(),
                 log: start.log.map(LogBuffer::new),
                 defence: start.defence.map(Defence::new),
                 read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),

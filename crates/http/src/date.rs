@@ -137,11 +137,32 @@ fn two_digits(value: &[u8]) -> Option<u32> {
 }
 
 fn month(value: &[u8]) -> Option<u32> {
-    MONTHS.iter().position(|name| name.eq_ignore_ascii_case(value)).map(|index| index as u32 + 1)
+    Some(match &lower_case(value)? {
+        b"jan" => 1,
+        b"feb" => 2,
+        b"mar" => 3,
+        b"apr" => 4,
+        b"may" => 5,
+        b"jun" => 6,
+        b"jul" => 7,
+        b"aug" => 8,
+        b"sep" => 9,
+        b"oct" => 10,
+        b"nov" => 11,
+        b"dec" => 12,
+        _ => return None,
+    })
 }
 
 fn is_weekday(value: &[u8]) -> bool {
-    WEEKDAYS.iter().any(|name| name.eq_ignore_ascii_case(value))
+    let lower = lower_case(value);
+    lower.is_some_and(|name| matches!(&name, b"mon" | b"tue" | b"wed" | b"thu" | b"fri" | b"sat" | b"sun"))
+}
+
+/// Three letters; nothing else becomes a letter by this bit.
+fn lower_case(value: &[u8]) -> Option<[u8; 3]> {
+    let name: [u8; 3] = value.try_into().ok()?;
+    Some(name.map(|byte| byte | 0x20))
 }
 
 /// Days from 1970-01-01 in the proleptic Gregorian calendar; years begin in March so that the leap day comes last.

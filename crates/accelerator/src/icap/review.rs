@@ -148,7 +148,7 @@ fn adapt_request<B: RequestBody>(
             _ => None,
         };
         return match adapted {
-            Some((head, content)) => Ok(Review::Answered(Box::new(Response::adapted(of(head), content)))),
+            Some((head, content)) => Ok(Review::Answered(Response::adapted(of(head), content))),
             None => Err(is_restorable.then_some(body)),
         };
     }
@@ -178,8 +178,8 @@ fn of(adapted: Adapted<tidegate_http::ResponseParser>) -> Head {
 pub(crate) async fn review_response(
     core: &Rc<DataCore>,
     incoming: &Incoming<'_>,
-    mut response: Response,
-) -> Result<Response, UpstreamError> {
+    mut response: Box<Response>,
+) -> Result<Box<Response>, UpstreamError> {
     let request = incoming.head;
     let services = core.icap_services();
     let found = services.find(IcapSubject::Responses, request.method_bytes, incoming.normalized);
@@ -201,13 +201,13 @@ pub(crate) async fn review_response(
     let was_forbidden = response.head().status == 403;
     let (interim, upload) = (response.take_interim(), response.take_upload());
     let parked = Parked::new(core);
-    let decided = ask(&service, &question, OriginBody(Box::new(response))).await;
+    let decided = ask(&service, &question, OriginBody(response)).await;
     drop(parked);
     let mut reviewed = match decided {
         Ok(Decided::Unmodified(OriginBody(mut response), reviewed)) => {
             service.succeeded();
             response.reviewed = reviewed;
-            *response
+            response
         }
         Ok(Decided::Modified(modification)) => {
             let reviewed = modification.link.reviewed;
@@ -236,15 +236,15 @@ fn pass(
     service: &Service,
     failure: Failure,
     body: Option<OriginBody>,
-) -> Result<Response, UpstreamError> {
+) -> Result<Box<Response>, UpstreamError> {
     let body = may_pass(core, service, &failure).then_some(body).flatten();
-    body.map(|OriginBody(response)| *response).ok_or(UpstreamError::Unreviewed)
+    body.map(|OriginBody(response)| response).ok_or(UpstreamError::Unreviewed)
 }
 
 fn adapt_response(
     question: &Question<'_>,
     modification: Modification<OriginBody>,
-) -> Result<Response, Option<OriginBody>> {
+) -> Result<Box<Response>, Option<OriginBody>> {
     let Modification { sections, bytes, link, body, upload, is_restorable } = modification;
     let has_body = sections.body == Body::Response;
     let adapted = sections

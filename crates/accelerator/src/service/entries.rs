@@ -110,6 +110,9 @@ pub(crate) fn encode_variants(generation: u64, names: &[u8], out: &mut Vec<u8>) 
 #[inline]
 pub(crate) fn write_url_key(normalized: &Normalized<'_>, seen: &Seen<'_>, out: &mut Vec<u8>) {
     out.clear();
+    // At once, and not piece by piece.
+    let query_bytes = normalized.query.map_or(0, <[u8]>::len);
+    out.reserve(b"https://?".len() + normalized.authority.len() + normalized.path.len() + query_bytes);
     out.extend_from_slice(if seen.https { b"https://" } else { b"http://" });
     out.extend_from_slice(normalized.authority);
     out.extend_from_slice(normalized.path);

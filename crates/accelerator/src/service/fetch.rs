@@ -121,7 +121,7 @@ async fn review<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, bod
             if response.head().status == 403 {
                 core.note_refused(incoming.peer, &incoming.seen, Reason::Content);
             }
-            answer_of_service(core, &plan, *response)
+            answer_of_service(core, &plan, response)
         }
         Review::Adapted(adapted) => {
             let AdaptedRequest { bytes, parser, body } = *adapted;
@@ -152,7 +152,7 @@ async fn review<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, bod
 }
 
 /// A service has answered in the upstream's place.
-fn answer_of_service(core: &DataCore, plan: &Plan, response: Response) -> Answer {
+fn answer_of_service(core: &DataCore, plan: &Plan, response: Box<Response>) -> Answer {
     let mut head = Vec::with_capacity(512);
     fill::write_client_head(&response.head(), &plan.pseudonym, &core.clock.date(), &mut head);
     let forward = Forward {
@@ -200,6 +200,16 @@ enum Next<'f> {
     /// Asks for itself.
     Ask,
     Fail(u16),
+}
+
+/// What the cache does not answer.
+struct Miss {
+    /// The URL's, from before the request is sent.
+    epoch: Epoch,
+    /// What it has for the request and may not use as it is.
+    stale: Option<Object>,
+    leader: Option<Leader>,
+    reason: Forwarded,
 }
 
 /// One request to one upstream group.
@@ -310,10 +320,12 @@ impl Fetch<'_> {
                 return self.passing(Box::pin(self.send_as_is(body)).await, reason);
             }
             if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
-                return self.fetch(store, url_key, stale, None, reason, body).await;
+                let epoch = self.core.flights.epoch(url_key);
+                return self.fetch(store, url_key, Miss { epoch, stale, leader: None, reason }, body).await;
             }
-            let epoch = self.core.flights.epoch(url_key);
-            let leader = match self.core.flights.join(&key, epoch) {
+            let joined = self.core.flights.epoch(url_key);
+            let mut epoch = joined;
+            let leader = match self.core.flights.join(&key, joined) {
                 Join::Lead(leader) => {
                     // Another request may have ended between the look and the join.
                     key.truncate(url_key.len());
@@ -325,9 +337,12 @@ impl Fetch<'_> {
                 }
                 Join::Follow(flight) => {
                     follower.forward = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
-                    match Box::pin(self.follow(&flight, &mut follower)).await {
+                    let next = Box::pin(self.follow(&flight, &mut follower)).await;
+                    // What was removed while this request waited is no reason not to store its answer.
+                    epoch = self.core.flights.epoch(url_key);
+                    match next {
                         Next::Look => continue,
-                        Next::Overtake => match self.core.flights.overtake(&key, epoch, &flight) {
+                        Next::Overtake => match self.core.flights.overtake(&key, joined, &flight) {
                             Some(leader) => Some(leader),
                             None => continue,
                         },
@@ -341,7 +356,7 @@ impl Fetch<'_> {
                     }
                 }
             };
-            return self.fetch(store, url_key, stale, leader, reason, body).await;
+            return self.fetch(store, url_key, Miss { epoch, stale, leader, reason }, body).await;
         }
     }
 
@@ -413,18 +428,10 @@ impl Fetch<'_> {
     }
 
     /// Asks the upstream for the whole response, or whether the stored one still holds, and stores what comes.
-    async fn fetch<B: RequestBody>(
-        &self,
-        store: &Store,
-        url_key: &[u8],
-        stale: Option<Object>,
-        leader: Option<Leader>,
-        reason: Forwarded,
-        mut body: B,
-    ) -> Answer {
+    async fn fetch<B: RequestBody>(&self, store: &Store, url_key: &[u8], miss: Miss, mut body: B) -> Answer {
+        let Miss { mut epoch, stale, leader, reason } = miss;
         self.core.metrics.cache_misses_total.add(1);
         let asked_ms = self.core.clock.elapsed_ms();
-        let mut epoch = self.core.flights.epoch(url_key);
         let validators = stale.as_ref().map(Validators::of).unwrap_or_default();
         let mut sent =
             self.send(&CLIENT_CONDITIONS, &validators.fields(), BodyFraming::None, &mut body).await;
@@ -518,12 +525,12 @@ impl Fetch<'_> {
     }
 
     /// Forwards the request as it is.
-    async fn send_as_is<B: RequestBody>(&self, body: B) -> Result<Response, UpstreamError> {
+    async fn send_as_is<B: RequestBody>(&self, body: B) -> Result<Box<Response>, UpstreamError> {
         self.send(&[FieldId::Expect], &[], self.incoming.head.framing, body).await
     }
 
     /// Nothing is stored.
-    fn passing(&self, sent: Result<Response, UpstreamError>, reason: Forwarded) -> Answer {
+    fn passing(&self, sent: Result<Box<Response>, UpstreamError>, reason: Forwarded) -> Answer {
         match sent {
             Ok(response) => {
                 let forward = self.forward(reason, response.head().status);
@@ -564,7 +571,7 @@ impl Fetch<'_> {
         added: &[(&[u8], &[u8])],
         framing: BodyFraming,
         body: B,
-    ) -> Result<Response, UpstreamError> {
+    ) -> Result<Box<Response>, UpstreamError> {
         let head = self.incoming.head;
         let capability: (&[u8], &[u8]) = (b"Surrogate-Capability", cache::SURROGATE_CAPABILITY.as_bytes());
         let added = [added, &[capability]].concat();
@@ -645,7 +652,9 @@ fn refresh<'r>(
         let Some(store) = &core.store else { return };
         let fetch = Fetch { core, plan, pools, group, incoming, variant: Cell::new(0) };
         // What is to be stored is stored whether or not anybody reads the answer.
-        fetch.fetch(store, url_key, Some(stale), Some(leader), Forwarded::Stale, EmptyBody).await;
+        let epoch = core.flights.epoch(url_key);
+        let miss = Miss { epoch, stale: Some(stale), leader: Some(leader), reason: Forwarded::Stale };
+        fetch.fetch(store, url_key, miss, EmptyBody).await;
     })
 }
 

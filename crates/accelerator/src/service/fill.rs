@@ -39,7 +39,6 @@ pub(crate) struct Streamed {
 }
 
 /// Where a body comes from.
-#[expect(clippy::large_enum_variant, reason = "it is part of an answer, which is on the heap")]
 enum Source {
     Upstream(Rest),
     Stored(Reader),
@@ -70,7 +69,7 @@ impl Forward {
 
 impl Streamed {
     /// A response that passes through without being stored.
-    pub(crate) fn passing(mut response: Response, head: Vec<u8>, forward: Forward) -> Self {
+    pub(crate) fn passing(mut response: Box<Response>, head: Vec<u8>, forward: Forward) -> Self {
         let interim = response.take_informational();
         let mut streamed = Self::about(&response.head(), head, forward);
         streamed.interim = interim;
@@ -148,7 +147,7 @@ impl Streamed {
     }
 
     /// The upstream's response, if it does not go by way of the cache.
-    pub(crate) fn into_response(self) -> Option<Response> {
+    pub(crate) fn into_response(self) -> Option<Box<Response>> {
         match self.source {
             Source::Upstream(rest) => Some(rest.response),
             Source::Stored(_) | Source::Nothing => None,
@@ -205,7 +204,7 @@ impl Storing<'_> {
     /// Starts to store `response` if the rules allow it. `head` is what goes to the client.
     pub(crate) async fn begin(
         &self,
-        response: Response,
+        response: Box<Response>,
         head: Vec<u8>,
         mut forward: Forward,
         leader: Option<Leader>,

@@ -1,7 +1,6 @@
 //! Requests in progress for the same object: one asks the upstream, the others wait for its answer (RFC 9111 §4).
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -83,7 +82,7 @@ impl Default for Flights {
     }
 }
 
-type ByKey = HashMap<Box<[u8]>, Arc<Flight>>;
+type ByKey = HashMap<Box<[u8]>, Arc<Flight>, ahash::RandomState>;
 
 /// One request in progress.
 #[derive(Default)]
@@ -232,9 +231,12 @@ impl Leader {
 
     fn end(&self, outcome: Outcome) {
         let mut shard = self.flights.shard(&self.name);
-        // Unless another request has overtaken this one.
-        if shard.get(&self.name).is_some_and(|current| Arc::ptr_eq(current, &self.flight)) {
-            shard.remove(&self.name);
+        match shard.remove(&self.name) {
+            // Another request has overtaken this one.
+            Some(current) if !Arc::ptr_eq(&current, &self.flight) => {
+                shard.insert(self.name.clone(), current);
+            }
+            _ => {}
         }
         drop(shard);
         // An outcome is final: the first one counts.

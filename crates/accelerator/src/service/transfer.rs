@@ -52,7 +52,7 @@ impl Fill {
     /// same object need to be answered meanwhile, if they may be.
     pub(crate) async fn pump(
         mut self,
-        mut response: Response,
+        mut response: Box<Response>,
         started: impl FnOnce(Tail) -> Option<Started>,
     ) -> Result<Pumped, UpstreamError> {
         let (mut unstored, mut is_whole) = (None, false);
@@ -99,7 +99,7 @@ impl Fill {
     }
 
     /// Reads `response` to its end.
-    async fn run(mut self, mut response: Response, tail: Tail, rest: Rc<RefCell<Option<Rest>>>) {
+    async fn run(mut self, mut response: Box<Response>, tail: Tail, rest: Rc<RefCell<Option<Rest>>>) {
         let mut orphaned: Option<Instant> = None;
         loop {
             if tail.readers.load(Ordering::Relaxed) > 0 {
@@ -190,7 +190,7 @@ pub(crate) struct Reader {
 pub(crate) struct Rest {
     piece: Vec<u8>,
     is_piece_taken: bool,
-    pub response: Response,
+    pub response: Box<Response>,
 }
 
 impl Reader {
@@ -243,7 +243,7 @@ impl Drop for Reader {
 
 impl Rest {
     /// A response that goes past the cache.
-    pub(crate) fn all_of(response: Response) -> Self {
+    pub(crate) fn all_of(response: Box<Response>) -> Self {
         Self { piece: Vec::new(), is_piece_taken: true, response }
     }
 

@@ -258,12 +258,13 @@ impl Connection<'_> {
         let chunked = framing == ClientFraming::Chunked;
         loop {
             // The head waits for the first piece only if that piece is here already.
-            let piece = match ready(streamed.chunk()).await {
+            let mut next = std::pin::pin!(streamed.chunk());
+            let piece = match ready(next.as_mut()).await {
                 Some(piece) => piece,
                 None => {
                     self.send(&mut watch, &out).await?;
                     out.clear();
-                    streamed.chunk().await
+                    next.await
                 }
             };
             match piece.map_err(|error| io::Error::other(error.to_string()))? {

@@ -8,6 +8,7 @@ pub(crate) mod allowance;
 mod body;
 pub(crate) mod deadlines;
 mod exchange;
+pub(crate) mod helpers;
 pub(crate) mod respond;
 pub(crate) mod transmit;
 
@@ -77,20 +78,20 @@ async fn wait(busy: Busy, mut step: Step) {
             Step::Flush { unsent, rest, keep_alive } => {
                 // Nothing is owed by the client but to take what it asked for.
                 connection.client.slot.clear();
-                let sent = connection.flush(unsent).await;
+                let sent = Box::pin(connection.flush(unsent)).await;
                 connection.watch_reading(&sent);
                 if sent.is_err() || !keep_alive {
-                    return connection.finish().await;
+                    return Box::pin(connection.finish()).await;
                 }
                 connection.await_next();
                 rest
             }
-            Step::Exchange(request) => match Box::pin(connection.exchange(request)).await {
+            Step::Exchange(request) => match connection.exchange(request).await {
                 Some(rest) => {
                     connection.await_next();
                     rest
                 }
-                None => return connection.finish().await,
+                None => return Box::pin(connection.finish()).await,
             },
         };
         step = match connection.process(&rest) {
@@ -309,7 +310,7 @@ impl Connection<'_> {
             step => {
                 // The next request of the turn did not begin before this.
                 self.core.clock.now();
-                tokio::task::spawn_local(wait(Busy::new(self.core, self.client), step));
+                self.core.helpers.take_on(Busy::new(self.core, self.client), step);
             }
         }
     }

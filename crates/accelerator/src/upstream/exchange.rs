@@ -81,7 +81,7 @@ pub(crate) async fn exchange<B: RequestBody>(
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits<'_>,
-) -> Result<Received, UpstreamError> {
+) -> Result<Box<Received>, UpstreamError> {
     let received = send_and_receive(stream, request, body, limits).await?;
     // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the
     // middle of a request's body would take the rest of it for the new protocol (§7.8).
@@ -103,7 +103,7 @@ async fn send_and_receive<B: RequestBody>(
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits<'_>,
-) -> Result<Received, UpstreamError> {
+) -> Result<Box<Received>, UpstreamError> {
     send_all(stream, request.head, limits.silence).await?;
     if request.framing == BodyFraming::None {
         return HeadReader::new(request.method).read(stream, limits, Some(body)).await;
@@ -118,7 +118,7 @@ async fn upload_and_receive<B: RequestBody>(
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits<'_>,
-) -> Result<Received, UpstreamError> {
+) -> Result<Box<Received>, UpstreamError> {
     let mut reader = HeadReader::new(request.method);
     let mut upload = Upload::new(stream, request.framing, limits.silence);
     // A server may answer before it has read all of the body (RFC 9112 §9.5), and go on reading while it answers. What
@@ -128,7 +128,7 @@ async fn upload_and_receive<B: RequestBody>(
         sent = upload.run(body) => sent,
         // The server waits for the client as we do, so that its silence means nothing until the upload has ended.
         early = reader.read(stream, ExchangeLimits { silence: UPLOAD_SILENCE, ..limits }, None::<&mut B>) => {
-            return early.map(|received| Received { upload: Some(upload), ..received });
+            return early.map(|received| with_upload(received, upload));
         }
     };
     match sent {
@@ -141,10 +141,15 @@ async fn upload_and_receive<B: RequestBody>(
             reader.since = Instant::now();
             let limits = ExchangeLimits { silence: Duration::from_millis(100), ..limits };
             let received = reader.read(stream, limits, Some(body)).await.map_err(|_| error)?;
-            Ok(Received { upload: Some(upload), ..received })
+            Ok(with_upload(received, upload))
         }
         Err(error) => Err(error),
     }
+}
+
+fn with_upload(mut received: Box<Received>, upload: Upload) -> Box<Received> {
+    received.upload = Some(upload);
+    received
 }
 
 /// Reads a response's head, interim ones before it. May be dropped while it reads and asked again: nothing is lost.
@@ -177,9 +182,13 @@ impl HeadReader {
         stream: &TcpStream,
         limits: ExchangeLimits<'_>,
         mut body: Option<&mut B>,
-    ) -> Result<Received, UpstreamError> {
+    ) -> Result<Box<Received>, UpstreamError> {
         loop {
-            match self.parser.parse(&self.bytes).map_err(UpstreamError::Head)? {
+            let progress = match self.bytes.is_empty() {
+                true => Progress::Incomplete,
+                false => self.parser.parse(&self.bytes).map_err(UpstreamError::Head)?,
+            };
+            match progress {
                 Progress::Complete { length } => {
                     let rest = self.bytes.split_off(length);
                     let status = self.parser.head(&self.bytes).status;
@@ -187,7 +196,7 @@ impl HeadReader {
                     let head = Head { bytes: std::mem::take(&mut self.bytes), parser };
                     if !(100..200).contains(&status) || status == 101 {
                         let interim = std::mem::take(&mut self.interim);
-                        return Ok(Received { head, interim, rest, upload: None });
+                        return Ok(Box::new(Received { head, interim, rest, upload: None }));
                     }
                     self.interim_count += 1;
                     self.since = Instant::now();

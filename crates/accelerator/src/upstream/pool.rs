@@ -83,7 +83,7 @@ impl Pools {
         group_index: usize,
         request: OutgoingRequest<'_>,
         mut body: B,
-    ) -> Result<Response, UpstreamError> {
+    ) -> Result<Box<Response>, UpstreamError> {
         let group = self.groups.get(group_index).ok_or(UpstreamError::NoServer)?;
         let mut tried = Vec::new();
         let mut last = UpstreamError::NoServer;
@@ -119,7 +119,7 @@ impl Pools {
         lease: &Rc<Lease>,
         request: &OutgoingRequest<'_>,
         body: &mut B,
-    ) -> Result<Response, Failed> {
+    ) -> Result<Box<Response>, Failed> {
         let settings = &group.settings;
         let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
         if let Some(stream) = lease.pool.take_idle(settings.idle_timeout) {
@@ -169,7 +169,7 @@ async fn attempt_anew<B: RequestBody>(
     body: &mut B,
     connect_timeout: Duration,
     limits: ExchangeLimits<'_>,
-) -> Result<Response, Failed> {
+) -> Result<Box<Response>, Failed> {
     let stream = match connect(lease.server(), connect_timeout).await {
         Ok(stream) => Rc::new(stream),
         Err(error) => return Err(lease.blame(error, body.is_replayable())),
@@ -259,7 +259,12 @@ impl Lease {
     }
 
     /// The server has answered on this connection.
-    fn answered(self: &Rc<Self>, stream: Rc<TcpStream>, received: Received, silence: Duration) -> Response {
+    fn answered(
+        self: &Rc<Self>,
+        stream: Rc<TcpStream>,
+        received: Box<Received>,
+        silence: Duration,
+    ) -> Box<Response> {
         self.server().succeeded();
         Response::new(received, silence, stream, Rc::clone(self))
     }

@@ -24,7 +24,7 @@ impl Interim {
     }
 }
 
-/// A response whose head is here. Reading the body to its end gives the connection back to the pool.
+/// A response whose head is here; in a box, since it is handed on by many. Reading the body to its end gives the connection back to the pool.
 pub(crate) struct Response {
     head: Head,
     interim: Vec<Head>,
@@ -57,11 +57,11 @@ enum Body {
 
 impl Response {
     pub(crate) fn new(
-        received: Received,
+        received: Box<Received>,
         silence: Duration,
         stream: Rc<TcpStream>,
         lease: Rc<Lease>,
-    ) -> Self {
+    ) -> Box<Self> {
         let head = received.head.parser.head(&received.head.bytes);
         let body = match head.framing {
             BodyFraming::None | BodyFraming::Length(0) => Body::Done,
@@ -70,7 +70,8 @@ impl Response {
             BodyFraming::UntilClose => Body::UntilClose,
         };
         let keep_alive = head.keep_alive && head.status != 101;
-        let mut response = Self {
+        let received = *received;
+        let mut response = Box::new(Self {
             head: received.head,
             interim: received.interim,
             ahead: None,
@@ -84,14 +85,14 @@ impl Response {
             upload_state: received.upload.as_ref().map(Upload::state),
             upload: received.upload,
             reviewed: Reviewed::BY_NOBODY,
-        };
+        });
         response.finish_if_done();
         response
     }
 
     /// What an ICAP service has put in the place of a server's response.
-    pub(crate) fn adapted(head: Head, content: Option<AdaptedBody<OriginBody>>) -> Self {
-        Self {
+    pub(crate) fn adapted(head: Head, content: Option<AdaptedBody<OriginBody>>) -> Box<Self> {
+        Box::new(Self {
             head,
             interim: Vec::new(),
             ahead: None,
@@ -105,7 +106,7 @@ impl Response {
             upload: None,
             upload_state: None,
             reviewed: Reviewed::BY_NOBODY,
-        }
+        })
     }
 
     pub(crate) fn head(&self) -> ResponseHead<'_> {

@@ -23,7 +23,7 @@ pub(crate) struct Turns {
     most: Cell<usize>,
     in_use: Cell<usize>,
     /// How many of them each client has; nothing for those who have none.
-    held: RefCell<HashMap<IpAddr, usize>>,
+    held: RefCell<HashMap<IpAddr, usize, ahash::RandomState>>,
     waiting: RefCell<Waiting>,
 }
 
