@@ -13,6 +13,7 @@ pub mod launcher;
 pub mod ledger;
 pub mod link;
 pub mod neighbours;
+mod plain;
 pub mod policy;
 pub mod server;
 pub mod tree;

@@ -196,7 +196,7 @@ pub unsafe extern "C" fn setsockopt(
 /// shutdown(2): nothing is left to shut down where the server's end is over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if server::is_over_for_writes(fd) {
+    if server::before_write(fd, None).is_err() {
         return 0;
     }
     // A listening socket that is shut down is one of many handles to the chain: the others go on.

@@ -23,10 +23,10 @@ fn write_one(
     length: size_t,
     real: impl Fn(*const c_void) -> ssize_t,
 ) -> ssize_t {
-    if server::is_over_for_writes(fd) {
-        return fail(Errno::PIPE) as ssize_t;
-    }
-    let instead = bytes(buffer, length).and_then(|bytes| server::instead_of(fd, bytes));
+    let instead = match server::before_write(fd, bytes(buffer, length)) {
+        Ok(instead) => instead,
+        Err(error) => return fail(error) as ssize_t,
+    };
     let buffer = instead.as_ref().map_or(buffer, |instead| instead.as_ptr().cast());
     let written = real(buffer);
     wrote(fd, buffer, written);
@@ -43,15 +43,13 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
 
 /// Writes several buffers by `real`, or what is to be written instead: a response's head is in the first one.
 fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
-    if server::is_over_for_writes(fd) {
-        return fail(Errno::PIPE) as ssize_t;
-    }
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
-    let instead = first.and_then(|first| {
-        let vector = vectors.get(first)?;
-        Some((first, server::instead_of(fd, bytes(vector.iov_base, vector.iov_len)?)?))
-    });
-    match instead {
+    let head = first.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));
+    let instead = match server::before_write(fd, head) {
+        Ok(instead) => instead,
+        Err(error) => return fail(error) as ssize_t,
+    };
+    match first.zip(instead) {
         None => {
             let written = real(vectors);
             wrote_vectors(fd, vectors.as_ptr(), vectors.len(), written);
@@ -184,8 +182,8 @@ pub unsafe extern "C" fn sendmmsg(
 /// sendfile(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if server::is_over_for_writes(to) {
-        return fail(Errno::PIPE) as ssize_t;
+    if let Err(error) = server::before_write(to, None) {
+        return fail(error) as ssize_t;
     }
     let written = next!(sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t);
     wrote_unseen(to, written);
@@ -195,8 +193,8 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, co
 /// sendfile(2) with large offsets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if server::is_over_for_writes(to) {
-        return fail(Errno::PIPE) as ssize_t;
+    if let Err(error) = server::before_write(to, None) {
+        return fail(error) as ssize_t;
     }
     let written = next!(sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t);
     wrote_unseen(to, written);
@@ -213,8 +211,8 @@ pub unsafe extern "C" fn splice(
     length: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if server::is_over_for_writes(to) {
-        return fail(Errno::PIPE) as ssize_t;
+    if let Err(error) = server::before_write(to, None) {
+        return fail(error) as ssize_t;
     }
     let length = match server::reading(from, length) {
         Reading::AsUsual => length,

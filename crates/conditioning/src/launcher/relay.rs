@@ -294,7 +294,7 @@ impl Connection {
             return if self.response.has_ended { Break(()) } else { Continue(false) };
         }
         let fd = self.client.as_raw_fd();
-        let instead = server::instead_of(fd, self.response.pending());
+        let Ok(instead) = server::before_write(fd, Some(self.response.pending())) else { return Break(()) };
         let bytes = instead.as_deref().unwrap_or(self.response.pending());
         match rustix::net::send(&self.client, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => {

@@ -246,7 +246,7 @@ impl Connection {
         if !self.keeps_alive {
             return None;
         }
-        let instead = self.tracker.as_ref()?.without_close(bytes)?;
+        let instead = self.tracker.as_mut()?.without_close(bytes)?;
         self.ends_itself = true;
         Some(instead)
     }
@@ -390,7 +390,7 @@ fn written(fd: BorrowedFd<'_>) -> Option<u64> {
 }
 
 fn speaks_http_1_1(head: &[u8]) -> bool {
-    let line = head.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = &head[..memchr::memchr(b'\n', head).unwrap_or(head.len())];
     line.trim_ascii_end().ends_with(b"HTTP/1.1")
 }
 

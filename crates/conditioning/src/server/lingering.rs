@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -20,6 +20,7 @@ use rustix::net::RecvFlags;
 
 use crate::keeper::whole::{Progression, Reader, Whole};
 use crate::link::{self, Received};
+use crate::plain;
 use crate::server::connection::Connection;
 use crate::server::table::{self, Chain, lock};
 use crate::server::{borrow, end_locally, process};
@@ -50,7 +51,8 @@ static HAS_STAYS: AtomicBool = AtomicBool::new(false);
 struct Stay {
     fd: RawFd,
     number: u64,
-    since: Instant,
+    /// By [`coarse_now`].
+    since: Duration,
 }
 
 impl Stay {
@@ -59,6 +61,12 @@ impl Stay {
         let is_this = connection.lock().lingers() == Some(self.number);
         is_this.then(|| connection.shared())
     }
+}
+
+/// The time, to a few milliseconds: asking for it exactly is dear on some virtual machines.
+fn coarse_now() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 /// Servers of this process keep connections for so long.
@@ -70,7 +78,8 @@ pub fn set_linger(linger: Duration) {
 pub(super) fn linger(connection: &mut Connection) -> bool {
     let may_wait = match connection.interests.len() {
         1 => !connection.is_muted,
-        0 => connection.in_a_row() < MOST_IN_A_ROW && has_one_thread(),
+        // With others, the thread that waits may not be the one that is needed.
+        0 => connection.in_a_row() < MOST_IN_A_ROW && process::has_one_thread(),
         _ => false,
     };
     if LINGER.get().is_none()
@@ -94,7 +103,7 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
         return false;
     }
     let mut stays = lock(&STAYS);
-    let stay = Stay { fd, number, since: Instant::now() };
+    let stay = Stay { fd, number, since: coarse_now() };
     // An earlier one of the same connection is over.
     while stays.back().is_some_and(|last| last.fd == fd) {
         stays.pop_back();
@@ -116,18 +125,6 @@ pub fn lingers() -> bool {
 /// A connection lingers no more.
 pub(super) fn left() {
     let _ = COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
-}
-
-/// Whether this process has one thread, as its libc knows it: with others, the one that waits may not be the one that is
-/// needed.
-fn has_one_thread() -> bool {
-    static KNOWN: OnceLock<usize> = OnceLock::new();
-    let known = *KNOWN.get_or_init(|| {
-        // SAFETY: a terminated name; dlsym is thread-safe.
-        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as usize }
-    });
-    // SAFETY: a `char` of libc's own for as long as the process lives (glibc 2.32); null where there is none.
-    unsafe { (known as *const libc::c_char).as_ref() }.is_some_and(|&is_so| is_so != 0)
 }
 
 /// What came on a connection that lingers.
@@ -156,7 +153,7 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
             if !waits {
                 return Next::Nothing;
             }
-            if let Some(stay) = connection.lingers().filter(|_| has_one_thread()) {
+            if let Some(stay) = connection.lingers().filter(|_| process::has_one_thread()) {
                 return Next::Wait(WaitAlone { fd: fd.as_raw_fd(), stay });
             }
             // A thread that waits in its read may be needed for another connection.
@@ -176,6 +173,9 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
 }
 
 fn whole(bytes: &[u8]) -> Option<Whole> {
+    if let Some(whole) = plain::request(bytes) {
+        return Some(whole);
+    }
     thread_local! {
         static READER: std::cell::RefCell<Reader> = std::cell::RefCell::new(Reader::new(PEEKED_BYTES as u64));
     }
@@ -221,7 +221,7 @@ pub enum Waited {
 impl WaitAlone {
     /// For the connection `fd`, if it lingers, and this process may wait for it alone.
     pub fn of(fd: RawFd) -> Option<Self> {
-        if !lingers() || !has_one_thread() {
+        if !lingers() || !process::has_one_thread() {
             return None;
         }
         let connection = table::connection(fd)?;
@@ -303,6 +303,7 @@ pub fn expire() {
     }
     let _in_use = process::in_use();
     let Some(&linger) = LINGER.get() else { return };
+    let now = coarse_now();
     // No connection is locked while the stays are: a connection that begins to linger does it the other way round.
     if lock(&STAYS).len() > MOST_STAYS {
         let mut stays = std::mem::take(&mut *lock(&STAYS));
@@ -314,15 +315,15 @@ pub fn expire() {
     loop {
         let first = {
             let mut stays = lock(&STAYS);
+            if stays.front().is_some_and(|stay| now.saturating_sub(stay.since) < linger) {
+                return;
+            }
             let first = stays.pop_front();
             HAS_STAYS.store(first.is_some(), Ordering::Release);
             first
         };
         let Some(stay) = first else { return };
         let Some(connection) = stay.connection() else { continue };
-        if stay.since.elapsed() < linger {
-            return lock(&STAYS).push_front(stay);
-        }
         let mut connection = lock(&connection);
         if connection.lingers() == Some(stay.number) {
             end_locally(&mut connection);

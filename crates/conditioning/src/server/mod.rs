@@ -302,11 +302,22 @@ fn mute(fd: BorrowedFd<'_>) {
     }
 }
 
-/// What is to be written to `fd` instead of `bytes`, which is as long; `None`: these bytes.
-pub fn instead_of(fd: RawFd, bytes: &[u8]) -> Option<Vec<u8>> {
-    let connection = table::connection(fd)?;
-    let mut connection = connection.lock();
-    (connection.source() == Source::Exhausted).then(|| connection.instead_of(bytes)).flatten()
+/// The server is about to write `bytes`, or the kernel for it, or to shut `fd` down: what is to be written instead, which is
+/// as long; `None`: these bytes. What only lingers goes on without the server.
+///
+/// # Errors
+/// EPIPE: the server's end of the connection is over. It was before, or its response is complete, and what it writes now is
+/// no part of one.
+pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, Errno> {
+    if let Some(connection) = table::connection(fd) {
+        let mut connection = connection.lock();
+        if connection.lingers().is_none() {
+            let is_answer = connection.source() == Source::Exhausted;
+            return Ok(bytes.filter(|_| is_answer).and_then(|bytes| connection.instead_of(bytes)));
+        }
+        end_locally(&mut connection);
+    }
+    if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
 }
 
 /// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
@@ -443,20 +454,6 @@ pub fn is_ended(fd: RawFd) -> bool {
     }
     table::take(fd);
     false
-}
-
-/// Whether the server's end of the connection `fd` is over when it writes, or shuts it down: it was before, or its response is
-/// complete, and what it writes now is no part of one. What only lingers goes on without the server.
-pub fn is_over_for_writes(fd: RawFd) -> bool {
-    if lingers()
-        && let Some(connection) = table::connection(fd)
-    {
-        let mut connection = connection.lock();
-        if connection.lingers().is_some() {
-            end_locally(&mut connection);
-        }
-    }
-    is_ended(fd)
 }
 
 /// Whether `fd` is a connection of which the request has been read to its end.

@@ -20,20 +20,39 @@ thread_local! {
 /// Calls nest: dropping a descriptor closes it, which asks the table again.
 #[must_use]
 pub struct InUse {
+    /// Not in a process of one thread, which does not fork meanwhile.
+    is_counted: bool,
     _guard: Option<RwLockReadGuard<'static, ()>>,
 }
 
 /// See [`InUse`]: before a lock is taken, and until after it is released.
 pub fn in_use() -> InUse {
+    if has_one_thread() {
+        return InUse { is_counted: false, _guard: None };
+    }
     let depth = DEPTH.get();
     DEPTH.set(depth + 1);
-    InUse { _guard: (depth == 0).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner)) }
+    let guard = (depth == 0).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner));
+    InUse { is_counted: true, _guard: guard }
 }
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
+        if self.is_counted {
+            DEPTH.set(DEPTH.get() - 1);
+        }
     }
+}
+
+/// Whether this process has one thread, as its libc knows it. The first thread that starts another says so before.
+pub(super) fn has_one_thread() -> bool {
+    static KNOWN: OnceLock<usize> = OnceLock::new();
+    let known = *KNOWN.get_or_init(|| {
+        // SAFETY: a terminated name; dlsym is thread-safe.
+        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as usize }
+    });
+    // SAFETY: a `char` of libc's own for as long as the process lives (glibc 2.32); null where there is none.
+    unsafe { (known as *const libc::c_char).as_ref() }.is_some_and(|&is_so| is_so != 0)
 }
 
 /// The process that the table describes.

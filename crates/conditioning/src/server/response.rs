@@ -2,6 +2,8 @@
 
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, ResponseParser};
 
+use crate::plain;
+
 /// Heads of responses are the server's own: generous, but bounded.
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64 * 1024, head_bytes: 256 * 1024, fields: 1000 };
 
@@ -32,8 +34,11 @@ enum At {
 
 /// Reads along with one response and any interim responses before it.
 pub struct ResponseTracker {
-    parser: ResponseParser,
+    /// For what is not plain.
+    parser: Option<Box<ResponseParser>>,
     method: Method,
+    /// The plain head that is about to be written, and where in memory it is.
+    announced: Option<(usize, plain::Response)>,
     head: Vec<u8>,
     keep_alive: bool,
     at: At,
@@ -44,9 +49,15 @@ pub struct ResponseTracker {
 impl ResponseTracker {
     /// Follows the response to a request with `method`.
     pub fn new(method: Method) -> Self {
-        let mut parser = ResponseParser::new(LIMITS);
-        parser.reset(method);
-        Self { parser, method, head: Vec::new(), keep_alive: false, at: At::Head, bytes: 0 }
+        Self {
+            parser: None,
+            method,
+            announced: None,
+            head: Vec::new(),
+            keep_alive: false,
+            at: At::Head,
+            bytes: 0,
+        }
     }
 
     /// How far it has come.
@@ -123,8 +134,13 @@ impl ResponseTracker {
 
     /// `bytes` without the announcement that the connection ends after this response, if they start with the response's
     /// whole head, its framing says where it ends, and it announces so. The length stays the same.
-    pub fn without_close(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub fn without_close(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        self.announced = None;
         if !matches!(self.at, At::Head) || !self.head.is_empty() {
+            return None;
+        }
+        if let Some(plain) = self.plain(bytes) {
+            self.announced = Some((bytes.as_ptr().addr(), plain));
             return None;
         }
         // The parser is asked only about the few that may announce it.
@@ -157,14 +173,36 @@ impl ResponseTracker {
         framed.then_some((length, head.keep_alive))
     }
 
+    /// The whole head at the start of `bytes`, if it needs no parser.
+    fn plain(&self, bytes: &[u8]) -> Option<plain::Response> {
+        if self.method == Method::Head { None } else { plain::response(bytes) }
+    }
+
     fn head_bytes<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let before = self.head.len();
+        if before == 0 {
+            let announced = self.announced.take().filter(|&(address, plain)| {
+                address == bytes.as_ptr().addr() && plain.head_bytes <= bytes.len()
+            });
+            if let Some(plain) = announced.map(|(_, plain)| plain).or_else(|| self.plain(bytes)) {
+                self.keep_alive = true;
+                self.at =
+                    if plain.content_bytes == 0 { At::Complete } else { At::Length(plain.content_bytes) };
+                return &bytes[plain.head_bytes..];
+            }
+        }
+        let method = self.method;
+        let parser = self.parser.get_or_insert_with(|| {
+            let mut parser = ResponseParser::new(LIMITS);
+            parser.reset(method);
+            Box::new(parser)
+        });
         // A head that one write brings is parsed where it lies.
         let progress = if before == 0 {
-            self.parser.parse(bytes)
+            parser.parse(bytes)
         } else {
             self.head.extend_from_slice(bytes);
-            self.parser.parse(&self.head)
+            parser.parse(&self.head)
         };
         let length = match progress {
             Ok(Progress::Complete { length }) => length,
@@ -179,12 +217,12 @@ impl ResponseTracker {
                 return &[];
             }
         };
-        let head = self.parser.head(if before == 0 { bytes } else { &self.head });
+        let head = parser.head(if before == 0 { bytes } else { &self.head });
         let (status, framing) = (head.status, head.framing);
         self.keep_alive = head.keep_alive;
         self.head.clear();
         if (100..200).contains(&status) && status != 101 {
-            self.parser.reset(self.method);
+            parser.reset(method);
         } else if status == 101 {
             self.at = At::Unknown;
         } else {
@@ -265,7 +303,7 @@ mod tests {
     #[test]
     fn a_server_that_closes_after_each_response_does_so_locally() {
         let patched = |response: &str| {
-            let tracker = ResponseTracker::new(Method::Get);
+            let mut tracker = ResponseTracker::new(Method::Get);
             tracker.without_close(response.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
         };
         assert_eq!(

@@ -86,6 +86,7 @@ impl Looked {
 }
 
 /// The connection that `fd` is.
+#[inline]
 pub fn connection(fd: RawFd) -> Option<Looked> {
     if !is_connection(fd) {
         return None;
