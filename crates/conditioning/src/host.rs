@@ -1,4 +1,4 @@
-//! The framework: runs a filter that is no more than a few functions as a process of its own.
+//! The framework: runs a filter that is no more than a few functions as a process of its own, or several in a row.
 //!
 //! A per-request filter answers [`Filter::arrive`] with [`Disposition::Pass`] or a refusal. A policy filter answers
 //! [`Disposition::Hold`], and says in [`Filter::pick`] which of the requests it holds is next when the neighbour asks.
@@ -11,7 +11,7 @@ use rustix::event::epoll::EventFlags;
 use tidegate_core::metric_set;
 use tidegate_core::metrics::Sample;
 
-use crate::arguments::{Argument, Arguments};
+use crate::arguments::Argument;
 use crate::ledger::State;
 use crate::link::{self, Received, Request};
 use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, answer, word};
@@ -105,9 +105,72 @@ struct Held {
     since: Instant,
 }
 
-/// A filter at work.
-pub struct Host<F> {
-    filter: F,
+/// The filters of one process. A request passes them in order, and only the last holds any back.
+struct Row {
+    filters: Vec<Box<dyn Filter>>,
+    name: String,
+}
+
+impl Row {
+    fn new(filters: Vec<Box<dyn Filter>>) -> Self {
+        let name = filters.iter().map(|filter| filter.name()).collect::<Vec<_>>().join("+");
+        Self { filters, name }
+    }
+
+    /// What the first says that does not let it pass. Those before it are told that it is over if it is refused.
+    fn arrive(&mut self, request: &mut Bundle, now: Instant) -> Disposition {
+        for at in 0..self.filters.len() {
+            match self.filters[at].arrive(request, now) {
+                Disposition::Pass => {}
+                Disposition::Hold => return Disposition::Hold,
+                refused => {
+                    self.filters[..at].iter_mut().for_each(|filter| filter.closed(request, now));
+                    return refused;
+                }
+            }
+        }
+        Disposition::Pass
+    }
+
+    fn pick(&mut self, now: Instant) -> Option<Id> {
+        self.filters.last_mut()?.pick(now)
+    }
+
+    fn handed(&mut self, request: &Bundle, now: Instant) {
+        self.filters.iter_mut().for_each(|filter| filter.handed(request, now));
+    }
+
+    fn closed(&mut self, request: &Bundle, now: Instant) {
+        self.filters.iter_mut().for_each(|filter| filter.closed(request, now));
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.filters.iter_mut().for_each(|filter| filter.tick(now));
+    }
+
+    fn holds(&self) -> bool {
+        self.filters.last().is_some_and(|last| last.holds())
+    }
+
+    fn wants_notices(&self) -> bool {
+        self.filters.iter().any(|filter| filter.wants_notices())
+    }
+
+    /// The framework's counters and the filters' own: a line for each of several.
+    fn print_counters(&self, mut samples: Vec<Sample>) {
+        if let [only] = &self.filters[..] {
+            samples.extend(only.samples());
+        }
+        crate::filters::print_counters(&self.name, &samples);
+        for filter in self.filters.iter().filter(|_| self.filters.len() > 1) {
+            crate::filters::print_counters(filter.name(), &filter.samples());
+        }
+    }
+}
+
+/// Filters at work.
+struct Host {
+    row: Row,
     place: Place,
     poller: Poller,
     counters: Counters,
@@ -127,20 +190,17 @@ pub struct Host<F> {
 
 type Flow = std::ops::ControlFlow<()>;
 
-/// Runs `filter` in this process's place until the chain is gone.
+/// Runs filters, in order, in this process's place until the chain is gone; the next program may have `window_bytes` unread
+/// when it is handed more.
 ///
 /// # Errors
 /// There is no place in a chain, or a system call failed.
-pub fn run(filter: impl Filter, arguments: &Arguments) -> Result<(), FilterError> {
-    Host::new(filter, Place::inherit()?, arguments.number("window")?)?.run()
+pub fn run(filters: Vec<Box<dyn Filter>>, window_bytes: usize) -> Result<(), FilterError> {
+    Host::new(Row::new(filters), Place::inherit()?, window_bytes)?.run()
 }
 
-impl<F: Filter> Host<F> {
-    /// A filter in its place, ready to run.
-    ///
-    /// # Errors
-    /// The descriptors cannot be watched.
-    pub fn new(filter: F, place: Place, window_bytes: usize) -> Result<Self, FilterError> {
+impl Host {
+    fn new(row: Row, place: Place, window_bytes: usize) -> Result<Self, FilterError> {
         let poller = Poller::new()?;
         let system = |error| FilterError::System("epoll_ctl", error);
         let upstream = place
@@ -153,7 +213,7 @@ impl<F: Filter> Host<F> {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
         let now = Instant::now();
         Ok(Self {
-            filter,
+            row,
             place,
             poller,
             counters: Counters::default(),
@@ -170,7 +230,7 @@ impl<F: Filter> Host<F> {
     }
 
     fn run(mut self) -> Result<(), FilterError> {
-        crate::confine::confine(self.filter.name());
+        crate::confine::confine(&self.row.name);
         self.place.say_ready();
         loop {
             let events = self.poller.wait(None)?;
@@ -212,7 +272,7 @@ impl<F: Filter> Host<F> {
 
     /// Whether another request may be taken: a filter without an order of its own leaves waiting to those that have one.
     fn has_room(&self) -> bool {
-        self.held.len() < self.most && (self.filter.holds() || self.passing.is_empty())
+        self.held.len() < self.most && (self.row.holds() || self.passing.is_empty())
     }
 
     /// Back-pressure: while there is no room, what comes waits in the link and before it.
@@ -258,7 +318,7 @@ impl<F: Filter> Host<F> {
         }
         self.drop_held(id.slot);
         self.counters.requests_total.add(1);
-        match self.filter.arrive(&mut request.bundle, self.now) {
+        match self.row.arrive(&mut request.bundle, self.now) {
             Disposition::Pass => self.passing.push_back(id),
             Disposition::Hold => {}
             Disposition::Refuse(status, fields) => {
@@ -271,7 +331,7 @@ impl<F: Filter> Host<F> {
                 return self.end(id);
             }
         }
-        if self.filter.wants_notices() {
+        if self.row.wants_notices() {
             self.place.ledger.ask(id);
         }
         self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
@@ -288,14 +348,14 @@ impl<F: Filter> Host<F> {
         if let Some(held) = self.held.remove(&slot) {
             self.waiting -= usize::from(!held.is_handed);
             self.counters.held.sub(1);
-            self.filter.closed(&held.request.bundle, self.now);
+            self.row.closed(&held.request.bundle, self.now);
         }
     }
 
     fn pump(&mut self) -> Result<(), FilterError> {
         while self.waiting > 0 && self.place.wants_more(self.window_bytes) {
             let passing = self.passing.pop_front();
-            let Some(id) = passing.or_else(|| self.filter.pick(self.now)) else { break };
+            let Some(id) = passing.or_else(|| self.row.pick(self.now)) else { break };
             let waiting =
                 self.held.get(&id.slot).filter(|held| held.request.bundle.id == id && !held.is_handed);
             let Some(held) = waiting else { continue };
@@ -318,7 +378,7 @@ impl<F: Filter> Host<F> {
                 held.is_handed = true;
                 held.since = self.now;
                 self.waiting -= 1;
-                self.filter.handed(&held.request.bundle, self.now);
+                self.row.handed(&held.request.bundle, self.now);
             }
         }
         let waits = self.waiting > 0;
@@ -379,7 +439,7 @@ impl<F: Filter> Host<F> {
 
     /// Finds in the ledger what no notice said.
     fn sweep(&mut self) {
-        self.filter.tick(self.now);
+        self.row.tick(self.now);
         self.drop_ended(TICK);
     }
 
@@ -395,8 +455,6 @@ impl<F: Filter> Host<F> {
     }
 
     fn print_counters(&self) {
-        let mut samples = self.counters.samples();
-        samples.extend(self.filter.samples());
-        crate::filters::print_counters(self.filter.name(), &samples);
+        self.row.print_counters(self.counters.samples());
     }
 }

@@ -149,17 +149,22 @@ fn a_launcher_that_is_killed_takes_its_filters_and_the_server_with_it() {
 /// `TIDEGATE_KILL_ROUNDS=100` is the whole run.
 #[test]
 fn filters_that_are_killed_under_load_cost_no_response() {
-    let rounds = std::env::var("TIDEGATE_KILL_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
     let site = Site::new();
     let port = free_port();
     let chain = Chain::start(port, &strs(&every_filter(&site)), &strs(&site.nginx(port)));
+    kill_under_load(&chain, &NAMES[1..]);
+    chain.stop();
+}
+
+fn kill_under_load(chain: &Chain, names: &[&str]) {
+    let rounds = std::env::var("TIDEGATE_KILL_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
     let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut kills = 0;
     std::thread::scope(|scope| {
         // Whatever happens below, the clients stop.
         let guard = StopOnDrop(&stop);
         for worker in 0..8 {
-            let (stop, answered, chain) = (&stop, &answered, &chain);
+            let (stop, answered) = (&stop, &answered);
             scope.spawn(move || {
                 let mut client = chain.client();
                 let mut count = 0;
@@ -178,7 +183,7 @@ fn filters_that_are_killed_under_load_cost_no_response() {
             });
         }
         for round in 0..rounds {
-            for name in &NAMES[1..] {
+            for name in names {
                 let pid = chain.process(&format!("cc-{name} "));
                 // SAFETY: a signal to a process of this test's own chain.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -197,6 +202,35 @@ fn filters_that_are_killed_under_load_cost_no_response() {
     let answered = answered.load(Ordering::Relaxed);
     eprintln!("{kills} filters killed, {answered} responses, none lost or wrong");
     assert!(answered > 50 * kills);
+}
+
+#[test]
+fn filters_that_share_a_process_do_what_they_do_alone_and_may_be_killed_together() {
+    let site = Site::new();
+    let port = free_port();
+    let of = |name: &str| {
+        let filter = every_filter(&site).into_iter().find(|filter| filter.split('=').next() == Some(name));
+        filter.unwrap_or_else(|| panic!("no filter {name}"))
+    };
+    let shares = |name: &str| format!("+{}", of(name));
+    let filters = [
+        of("persist"),
+        of("normalize"),
+        shares("auth"),
+        shares("stats"),
+        shares("police"),
+        of("pass"),
+        shares("prior"),
+    ];
+    let chain = Chain::start(port, &strs(&filters), &strs(&site.nginx(port)));
+    let names = ["normalize+auth+stats+police", "pass+prior"];
+    for name in ["package", "persist"].iter().chain(&names) {
+        assert_eq!(chain.processes(&format!("cc-{name} ")).len(), 1, "{name}");
+    }
+    assert_eq!(chain.processes("cc-").len(), 4);
+    every_filter_does_its_part(&chain);
+    kill_under_load(&chain, &names);
+    every_filter_does_its_part(&chain);
     chain.stop();
 }
 
@@ -312,6 +346,10 @@ fn each_filter_has_its_own_name_and_has_given_up_its_privileges() {
             common::wait_until(&format!("{name} has {line}"), has_it);
         }
     }
+    every_filter_does_its_part(&chain);
+}
+
+fn every_filter_does_its_part(chain: &Chain) {
     let mut client = chain.client();
     assert_eq!(client.get("/small").status, 401);
     assert!(client.is_ended());

@@ -10,7 +10,7 @@ use tidegate_core::metrics::{Kind, Sample};
 use tidegate_http::{HeadLimits, Progress, RequestParser};
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
-use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::Bundle;
 
@@ -152,11 +152,7 @@ impl Filter for Auth {
     }
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
-    host::run(load(arguments)?, arguments)
-}
-
-fn load(arguments: &Arguments) -> Result<Auth, FilterError> {
+pub(super) fn load(arguments: &Arguments) -> Result<Auth, FilterError> {
     arguments.number::<usize>("window")?;
     let scheme = match arguments.text("scheme") {
         "basic" => Scheme::Basic,
@@ -170,10 +166,6 @@ fn load(arguments: &Arguments) -> Result<Auth, FilterError> {
     let text = super::read_file("file", file)?;
     let wrong = |reason| ArgumentError::File { file: file.to_owned(), reason };
     Ok(Auth::new(Credentials::read(scheme, &text).map_err(wrong)?))
-}
-
-pub(super) fn check(arguments: &Arguments) -> Result<(), FilterError> {
-    load(arguments).map(drop)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod stats;
 use tidegate_core::metrics::Sample;
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
+use crate::host::{self, Filter};
 use crate::keeper::{Keeper, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
 use crate::neighbours::{FilterError, Place, say};
 
@@ -22,8 +23,23 @@ pub struct Kind {
     pub help: &'static str,
     /// The arguments that it takes.
     pub arguments: &'static [Argument],
-    run: fn(&Arguments) -> Result<(), FilterError>,
+    start: Start,
     check: fn(&Arguments) -> Result<(), FilterError>,
+}
+
+/// How a filter is started.
+enum Start {
+    /// It is a program of its own.
+    Alone(fn(&Arguments) -> Result<(), FilterError>),
+    /// The framework runs it, and several in a row if need be.
+    Passing(fn(&Arguments) -> Result<Box<dyn Filter>, FilterError>),
+    /// As before, and it holds requests until it is asked for one: the last of a row.
+    Holding(fn(&Arguments) -> Result<Box<dyn Filter>, FilterError>),
+}
+
+/// What filters are to the framework.
+fn boxed(filter: impl Filter + 'static) -> Box<dyn Filter> {
+    Box::new(filter)
 }
 
 /// Every filter that there is.
@@ -32,64 +48,68 @@ pub const KINDS: &[Kind] = &[
         name: "package",
         help: "owns the listening socket; hands on whole requests only; ends connections that stay incomplete",
         arguments: PACKAGE_ARGUMENTS,
-        run: |arguments| Keeper::new(Place::inherit()?, Settings::read(arguments, true)?)?.run(),
+        start: Start::Alone(|arguments| {
+            Keeper::new(Place::inherit()?, Settings::read(arguments, true)?)?.run()
+        }),
         check: |arguments| Settings::read(arguments, true).map(drop),
     },
     Kind {
         name: "persist",
         help: "presents each request of a persistent connection as a connection of its own",
         arguments: PERSIST_ARGUMENTS,
-        run: |arguments| Keeper::new(Place::inherit()?, Settings::read(arguments, false)?)?.run(),
+        start: Start::Alone(|arguments| {
+            Keeper::new(Place::inherit()?, Settings::read(arguments, false)?)?.run()
+        }),
         check: |arguments| Settings::read(arguments, false).map(drop),
     },
     Kind {
         name: "prior",
         help: "serves the least recently served address range next",
         arguments: prior::ARGUMENTS,
-        run: prior::run,
+        start: Start::Holding(|arguments| prior::check(arguments).map(boxed)),
         check: |arguments| prior::check(arguments).map(drop),
     },
     Kind {
         name: "slowread",
         help: "holds address ranges to their share of the connections in service",
         arguments: slowread::ARGUMENTS,
-        run: slowread::run,
+        start: Start::Holding(|arguments| slowread::check(arguments).map(boxed)),
         check: |arguments| slowread::check(arguments).map(drop),
     },
     Kind {
         name: "normalize",
         help: "refuses what is malformed or ambiguous, and brings URLs into one form",
         arguments: normalize::ARGUMENTS,
-        run: normalize::run,
+        start: Start::Passing(|arguments| normalize::check(arguments).map(boxed)),
         check: |arguments| normalize::check(arguments).map(drop),
     },
     Kind {
         name: "police",
         help: "holds URLs, cookies and address ranges to their rates, and serves by priority",
         arguments: police::ARGUMENTS,
-        run: police::run,
+        start: Start::Holding(|arguments| police::check(arguments).map(boxed)),
         check: |arguments| police::check(arguments).map(drop),
     },
     Kind {
         name: "auth",
         help: "lets only clients pass that prove who they are",
         arguments: auth::ARGUMENTS,
-        run: auth::run,
-        check: auth::check,
+        start: Start::Passing(|arguments| auth::load(arguments).map(boxed)),
+        check: |arguments| auth::load(arguments).map(drop),
     },
     Kind {
         name: "stats",
         help: "counts and times requests, for Prometheus",
         arguments: stats::ARGUMENTS,
-        run: stats::run,
+        start: Start::Passing(|arguments| stats::listen(arguments).map(boxed)),
         check: stats::check,
     },
     Kind {
         name: "pass",
         help: "hands on everything unchanged",
         arguments: pass::ARGUMENTS,
-        run: pass::run,
-        check: pass::check,
+        start: Start::Passing(|arguments| pass::check(arguments).map(boxed)),
+        check: |arguments| pass::check(arguments).map(drop),
     },
 ];
 
@@ -105,6 +125,15 @@ impl Kind {
     /// An argument is unknown or its value not of its kind.
     pub fn check(&self, text: &str) -> Result<(), FilterError> {
         (self.check)(&self.read(text)?)
+    }
+
+    /// Whether another filter may be in the same process, before it and after it.
+    pub fn may_share(&self) -> (bool, bool) {
+        match self.start {
+            Start::Alone(_) => (false, false),
+            Start::Passing(_) => (true, true),
+            Start::Holding(_) => (true, false),
+        }
     }
 
     fn read(&self, text: &str) -> Result<Arguments, ArgumentError> {
@@ -136,6 +165,9 @@ pub struct FilterArgs {
     /// `key=value,key=value`, or --help.
     #[arg(default_value = "", allow_hyphen_values = true)]
     arguments: String,
+    /// Names and arguments of those that share its process.
+    #[arg(hide = true)]
+    more: Vec<String>,
 }
 
 /// Runs a filter to its end and returns the exit code. The process is the filter's own from here on.
@@ -146,14 +178,21 @@ pub fn run(args: &FilterArgs) -> u8 {
         }
         return 0;
     };
-    let Some(kind) = find(name) else {
-        eprintln!("error: unknown filter {name:?}; known are {}", names());
-        return 2;
-    };
-    if matches!(args.arguments.as_str(), "--help" | "-h") {
-        print!("{}", kind.help_text());
-        return 0;
+    let mut row = vec![(name.as_str(), args.arguments.as_str())];
+    row.extend(args.more.chunks(2).map(|more| (more[0].as_str(), more.get(1).map_or("", String::as_str))));
+    let mut kinds = Vec::new();
+    for (name, text) in row {
+        let Some(kind) = find(name) else {
+            eprintln!("error: unknown filter {name:?}; known are {}", names());
+            return 2;
+        };
+        if matches!(text, "--help" | "-h") {
+            print!("{}", kind.help_text());
+            return 0;
+        }
+        kinds.push((kind, text));
     }
+    let name = kinds.iter().map(|(kind, _)| kind.name).collect::<Vec<_>>().join("+");
     // What `ps` and `top` show; the launcher has set the first argument likewise.
     if let Ok(title) = std::ffi::CString::new(format!("cc-{name}")) {
         let _ = rustix::thread::set_name(&title);
@@ -164,13 +203,28 @@ pub fn run(args: &FilterArgs) -> u8 {
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, most);
     // A filter never needs more than it was started with.
     let _ = rustix::thread::set_no_new_privs(true);
-    match kind.read(&args.arguments).map_err(FilterError::from).and_then(|arguments| (kind.run)(&arguments)) {
+    match start(&kinds) {
         Ok(()) => 0,
         Err(error) => {
             say(&format!("{name}: {error}"));
             if matches!(error, FilterError::Arguments(_) | FilterError::NotInAChain(_)) { 2 } else { 1 }
         }
     }
+}
+
+fn start(kinds: &[(&Kind, &str)]) -> Result<(), FilterError> {
+    let mut row = Vec::new();
+    let mut window_bytes = 0;
+    for (kind, text) in kinds {
+        let arguments = kind.read(text)?;
+        match kind.start {
+            Start::Alone(run) => return run(&arguments),
+            Start::Passing(load) | Start::Holding(load) => row.push(load(&arguments)?),
+        }
+        // That of the last one, which hands on.
+        window_bytes = arguments.number("window")?;
+    }
+    host::run(row, window_bytes)
 }
 
 /// A file that an argument names.
@@ -217,6 +271,19 @@ pub(crate) mod testing {
         for kind in super::KINDS.iter().filter(|kind| kind.name != "auth") {
             kind.check("").unwrap_or_else(|error| panic!("{}: {error}", kind.name));
             assert!(kind.help_text().contains(kind.help));
+        }
+    }
+
+    #[test]
+    fn who_holds_requests_is_the_last_of_its_process() {
+        for name in ["prior", "slowread", "normalize", "police", "pass"] {
+            let kind = super::find(name).unwrap();
+            let arguments = kind.read("").unwrap();
+            match kind.start {
+                super::Start::Passing(load) => assert!(!load(&arguments).unwrap().holds(), "{name}"),
+                super::Start::Holding(load) => assert!(load(&arguments).unwrap().holds(), "{name}"),
+                super::Start::Alone(_) => panic!("{name} is a program of its own"),
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{FieldId, HeadError, HeadLimits, Method, Progress, RequestHead, RequestParser, Version};
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
-use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::Bundle;
 
@@ -122,10 +122,6 @@ impl Filter for Normalize {
             counter("without_normal_form_total", "Requests refused: malformed or ambiguous.", self.refused),
         ]
     }
-}
-
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
-    host::run(check(arguments)?, arguments)
 }
 
 pub(super) fn check(arguments: &Arguments) -> Result<Normalize, FilterError> {

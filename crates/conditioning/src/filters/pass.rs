@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::arguments::{Argument, Arguments};
-use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::Bundle;
 
@@ -22,10 +22,7 @@ impl Filter for Pass {
     }
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
-    host::run(Pass, arguments)
-}
-
-pub(super) fn check(arguments: &Arguments) -> Result<(), FilterError> {
-    arguments.number::<usize>("window").map(drop).map_err(Into::into)
+pub(super) fn check(arguments: &Arguments) -> Result<Pass, FilterError> {
+    arguments.number::<usize>("window")?;
+    Ok(Pass)
 }

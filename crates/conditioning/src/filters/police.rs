@@ -15,7 +15,7 @@ use tidegate_policy::{
 };
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
-use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::{Bundle, Id};
 
@@ -270,10 +270,6 @@ impl Filter for PoliceFilter {
         let help = "Requests refused or reset: over a rule's rate, or forbidden by it.";
         vec![Sample { name: "denied_total", help, kind: Kind::Counter, value: self.denied }]
     }
-}
-
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
-    host::run(check(arguments)?, arguments)
 }
 
 pub(super) fn check(arguments: &Arguments) -> Result<PoliceFilter, FilterError> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tidegate_core::metrics::Sample;
 
 use crate::arguments::{Argument, Arguments};
-use crate::host::{self, Disposition, Filter};
+use crate::host::{Disposition, Filter};
 use crate::neighbours::FilterError;
 use crate::tree::AddressTree;
 use crate::wire::{Bundle, Id};
@@ -62,10 +62,6 @@ impl Filter for Prior {
             gauge("nodes", "Nodes of the address tree.", self.tree.nodes()),
         ]
     }
-}
-
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
-    host::run(check(arguments)?, arguments)
 }
 
 pub(super) fn check(arguments: &Arguments) -> Result<Prior, FilterError> {

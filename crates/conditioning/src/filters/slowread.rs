@@ -7,7 +7,7 @@ use std::time::Instant;
 use tidegate_core::metrics::{Kind, Sample};
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
-use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::{Bundle, Id};
 
@@ -196,10 +196,6 @@ impl Filter for SlowRead {
             ),
         ]
     }
-}
-
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
-    host::run(check(arguments)?, arguments)
 }
 
 pub(super) fn check(arguments: &Arguments) -> Result<SlowRead, FilterError> {

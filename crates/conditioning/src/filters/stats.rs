@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
-use crate::host::{self, Disposition, Filter, WINDOW};
+use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::{FilterError, monotonic_ns};
 use crate::wire::{Bundle, flags};
 
@@ -169,13 +169,13 @@ pub(super) fn check(arguments: &Arguments) -> Result<(), FilterError> {
     address(arguments).map(drop)
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), FilterError> {
+pub(super) fn listen(arguments: &Arguments) -> Result<Stats, FilterError> {
     let stats = Stats::default();
     let listener = TcpListener::bind(address(arguments)?)
         .map_err(|error| FilterError::System("listen of stats", error))?;
     let totals = Arc::clone(&stats.totals);
     std::thread::spawn(move || serve(&listener, &totals));
-    host::run(stats, arguments)
+    Ok(stats)
 }
 
 #[cfg(test)]

@@ -174,7 +174,8 @@ pub fn become_user(name: &str) -> Result<(), LaunchError> {
 
 /// A filter's process and everything that it is started with, again and again if need be.
 pub struct FilterProcess {
-    pub spec: FilterSpec,
+    /// The filters in it, in order.
+    specs: Vec<FilterSpec>,
     pub is_ready: bool,
     /// Starts in a row that ended before the filter was ready.
     pub fruitless: u32,
@@ -189,14 +190,14 @@ pub struct FilterProcess {
 
 impl FilterProcess {
     pub fn new(
-        spec: FilterSpec,
+        specs: Vec<FilterSpec>,
         program: &Path,
         upstream: Option<OwnedFd>,
         downstream: OwnedFd,
         listeners: Vec<OwnedFd>,
     ) -> Self {
         Self {
-            spec,
+            specs,
             is_ready: false,
             fruitless: 0,
             program: program.to_owned(),
@@ -212,16 +213,30 @@ impl FilterProcess {
         self.downstream.as_fd()
     }
 
+    /// What it is called in messages and in `ps`.
+    pub fn name(&self) -> String {
+        self.specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join("+")
+    }
+
+    /// Whether it is a program of somebody else's.
+    pub fn is_program(&self) -> bool {
+        self.specs.iter().any(FilterSpec::is_program)
+    }
+
     pub fn start(&mut self, ledger: &OwnedFd) -> Result<(), LaunchError> {
         let (ours, theirs) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
-        let mut command = if self.spec.is_program() {
-            Command::new(&self.spec.name)
+        let name = self.name();
+        let mut command = if self.is_program() {
+            let mut command = Command::new(&name);
+            command.args(self.specs.iter().map(|spec| &spec.arguments));
+            command
         } else {
             let mut command = Command::new(&self.program);
-            command.arg0(format!("tidegate-cc-{}", self.spec.name)).args(["filter", &self.spec.name]);
+            command.arg0(format!("tidegate-cc-{name}")).arg("filter");
+            command.args(self.specs.iter().flat_map(|spec| [&spec.name, &spec.arguments]));
             command
         };
-        command.arg(&self.spec.arguments).stdin(std::process::Stdio::null());
+        command.stdin(std::process::Stdio::null());
         let mut inherits = Vec::new();
         let named = [
             (environment::UPSTREAM, self.upstream.as_ref()),
@@ -249,7 +264,7 @@ impl FilterProcess {
         }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;
-        self.running = Some((Child::spawn(command, inherits, &self.spec.name)?, ours));
+        self.running = Some((Child::spawn(command, inherits, &name)?, ours));
         Ok(())
     }
 

@@ -37,7 +37,8 @@ pub struct ConditionArgs {
     /// Address and port that clients connect to; `:80` listens on every address. May be given several times.
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, required = true)]
     pub listen: Vec<SocketAddr>,
-    /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own.
+    /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own, and one
+    /// with a + before it shares the process of the filter before it: cheaper, and not kept apart from it.
     /// Without any: package, persist, normalize, prior.
     #[arg(long = "filter", value_name = "NAME[=ARGS]")]
     pub filters: Vec<FilterSpec>,
@@ -399,8 +400,9 @@ impl RunningChain {
         let mut chain = Self { filters: Vec::new(), signals, ledger, ledger_file, server_end };
         let mut upstream: Option<OwnedFd> = None;
         let mut last = Some(filter_end);
-        for (at, spec) in filters.iter().enumerate() {
-            let (downstream, next) = if at + 1 == filters.len() {
+        let processes: Vec<_> = plan::processes(filters).collect();
+        for (at, specs) in processes.iter().enumerate() {
+            let (downstream, next) = if at + 1 == processes.len() {
                 (last.take(), None)
             } else {
                 let (up, down) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
@@ -409,7 +411,7 @@ impl RunningChain {
             let Some(downstream) = downstream else { break };
             let upstream = std::mem::replace(&mut upstream, next);
             let filter = FilterProcess::new(
-                spec.clone(),
+                specs.to_vec(),
                 program,
                 upstream,
                 downstream,
@@ -417,7 +419,7 @@ impl RunningChain {
             );
             chain.filters.push(filter);
         }
-        let keeper = |filter: &FilterProcess| matches!(filter.spec.name.as_str(), "package" | "persist");
+        let keeper = |filter: &FilterProcess| matches!(filter.name().as_str(), "package" | "persist");
         if let Some(last) = chain.filters.iter_mut().rfind(|filter| keeper(filter)) {
             last.keeps = true;
         }
@@ -432,7 +434,7 @@ impl RunningChain {
         let deadline = Instant::now() + PATIENCE;
         while let Some(waiting) = self.filters.iter().find(|filter| !filter.is_ready) {
             if Instant::now() >= deadline {
-                return Err(LaunchError::FilterSilent { name: waiting.spec.name.clone() });
+                return Err(LaunchError::FilterSilent { name: waiting.name() });
             }
             self.wait(None, Duration::from_millis(100));
             for filter in &mut self.filters {
@@ -440,7 +442,7 @@ impl RunningChain {
                 if !filter.is_ready
                     && let Some(status) = filter.has_ended()
                 {
-                    return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
+                    return Err(LaunchError::FilterExited { name: filter.name(), status });
                 }
             }
             if self.signals.next().is_some_and(ends) {
@@ -589,14 +591,14 @@ impl RunningChain {
                 let filter = &mut self.filters[at];
                 filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };
                 if filter.fruitless >= FRUITLESS_STARTS {
-                    return Err(LaunchError::FilterExited { name: filter.spec.name.clone(), status });
+                    return Err(LaunchError::FilterExited { name: filter.name(), status });
                 }
-                say(&format!("tidegate: filter {} ended ({status}), starting it again", filter.spec.name));
+                say(&format!("tidegate: filter {} ended ({status}), starting it again", filter.name()));
                 filter.start(&self.ledger_file)?;
                 // A filter of another origin may not keep what it handed on: those before it hand it again.
                 for before in (0..at).rev() {
                     self.filters[before].say(word::HAND_AGAIN);
-                    if !self.filters[before].spec.is_program() {
+                    if !self.filters[before].is_program() {
                         break;
                     }
                 }

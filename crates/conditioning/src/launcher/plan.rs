@@ -6,13 +6,15 @@ use std::str::FromStr;
 use crate::filters;
 use crate::launcher::LaunchError;
 
-/// A filter as asked for: `NAME[=ARGS]`.
+/// A filter as asked for: `NAME[=ARGS]`, or `+NAME[=ARGS]` to share the process of the one before it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FilterSpec {
     /// A name from the table of filters, or the path of a program.
     pub name: String,
     /// Its arguments, `key=value,key=value`.
     pub arguments: String,
+    /// Whether it is in the process of the filter before it.
+    pub shares: bool,
 }
 
 impl FilterSpec {
@@ -26,6 +28,7 @@ impl FromStr for FilterSpec {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (text, shares) = text.strip_prefix('+').map_or((text, false), |text| (text, true));
         let (name, arguments) = text.split_once('=').unwrap_or((text, ""));
         // The paper's own names (§4.1).
         let name = match name.strip_prefix("flt_") {
@@ -33,7 +36,7 @@ impl FromStr for FilterSpec {
             Some(name) => name,
             None => name,
         };
-        Ok(Self { name: name.to_owned(), arguments: arguments.to_owned() })
+        Ok(Self { name: name.to_owned(), arguments: arguments.to_owned(), shares })
     }
 }
 
@@ -49,7 +52,7 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
         asked.to_vec()
     };
     if chain.first().is_none_or(|first| first.name != "package") {
-        chain.insert(0, FilterSpec { name: "package".to_owned(), arguments: String::new() });
+        chain.insert(0, FilterSpec { name: "package".to_owned(), arguments: String::new(), shares: false });
     }
     for (at, filter) in chain.iter().enumerate() {
         if filter.is_program() {
@@ -65,7 +68,27 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
             return Err(refused("only the first filter can own the listening socket".to_owned()));
         }
     }
+    for pair in chain.windows(2).filter(|pair| pair[1].shares) {
+        let may_share = |filter: &FilterSpec| {
+            filters::find(&filter.name).map_or((false, false), filters::Kind::may_share)
+        };
+        let (before, after) = (&pair[0], &pair[1]);
+        let reason = match (may_share(before), may_share(after)) {
+            ((_, true), (true, _)) => continue,
+            ((true, false), (true, _)) => {
+                format!("{} holds requests, and is the last of its process", before.name)
+            }
+            ((_, true), _) => format!("{} has a process of its own", after.name),
+            _ => format!("{} has a process of its own", before.name),
+        };
+        return Err(LaunchError::FilterArguments { name: format!("+{}", after.name), reason });
+    }
     Ok(chain)
+}
+
+/// The processes of a chain: each filter, with those that share its process.
+pub fn processes(chain: &[FilterSpec]) -> impl Iterator<Item = &[FilterSpec]> {
+    chain.chunk_by(|_, next| next.shares)
 }
 
 /// Directories where an installation may have put what belongs to it, seen from the running program.
@@ -115,7 +138,10 @@ mod tests {
     fn names(asked: &[&str]) -> Result<Vec<String>, String> {
         let asked: Vec<FilterSpec> = asked.iter().map(|text| text.parse().unwrap()).collect();
         plan(&asked)
-            .map(|chain| chain.into_iter().map(|f| format!("{}={}", f.name, f.arguments)).collect())
+            .map(|chain| {
+                let name = |f: &FilterSpec| format!("{}={}", f.name, f.arguments);
+                processes(&chain).map(|row| row.iter().map(name).collect::<Vec<_>>().join("+")).collect()
+            })
             .map_err(|error| error.to_string())
     }
 
@@ -132,5 +158,23 @@ mod tests {
         let error = names(&["persist=idle=soon"]).unwrap_err();
         assert_eq!(error, "filter persist: idle=soon: expected a duration such as 500ms, 10s or 2m");
         assert!(names(&["persist", "package"]).unwrap_err().contains("listening socket"));
+    }
+
+    #[test]
+    fn filters_share_a_process_where_they_can() {
+        assert_eq!(
+            names(&["package", "persist", "normalize=server=nginx", "+pass", "+prior", "pass"]).unwrap(),
+            ["package=", "persist=", "normalize=server=nginx+pass=+prior=", "pass="]
+        );
+        for (asked, reason) in [
+            (&["persist", "+normalize"][..], "filter +normalize: persist has a process of its own"),
+            (&["+normalize"], "filter +normalize: package has a process of its own"),
+            (&["normalize", "+persist"], "filter +persist: persist has a process of its own"),
+            (&["./own", "+pass"], "filter +pass: ./own has a process of its own"),
+            (&["pass", "+./own"], "filter +./own: ./own has a process of its own"),
+            (&["prior", "+pass"], "filter +pass: prior holds requests, and is the last of its process"),
+        ] {
+            assert_eq!(names(asked).unwrap_err(), reason);
+        }
     }
 }

@@ -18,7 +18,8 @@ extern "C" {
 
 /* Starts the filters and returns a descriptor for cc_accept. `sin_port` is in network byte order, as in struct
  * sockaddr_in. `filters` ends with NULL and names the filter nearest to the server first, the one that listens last;
- * each may carry arguments: "prior=window=0". Errors: EINVAL for an unknown filter or a refused argument, EADDRINUSE,
+ * each may carry arguments: "prior=window=0"; one with a + before it shares the process of its neighbour towards the
+ * clients. Errors: EINVAL for an unknown filter or a refused argument, EADDRINUSE,
  * EADDRNOTAVAIL and EACCES as bind(2), ENOENT if the filters are not installed, ECHILD if one ended at its start. */
 int cc_createlsock(struct in_addr sin_addr, in_port_t sin_port, int backlog, char *filters[]);
 
