@@ -32,8 +32,8 @@ const MOST: usize = 256;
 const MOST_STAYS: usize = 16 * MOST;
 /// Requests whose head and content are longer go by the filters.
 const PEEKED_BYTES: usize = 4096;
-/// Requests that a process which waits for one connection reads from it in a row: others have their turn then.
-const MOST_IN_A_ROW: u32 = 100;
+/// After so many requests in a row, a process that waits for one connection looks whether another client waits for it.
+const IN_A_ROW: u32 = 100;
 /// A process waits for one connection so long before it looks whether another needs it: clients that are near have asked
 /// again by then, and those that wait for the process meanwhile wait no longer than this.
 const UNDISTURBED: Duration = Duration::from_millis(5);
@@ -79,7 +79,7 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
     let may_wait = match connection.interests.len() {
         1 => !connection.is_muted,
         // With others, the thread that waits may not be the one that is needed.
-        0 => connection.in_a_row() < MOST_IN_A_ROW && process::has_one_thread(),
+        0 => process::has_one_thread() && !is_turn_of_others(connection),
         _ => false,
     };
     if LINGER.get().is_none()
@@ -115,6 +115,12 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
     stays.push_back(stay);
     HAS_STAYS.store(true, Ordering::Release);
     true
+}
+
+/// Whether the process has served one connection for long, and nobody takes what others ask for.
+fn is_turn_of_others(connection: &Connection) -> bool {
+    let has_served_long = connection.in_a_row() % IN_A_ROW == IN_A_ROW - 1;
+    has_served_long && readable(connection.chain().link.as_raw_fd(), Duration::ZERO) != Ok(false)
 }
 
 /// Whether any connection of this process lingers.
