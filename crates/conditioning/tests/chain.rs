@@ -225,7 +225,7 @@ fn filters_that_share_a_process_do_what_they_do_alone_and_may_be_killed_together
     let chain = Chain::start(port, &strs(&filters), &strs(&site.nginx(port)));
     let names = ["normalize+auth+stats+police", "pass+prior"];
     for name in ["package", "persist"].iter().chain(&names) {
-        assert_eq!(chain.processes(&format!("cc-{name} ")).len(), 1, "{name}");
+        chain.process(&format!("cc-{name} "));
     }
     assert_eq!(chain.processes("cc-").len(), 4);
     every_filter_does_its_part(&chain);
