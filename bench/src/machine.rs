@@ -30,6 +30,8 @@ impl Watch {
                 let others = (now.busy - began.busy) - (now.own - began.own);
                 (100.0 * others / (now.total - began.total)).clamp(0.0, 100.0)
             }
+            // Over before the clock ticked.
+            (Some(_), Some(_)) => 0.0,
             _ => 100.0,
         }
     }

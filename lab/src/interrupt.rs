@@ -21,6 +21,8 @@ static CAME: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// The system gives no signals or no thread.
 pub fn watch() -> std::io::Result<()> {
+    // What outlives who started it is this process's from now on, to be ended and to be counted.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (mut interrupt, mut terminate) = {
         let _inside = runtime.enter();
