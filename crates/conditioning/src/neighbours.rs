@@ -29,6 +29,8 @@ pub mod environment {
     pub const USER: &str = "TIDEGATE_CC_USER";
     /// Set for the filter that keeps connections between requests: the last one of those that can.
     pub const KEEPS: &str = "TIDEGATE_CC_KEEPS";
+    /// The lowest number that the link and the ledger have in an unmodified server.
+    pub const HIGH: std::os::fd::RawFd = 900;
     /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }

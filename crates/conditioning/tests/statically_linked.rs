@@ -44,8 +44,8 @@ fn a_server_in_go() {
     chain.stop();
 }
 
-#[test]
-fn a_server_that_waits_in_accept() {
+/// `blocking.c` behind a chain.
+fn blocking(arguments: &[&str]) -> (Chain, Site) {
     let site = Site::new();
     let server = site.path().join("server");
     let mut compile = Command::new("cc");
@@ -55,12 +55,36 @@ fn a_server_that_waits_in_accept() {
         .arg(source("blocking.c"));
     assert!(compile.status().unwrap().success());
     let port = free_port();
-    let chain = Chain::start(port, CHAIN, &[server.to_str().unwrap(), &port.to_string()]);
+    let port_text = port.to_string();
+    let command = [&[server.to_str().unwrap(), &port_text], arguments].concat();
+    (Chain::start(port, CHAIN, &command), site)
+}
+
+#[test]
+fn a_server_that_waits_in_accept() {
+    let (chain, _site) = blocking(&[]);
     let mut client = chain.client();
     for _ in 0..20 {
         let response = client.get("/");
         assert_eq!(response.body, b"127.0.0.1");
         assert_ne!(response.field("connection").as_deref(), Some("close"));
     }
+    chain.stop();
+}
+
+/// An accept that a signal interrupts begins anew: the connection that it was to have is the next one's.
+#[test]
+fn a_server_whose_calls_are_interrupted_loses_no_connection() {
+    let (chain, _site) = blocking(&["signals"]);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let mut client = chain.client();
+            scope.spawn(move || {
+                for round in 0..150 {
+                    assert_eq!(client.get("/").body, b"127.0.0.1", "round {round}");
+                }
+            });
+        }
+    });
     chain.stop();
 }

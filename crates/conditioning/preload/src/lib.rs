@@ -10,6 +10,7 @@
 
 mod next;
 mod reads;
+mod rights;
 mod sockets;
 mod state;
 mod streams;

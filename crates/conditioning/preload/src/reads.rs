@@ -1,10 +1,11 @@
 //! Reads stop at the end of the request: what follows on the socket is the next one, and the filters'.
 
-use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, c_uint, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use tidegate_conditioning::server::{self, Reading};
 
 use crate::fail;
 use crate::next::next;
+use crate::rights;
 
 const MOST_VECTORS: usize = 1024;
 
@@ -191,15 +192,22 @@ pub unsafe extern "C" fn readv(fd: c_int, first: *const iovec, count: c_int) -> 
 /// recvmsg(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let plain = || {
+        let got = next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+        // SAFETY: the caller passes a message header or nothing.
+        if let Some(header) = unsafe { message.as_ref() }.filter(|_| got >= 0) {
+            // SAFETY: the kernel has just filled it.
+            unsafe { rights::received(header, flags) };
+        }
+        got
+    };
     // SAFETY: the caller passes a message header or nothing.
     let header = unsafe { message.as_ref() };
     let found = header.and_then(|header| vectors(header.msg_iov, header.msg_iovlen));
-    let Some(vectors) = found.filter(|vectors| total(vectors) > 0) else {
-        return next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
-    };
+    let Some(vectors) = found.filter(|vectors| total(vectors) > 0) else { return plain() };
     read_many(fd, vectors, flags & libc::MSG_PEEK != 0, |cut| {
         if cut.len() == vectors.len() && total(cut) == total(vectors) {
-            return next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+            return plain();
         }
         // SAFETY: `message` was read above; the copy lives for the call.
         let mut header = unsafe { message.read() };
@@ -208,4 +216,23 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         let message = &raw mut header;
         next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t)
     })
+}
+
+/// recvmmsg(2): descriptors may come with any of the messages.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut libc::mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut libc::timespec,
+) -> c_int {
+    let got = next!(recvmmsg(
+        fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, timeout: *mut libc::timespec
+    ) -> c_int);
+    for index in 0..usize::try_from(got).unwrap_or(0) {
+        // SAFETY: the kernel has just filled so many of the caller's messages.
+        unsafe { rights::received(&(*messages.add(index)).msg_hdr, flags) };
+    }
+    got
 }

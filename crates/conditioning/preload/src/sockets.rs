@@ -39,7 +39,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     if server::listener(fd).is_some() {
         return 0;
     }
-    let Some((chain, address)) = state::chain_for(fd).zip(state::bound_address(fd)) else {
+    let Some((address, chain)) = state::adopt_bound(fd).zip(state::chain()) else {
         state::listens_elsewhere(fd);
         return next!(listen(fd: c_int, backlog: c_int) -> c_int);
     };
@@ -114,7 +114,23 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: 
             0
         }
         Some(Err(error)) => fail(error),
-        None => next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
+        None => {
+            // SAFETY: the caller's own length, if there is one.
+            let room = unsafe { length.as_ref() }.copied();
+            let result =
+                next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int);
+            // SAFETY: the kernel has just written as much as there was room for.
+            let named = room.and_then(|room| unsafe { address::read(address, room.min(*length)) });
+            if result == 0
+                && named.is_some_and(|named| named.port() == 0)
+                && let Some(bound) = state::adopt_bound(fd)
+            {
+                // SAFETY: as much room as the caller said at first.
+                unsafe { *length = room.unwrap_or(0) };
+                write_address(bound, address, length);
+            }
+            result
+        }
     }
 }
 

@@ -10,6 +10,9 @@ use tidegate_conditioning::server::{self, table::Chain};
 struct Preloaded {
     chain: Arc<Chain>,
     ledger: OwnedFd,
+    /// Link and ledger as they were inherited, for a program that this one becomes or starts: they are never closed, since
+    /// programs close what they do not know before they start others.
+    inherited: [RawFd; 2],
     address: SocketAddr,
     /// Sockets that were bound to the conditioned port: nothing is bound, because the first filter has the port.
     bound: Mutex<Vec<(RawFd, SocketAddr)>>,
@@ -33,12 +36,13 @@ fn preload() -> Option<Preloaded> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
     let address = std::env::var(environment::SERVER_ADDRESS).ok()?.parse().ok()?;
     let (link, ledger) = (number(environment::UPSTREAM)?, number(environment::LEDGER)?);
-    // Duplicates: the originals stay as they were inherited, for a program that this one becomes or starts.
     let duplicate = |fd: RawFd| {
-        // SAFETY: borrowed for one fcntl, which fails if the number is no open descriptor.
+        // SAFETY: borrowed for two fcntls, which fail if the number is no open descriptor.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()
+        let high = rustix::io::fcntl_dupfd_cloexec(fd, environment::HIGH);
+        high.or_else(|_| rustix::io::fcntl_dupfd_cloexec(fd, 3)).ok()
     };
+    let inherited = [link, ledger];
     let ledger = duplicate(ledger)?;
     let chain = server::chain(duplicate(link)?, &ledger).ok()?;
     if let Some(linger_ms) = std::env::var(environment::LINGER).ok().and_then(|text| text.parse().ok()) {
@@ -46,7 +50,7 @@ fn preload() -> Option<Preloaded> {
     }
     // SAFETY: a plain function; it runs when the program ends by `exit`.
     unsafe { libc::atexit(at_exit) };
-    Some(Preloaded { chain, ledger, address, bound: Mutex::new(Vec::new()) })
+    Some(Preloaded { chain, ledger, inherited, address, bound: Mutex::new(Vec::new()) })
 }
 
 /// Runs when the library is loaded: finds listening sockets that the program before this one had, as servers that
@@ -55,11 +59,10 @@ extern "C" fn at_load() {
     let Some(preloaded) = preloaded() else { return };
     server::inherit_standard_streams(&preloaded.chain);
     let Ok(link) = rustix::fs::fstat(&preloaded.chain.link) else { return };
-    let original = std::env::var(environment::UPSTREAM).ok().and_then(|text| text.parse::<RawFd>().ok());
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers: Vec<RawFd> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for fd in numbers {
-        if is_own(fd) || Some(fd) == original {
+        if is_own(fd) {
             continue;
         }
         // SAFETY: borrowed for one fstat, which fails if the number is no open descriptor.
@@ -74,10 +77,11 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
-/// This library's own descriptors, which a program that closes everything at its start must not close.
-pub(crate) fn own() -> [RawFd; 2] {
-    known().map_or([-1, -1], |known| {
-        let mut own = [known.chain.link.as_raw_fd(), known.ledger.as_raw_fd()];
+/// This library's own descriptors in ascending order, which a program that closes everything at its start must not close.
+pub(crate) fn own() -> [RawFd; 4] {
+    known().map_or([-1; 4], |known| {
+        let [link, ledger] = known.inherited;
+        let mut own = [known.chain.link.as_raw_fd(), known.ledger.as_raw_fd(), link, ledger];
         own.sort_unstable();
         own
     })
@@ -110,7 +114,31 @@ pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
         return false;
     }
     bound.push((fd, address));
+    // SAFETY: the server's own socket, borrowed for one setsockopt.
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(unsafe { BorrowedFd::borrow_raw(fd) }, MARK);
     true
+}
+
+/// The time limit of a socket that is bound in name only, by which a process knows it that gets it from another. It never
+/// has a connection.
+const MARK: u32 = 0x7469_6465;
+
+/// As [`bound_address`], of a socket that another process may have bound.
+pub(crate) fn adopt_bound(fd: RawFd) -> Option<SocketAddr> {
+    if let Some(address) = bound_address(fd) {
+        return Some(address);
+    }
+    let preloaded = preloaded()?;
+    // SAFETY: borrowed for one getsockopt, which fails if the number is no TCP socket.
+    let limit = rustix::net::sockopt::tcp_user_timeout(unsafe { BorrowedFd::borrow_raw(fd) });
+    (limit == Ok(MARK)).then_some(preloaded.address)
+}
+
+/// What came with a message, by SCM_RIGHTS.
+pub(crate) fn received(fd: RawFd, cloexec: bool) {
+    if let Some(preloaded) = known() {
+        server::receive(&preloaded.chain, fd, cloexec, preloaded.address);
+    }
 }
 
 /// The address that a socket was bound to in name only.
@@ -143,8 +171,7 @@ pub(crate) fn forget(fd: RawFd) {
     }
 }
 
-/// The chain, if `fd` was bound to its port.
-pub(crate) fn chain_for(fd: RawFd) -> Option<Arc<Chain>> {
-    let preloaded = known()?;
-    preloaded.bound().iter().any(|(other, _)| *other == fd).then(|| preloaded.chain.clone())
+/// The chain, if this process has one.
+pub(crate) fn chain() -> Option<Arc<Chain>> {
+    known().map(|known| known.chain.clone())
 }

@@ -4,9 +4,10 @@ use libc::{c_int, c_uint, c_void, iovec, msghdr, off_t, size_t, sockaddr, sockle
 use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Reading};
 
-use crate::fail;
 use crate::next::next;
 use crate::reads::vectors;
+use crate::rights::Sending;
+use crate::{errno, fail};
 
 fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
     if written > 0 {
@@ -143,12 +144,24 @@ pub unsafe extern "C" fn writev(fd: c_int, first: *const iovec, count: c_int) ->
 /// sendmsg(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let plain = || next!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t);
     // SAFETY: the caller passes a message header or nothing.
-    let header = unsafe { message.as_ref() }.filter(|_| server::is_ours(fd));
-    let found = header.and_then(|header| Some((header, vectors(header.msg_iov, header.msg_iovlen)?)));
-    let Some((header, all)) = found else {
-        return next!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t);
-    };
+    let Some(header) = (unsafe { message.as_ref() }) else { return plain() };
+    if !server::is_ours(fd) {
+        // SAFETY: the caller's own message.
+        let sending = match unsafe { Sending::of(header) } {
+            Ok(sending) => sending,
+            Err(error) => return fail(error) as ssize_t,
+        };
+        let result = plain();
+        if result >= 0 {
+            return result;
+        }
+        let error = errno();
+        sending.failed();
+        return fail(error) as ssize_t;
+    }
+    let Some(all) = vectors(header.msg_iov, header.msg_iovlen) else { return plain() };
     write_many(fd, all, |vectors| {
         let mut header = *header;
         header.msg_iov = vectors.as_ptr().cast_mut();
@@ -158,7 +171,11 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     })
 }
 
-/// sendmmsg(2): one message at a time, as the system call may return fewer than were asked for.
+/// The kernel takes no more at a time (UIO_MAXIOV).
+const MOST_MESSAGES: c_uint = 1024;
+
+/// sendmmsg(2): one message at a time where there is something to be seen, as the system call may return fewer than were
+/// asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(
     fd: c_int,
@@ -166,10 +183,13 @@ pub unsafe extern "C" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    if !server::is_ours(fd) || messages.is_null() || count == 0 {
+    // SAFETY: the caller passes `count` messages; the kernel reads no more than these.
+    let is_plain = |index| unsafe { (*messages.add(index)).msg_hdr.msg_control.is_null() };
+    let count_seen = count.min(MOST_MESSAGES) as usize;
+    if messages.is_null() || !server::is_ours(fd) && (0..count_seen).all(is_plain) || count == 0 {
         return next!(sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int);
     }
-    // SAFETY: the caller passes at least one message.
+    // SAFETY: as above.
     let sent = unsafe { sendmsg(fd, &raw const (*messages).msg_hdr, flags) };
     if sent < 0 {
         return -1;

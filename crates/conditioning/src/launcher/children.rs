@@ -332,17 +332,26 @@ pub fn start_command(
         preloads.push(" ");
         preloads.push(others);
     }
+    let ledger = out_of_the_way(ledger)?;
     let mut inherits = vec![ledger.as_raw_fd()];
     process.args(arguments).env("LD_PRELOAD", preloads).env(environment::SERVER_ADDRESS, address.to_string());
     process.env(environment::LEDGER, ledger.as_raw_fd().to_string());
     if args.linger > 0 {
         process.env(environment::LINGER, args.linger.to_string());
     }
-    if let Some(link) = link {
+    let link = link.as_ref().map(out_of_the_way).transpose()?;
+    if let Some(link) = &link {
         process.env(environment::UPSTREAM, link.as_raw_fd().to_string());
         inherits.push(link.as_raw_fd());
     }
     Child::spawn(process, inherits, &name)
+}
+
+/// The same file under a number that programs leave alone: low ones they give to what they start.
+fn out_of_the_way(fd: &OwnedFd) -> Result<OwnedFd, LaunchError> {
+    let high = rustix::io::fcntl_dupfd_cloexec(fd, environment::HIGH);
+    high.or_else(|_| rustix::io::fcntl_dupfd_cloexec(fd, 3))
+        .map_err(|error| LaunchError::System("fcntl", error.into()))
 }
 
 /// Starts the command so that its listening and accepting are questions to the descriptor that is returned.

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, SocketType};
+use rustix::net::SocketType;
 
 use crate::launcher::relay::Relay;
 use crate::server::{self, AcceptOptions, address, table::Chain};
@@ -146,7 +146,16 @@ pub struct Supervisor {
     listens_on: SocketAddr,
     /// Accepts that wait, as the server's listening socket is a blocking one.
     waiting: Vec<libc::seccomp_notif>,
+    /// Connections whose accept was gone when it was answered, because a signal came: the next one gets them.
+    unanswered: Vec<Accepted>,
     relay: Relay,
+}
+
+/// A connection that the relay has, and a server has yet to get.
+struct Accepted {
+    /// The server's end.
+    server: OwnedFd,
+    peer: SocketAddr,
 }
 
 /// A server has a few listening sockets.
@@ -181,6 +190,7 @@ impl Supervisor {
             bound: HashMap::new(),
             listens_on: expected,
             waiting: Vec::new(),
+            unanswered: Vec::new(),
             relay: Relay::new()?,
         })
     }
@@ -192,6 +202,7 @@ impl Supervisor {
             let Ok(ready) = self.relay.wait(self.questions.as_fd(), link) else { return };
             if ready.is_over || ready.questions && self.question().is_err() {
                 // What is under way to clients goes out.
+                self.unanswered.clear();
                 return self.relay.drain();
             }
             if ready.link {
@@ -290,14 +301,11 @@ impl Supervisor {
     }
 
     fn accept(&mut self, question: &libc::seccomp_notif, process: u32, fd: RawFd) -> Answer {
-        let options = AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
-        let accepted = match server::accept(chain_fd(&self.chain), options) {
-            Some(accepted) => accepted,
-            None => Err(Errno::INVAL),
-        };
-        let (client, peer) = match accepted {
+        let accepted = match self.next_accepted() {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN) if flags_of(process, fd) & libc::O_NONBLOCK == 0 => {
+                // A thread that asks again was interrupted.
+                self.waiting.retain(|other| other.pid != question.pid);
                 self.waiting.push(*question);
                 return Answer::None;
             }
@@ -308,17 +316,29 @@ impl Supervisor {
         } else {
             0
         };
-        let kind =
-            if wants & libc::SOCK_NONBLOCK != 0 { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
-        let Ok(theirs) = self.relay.add(client, peer, kind) else { return Answer::Error(Errno::MFILE) };
-        let _ = write_address_at(process, question.data.args[1], question.data.args[2], peer);
+        let _ = rustix::io::ioctl_fionbio(&accepted.server, wants & libc::SOCK_NONBLOCK != 0);
+        let _ = write_address_at(process, question.data.args[1], question.data.args[2], accepted.peer);
         let send = libc::SECCOMP_ADDFD_FLAG_SEND as u32;
+        let closes_on_exec = wants & libc::SOCK_CLOEXEC != 0;
         // The kernel answers with the new number in the same step.
-        match self.add(question.id, theirs.as_raw_fd(), send, 0, wants & libc::SOCK_CLOEXEC != 0) {
+        match self.add(question.id, accepted.server.as_raw_fd(), send, 0, closes_on_exec) {
             Ok(()) => Answer::None,
-            // Its end is dropped, and the relay ends the connection.
-            Err(error) => Answer::Error(error),
+            Err(error) => {
+                // Interrupted by a signal, or the server is out of descriptors: it will ask again.
+                self.unanswered.push(accepted);
+                Answer::Error(error)
+            }
         }
+    }
+
+    fn next_accepted(&mut self) -> Result<Accepted, Errno> {
+        if let Some(accepted) = self.unanswered.pop() {
+            return Ok(accepted);
+        }
+        let options = AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
+        let (client, peer) = server::accept(chain_fd(&self.chain), options).unwrap_or(Err(Errno::INVAL))?;
+        let server = self.relay.add(client, peer).map_err(|_| Errno::MFILE)?;
+        Ok(Accepted { server, peer })
     }
 
     fn of_relay(&self, process: u32, arguments: [u64; 6], name: &str, peer: bool) -> Answer {

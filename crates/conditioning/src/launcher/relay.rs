@@ -91,7 +91,7 @@ impl Relay {
     }
 
     /// Takes over an accepted client's descriptor. Returns what the server is to get in its place.
-    pub fn add(&mut self, client: RawFd, peer: SocketAddr, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    pub fn add(&mut self, client: RawFd, peer: SocketAddr) -> Result<OwnedFd, Errno> {
         // SAFETY: `server::accept` opened it for us.
         let client = unsafe { OwnedFd::from_raw_fd(client) };
         let local = match server::address_of(client.as_raw_fd(), End::Local) {
@@ -112,7 +112,6 @@ impl Relay {
             }
         };
         rustix::io::ioctl_fionbio(&ours, true)?;
-        rustix::io::ioctl_fionbio(&theirs, flags.contains(SocketFlags::NONBLOCK))?;
         let key = self.next_key;
         self.next_key = (self.next_key + 1) % (1 << 62);
         let name = name_of(std::process::id(), theirs.as_raw_fd()).unwrap_or_default();

@@ -7,7 +7,7 @@ use rustix::event::epoll;
 use tidegate_http::Method;
 
 use crate::keeper::whole::Whole;
-use crate::ledger::State;
+use crate::ledger::{Passage, State};
 use crate::link;
 use crate::server::lingering;
 use crate::server::response::{Extent, ResponseTracker};
@@ -163,6 +163,41 @@ impl Connection {
         Self::new(chain, bundle, fd, false)
     }
 
+    /// A request that another process of the server accepted, and passed to this one.
+    pub fn passed(chain: Arc<Chain>, passage: Passage, fd: RawFd) -> Self {
+        let peer = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+        let bundle = Bundle {
+            id: passage.id,
+            flags: passage.flags,
+            peer,
+            socket_bytes: passage.socket_left.saturating_add(passage.replaces.into()),
+            arrived_ns: 0,
+            replaces: passage.replaces,
+            head_bytes: 0,
+            request: passage.copy,
+        };
+        let mut connection = Self::new(chain, bundle, fd, passage.follows);
+        connection.keeps_alive = passage.keeps_alive && connection.tracker.is_some();
+        connection.presents_v6 = passage.presents_v6;
+        connection.resumed = passage.is_resumed.into();
+        connection
+    }
+
+    /// What another process must know to go on with the connection. A response that this one has begun is not followed there.
+    pub fn passage(&self) -> Passage {
+        Passage {
+            id: self.id,
+            flags: self.flags,
+            follows: self.tracker.as_ref().is_some_and(|tracker| tracker.bytes() == 0),
+            keeps_alive: self.keeps_alive,
+            presents_v6: self.presents_v6,
+            is_resumed: self.resumed > 0,
+            replaces: u32::try_from(self.replaces).unwrap_or(u32::MAX),
+            socket_left: self.socket_left,
+            copy: self.unread_copy().to_vec(),
+        }
+    }
+
     /// Which presentation this is.
     pub fn id(&self) -> Id {
         self.id
@@ -303,6 +338,12 @@ impl Connection {
     pub fn share(&mut self) {
         self.is_shared = true;
         self.chain.ledger.share(self.id);
+    }
+
+    /// Another process has the request now: unless this one does something with it again, its close says nothing about how the
+    /// connection ends.
+    pub fn leave_to_others(&mut self) {
+        self.is_untouched = true;
     }
 
     /// This process is a child of the one that had the connection.

@@ -4,6 +4,8 @@
 //! handed twice, because a filter died and nobody knows what it had done, is served once. What a dead filter did not
 //! forward is found here.
 
+mod passed;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::wire::Id;
+pub use passed::{PASSED_BYTES, Passage};
 
 /// Connections that a chain can have at a time.
 pub const SLOTS: u32 = 131_072;
@@ -41,6 +44,7 @@ struct Map {
     accepts: AtomicU32,
     reserved: u32,
     slots: [Slot; SLOTS as usize],
+    passed: passed::Places,
 }
 
 /// Where a slot's request is.
@@ -275,6 +279,18 @@ impl Ledger {
             (generation == id.generation && state == State::Accepted && (holders & HOLDERS) < HOLDERS)
                 .then(|| State::Accepted.word(generation, holders + 1))
         });
+    }
+
+    /// The accepted socket of this cookie is about to go to another process, which asks by [`Self::passed`]. False if there is
+    /// no room.
+    pub fn pass(&self, cookie: u64, passage: &Passage) -> bool {
+        let is_over = |id: Id| self.state(id.slot) != (id.generation, State::Accepted);
+        self.map().passed.put(cookie, passage, is_over)
+    }
+
+    /// What is known of the socket of this cookie, which another process has passed to this one.
+    pub fn passed(&self, cookie: u64) -> Option<Passage> {
+        self.map().passed.take(cookie)
     }
 
     /// Asks that a notice be sent when the server is done with this presentation. False if it is over already: then none
