@@ -12,17 +12,41 @@ use common::{Chain, Client, Site, free_port, needs, wait_until};
 /// With a filter that rewrites: what it wrote is what a server must read, in whichever way it reads.
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 
-/// A server compiled from `streams.c`, behind a chain.
-fn streams(style: &str) -> (Chain, Site) {
+/// A server compiled from a C program, behind a chain.
+fn compiled(program: &str, arguments: &[&str]) -> (Chain, Site) {
     needs("cc", "gcc");
     let site = Site::new();
     let server = site.path().join("server");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/streams.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program);
     let mut compile = Command::new("cc");
     compile.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"]).arg(&server).arg(source);
     assert!(compile.status().unwrap().success());
     let port = free_port();
-    (Chain::start(port, CHAIN, &[server.to_str().unwrap(), &port.to_string(), style]), site)
+    let port_text = port.to_string();
+    let command = [&[server.to_str().unwrap(), &port_text], arguments].concat();
+    (Chain::start(port, CHAIN, &command), site)
+}
+
+fn streams(style: &str) -> (Chain, Site) {
+    compiled("streams.c", &[style])
+}
+
+/// Each thread has an epoll set of its own: while one closes, the others are told of ends that are theirs.
+#[test]
+fn a_server_with_an_event_loop_in_each_thread() {
+    let (chain, _site) = compiled("loops.c", &[]);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            let mut client = chain.client();
+            scope.spawn(move || {
+                for round in 0..1500 {
+                    assert_eq!(client.get("/a").body, b"ok\n", "round {round}");
+                }
+            });
+        }
+    });
+    assert_eq!(chain.errors(), "");
+    chain.stop();
 }
 
 /// A server that reads by a stream has what a filter rewrote, and reads no further than the request.

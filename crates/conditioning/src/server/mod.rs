@@ -410,10 +410,13 @@ pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>)
             note_interest(&mut lock(&connection).interests, interest, operation);
         }
         Some(Entry::Ended(interests)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
-            if result.is_err() && operation == libc::EPOLL_CTL_MOD {
-                add(interest);
-            }
+            // From here on nobody registers for the descriptor but the server.
             waiting::forget(interest.epoll, interest.fd);
+            match operation {
+                libc::EPOLL_CTL_DEL => remove(interest),
+                libc::EPOLL_CTL_MOD if result.is_err() => add(interest),
+                _ => {}
+            }
             note_interest(&mut lock(&interests), interest, operation);
             return Ok(());
         }

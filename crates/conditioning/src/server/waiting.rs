@@ -26,9 +26,12 @@ impl Owed {
         matches!(table::get(self.fd), Some(Entry::Ended(current)) if Arc::ptr_eq(&current, &self.ended))
     }
 
+    /// [`OWED`] is locked meanwhile, so that no change of a registration comes in between; so is what a thread that closes the
+    /// descriptor looks at after it has taken it out of the table, so that nothing is registered for a number that may be
+    /// somebody else's by then.
     fn register(self) {
+        let mut registered = lock(&self.ended);
         if self.is_current() {
-            let mut registered = lock(&self.ended);
             for interest in self.interests {
                 add(interest);
                 registered.push(interest);
@@ -73,20 +76,17 @@ pub(super) fn forget_all() {
 
 fn pay() {
     let _in_use = process::in_use();
-    let owed = {
-        let mut owed = lock(&OWED);
-        COUNT.store(0, Ordering::SeqCst);
-        std::mem::take(&mut *owed)
-    };
-    owed.into_iter().for_each(Owed::register);
+    let mut owed = lock(&OWED);
+    COUNT.store(0, Ordering::SeqCst);
+    owed.drain(..).for_each(Owed::register);
 }
 
 /// Tells the ends that `epoll` is to report: `tell` is given events and the server's data, and says whether there was room.
 fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) {
     let _in_use = process::in_use();
-    let owed = std::mem::take(&mut *lock(&OWED));
+    let mut all = lock(&OWED);
     let (mut kept, mut due) = (Vec::new(), Vec::new());
-    for mut owed in owed {
+    for mut owed in all.drain(..) {
         let is_told = match owed.interests[..] {
             [only] if only.epoll == epoll && only.events & READABLE != 0 && !owed.is_told => {
                 !owed.is_current() || tell(only.events & ENDED, only.data)
@@ -101,11 +101,9 @@ fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) {
             due.push(owed);
         }
     }
-    let mut owed = lock(&OWED);
-    owed.append(&mut kept);
-    COUNT.store(owed.len(), Ordering::SeqCst);
-    drop(owed);
     due.into_iter().for_each(Owed::register);
+    *all = kept;
+    COUNT.store(all.len(), Ordering::SeqCst);
 }
 
 const READABLE: u32 = libc::EPOLLIN as u32;
