@@ -167,6 +167,8 @@ pub unsafe extern "C" fn getsockopt(
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
         (libc::SOL_SOCKET, libc::SO_DOMAIN) if listens_on.is_ipv6() => libc::AF_INET6,
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => libc::AF_INET,
+        // What a server reads here it sets for the connections that it accepts, as Erlang does; 0 would be refused.
+        (libc::IPPROTO_IP, libc::IP_TTL) => 64,
         (libc::SOL_SOCKET, _) => {
             return next!(
                 getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
