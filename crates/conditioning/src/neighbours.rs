@@ -1,10 +1,11 @@
 //! A filter's place in its chain: the links to its neighbours, the launcher's word, and the ledger.
 
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::ledger::Ledger;
@@ -29,10 +30,17 @@ pub mod environment {
     pub const USER: &str = "TIDEGATE_CC_USER";
     /// Set for the filter that keeps connections between requests: the last one of those that can.
     pub const KEEPS: &str = "TIDEGATE_CC_KEEPS";
-    /// The lowest number that the link and the ledger have in an unmodified server.
-    pub const HIGH: std::os::fd::RawFd = 900;
     /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
+}
+
+/// The same file under a number that programs leave alone: low ones they give to what they start.
+///
+/// # Errors
+/// The process is out of descriptors.
+pub fn out_of_the_way(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const HIGH: RawFd = 900;
+    rustix::io::fcntl_dupfd_cloexec(fd, HIGH).or_else(|_| rustix::io::fcntl_dupfd_cloexec(fd, 3))
 }
 
 /// What the launcher says to a filter, one byte each.

@@ -3,27 +3,20 @@
 
 mod common;
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Chain, Client, Site, free_port, needs, wait_until};
+use common::{Chain, Client, Site, compile, free_port, needs, wait_until};
 
 /// With a filter that rewrites: what it wrote is what a server must read, in whichever way it reads.
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 
 /// A server compiled from a C program, behind a chain.
 fn compiled(program: &str, arguments: &[&str]) -> (Chain, Site) {
-    needs("cc", "gcc");
     let site = Site::new();
-    let server = site.path().join("server");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program);
-    let mut compile = Command::new("cc");
-    compile.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"]).arg(&server).arg(source);
-    assert!(compile.status().unwrap().success());
+    let server = compile(&format!("programs/{program}"), &["-pthread"], &site);
     let port = free_port();
     let port_text = port.to_string();
-    let command = [&[server.to_str().unwrap(), &port_text], arguments].concat();
+    let command = [&[server.as_str(), &port_text], arguments].concat();
     (Chain::start(port, CHAIN, &command), site)
 }
 

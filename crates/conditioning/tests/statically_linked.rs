@@ -6,7 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Chain, Site, exercise, free_port, needs};
+use common::{Chain, Site, compile, exercise, free_port, needs};
 
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 
@@ -47,16 +47,10 @@ fn a_server_in_go() {
 /// `blocking.c` behind a chain.
 fn blocking(arguments: &[&str]) -> (Chain, Site) {
     let site = Site::new();
-    let server = site.path().join("server");
-    let mut compile = Command::new("cc");
-    compile
-        .args(["-static", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-        .arg(&server)
-        .arg(source("blocking.c"));
-    assert!(compile.status().unwrap().success());
+    let server = compile("static/blocking.c", &["-static"], &site);
     let port = free_port();
     let port_text = port.to_string();
-    let command = [&[server.to_str().unwrap(), &port_text], arguments].concat();
+    let command = [&[server.as_str(), &port_text], arguments].concat();
     (Chain::start(port, CHAIN, &command), site)
 }
 

@@ -17,6 +17,7 @@ const MOST: usize = 253;
 /// It describes as much readable memory as it says.
 unsafe fn descriptors(header: &msghdr) -> Vec<RawFd> {
     let mut found = Vec::new();
+    let end = header.msg_control as usize + header.msg_controllen;
     // SAFETY: the caller's own control data, of which these give messages that lie in it.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
@@ -24,7 +25,8 @@ unsafe fn descriptors(header: &msghdr) -> Vec<RawFd> {
             if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(message).cast::<RawFd>();
                 let bytes = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                let count = (bytes / size_of::<RawFd>()).min(MOST);
+                // A length that leads out of the control data is the kernel's to refuse.
+                let count = (bytes.min(end.saturating_sub(data as usize)) / size_of::<RawFd>()).min(MOST);
                 found.extend((0..count).map(|index| data.add(index).read_unaligned()));
             }
             message = libc::CMSG_NXTHDR(header, message);

@@ -119,14 +119,13 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: 
             let room = unsafe { length.as_ref() }.copied();
             let result =
                 next!(getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int);
-            // SAFETY: the kernel has just written as much as there was room for.
-            let named = room.and_then(|room| unsafe { address::read(address, room.min(*length)) });
-            if result == 0
-                && named.is_some_and(|named| named.port() == 0)
+            if let Some(room) = room.filter(|_| result == 0)
+                // SAFETY: the kernel has just written as much as there was room for.
+                && unsafe { address::read(address, room.min(*length)) }.is_some_and(|named| named.port() == 0)
                 && let Some(bound) = state::adopt_bound(fd)
             {
                 // SAFETY: as much room as the caller said at first.
-                unsafe { *length = room.unwrap_or(0) };
+                unsafe { *length = room };
                 write_address(bound, address, length);
             }
             result

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tidegate_conditioning::neighbours::environment;
+use tidegate_conditioning::neighbours::{environment, out_of_the_way};
 use tidegate_conditioning::server::{self, table::Chain};
 
 struct Preloaded {
@@ -36,12 +36,8 @@ fn preload() -> Option<Preloaded> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
     let address = std::env::var(environment::SERVER_ADDRESS).ok()?.parse().ok()?;
     let (link, ledger) = (number(environment::UPSTREAM)?, number(environment::LEDGER)?);
-    let duplicate = |fd: RawFd| {
-        // SAFETY: borrowed for two fcntls, which fail if the number is no open descriptor.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let high = rustix::io::fcntl_dupfd_cloexec(fd, environment::HIGH);
-        high.or_else(|_| rustix::io::fcntl_dupfd_cloexec(fd, 3)).ok()
-    };
+    // SAFETY: borrowed for fcntl, which fails if the number is no open descriptor.
+    let duplicate = |fd: RawFd| out_of_the_way(unsafe { BorrowedFd::borrow_raw(fd) }).ok();
     let inherited = [link, ledger];
     let ledger = duplicate(ledger)?;
     let chain = server::chain(duplicate(link)?, &ledger).ok()?;

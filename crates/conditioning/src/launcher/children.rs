@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
 use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, notify};
 use crate::link;
-use crate::neighbours::{environment, word};
+use crate::neighbours::{environment, out_of_the_way, word};
 
 /// What the launcher does something about.
 const SIGNALS: &[libc::c_int] =
@@ -332,26 +332,21 @@ pub fn start_command(
         preloads.push(" ");
         preloads.push(others);
     }
-    let ledger = out_of_the_way(ledger)?;
+    let high =
+        |fd: &OwnedFd| out_of_the_way(fd.as_fd()).map_err(|error| LaunchError::System("fcntl", error.into()));
+    let ledger = high(ledger)?;
     let mut inherits = vec![ledger.as_raw_fd()];
     process.args(arguments).env("LD_PRELOAD", preloads).env(environment::SERVER_ADDRESS, address.to_string());
     process.env(environment::LEDGER, ledger.as_raw_fd().to_string());
     if args.linger > 0 {
         process.env(environment::LINGER, args.linger.to_string());
     }
-    let link = link.as_ref().map(out_of_the_way).transpose()?;
+    let link = link.as_ref().map(high).transpose()?;
     if let Some(link) = &link {
         process.env(environment::UPSTREAM, link.as_raw_fd().to_string());
         inherits.push(link.as_raw_fd());
     }
     Child::spawn(process, inherits, &name)
-}
-
-/// The same file under a number that programs leave alone: low ones they give to what they start.
-fn out_of_the_way(fd: &OwnedFd) -> Result<OwnedFd, LaunchError> {
-    let high = rustix::io::fcntl_dupfd_cloexec(fd, environment::HIGH);
-    high.or_else(|_| rustix::io::fcntl_dupfd_cloexec(fd, 3))
-        .map_err(|error| LaunchError::System("fcntl", error.into()))
 }
 
 /// Starts the command so that its listening and accepting are questions to the descriptor that is returned.

@@ -448,3 +448,14 @@ fn abort(chain: &Chain) {
     }
     assert_eq!(chain.get("/small").body, b"small\n");
 }
+
+/// A server compiled from a C program under `tests`.
+pub fn compile(source: &str, flags: &[&str], site: &Site) -> String {
+    needs("cc", "gcc");
+    let server = site.path().join("server");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let mut compile = Command::new("cc");
+    compile.args(["-Wall", "-Wextra", "-Werror", "-O1"]).args(flags).arg("-o").arg(&server).arg(source);
+    assert!(compile.status().unwrap().success());
+    server.to_str().unwrap().to_owned()
+}
