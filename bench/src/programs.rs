@@ -100,9 +100,14 @@ impl Peer {
     ///
     /// # Errors
     /// A sentence that says why it does not run.
-    pub fn tidegate_proxy(binary: &Path, site: &Site, origin: SocketAddr) -> Result<Self, String> {
+    pub fn tidegate_proxy(
+        binary: &Path,
+        site: &Site,
+        origin: SocketAddr,
+        upstream: &str,
+    ) -> Result<Self, String> {
         let config = format!(
-            "[[upstream]]\nname = \"origin\"\nservers = [\"{origin}\"]\nidle_connections = 1024\n\
+            "[[upstream]]\nname = \"origin\"\nservers = [\"{origin}\"]\nidle_connections = 1024\n{upstream}\
              [[route]]\nupstream = \"origin\"\n"
         );
         tidegate(binary, site, &config, |_| {})

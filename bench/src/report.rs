@@ -48,6 +48,7 @@ const SETTINGS: &str = "\
 - **bare epoll** answers fixed bytes without reading the request: the limit.
 - **nginx**: one worker, static file, sendfile, open files cached, no log; as a proxy, upstream connections kept.
 - **tidegate**: one data core, every default protection on; the object in its cache; as a proxy, its cache on.
+- **tidegate, pipelining**: the same with `pipeline = 32` for the upstream: requests that come at once share a connection.
 - **haproxy**: one thread, the object in its cache; as a proxy, without a cache, upstream connections kept.
 - **varnish**: one thread pool, malloc storage, the object in its cache, no log records of requests; as a proxy, every
   request passed, upstream connections kept.
@@ -78,13 +79,16 @@ fn load(page: &mut String, scenario: &Scenario, entries: &[Entry<Figure>]) {
             let _ = writeln!(page, "{}: {late} requests had no answer for 2 s.\n", server.label());
         }
     }
-    let _ = match ratio(entries, Server::Tidegate) {
-        Some(ratio) => {
-            let verdict = if ratio.median >= scenario.goal { "reached" } else { "missed" };
-            writeln!(page, "Goal {:.1} times nginx: {verdict} ({:.2}).\n", scenario.goal, ratio.median)
-        }
-        None => writeln!(page, "Goal {:.1} times nginx: not measured.\n", scenario.goal),
+    let verdict = |server| match ratio(entries, server) {
+        Some(ratio) if ratio.median >= scenario.goal => format!("reached ({:.2})", ratio.median),
+        Some(ratio) => format!("missed ({:.2})", ratio.median),
+        None => "not measured".to_owned(),
     };
+    let _ = write!(page, "Goal {:.1} times nginx: {}", scenario.goal, verdict(Server::Tidegate));
+    if entries.iter().any(|entry| entry.server == Server::Pipelining) {
+        let _ = write!(page, "; with pipelining {}", verdict(Server::Pipelining));
+    }
+    page.push_str(".\n\n");
 }
 
 fn idle(page: &mut String, scenario: &Scenario, entries: &[Entry<f64>]) {

@@ -9,6 +9,8 @@ use tidegate_bench::wrk::{Figure, Load};
 
 use crate::Cli;
 
+/// For [`Server::Pipelining`].
+const PIPELINE: &str = "pipeline = 32\n";
 /// Processor time of the origin for a request, below which the answers cannot have come from it.
 const LEAST_ORIGIN_US: f64 = 0.5;
 
@@ -56,18 +58,26 @@ pub(crate) enum Server {
     Bare,
     Nginx,
     Tidegate,
+    /// With several requests on one connection to the upstream.
+    Pipelining,
     Haproxy,
     Varnish,
 }
 
+/// Servers of one scenario.
+const COUNT: usize = 5;
+
 impl Server {
-    const ALL: [Self; 5] = [Self::Bare, Self::Nginx, Self::Tidegate, Self::Haproxy, Self::Varnish];
+    const ALL: [Self; COUNT] = [Self::Bare, Self::Nginx, Self::Tidegate, Self::Haproxy, Self::Varnish];
+    const PROXIES: [Self; COUNT] =
+        [Self::Nginx, Self::Tidegate, Self::Pipelining, Self::Haproxy, Self::Varnish];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Bare => "bare epoll",
             Self::Nginx => "nginx",
             Self::Tidegate => "tidegate",
+            Self::Pipelining => "tidegate, pipelining",
             Self::Haproxy => "haproxy",
             Self::Varnish => "varnish",
         }
@@ -79,11 +89,11 @@ impl Server {
         let origin: SocketAddr = origin.address();
         let misses = scenario.kind == Kind::Misses;
         let peer = match self {
-            Self::Bare if misses => Err("it is no proxy".to_owned()),
             Self::Bare => Peer::bare(scenario.size_bytes),
             Self::Nginx if misses => Peer::nginx_proxy(&site, origin),
             Self::Nginx => Peer::nginx(&site),
-            Self::Tidegate if misses => Peer::tidegate_proxy(&cli.tidegate, &site, origin),
+            Self::Tidegate if misses => Peer::tidegate_proxy(&cli.tidegate, &site, origin, ""),
+            Self::Pipelining => Peer::tidegate_proxy(&cli.tidegate, &site, origin, PIPELINE),
             Self::Tidegate => Peer::tidegate(&cli.tidegate, &site, ""),
             Self::Haproxy => {
                 install("haproxy", "haproxy")?;
@@ -122,11 +132,12 @@ impl Scenario {
 
     fn load(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<Figure>>, String> {
         let origin = self.origin(directory)?;
-        let peers = Server::ALL.map(|server| server.start(cli, directory, self, &origin));
+        let servers = if self.kind == Kind::Misses { Server::PROXIES } else { Server::ALL };
+        let peers = servers.map(|server| server.start(cli, directory, self, &origin));
         // Without the origin behind them, only a cache can answer.
         let origin = (self.kind == Kind::Misses).then_some(origin);
         let ready = peers.each_ref().map(|peer| peer.as_ref().map(|_| ()).map_err(Clone::clone));
-        let entries = in_turn(cli.rounds.into(), ready, |index, round| {
+        let entries = in_turn(cli.rounds.into(), servers, ready, |index, round| {
             let Ok(peer) = &peers[index] else { return Err("it does not run".to_owned()) };
             let unique = origin.is_some().then_some(round);
             let load = Load {
@@ -145,10 +156,10 @@ impl Scenario {
             }
             settle(peers.iter().flatten())?;
             eprintln!(
-                "  [{}/{}] {:10} {:8.0} requests/s {:6.2} us CPU",
+                "  [{}/{}] {:20} {:8.0} requests/s {:6.2} us CPU",
                 round + 1,
                 cli.rounds,
-                Server::ALL[index].label(),
+                servers[index].label(),
                 figure.requests_per_s,
                 figure.cpu_us_per_request
             );
@@ -159,7 +170,7 @@ impl Scenario {
 
     fn idle(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<f64>>, String> {
         let origin = self.origin(directory)?;
-        let entries = in_turn(cli.rounds.into(), [const { Ok(()) }; Server::ALL.len()], |index, round| {
+        let entries = in_turn(cli.rounds.into(), Server::ALL, [const { Ok(()) }; COUNT], |index, round| {
             // A new one each round: allocators keep what a round before has left.
             let peer = Server::ALL[index].start(cli, directory, self, &origin)?;
             let bytes = idle::bytes_per_connection(&peer, self.connections, self.size_bytes)?;
@@ -193,16 +204,17 @@ impl Scenario {
 /// Measures every server once a round, each of them first in turn. One that fails is left out from there on.
 fn in_turn<T>(
     rounds: usize,
-    ready: [Result<(), String>; Server::ALL.len()],
+    servers: [Server; COUNT],
+    ready: [Result<(), String>; COUNT],
     mut measure: impl FnMut(usize, usize) -> Result<T, String>,
 ) -> Vec<Entry<T>> {
-    let mut entries: Vec<Entry<T>> = Server::ALL
+    let mut entries: Vec<Entry<T>> = servers
         .into_iter()
         .zip(ready)
         .map(|(server, ready)| Entry { server, figures: ready.map(|()| Vec::new()) })
         .collect();
     for round in 0..rounds {
-        for index in (0..entries.len()).map(|index| (index + round) % Server::ALL.len()) {
+        for index in (0..entries.len()).map(|index| (index + round) % COUNT) {
             let Ok(figures) = &mut entries[index].figures else { continue };
             match measure(index, round) {
                 Ok(figure) => figures.push(figure),
@@ -225,9 +237,9 @@ mod tests {
     #[test]
     fn each_server_is_first_in_turn_and_one_that_fails_is_left_out_with_its_reason() {
         let mut order = Vec::new();
-        let mut ready = [const { Ok(()) }; Server::ALL.len()];
+        let mut ready = [const { Ok(()) }; COUNT];
         ready[4] = Err("not installed".to_owned());
-        let entries = in_turn(2, ready, |index, round| {
+        let entries = in_turn(2, Server::ALL, ready, |index, round| {
             order.push(index);
             if index == 3 && round == 1 { Err("it broke".to_owned()) } else { Ok(round) }
         });

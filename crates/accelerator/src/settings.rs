@@ -85,6 +85,10 @@ pub struct Upstream {
     pub idle_timeout: Duration,
     /// Connections open at once, per data core and server.
     pub max_connections: usize,
+    /// Requests that may be under way on one connection (pipelining, RFC 9112 §9.3.2); 1 turns it off.
+    pub pipeline: usize,
+    /// How long requests wait for a response to one before them.
+    pub pipeline_timeout: Duration,
     /// Consecutive failures after which a server is taken out (passive health check); 0 turns it off.
     pub max_failures: u32,
     /// How long a failed server stays out before one request probes it.
@@ -271,6 +275,8 @@ impl Upstream {
             idle_connections: 64,
             idle_timeout: Duration::from_secs(60),
             max_connections: 1024,
+            pipeline: 1,
+            pipeline_timeout: Duration::from_millis(20),
             max_failures: 3,
             fail_timeout: Duration::from_secs(10),
             health_check: None,

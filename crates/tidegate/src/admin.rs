@@ -264,6 +264,8 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
     family("in_progress", "gauge", "Requests in progress at the server.", &|server| server.in_progress);
     family("requests_total", "counter", "Requests sent to the server.", &|server| server.requests);
     family("failures_total", "counter", "Requests that the server failed.", &|server| server.failures);
+    let help = "Requests that were sent together with others and had to be sent again.";
+    family("repeated_total", "counter", help, &|server| server.repeated);
 }
 
 fn write_gate(gatekeeper: &Gatekeeper, text: &mut String) {
@@ -366,7 +368,7 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
             json!({
                 "group": server.group, "server": server.server.to_string(), "healthy": server.healthy,
                 "in_progress": server.in_progress, "requests": server.requests, "failures": server.failures,
-                "last_error": server.last_error,
+                "repeated": server.repeated, "last_error": server.last_error,
             })
         })
         .collect();

@@ -22,7 +22,7 @@ const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
 /// Fields that a response may have: more than a request, since it is our own server's.
 const RESPONSE_FIELDS: u16 = 1000;
 /// Interim responses that a server may send before the final one.
-const INTERIM_RESPONSES: usize = 16;
+pub(super) const INTERIM_RESPONSES: usize = 16;
 
 /// A request as it goes to a server.
 pub(crate) struct OutgoingRequest<'a> {
@@ -221,7 +221,7 @@ impl HeadReader {
     }
 }
 
-fn new_parser(method: Method) -> ResponseParser {
+pub(super) fn new_parser(method: Method) -> ResponseParser {
     let mut parser = ResponseParser::new(HeadLimits { fields: RESPONSE_FIELDS, ..HeadLimits::default() });
     parser.reset(method);
     parser

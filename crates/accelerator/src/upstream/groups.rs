@@ -23,6 +23,8 @@ pub struct UpstreamStatus {
     pub requests: u64,
     /// Failures since the start.
     pub failures: u64,
+    /// Requests that were sent with others and had to be sent again.
+    pub repeated: u64,
     /// What went wrong last.
     pub last_error: Option<String>,
 }
@@ -52,6 +54,7 @@ pub(crate) struct Server {
     in_progress: AtomicUsize,
     requests: AtomicU64,
     failures: AtomicU64,
+    repeated: AtomicU64,
     last_error: Mutex<Option<String>>,
 }
 
@@ -90,6 +93,7 @@ impl Groups {
             in_progress: server.in_progress.load(Ordering::Relaxed) as u64,
             requests: server.requests.load(Ordering::Relaxed),
             failures: server.failures.load(Ordering::Relaxed),
+            repeated: server.repeated.load(Ordering::Relaxed),
             last_error: server.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
         self.groups
@@ -147,6 +151,7 @@ impl Server {
             in_progress: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            repeated: AtomicU64::new(0),
             last_error: Mutex::new(None),
         }
     }
@@ -182,6 +187,10 @@ impl Server {
 
     pub(crate) fn request_ended(&self) {
         self.in_progress.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_to_be_asked_again(&self, requests: usize) {
+        self.repeated.fetch_add(requests as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn succeeded(&self) {

@@ -8,6 +8,7 @@ mod error;
 mod exchange;
 mod groups;
 mod health;
+mod pipeline;
 mod pool;
 mod response;
 pub(crate) mod turns;

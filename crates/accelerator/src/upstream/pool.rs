@@ -8,8 +8,10 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
+use crate::upstream::pipeline::{Outcome, Pipeline};
 use crate::upstream::turns::{Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
 
@@ -27,10 +29,11 @@ pub(crate) struct Pools {
 
 /// Connections to one server.
 #[derive(Default)]
-struct Pool {
+pub(super) struct Pool {
     /// The most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
     turns: Rc<Turns>,
+    pipeline: Pipeline,
     /// Until then connections are used once: the server has sent more than its responses announce.
     distrusted_until: Cell<Option<Instant>>,
 }
@@ -122,9 +125,14 @@ impl Pools {
     ) -> Result<Box<Response>, Failed> {
         let settings = &group.settings;
         let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
-        if let Some(stream) = lease.pool.take_idle(settings.idle_timeout) {
+        if let Some(answer) = lease.pool.pipeline.join(lease, request)
+            && let Ok(outcome) = answer.await
+        {
+            return lease.answered_with_others(outcome, body);
+        }
+        if let Some(stream) = lease.take_idle() {
             match exchange(&stream, request, body, limits).await {
-                Ok(received) => return Ok(lease.answered(stream, received, limits.silence)),
+                Ok(received) => return Ok(lease.answered(Some(stream), received)),
                 // The server closed the connection while it was idle: that says nothing about its health.
                 Err(UpstreamError::Incomplete | UpstreamError::Broken(_))
                     if request.method.is_idempotent() && body.is_replayable() => {}
@@ -175,7 +183,7 @@ async fn attempt_anew<B: RequestBody>(
         Err(error) => return Err(lease.blame(error, body.is_replayable())),
     };
     match exchange(&stream, request, body, limits).await {
-        Ok(received) => Ok(lease.answered(stream, received, limits.silence)),
+        Ok(received) => Ok(lease.answered(Some(stream), received)),
         Err(error) => {
             let retry = request.method.is_idempotent()
                 && body.is_replayable()
@@ -192,6 +200,10 @@ struct Failed {
 }
 
 impl Pool {
+    pub(super) fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
     /// An idle connection on which nothing has arrived, not even its end.
     fn take_idle(&self, idle_timeout: Duration) -> Option<Rc<TcpStream>> {
         let mut idle = self.idle.borrow_mut();
@@ -254,19 +266,50 @@ impl Lease {
         self.groups.get(self.group).expect("a lease's group exists")
     }
 
-    fn server(&self) -> &Server {
+    pub(super) fn settings(&self) -> &Upstream {
+        &self.group().settings
+    }
+
+    pub(super) fn pool(&self) -> &Rc<Pool> {
+        &self.pool
+    }
+
+    pub(super) fn pipeline(&self) -> &Pipeline {
+        &self.pool.pipeline
+    }
+
+    /// An idle connection to the server, if there is one.
+    pub(super) fn take_idle(&self) -> Option<Rc<TcpStream>> {
+        self.pool.take_idle(self.settings().idle_timeout)
+    }
+
+    pub(super) fn server(&self) -> &Server {
         &self.group().servers[self.server]
     }
 
-    /// The server has answered on this connection.
-    fn answered(
-        self: &Rc<Self>,
-        stream: Rc<TcpStream>,
-        received: Box<Received>,
-        silence: Duration,
-    ) -> Box<Response> {
+    /// The server has answered; on this connection, if more may come.
+    fn answered(self: &Rc<Self>, stream: Option<Rc<TcpStream>>, received: Box<Received>) -> Box<Response> {
         self.server().succeeded();
-        Response::new(received, silence, stream, Rc::clone(self))
+        let connection = stream.map(|stream| (stream, Rc::clone(self)));
+        Response::new(received, self.settings().response_timeout, connection)
+    }
+
+    /// What became of a request that went with others.
+    fn answered_with_others<B: RequestBody>(
+        self: &Rc<Self>,
+        outcome: Outcome,
+        body: &mut B,
+    ) -> Result<Box<Response>, Failed> {
+        let (mut received, stream, is_shared) = match outcome {
+            Outcome::Whole(received) => (received, None, false),
+            Outcome::Begun { received, stream, is_shared } => (received, Some(stream), is_shared),
+            Outcome::Failed(error) => return Err(self.blame(error, false)),
+        };
+        for interim in received.interim.drain(..) {
+            body.informational(&interim.parser.head(&interim.bytes));
+        }
+        let response = self.answered(stream, received);
+        Ok(if is_shared { response.with_others_behind() } else { response })
     }
 
     /// Keeps a connection for the next request.
@@ -275,7 +318,7 @@ impl Lease {
             return;
         }
         let mut idle = self.pool.idle.borrow_mut();
-        if idle.len() >= self.group().settings.idle_connections {
+        if idle.len() >= self.settings().idle_connections {
             if idle.is_empty() {
                 return;
             }
@@ -293,7 +336,7 @@ impl Lease {
     /// Counts a failure of the server.
     pub(crate) fn failed(&self, error: &UpstreamError) {
         if !error.is_clients_fault() {
-            self.server().failed(error, &self.group().settings, self.groups.now_ms());
+            self.server().failed(error, self.settings(), self.groups.now_ms());
         }
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Response {
     connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
     /// The server keeps the connection open.
     keep_alive: bool,
+    /// Further responses come on the connection, for which nobody waits.
+    has_others_behind: bool,
     upload: Option<Upload>,
     upload_state: Option<Rc<Cell<UploadState>>>,
     /// By which ICAP service, and in which state of it.
@@ -59,8 +61,7 @@ impl Response {
     pub(crate) fn new(
         received: Box<Received>,
         silence: Duration,
-        stream: Rc<TcpStream>,
-        lease: Rc<Lease>,
+        connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
     ) -> Box<Self> {
         let head = received.head.parser.head(&received.head.bytes);
         let body = match head.framing {
@@ -80,14 +81,21 @@ impl Response {
             buffer: received.rest,
             taken: 0,
             silence,
-            connection: Some((stream, lease)),
+            connection,
             keep_alive,
+            has_others_behind: false,
             upload_state: received.upload.as_ref().map(Upload::state),
             upload: received.upload,
             reviewed: Reviewed::BY_NOBODY,
         });
         response.finish_if_done();
         response
+    }
+
+    /// The connection has answers to others behind this one.
+    pub(super) fn with_others_behind(mut self: Box<Self>) -> Box<Self> {
+        self.has_others_behind = true;
+        self
     }
 
     /// What an ICAP service has put in the place of a server's response.
@@ -103,6 +111,7 @@ impl Response {
             silence: Duration::ZERO,
             connection: None,
             keep_alive: false,
+            has_others_behind: false,
             upload: None,
             upload_state: None,
             reviewed: Reviewed::BY_NOBODY,
@@ -271,9 +280,9 @@ impl Response {
         {
             let sent_all =
                 self.upload_state.as_ref().is_none_or(|state| state.get() == UploadState::Complete);
-            if self.taken < self.buffer.len() {
+            if self.taken < self.buffer.len() && !self.has_others_behind {
                 lease.distrust();
-            } else if self.keep_alive && sent_all {
+            } else if self.keep_alive && sent_all && !self.has_others_behind {
                 lease.give_back(stream);
             }
         }

@@ -1,5 +1,7 @@
 //! Servers that misbehave, on loopback.
 
+mod pipeline;
+
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

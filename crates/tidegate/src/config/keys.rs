@@ -239,6 +239,20 @@ static UPSTREAM: Section = Section {
             "Connections open at once, per data core and server. One client's requests get at most three quarters of them.",
         ),
         key(
+            "pipeline",
+            Kind::Integer { min: 1, max: 64 },
+            Is("1"),
+            "GET and HEAD requests that go to a server in one write and are answered on one connection in their order, if they \
+             come at once (pipelining, RFC 9112 §9.3.2). For servers that answer fast and count requests and responses rightly. \
+             1: each has a connection of its own.",
+        ),
+        key(
+            "pipeline_timeout",
+            TIMEOUT,
+            Is("20ms"),
+            "How long such requests wait for one another's responses, before they are sent again on connections of their own.",
+        ),
+        key(
             "max_failures",
             Kind::Integer { min: 0, max: 1_000_000 },
             Is("3"),

@@ -274,6 +274,8 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
         idle_timeout: section.duration("idle_timeout").unwrap_or(defaults.idle_timeout),
         idle_connections: idle_connections.unwrap_or(defaults.idle_connections),
         max_connections: max_connections.unwrap_or(defaults.max_connections),
+        pipeline: section.integer("pipeline").map(to_usize).unwrap_or(defaults.pipeline),
+        pipeline_timeout: section.duration("pipeline_timeout").unwrap_or(defaults.pipeline_timeout),
         max_failures: section
             .integer("max_failures")
             .and_then(|failures| u32::try_from(failures).ok())

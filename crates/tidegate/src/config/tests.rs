@@ -72,7 +72,7 @@ source = \"10.1.1.0/40\"
         "t.toml:7:12: listen.protocol: expected \"http\", \"dhttp\" or \"trickles\": https is not available in this version",
         "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not \"https://127.0.0.1\"",
         "t.toml:11:51: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 7",
-        "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
+        "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, pipeline_timeout, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
         "t.toml:13:19: upstream.max_connections: expected an integer from 1 to 65535, not 0",
         "t.toml:15:1: route: missing upstream or root, expected one of them",
         "t.toml:19:12: route.upstream: there is no [[upstream]] named \"ap\"; did you mean \"app\"?",

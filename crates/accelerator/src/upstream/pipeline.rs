@@ -1,0 +1,340 @@
+//! Several requests on one connection at once (pipelining, RFC 9112 §9.3.2).
+//!
+//! Requests that come while others are answered go to a server in one write, and one connection answers them in their order:
+//! what a write and a read cost is shared by all of them. Only requests that are safe to repeat go so, on a connection that
+//! has been used before, and none waits long for another one's response: those that are not answered as hoped are sent
+//! again, on connections of their own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Method, Progress};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::upstream::UpstreamError;
+use crate::upstream::exchange::{Head, INTERIM_RESPONSES, OutgoingRequest, Received, new_parser, read_more};
+use crate::upstream::pool::{Lease, Pool};
+use crate::upstream::upload::send_all;
+
+/// Bytes that go out together: so few that the kernel takes them all, whether the server reads or not.
+const MOST_BYTES: usize = 16 * 1024;
+/// The longest body that is taken in whole, so that the response after it can be read.
+const MOST_BODY: usize = 64 * 1024;
+/// Batches in a row of which requests had to be sent again, until requests go one by one.
+const MOST_FAULTS: u32 = 3;
+/// For how long they do.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// What became of a request that went with others. If nothing is said of it, it has to be sent again.
+pub(super) enum Outcome {
+    /// The response, all of it.
+    Whole(Box<Received>),
+    /// The response's head, and the connection that the rest comes on.
+    Begun { received: Box<Received>, stream: Rc<TcpStream>, is_shared: bool },
+    /// The server did not answer this request.
+    Failed(UpstreamError),
+}
+
+/// What goes to one server from one core.
+#[derive(Default)]
+pub(super) struct Pipeline {
+    /// Those that wait until the ones before them have been answered.
+    next: RefCell<Batch>,
+    is_driven: Cell<bool>,
+    faults: Cell<u32>,
+    paused_until: Cell<Option<Instant>>,
+}
+
+/// Requests that go together.
+#[derive(Default)]
+struct Batch {
+    /// That of the first request.
+    lease: Option<Rc<Lease>>,
+    heads: Vec<u8>,
+    requests: VecDeque<Request>,
+}
+
+struct Request {
+    method: Method,
+    outcome: oneshot::Sender<Outcome>,
+}
+
+impl Pipeline {
+    /// Adds a request to those that are to be sent. `None`: it has to go alone.
+    pub(super) fn join(
+        &self,
+        lease: &Rc<Lease>,
+        request: &OutgoingRequest<'_>,
+    ) -> Option<oneshot::Receiver<Outcome>> {
+        let most = lease.settings().pipeline;
+        let is_safe = matches!(request.method, Method::Get | Method::Head)
+            && request.framing == BodyFraming::None
+            && request.upgrade.is_none();
+        if most < 2 || !is_safe || request.head.len() > MOST_BYTES || self.is_paused() {
+            return None;
+        }
+        let mut next = self.next.borrow_mut();
+        if next.requests.len() >= most || next.heads.len() + request.head.len() > MOST_BYTES {
+            // They are enough not to wait for others.
+            tokio::task::spawn_local(Line::run(std::mem::take(&mut *next), None));
+        }
+        let (outcome, answer) = oneshot::channel();
+        next.lease.get_or_insert_with(|| Rc::clone(lease));
+        next.heads.extend_from_slice(request.head);
+        next.requests.push_back(Request { method: request.method, outcome });
+        if !self.is_driven.replace(true) {
+            // It begins when all that are ready now have had their turn.
+            tokio::task::spawn_local(Driver(Rc::clone(lease.pool())).run());
+        }
+        Some(answer)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused_until.get().is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Notes how many of the requests that were sent together have to be sent again.
+    fn ended(&self, lease: &Lease, sent: usize, unanswered: usize) {
+        lease.server().has_to_be_asked_again(unanswered);
+        if sent < 2 {
+            return;
+        }
+        self.faults.set(if unanswered == 0 { 0 } else { self.faults.get() + 1 });
+        if self.faults.get() >= MOST_FAULTS && !self.is_paused() {
+            tracing::info!(
+                server = %lease.server().address,
+                "requests were not answered together: for {} s they go one by one", PAUSE.as_secs()
+            );
+            self.paused_until.set(Some(Instant::now() + PAUSE));
+            self.faults.set(0);
+        }
+    }
+}
+
+/// Sends one batch after the other, each with what has come while the one before it was answered.
+struct Driver(Rc<Pool>);
+
+impl Driver {
+    async fn run(self) {
+        let pipeline = self.0.pipeline();
+        loop {
+            let batch = pipeline.next.take();
+            if batch.requests.is_empty() {
+                return;
+            }
+            let (busy, free) = oneshot::channel();
+            tokio::task::spawn_local(Line::run(batch, Some(busy)));
+            // Said by the end of the channel.
+            let _ = free.await;
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // Whatever ends it: who still waits is sent again.
+        self.0.pipeline().next.take();
+        self.0.pipeline().is_driven.set(false);
+    }
+}
+
+/// A connection on which a batch was sent.
+struct Line {
+    /// That of the first request.
+    lease: Rc<Lease>,
+    stream: Rc<TcpStream>,
+    /// Those that have no response yet, in the order in which they were sent.
+    waiting: VecDeque<Request>,
+    /// What belongs to their responses, from `taken` on.
+    arrived: Vec<u8>,
+    taken: usize,
+    /// When the last response had come, or the requests had been sent.
+    since: Instant,
+    /// Some response has come.
+    has_answered: bool,
+    /// Responses will come for which nobody waits any more.
+    is_shared: bool,
+    /// Keeps the next batch waiting.
+    busy: Option<oneshot::Sender<Infallible>>,
+}
+
+/// One response.
+struct Next {
+    received: Box<Received>,
+    is_whole: bool,
+    keep_alive: bool,
+}
+
+impl Line {
+    async fn run(batch: Batch, busy: Option<oneshot::Sender<Infallible>>) {
+        let Batch { lease: Some(lease), heads, requests } = batch else { return };
+        // A new connection waits for nobody: those that cannot have a kept one make their own, and keep it.
+        let Some(stream) = lease.take_idle() else { return };
+        let sent = requests.len();
+        let mut line = Self {
+            lease,
+            stream,
+            waiting: requests,
+            arrived: Vec::new(),
+            taken: 0,
+            since: Instant::now(),
+            has_answered: false,
+            is_shared: false,
+            busy,
+        };
+        let silence = line.lease.settings().response_timeout;
+        let unanswered = match send_all(&line.stream, &heads, silence).await {
+            Ok(()) => line.answer_all().await,
+            Err(_) => sent,
+        };
+        line.lease.pipeline().ended(&line.lease, sent, unanswered);
+    }
+
+    /// Returns how many have to be sent again.
+    async fn answer_all(&mut self) -> usize {
+        let sent = self.waiting.len();
+        let mut answered = 0;
+        while let Some(method) = self.waiting.front().map(|request| request.method) {
+            let next = self.next(method).await;
+            let outcome = match next {
+                Ok(Next { received, is_whole: true, keep_alive }) => {
+                    self.is_shared |= !keep_alive;
+                    Outcome::Whole(received)
+                }
+                Ok(Next { received, .. }) => {
+                    let is_shared = self.is_shared || self.waiting.len() > 1;
+                    Outcome::Begun { received, stream: Rc::clone(&self.stream), is_shared }
+                }
+                // As where a server closes a connection that was idle: that says nothing about its health.
+                Err(UpstreamError::Incomplete | UpstreamError::Broken(_)) => return sent - answered,
+                Err(error) => Outcome::Failed(error),
+            };
+            answered += 1;
+            let ends = !matches!(outcome, Outcome::Whole(_)) || self.is_shared;
+            if let Some(request) = self.waiting.pop_front() {
+                // A client that has left needs no answer.
+                let _ = request.outcome.send(outcome);
+            }
+            if ends {
+                return sent - answered;
+            }
+            self.has_answered = true;
+            self.since = Instant::now();
+        }
+        match self.left().is_empty() {
+            true => self.lease.give_back(Rc::clone(&self.stream)),
+            false => self.lease.distrust(),
+        }
+        sent - answered
+    }
+
+    /// The next response, if that can be had at once; else its head.
+    async fn next(&mut self, method: Method) -> Result<Next, UpstreamError> {
+        let mut parser = new_parser(method);
+        let mut interim = Vec::new();
+        let length = loop {
+            let progress = match self.left() {
+                [] => Progress::Incomplete,
+                left => parser.parse(left).map_err(UpstreamError::Head)?,
+            };
+            let Progress::Complete { length } = progress else {
+                self.read().await?;
+                continue;
+            };
+            let status = parser.head(self.left()).status;
+            if status == 101 {
+                return Err(UpstreamError::UnexpectedUpgrade);
+            }
+            if !(100..200).contains(&status) {
+                break length;
+            }
+            if interim.len() == INTERIM_RESPONSES {
+                return Err(UpstreamError::Incomplete);
+            }
+            let parser = std::mem::replace(&mut parser, new_parser(method));
+            interim.push(Head { bytes: self.take(length), parser });
+        };
+        let head = Head { bytes: self.take(length), parser };
+        let (framing, keep_alive) = {
+            let head = head.parser.head(&head.bytes);
+            (head.framing, head.keep_alive)
+        };
+        let body = self.body(framing).await?;
+        let rest = self.take(body.unwrap_or(self.left().len()));
+        let received = Box::new(Received { head, interim, rest, upload: None });
+        Ok(Next { received, is_whole: body.is_some(), keep_alive })
+    }
+
+    /// Waits for a body, and returns its length with its coding. `None`: it is too long to wait for, or nobody knows how long.
+    async fn body(&mut self, framing: BodyFraming) -> Result<Option<usize>, UpstreamError> {
+        match framing {
+            BodyFraming::None => Ok(Some(0)),
+            BodyFraming::Length(length) => {
+                let Some(length) = usize::try_from(length).ok().filter(|length| *length <= MOST_BODY) else {
+                    return Ok(None);
+                };
+                while self.left().len() < length {
+                    self.read().await?;
+                }
+                Ok(Some(length))
+            }
+            BodyFraming::Chunked => {
+                let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
+                let mut length = 0;
+                while length <= MOST_BODY {
+                    let input = self.left().get(length..).unwrap_or(&[]);
+                    let decoded = decoder.decode(input).map_err(UpstreamError::Body)?;
+                    length += decoded.consumed;
+                    if decoded.done {
+                        return Ok(Some(length));
+                    }
+                    if decoded.consumed == 0 {
+                        self.read().await?;
+                    }
+                }
+                Ok(None)
+            }
+            BodyFraming::UntilClose => Ok(None),
+        }
+    }
+
+    fn left(&self) -> &[u8] {
+        self.arrived.get(self.taken..).unwrap_or(&[])
+    }
+
+    fn take(&mut self, length: usize) -> Vec<u8> {
+        let taken = self.left().get(..length).unwrap_or(&[]).to_vec();
+        self.taken += taken.len();
+        taken
+    }
+
+    async fn read(&mut self) -> Result<(), UpstreamError> {
+        self.arrived.drain(..self.taken);
+        self.taken = 0;
+        loop {
+            let settings = self.lease.settings();
+            // Others wait, or a server may have thrown away what came with the first request.
+            let is_doubtful = self.has_answered || self.waiting.len() > 1 || self.busy.is_some();
+            let most = if is_doubtful { settings.pipeline_timeout } else { settings.response_timeout };
+            let left = settings.response_timeout.saturating_sub(self.since.elapsed());
+            match read_more(&self.stream, &mut self.arrived, left.min(most)).await {
+                Ok(0) => return Err(UpstreamError::Incomplete),
+                Ok(_) => return Ok(()),
+                Err(UpstreamError::ResponseTimeout) if self.has_answered => {
+                    return Err(UpstreamError::Incomplete);
+                }
+                Err(UpstreamError::ResponseTimeout) if is_doubtful => {
+                    self.is_shared = self.waiting.len() > 1;
+                    self.waiting.truncate(1);
+                    self.busy = None;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

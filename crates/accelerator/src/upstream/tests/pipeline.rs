@@ -1,0 +1,445 @@
+//! Requests that are sent together, and servers that answer them otherwise than hoped.
+
+use std::net::TcpStream;
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, channel};
+
+use tokio::task::{JoinHandle, LocalSet};
+
+use super::*;
+
+/// What a server does with one connection.
+type Script = fn(&mut Connection);
+
+struct Connection {
+    stream: TcpStream,
+    /// Heads that have come with others and were not asked for yet.
+    heads: Vec<Vec<u8>>,
+}
+
+impl Connection {
+    /// The next head; empty at the end of the connection.
+    fn head(&mut self) -> Vec<u8> {
+        let mut head = Vec::new();
+        let mut byte = [0; 1];
+        while !head.ends_with(b"\r\n\r\n") && self.stream.read(&mut byte).is_ok_and(|length| length == 1) {
+            head.push(byte[0]);
+        }
+        self.heads.push(head.clone());
+        head
+    }
+
+    /// All that is here once the first head has come.
+    fn heads_in_one_read(&mut self) -> usize {
+        let mut buffer = [0; 64 * 1024];
+        let length = self.stream.read(&mut buffer).unwrap();
+        buffer[..length].windows(4).filter(|window| *window == b"\r\n\r\n").count()
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// Answers each request with its path until the client ends.
+    fn echo(&mut self) {
+        loop {
+            let head = self.head();
+            let Some(path) = head.split(|byte| *byte == b' ').nth(1) else { return };
+            let path = String::from_utf8(path.to_vec()).unwrap();
+            self.write(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{path}", path.len()).as_bytes());
+        }
+    }
+
+    /// Answers the request that makes the connection one that is kept.
+    fn warm(&mut self) {
+        self.head();
+        self.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    }
+}
+
+/// A server with a thread and a script for each connection, the last one for all that follow; says what heads each got.
+fn scripted(scripts: &'static [Script]) -> (SocketAddr, Receiver<Vec<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let (first, last) = (scripts.iter(), scripts.last().unwrap());
+        for (script, stream) in first.chain(std::iter::repeat(last)).zip(listener.incoming()) {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                let mut connection = Connection { stream: stream.unwrap(), heads: Vec::new() };
+                script(&mut connection);
+                // The test may have ended.
+                let _ = sender.send(connection.heads);
+            });
+        }
+    });
+    (address, receiver)
+}
+
+/// What a client gets: the status and the body, or the status of an error.
+type Got = Result<(u16, String), u16>;
+
+async fn ask(pools: Rc<Pools>, head: String, method: Method) -> Got {
+    let request = OutgoingRequest { method, ..get(head.as_bytes()) };
+    let mut response = pools.send(0, request, EmptyBody).await.map_err(|error| error.status())?;
+    let status = response.head().status;
+    let body = body_of(&mut response).await.map_err(|error| error.status())?;
+    Ok((status, String::from_utf8(body).unwrap()))
+}
+
+fn begin(pools: &Rc<Pools>, path: &str) -> JoinHandle<Got> {
+    let head = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+    tokio::task::spawn_local(ask(Rc::clone(pools), head, Method::Get))
+}
+
+/// Asks for `/warm`, and then for all of these in one turn.
+async fn together(pools: &Rc<Pools>, paths: &[&str]) -> Vec<Got> {
+    assert_eq!(begin(pools, "/warm").await.unwrap().unwrap().0, 200);
+    let begun: Vec<_> = paths.iter().map(|path| begin(pools, path)).collect();
+    let mut got = Vec::new();
+    for one in begun {
+        got.push(one.await.unwrap());
+    }
+    got
+}
+
+/// Eight go together, and wait for each other for as long as it takes.
+fn pipelined(address: SocketAddr) -> Rc<Pools> {
+    let patient = Duration::from_secs(60);
+    Rc::new(pools(vec![address], |settings| {
+        (settings.pipeline, settings.pipeline_timeout, settings.response_timeout) = (8, patient, patient);
+    }))
+}
+
+/// The same, but they do not wait.
+fn impatient(address: SocketAddr) -> Rc<Pools> {
+    Rc::new(pools(vec![address], |settings| {
+        (settings.pipeline, settings.pipeline_timeout) = (8, Duration::from_millis(20));
+        settings.response_timeout = Duration::from_secs(60);
+    }))
+}
+
+fn ok(body: &str) -> Got {
+    Ok((200, body.to_owned()))
+}
+
+fn repeated(pools: &Pools) -> u64 {
+    pools.groups().status()[0].repeated
+}
+
+fn failures(pools: &Pools) -> u64 {
+    pools.groups().status()[0].failures
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn requests_of_one_turn_are_one_write_and_each_gets_its_own_response() {
+    let (address, heads) = scripted(&[|connection| {
+        connection.warm();
+        assert_eq!(connection.heads_in_one_read(), 4);
+        // With every kind of framing, in pieces that are none of theirs.
+        let answers =
+            b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na\
+            HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nb\r\n2\r\ncd\r\n0\r\nX: y\r\n\r\n\
+            HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        for piece in answers.chunks(7) {
+            connection.write(piece);
+        }
+        connection.warm();
+    }]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            let got = together(&pools, &["/a", "/b", "/c", "/d"]).await;
+            assert_eq!(got, [ok("a"), ok("bcd"), Ok((204, String::new())), ok("")]);
+            // The connection is kept.
+            assert_eq!(begin(&pools, "/e").await.unwrap(), ok(""));
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (0, 0));
+    assert_eq!(heads.recv().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_response_to_head_has_no_body_between_the_others() {
+    let (address, _heads) = scripted(&[|connection| {
+        connection.warm();
+        assert_eq!(connection.heads_in_one_read(), 2);
+        connection.write(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb",
+        );
+    }]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            let head = "HEAD / HTTP/1.1\r\nHost: a\r\n\r\n".to_owned();
+            let first = tokio::task::spawn_local(ask(Rc::clone(&pools), head, Method::Head));
+            let second = begin(&pools, "/b");
+            assert_eq!((first.await.unwrap(), second.await.unwrap()), (ok(""), ok("b")));
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn more_requests_than_go_together_are_several_batches() {
+    let (address, heads) = scripted(&[Connection::echo]);
+    let pools = pools(vec![address], |settings| {
+        (settings.pipeline, settings.pipeline_timeout) = (2, Duration::from_secs(60));
+    });
+    let pools = Rc::new(pools);
+    LocalSet::new()
+        .run_until(async {
+            let paths: Vec<String> = (0..9).map(|n| format!("/{n}")).collect();
+            let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+            for _ in 0..3 {
+                let got = together(&pools, &paths).await;
+                assert_eq!(got, paths.iter().map(|path| ok(path)).collect::<Vec<_>>());
+            }
+        })
+        .await;
+    assert_eq!(repeated(&pools), 0);
+    drop(pools);
+    let most = std::iter::from_fn(|| heads.recv_timeout(Duration::from_secs(5)).ok()).take(5).count();
+    assert!(most >= 5, "a batch has a connection of its own: {most}");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_server_that_answers_the_first_only_is_asked_again_for_the_others() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 3);
+            connection.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nfirst");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            let got = together(&pools, &["/a", "/b", "/c"]).await;
+            assert_eq!(got, [ok("first"), ok("/b"), ok("/c")]);
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (2, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_connection_that_ends_in_a_response_is_replaced_for_all() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfi");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async { assert_eq!(together(&pools, &["/a", "/b"]).await, [ok("/a"), ok("/b")]) })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (2, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_long_body_takes_the_connection_and_the_others_go_elsewhere() {
+    let (address, heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 70000\r\n\r\n");
+            connection.write(&[b'x'; 70_000]);
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nnever");
+            assert_eq!(connection.head(), b"", "a connection with an answer too many is not used again");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            let got = together(&pools, &["/a", "/b"]).await;
+            assert_eq!(got, [ok(&"x".repeat(70_000)), ok("/b")]);
+            assert_eq!(begin(&pools, "/c").await.unwrap(), ok("/c"));
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (1, 0));
+    drop(pools);
+    assert!(heads.iter().take(2).all(|heads| heads.len() >= 2));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_long_chunked_body_is_not_waited_for() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11170\r\n");
+            connection.write(&[b'x'; 70_000]);
+            connection.write(b"\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nnever");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            let got = together(&pools, &["/a", "/b"]).await;
+            assert_eq!(got, [ok(&"x".repeat(70_000)), ok("/b")]);
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn nobody_waits_for_a_slow_response_to_another_request() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 3);
+            // Until a client comes that could only come because nobody waits for this answer.
+            connection.stream.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+            connection.head();
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow");
+        },
+        Connection::echo,
+    ]);
+    let pools = impatient(address);
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            let (mut slow, b, c) = (begin(&pools, "/a"), begin(&pools, "/b"), begin(&pools, "/c"));
+            let others = async { (b.await.unwrap(), c.await.unwrap()) };
+            tokio::select! {
+                others = others => assert_eq!(others, (ok("/b"), ok("/c"))),
+                _ = &mut slow => panic!("the others have waited"),
+            }
+            assert_eq!(slow.await.unwrap(), ok("slow"));
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (2, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_malformed_response_is_one_requests_error() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 3);
+            connection
+                .write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\naHTTP/1.1 200 OK\r\nBad : x\r\n\r\n");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            assert_eq!(together(&pools, &["/a", "/b", "/c"]).await, [ok("a"), Err(502), ok("/c")]);
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (1, 1));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_change_of_protocol_ends_the_connection() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection
+                .write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async { assert_eq!(together(&pools, &["/a", "/b"]).await, [Err(502), ok("/b")]) })
+        .await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn one_response_too_many_and_the_server_is_not_trusted_with_connections() {
+    let (address, heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection.write(&b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na".repeat(3));
+            assert_eq!(connection.head(), b"");
+        },
+        Connection::echo,
+    ]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            assert_eq!(together(&pools, &["/a", "/b"]).await, [ok("a"), ok("a")]);
+            for path in ["/c", "/d"] {
+                assert_eq!(begin(&pools, path).await.unwrap(), ok(path));
+            }
+        })
+        .await;
+    drop(pools);
+    // One for each request: what the server ended with, and the head.
+    assert!(heads.iter().take(3).all(|heads| heads.len() == 2));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_client_that_leaves_takes_nothing_from_the_others() {
+    let (address, _heads) = scripted(&[Connection::echo]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            let (gone, stays) = (begin(&pools, "/gone"), begin(&pools, "/stays"));
+            // Both are sent when this goes on.
+            tokio::task::yield_now().await;
+            tokio::task::yield_now().await;
+            gone.abort();
+            assert_eq!(stays.await.unwrap(), ok("/stays"));
+            assert!(gone.await.unwrap_err().is_cancelled());
+            assert_eq!(begin(&pools, "/next").await.unwrap(), ok("/next"));
+        })
+        .await;
+    assert_eq!(repeated(&pools), 0);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_changes_something_goes_alone() {
+    let (address, _heads) = scripted(&[|connection| {
+        let head = connection.head();
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        if head.starts_with(b"GET") {
+            assert_eq!(connection.heads_in_one_read(), 1);
+        }
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nalone");
+    }]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            let delete = |path: &str| {
+                let head = format!("DELETE {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+                tokio::task::spawn_local(ask(Rc::clone(&pools), head, Method::Delete))
+            };
+            let (first, second) = (delete("/a"), delete("/b"));
+            assert_eq!(first.await.unwrap(), ok("alone"));
+            assert_eq!(second.await.unwrap(), ok(""));
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_server_that_never_answers_more_than_one_is_asked_one_by_one_after_a_while() {
+    // Reads what has come, answers once, and throws the rest away.
+    let (address, _heads) = scripted(&[|connection| {
+        while connection.stream.peek(&mut [0]).is_ok_and(|length| length == 1) {
+            connection.heads_in_one_read();
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na");
+        }
+    }]);
+    let pools = impatient(address);
+    LocalSet::new()
+        .run_until(async {
+            for _ in 0..6 {
+                assert_eq!(together(&pools, &["/a", "/b", "/c"]).await, [ok("a"), ok("a"), ok("a")]);
+            }
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (6, 0));
+}
