@@ -11,6 +11,7 @@ mod passing;
 mod process;
 pub mod response;
 pub mod table;
+mod turns;
 mod waiting;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -161,7 +162,7 @@ fn accept_from(
     lingering::accepts();
     chain.ledger.set_accepts();
     loop {
-        let received = link::receive(borrow(fd), options.dont_wait, options.cloexec)
+        let received = turns::receive(borrow(fd), chain, options)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let request = match received {
             Received::Request(request) => request,
@@ -561,6 +562,7 @@ pub fn before_exit(becomes_another: bool) {
         return;
     }
     lingering::give_back();
+    turns::leave();
     for (fd, entry) in table::numbered_entries() {
         if !becomes_another || fd > 2 {
             closing(fd, Closing::AsFollowed);
