@@ -170,3 +170,25 @@ fn a_signal_ends_a_wait_as_its_handler_says() {
     assert_eq!(chain.get("/").status, 200);
     chain.stop();
 }
+
+/// Descriptors that are registered with any epoll set of a process.
+fn registered(process: i32) -> usize {
+    let files = std::fs::read_dir(format!("/proc/{process}/fdinfo")).unwrap();
+    let texts = files.flatten().map(|file| std::fs::read_to_string(file.path()).unwrap_or_default());
+    texts.map(|text| text.matches("tfd:").count()).sum()
+}
+
+#[test]
+fn listening_sockets_are_registered_with_epoll_where_somebody_waits_for_events_only() {
+    for (how, each) in [("accept", 0), ("events", 1)] {
+        let site = Site::new();
+        let chain = start(&site, how);
+        for _ in 0..4 * PROCESSES {
+            assert_eq!(chain.get("/").status, 200);
+        }
+        for process in serving(&site) {
+            wait_until("it has begun to wait", || registered(process) == each);
+        }
+        chain.stop();
+    }
+}

@@ -388,6 +388,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    server::unpark_if(|parked| parked == epoll || parked == fd);
     let result =
         next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
@@ -400,7 +401,11 @@ pub unsafe extern "C" fn epoll_ctl(
         }
         None => (0, 0),
     };
-    match server::registered(Interest { epoll, fd, events, data }, operation, outcome) {
+    let interest = Interest { epoll, fd, events, data };
+    if result == 0 && operation != libc::EPOLL_CTL_DEL {
+        server::park(interest);
+    }
+    match server::registered(interest, operation, outcome) {
         Ok(()) => 0,
         Err(error) => fail(error),
     }

@@ -7,6 +7,7 @@ pub mod address;
 pub mod connection;
 mod exec;
 mod lingering;
+mod parking;
 mod passing;
 mod process;
 pub mod response;
@@ -29,6 +30,7 @@ use connection::{Connection, Interest, Source};
 pub use exec::inherit_standard_streams;
 use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
+pub use parking::{park, unpark, unpark_if};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
@@ -504,6 +506,7 @@ pub enum Closing {
 /// The server is about to close `fd`: call before close(2). Tells the chain if this is the last descriptor of its
 /// connection in any process.
 pub fn closing(fd: RawFd, closing: Closing) {
+    parking::forget(|closed| closed == fd);
     if table::get(fd).is_none() || !process::is_owner() {
         return;
     }
@@ -541,6 +544,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
 
 /// `new` has become a duplicate of `old`.
 pub fn duplicated(old: RawFd, new: RawFd) {
+    parking::unpark_if(|epoll| epoll == old);
     if table::get(old).is_none() {
         return;
     }
@@ -563,6 +567,9 @@ pub fn before_exit(becomes_another: bool) {
     }
     lingering::give_back();
     turns::leave();
+    if becomes_another {
+        parking::unpark();
+    }
     for (fd, entry) in table::numbered_entries() {
         if !becomes_another || fd > 2 {
             closing(fd, Closing::AsFollowed);
@@ -574,6 +581,7 @@ pub fn before_exit(becomes_another: bool) {
 
 /// The server is about to close every descriptor from `first` to `last`.
 pub fn closing_range(first: RawFd, last: RawFd) {
+    parking::forget(|closed| (first..=last).contains(&closed));
     for (fd, _) in table::numbered_entries() {
         if (first..=last).contains(&fd) {
             closing(fd, Closing::AsFollowed);
