@@ -112,6 +112,9 @@ fn only(descriptors: *const pollfd, count: nfds_t) -> Option<c_int> {
 pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     let wanted = u64::try_from(timeout).ok().map(Duration::from_millis);
     unpark_among(descriptors, count);
+    if ended(descriptors, count) {
+        return answered(descriptors, Waited::Readable);
+    }
     match waits_alone(only(descriptors, count), wanted) {
         Ok(None) => next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int),
         Ok(Some(waited)) => answered(descriptors, waited),
@@ -125,6 +128,13 @@ fn unpark_among(descriptors: *const pollfd, count: nfds_t) {
         let entry = |index: nfds_t| unsafe { descriptors.add(index as usize).read() };
         !descriptors.is_null() && (0..count).any(|index| entry(index).fd == epoll)
     });
+}
+
+/// Whether the program waits for nothing but the end of a connection that is over.
+fn ended(descriptors: *const pollfd, count: nfds_t) -> bool {
+    // SAFETY: the caller passes `count` structures, as for the system call.
+    let only = unsafe { descriptors.as_ref() }.filter(|only| count == 1 && only.events == libc::POLLIN);
+    only.is_some_and(|only| server::is_ended(only.fd))
 }
 
 /// What a wait for one descriptor returns. A read tells whether it is readable because the connection is broken.

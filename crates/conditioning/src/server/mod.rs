@@ -200,13 +200,9 @@ fn accept_from(
     }
 }
 
-/// The flag belongs to the socket, which others had before: it may be either way.
+/// The flag belongs to the socket, which others had before: it may be either way. To ask first would be as dear as to set it.
 fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
-    if let Ok(now) = rustix::fs::fcntl_getfl(fd)
-        && now.contains(OFlags::NONBLOCK) == blocking
-    {
-        let _ = rustix::fs::fcntl_setfl(fd, now ^ OFlags::NONBLOCK);
-    }
+    let _ = rustix::fs::fcntl_setfl(fd, if blocking { OFlags::empty() } else { OFlags::NONBLOCK });
 }
 
 /// What a read of up to `wanted` bytes from `fd` may do. Where the server is about to wait for a client's next request, it
@@ -353,6 +349,10 @@ fn note_holder(connection: &Connection) {
     }
 }
 
+/// Flags that mean nothing to a socket, and that no file of a server's has together with O_NONBLOCK: they tell, without a look at
+/// the file itself, that a descriptor is the one at end-of-file.
+const MARK: OFlags = OFlags::APPEND.union(OFlags::NOATIME);
+
 /// A socket at end-of-file that takes the place of clients' sockets. Its other end stays open, so that nothing but the
 /// end-of-file is reported.
 fn at_end_of_file() -> Option<BorrowedFd<'static>> {
@@ -366,6 +366,8 @@ fn at_end_of_file() -> Option<BorrowedFd<'static>> {
         )
         .ok()?;
         rustix::net::shutdown(&theirs, rustix::net::Shutdown::Write).ok()?;
+        // Without it, what is asked below takes a little longer.
+        let _ = rustix::fs::fcntl_setfl(&ours, OFlags::NONBLOCK | MARK);
         Some((ours, theirs))
     });
     pair.as_ref().map(|(ours, _)| ours.as_fd())
@@ -454,6 +456,9 @@ pub fn is_ended(fd: RawFd) -> bool {
     if !table::is_ended(fd) {
         return false;
     }
+    if rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(MARK | OFlags::NONBLOCK)) {
+        return true;
+    }
     static ENDED: OnceLock<Option<(u64, u64)>> = OnceLock::new();
     let file = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     let ended = ENDED.get_or_init(|| file(at_end_of_file()?));
@@ -462,6 +467,12 @@ pub fn is_ended(fd: RawFd) -> bool {
     }
     table::take(fd);
     false
+}
+
+/// What fcntl(2) is to say of the flags of `fd`, of which the kernel says `flags`.
+pub fn status_flags(fd: RawFd, flags: i32) -> i32 {
+    let mark = MARK.bits() as i32;
+    if table::is_ended(fd) && flags & mark == mark { flags & !mark } else { flags }
 }
 
 /// Whether `fd` is a connection of which the request has been read to its end.
