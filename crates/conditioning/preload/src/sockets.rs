@@ -352,8 +352,14 @@ pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
     new
 }
 
-fn noted(fd: c_int, command: c_int, argument: usize, result: c_int) {
+/// All descriptors whose end is over are one file, which waits for nothing: its flags are not one connection's to change.
+fn sets_what_is_shared(fd: c_int, command: c_int) -> bool {
+    command == libc::F_SETFL && server::is_ended(fd)
+}
+
+fn noted(fd: c_int, command: c_int, argument: usize, result: c_int) -> c_int {
     match command {
+        libc::F_GETFL if result >= 0 => return server::status_flags(fd, result),
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         libc::F_SETFL if result == 0 => {
             server::set_blocking_known(fd, argument & libc::O_NONBLOCK as usize == 0)
@@ -361,22 +367,27 @@ fn noted(fd: c_int, command: c_int, argument: usize, result: c_int) {
         libc::F_SETFD if result == 0 => server::set_cloexec(fd, argument & libc::FD_CLOEXEC as usize != 0),
         _ => {}
     }
+    result
 }
 
 /// fcntl(2), of which every command takes at most one argument of a register's size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    if sets_what_is_shared(fd, command) {
+        return 0;
+    }
     let result = next!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int);
-    noted(fd, command, argument, result);
-    result
+    noted(fd, command, argument, result)
 }
 
 /// fcntl(2) as programs with large offsets call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    if sets_what_is_shared(fd, command) {
+        return 0;
+    }
     let result = next!(fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int);
-    noted(fd, command, argument, result);
-    result
+    noted(fd, command, argument, result)
 }
 
 /// epoll_ctl(2): registrations are written down, because a filter's handle to the same socket would keep them alive
@@ -388,6 +399,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    server::unpark_if(|parked| parked == epoll || parked == fd);
     let result =
         next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
@@ -400,7 +412,11 @@ pub unsafe extern "C" fn epoll_ctl(
         }
         None => (0, 0),
     };
-    match server::registered(Interest { epoll, fd, events, data }, operation, outcome) {
+    let interest = Interest { epoll, fd, events, data };
+    if result == 0 && operation != libc::EPOLL_CTL_DEL {
+        server::park(interest);
+    }
+    match server::registered(interest, operation, outcome) {
         Ok(()) => 0,
         Err(error) => fail(error),
     }

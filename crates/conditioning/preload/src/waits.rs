@@ -111,11 +111,30 @@ fn only(descriptors: *const pollfd, count: nfds_t) -> Option<c_int> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     let wanted = u64::try_from(timeout).ok().map(Duration::from_millis);
+    unpark_among(descriptors, count);
+    if ended(descriptors, count) {
+        return answered(descriptors, Waited::Readable);
+    }
     match waits_alone(only(descriptors, count), wanted) {
         Ok(None) => next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int),
         Ok(Some(waited)) => answered(descriptors, waited),
         Err(error) => fail(error),
     }
+}
+
+fn unpark_among(descriptors: *const pollfd, count: nfds_t) {
+    server::unpark_if(|epoll| {
+        // SAFETY: the caller passes `count` structures, as for the system call.
+        let entry = |index: nfds_t| unsafe { descriptors.add(index as usize).read() };
+        !descriptors.is_null() && (0..count).any(|index| entry(index).fd == epoll)
+    });
+}
+
+/// Whether the program waits for nothing but the end of a connection that is over.
+fn ended(descriptors: *const pollfd, count: nfds_t) -> bool {
+    // SAFETY: the caller passes `count` structures, as for the system call.
+    let only = unsafe { descriptors.as_ref() }.filter(|only| count == 1 && only.events == libc::POLLIN);
+    only.is_some_and(|only| server::is_ended(only.fd))
 }
 
 /// What a wait for one descriptor returns. A read tells whether it is readable because the connection is broken.
@@ -151,6 +170,7 @@ pub unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller passes a time or nothing.
     let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_nsec));
+    unpark_among(descriptors, count);
     match waits_alone(only(descriptors, count).filter(|_| signals.is_null()), wanted) {
         Ok(None) => next!(ppoll(
             descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const libc::sigset_t
@@ -192,6 +212,12 @@ pub unsafe extern "C" fn select(
     // SAFETY: the caller passes a time or nothing.
     let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_usec * 1000));
     let only = || only_of_sets(most, read, write, except);
+    // SAFETY: the caller passes sets or nothing, as for the system call.
+    let is_in = |fd: c_int, set: *const fd_set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
+    server::unpark_if(|epoll| {
+        epoll < most.min(libc::FD_SETSIZE as c_int)
+            && [read, write, except].into_iter().any(|set| is_in(epoll, set))
+    });
     let timeout = match waits_alone(server::lingers().then(only).flatten(), wanted) {
         Ok(Some(Waited::TimedOut)) => &raw mut at_once,
         Ok(_) => timeout,

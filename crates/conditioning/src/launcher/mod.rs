@@ -483,6 +483,7 @@ impl RunningChain {
         let mut ending: Option<Instant> = None;
         let mut in_vain_since: Option<Instant> = None;
         let mut is_in_background = false;
+        let mut taken = 0;
         loop {
             let listening = self.ledger.is_listening();
             let pause = if listening || served.is_none() {
@@ -539,6 +540,7 @@ impl RunningChain {
                 self.tell_server(Signal::KILL);
             }
             self.mend(hung_up)?;
+            taken = self.tend_turns(taken);
             self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
         }
     }
@@ -560,6 +562,26 @@ impl RunningChain {
     /// Whether a request waits for the server.
     fn has_unread(&self) -> bool {
         self.filters.last().is_some_and(|last| link::unread_bytes(last.downstream()) > 0)
+    }
+
+    /// Looks after the turns of the server's processes. `taken` is what the last call returned.
+    fn tend_turns(&self, taken: u32) -> u32 {
+        let tended = self.ledger.turns().tend(self.has_unread(), children::is_alive, taken);
+        if tended.has_died {
+            self.hand_again(self.filters.len());
+        }
+        tended.taken
+    }
+
+    /// Has the filters before the one at `at` hand again what nobody has claimed. One of another origin may not keep what it
+    /// handed on: those before it do it, too.
+    fn hand_again(&self, at: usize) {
+        for before in self.filters[..at].iter().rev() {
+            before.say(word::HAND_AGAIN);
+            if !before.is_program() {
+                break;
+            }
+        }
     }
 
     fn never_listened(&self, served: &Served<'_>) -> LaunchError {
@@ -595,13 +617,7 @@ impl RunningChain {
                 }
                 say(&format!("tidegate: filter {} ended ({status}), starting it again", filter.name()));
                 filter.start(&self.ledger_file)?;
-                // A filter of another origin may not keep what it handed on: those before it hand it again.
-                for before in (0..at).rev() {
-                    self.filters[before].say(word::HAND_AGAIN);
-                    if !self.filters[before].is_program() {
-                        break;
-                    }
-                }
+                self.hand_again(at);
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! forward is found here.
 
 mod passed;
+mod turns;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,6 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::wire::Id;
 pub use passed::{PASSED_BYTES, Passage};
+pub use turns::{Tended, Turns};
 
 /// Connections that a chain can have at a time.
 pub const SLOTS: u32 = 131_072;
@@ -45,6 +47,7 @@ struct Map {
     reserved: u32,
     slots: [Slot; SLOTS as usize],
     passed: passed::Places,
+    turns: Turns,
 }
 
 /// Where a slot's request is.
@@ -136,6 +139,11 @@ impl Ledger {
     fn map(&self) -> &Map {
         // SAFETY: mapped in `open` for the life of `self`; page-aligned; all-zero bytes are valid atomics.
         unsafe { self.map.as_ref() }
+    }
+
+    /// Who waits for the next request.
+    pub fn turns(&self) -> &Turns {
+        &self.map().turns
     }
 
     fn slot(&self, slot: u32) -> Option<&Slot> {

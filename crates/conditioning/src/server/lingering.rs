@@ -241,25 +241,32 @@ impl WaitAlone {
     /// # Errors
     /// EINTR.
     pub fn wait(self, timeout: Option<Duration>) -> Result<Waited, Errno> {
-        let undisturbed = timeout.map_or(UNDISTURBED, |timeout| timeout.min(UNDISTURBED));
-        if readable(self.fd, undisturbed)? {
+        let begun = coarse_now();
+        loop {
+            let spent = coarse_now().saturating_sub(begun);
+            let wanted = timeout.map(|timeout| timeout.saturating_sub(spent));
+            let undisturbed = wanted.map_or(UNDISTURBED, |wanted| wanted.min(UNDISTURBED));
+            if readable(self.fd, undisturbed)? {
+                return Ok(Waited::Readable);
+            }
+            expire();
+            let stays = LINGER.get().copied().unwrap_or_default().saturating_sub(spent);
+            let wanted = wanted.map(|wanted| wanted.saturating_sub(undisturbed));
+            let stays_longer = wanted.is_some_and(|wanted| wanted < stays);
+            match self.with_others(wanted.map_or(stays, |wanted| wanted.min(stays)))? {
+                Some(Turn::Own) => return Ok(Waited::Readable),
+                // One that waits behind the others has nothing else to do.
+                Some(Turn::Others(chain)) if chain.ledger.turns().call_another() => continue,
+                Some(Turn::Others(chain)) => {
+                    let _ = NEEDED_BY.set(chain);
+                    IS_NEEDED.store(true, Ordering::Relaxed);
+                }
+                None if stays_longer => return Ok(Waited::TimedOut),
+                None => {}
+            }
+            self.end();
             return Ok(Waited::Readable);
         }
-        expire();
-        let stays = LINGER.get().copied().unwrap_or_default();
-        let wanted = timeout.map(|timeout| timeout.saturating_sub(undisturbed));
-        let stays_longer = wanted.is_some_and(|wanted| wanted < stays);
-        match self.with_others(wanted.map_or(stays, |wanted| wanted.min(stays)))? {
-            Some(Turn::Own) => return Ok(Waited::Readable),
-            Some(Turn::Others(chain)) => {
-                let _ = NEEDED_BY.set(chain);
-                IS_NEEDED.store(true, Ordering::Relaxed);
-            }
-            None if stays_longer => return Ok(Waited::TimedOut),
-            None => {}
-        }
-        self.end();
-        Ok(Waited::Readable)
     }
 
     /// Waits for the connection and for requests that nobody takes. Of all processes that wait, one is woken for each

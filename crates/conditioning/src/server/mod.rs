@@ -7,10 +7,12 @@ pub mod address;
 pub mod connection;
 mod exec;
 mod lingering;
+mod parking;
 mod passing;
 mod process;
 pub mod response;
 pub mod table;
+mod turns;
 mod waiting;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -28,6 +30,7 @@ use connection::{Connection, Interest, Source};
 pub use exec::inherit_standard_streams;
 use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
+pub use parking::{park, unpark, unpark_if};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
@@ -161,7 +164,7 @@ fn accept_from(
     lingering::accepts();
     chain.ledger.set_accepts();
     loop {
-        let received = link::receive(borrow(fd), options.dont_wait, options.cloexec)
+        let received = turns::receive(borrow(fd), chain, options)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let request = match received {
             Received::Request(request) => request,
@@ -197,13 +200,9 @@ fn accept_from(
     }
 }
 
-/// The flag belongs to the socket, which others had before: it may be either way.
+/// The flag belongs to the socket, which others had before: it may be either way. To ask first would be as dear as to set it.
 fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
-    if let Ok(now) = rustix::fs::fcntl_getfl(fd)
-        && now.contains(OFlags::NONBLOCK) == blocking
-    {
-        let _ = rustix::fs::fcntl_setfl(fd, now ^ OFlags::NONBLOCK);
-    }
+    let _ = rustix::fs::fcntl_setfl(fd, if blocking { OFlags::empty() } else { OFlags::NONBLOCK });
 }
 
 /// What a read of up to `wanted` bytes from `fd` may do. Where the server is about to wait for a client's next request, it
@@ -350,6 +349,10 @@ fn note_holder(connection: &Connection) {
     }
 }
 
+/// Flags that mean nothing to a socket, and that no file of a server's has together with O_NONBLOCK: they tell, without a look at
+/// the file itself, that a descriptor is the one at end-of-file.
+const MARK: OFlags = OFlags::APPEND.union(OFlags::NOATIME);
+
 /// A socket at end-of-file that takes the place of clients' sockets. Its other end stays open, so that nothing but the
 /// end-of-file is reported.
 fn at_end_of_file() -> Option<BorrowedFd<'static>> {
@@ -363,6 +366,8 @@ fn at_end_of_file() -> Option<BorrowedFd<'static>> {
         )
         .ok()?;
         rustix::net::shutdown(&theirs, rustix::net::Shutdown::Write).ok()?;
+        // Without it, what is asked below takes a little longer.
+        let _ = rustix::fs::fcntl_setfl(&ours, OFlags::NONBLOCK | MARK);
         Some((ours, theirs))
     });
     pair.as_ref().map(|(ours, _)| ours.as_fd())
@@ -451,6 +456,9 @@ pub fn is_ended(fd: RawFd) -> bool {
     if !table::is_ended(fd) {
         return false;
     }
+    if rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(MARK | OFlags::NONBLOCK)) {
+        return true;
+    }
     static ENDED: OnceLock<Option<(u64, u64)>> = OnceLock::new();
     let file = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     let ended = ENDED.get_or_init(|| file(at_end_of_file()?));
@@ -459,6 +467,12 @@ pub fn is_ended(fd: RawFd) -> bool {
     }
     table::take(fd);
     false
+}
+
+/// What fcntl(2) is to say of the flags of `fd`, of which the kernel says `flags`.
+pub fn status_flags(fd: RawFd, flags: i32) -> i32 {
+    let mark = MARK.bits() as i32;
+    if table::is_ended(fd) && flags & mark == mark { flags & !mark } else { flags }
 }
 
 /// Whether `fd` is a connection of which the request has been read to its end.
@@ -503,6 +517,7 @@ pub enum Closing {
 /// The server is about to close `fd`: call before close(2). Tells the chain if this is the last descriptor of its
 /// connection in any process.
 pub fn closing(fd: RawFd, closing: Closing) {
+    parking::forget(|closed| closed == fd);
     if table::get(fd).is_none() || !process::is_owner() {
         return;
     }
@@ -540,6 +555,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
 
 /// `new` has become a duplicate of `old`.
 pub fn duplicated(old: RawFd, new: RawFd) {
+    parking::unpark_if(|epoll| epoll == old);
     if table::get(old).is_none() {
         return;
     }
@@ -561,6 +577,10 @@ pub fn before_exit(becomes_another: bool) {
         return;
     }
     lingering::give_back();
+    turns::leave();
+    if becomes_another {
+        parking::unpark();
+    }
     for (fd, entry) in table::numbered_entries() {
         if !becomes_another || fd > 2 {
             closing(fd, Closing::AsFollowed);
@@ -572,6 +592,7 @@ pub fn before_exit(becomes_another: bool) {
 
 /// The server is about to close every descriptor from `first` to `last`.
 pub fn closing_range(first: RawFd, last: RawFd) {
+    parking::forget(|closed| (first..=last).contains(&closed));
     for (fd, _) in table::numbered_entries() {
         if (first..=last).contains(&fd) {
             closing(fd, Closing::AsFollowed);

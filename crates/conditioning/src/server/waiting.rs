@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::server::connection::Interest;
 use crate::server::table::{self, Entry, lock};
-use crate::server::{add, lingering, process};
+use crate::server::{add, lingering, parking, process};
 
 type Interests = Arc<Mutex<Vec<Interest>>>;
 
@@ -117,6 +117,7 @@ pub struct Wait(());
 /// says whether there was room.
 pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
     lingering::expire();
+    parking::unpark();
     WAITING.fetch_add(1, Ordering::SeqCst);
     if COUNT.load(Ordering::SeqCst) > 0 {
         tell(epoll, put);

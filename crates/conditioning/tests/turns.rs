@@ -1,0 +1,194 @@
+//! Servers of many processes that wait in accept(2): which of them is woken.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use common::{Chain, Client, Site, free_port, needs, wait_until};
+
+const PROCESSES: usize = 24;
+
+/// Processes on one processor that wait for their clients in accept(2), each of which prepares an epoll set with the listening
+/// socket, as Apache's prefork does, but waits for events where it is told to. They answer with their numbers; `/block` is
+/// answered once there is a file `go`. Signals count how often accept(2) returns because of them.
+const PREFORK: &str = "
+import ctypes, os, select, signal, socket, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+libc = ctypes.CDLL(None, use_errno=True)
+listener = socket.create_server(('127.0.0.1', PORT))
+def serve():
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR1, False)
+    signal.signal(signal.SIGUSR2, lambda *_: None)
+    epoll = select.epoll()
+    epoll.register(listener, select.EPOLLIN)
+    open('DIR/serving', 'a').write('%d\\n' % os.getpid())
+    while True:
+        if sys.argv[1] == 'events':
+            epoll.poll()
+        fd = libc.accept(listener.fileno(), None, None)
+        if fd < 0:
+            open('DIR/interrupted', 'a').write('%d %d\\n' % (os.getpid(), ctypes.get_errno()))
+            continue
+        client = socket.socket(fileno=fd)
+        if b'/block' in client.recv(65536):
+            open('DIR/blocked', 'a').write('%d\\n' % os.getpid())
+            while not os.path.exists('DIR/go'):
+                time.sleep(0.01)
+        body = b'%d' % os.getpid()
+        client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+        client.close()
+for _ in range(COUNT):
+    if os.fork() == 0:
+        serve()
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+";
+
+fn start(site: &Site, how: &str) -> Chain {
+    needs("python3", "python3");
+    let port = free_port();
+    let text = PREFORK.replace("COUNT", &PROCESSES.to_string());
+    let server = site.configuration("prefork.py", port, &text);
+    let chain = Chain::start(port, &["package"], &["python3", &server, how]);
+    wait_until("all processes are there", || serving(site).len() == PROCESSES);
+    chain
+}
+
+fn serving(site: &Site) -> Vec<i32> {
+    lines(&site.path().join("serving")).iter().map(|line| line.parse().unwrap()).collect()
+}
+
+fn served_by(client: &mut Client) -> i32 {
+    String::from_utf8(client.get("/").body).unwrap().parse().unwrap()
+}
+
+/// The processes that serve clients that ask one after the other.
+fn few(chain: &Chain) -> HashSet<i32> {
+    // Processes that have only just begun are called, too.
+    for _ in 0..PROCESSES {
+        served_by(&mut chain.client());
+    }
+    (0..4 * PROCESSES).map(|_| served_by(&mut chain.client())).collect()
+}
+
+fn lines(file: &Path) -> Vec<String> {
+    std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// proc_pid_stat(5): what the process is doing.
+fn state(process: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+fn signal(process: i32, signal: i32) {
+    // SAFETY: a signal to a process that the test started.
+    unsafe { libc::kill(process, signal) };
+}
+
+#[test]
+fn clients_in_turn_are_served_by_a_few_warm_processes() {
+    let site = Site::new();
+    let chain = start(&site, "accept");
+    let few = few(&chain);
+    assert!(few.len() < PROCESSES / 2, "{} of {PROCESSES} processes have served", few.len());
+    chain.stop();
+}
+
+#[test]
+fn requests_are_taken_by_every_process_while_others_block() {
+    let site = Site::new();
+    let chain = start(&site, "accept");
+    let ask = |_| {
+        let mut client = chain.client();
+        client.send(b"GET /block HTTP/1.1\r\nHost: test\r\n\r\n");
+        client
+    };
+    let mut clients: Vec<Client> = (0..PROCESSES + 3).map(ask).collect();
+    let blocked = site.path().join("blocked");
+    wait_until("every process has a request", || lines(&blocked).len() == PROCESSES);
+    assert_eq!(lines(&blocked).into_iter().collect::<HashSet<_>>().len(), PROCESSES);
+    std::fs::write(site.path().join("go"), "").unwrap();
+    for client in &mut clients {
+        assert_eq!(client.response(false).status, 200);
+    }
+    chain.stop();
+}
+
+#[test]
+fn processes_that_are_killed_while_they_wait_cost_no_request() {
+    let site = Site::new();
+    let chain = start(&site, "accept");
+    for _ in 0..2 {
+        let few = few(&chain);
+        few.iter().for_each(|&process| signal(process, libc::SIGKILL));
+        for _ in 0..20 {
+            assert!(!few.contains(&served_by(&mut chain.client())));
+        }
+    }
+    chain.stop();
+}
+
+#[test]
+fn processes_that_are_stopped_while_they_wait_do_not_hold_up_the_others() {
+    let site = Site::new();
+    let chain = start(&site, "accept");
+    let few = few(&chain);
+    few.iter().for_each(|&process| signal(process, libc::SIGSTOP));
+    wait_until("they have stopped", || few.iter().all(|process| state(*process) == Some('T')));
+    for _ in 0..40 {
+        assert!(!few.contains(&served_by(&mut chain.client())));
+    }
+    few.iter().for_each(|&process| signal(process, libc::SIGCONT));
+    assert_eq!(chain.get("/").status, 200);
+    chain.stop();
+}
+
+/// signal(7): a handler says whether accept(2) begins again.
+#[test]
+fn a_signal_ends_a_wait_as_its_handler_says() {
+    let site = Site::new();
+    let chain = start(&site, "accept");
+    few(&chain);
+    let interrupted = site.path().join("interrupted");
+    let waits = |process: &i32| state(*process) == Some('S');
+    let children = serving(&site);
+    wait_until("all wait", || children.iter().all(waits));
+    children.iter().for_each(|&process| signal(process, libc::SIGUSR1));
+    wait_until("all wait again", || children.iter().all(waits));
+    children.iter().for_each(|&process| signal(process, libc::SIGUSR2));
+    wait_until("all were interrupted", || lines(&interrupted).len() >= PROCESSES);
+    let once: HashSet<String> = lines(&interrupted).into_iter().collect();
+    assert_eq!((once.len(), lines(&interrupted).len()), (PROCESSES, PROCESSES), "{once:?}");
+    assert!(once.iter().all(|line| line.ends_with(&format!(" {}", libc::EINTR))), "{once:?}");
+    assert_eq!(chain.get("/").status, 200);
+    chain.stop();
+}
+
+/// Descriptors that are registered with any epoll set of a process.
+fn registered(process: i32) -> usize {
+    let files = std::fs::read_dir(format!("/proc/{process}/fdinfo")).unwrap();
+    let texts = files.flatten().map(|file| std::fs::read_to_string(file.path()).unwrap_or_default());
+    texts.map(|text| text.matches("tfd:").count()).sum()
+}
+
+#[test]
+fn listening_sockets_are_registered_with_epoll_where_somebody_waits_for_events_only() {
+    for (how, each) in [("accept", 0), ("events", 1)] {
+        let site = Site::new();
+        let chain = start(&site, how);
+        for _ in 0..4 * PROCESSES {
+            assert_eq!(chain.get("/").status, 200);
+        }
+        for process in serving(&site) {
+            wait_until("it has begun to wait", || registered(process) == each);
+        }
+        chain.stop();
+    }
+}
