@@ -274,6 +274,48 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
+fn many_clients_at_once_each_get_their_own_answer_however_their_requests_arrive() {
+    let origin = Origin::start(|request| Reply::cacheable(request.target.clone()));
+    // One core, so that all of them are handled side by side.
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").start();
+    let paths: Vec<String> = (0..50).map(|number| format!("/{number}")).collect();
+    paths.iter().step_by(3).for_each(|path| drop(tidegate.get(path)));
+    let mut clients: Vec<_> = paths.iter().map(|_| tidegate.connect()).collect();
+    let head = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    for round in 0..4 {
+        for (number, (client, path)) in clients.iter_mut().zip(&paths).enumerate() {
+            let head = head(path);
+            match (number + round) % 4 {
+                // Several at once, of which the last one is only begun.
+                1 => client.send(format!("{head}{head}{}", &head[..head.len() / 2])),
+                2 => client.send(&head[..5]),
+                // More than is read at once.
+                3 => client.send(head.repeat(200)),
+                _ => client.send(head),
+            }
+        }
+        for (number, (client, path)) in clients.iter_mut().zip(&paths).enumerate() {
+            let head = head(path);
+            let answers = match (number + round) % 4 {
+                1 => {
+                    client.send(&head[head.len() / 2..]);
+                    3
+                }
+                2 => {
+                    client.send(&head[5..]);
+                    1
+                }
+                3 => 200,
+                _ => 1,
+            };
+            for _ in 0..answers {
+                assert_eq!(client.response().text(), *path);
+            }
+        }
+    }
+}
+
+#[test]
 fn request_after_a_body_nobody_read_is_still_understood() {
     let origin = Origin::start(|request| Reply::cacheable(request.target.clone()));
     let tidegate = Tidegate::before(&origin);

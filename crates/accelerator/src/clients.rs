@@ -25,6 +25,7 @@ use crate::data_core::DataCore;
 use crate::session;
 use crate::session::Partial;
 use crate::session::deadlines::Slot;
+use crate::session::round::AT_ONCE;
 
 /// Events taken from the kernel at once; the core's tasks have their turn after fewer than twice as many.
 const BATCH: usize = 256;
@@ -447,17 +448,20 @@ impl DataCore {
 
     fn dispatch_all(self: &Rc<Self>, events: &[Event]) {
         let _turn = self.clock.turn();
-        events.iter().for_each(|event| self.dispatch(event));
+        for events in events.chunks(AT_ONCE) {
+            self.round.run(self, events.iter().filter_map(|event| self.to_go_on(event)));
+        }
     }
 
-    fn dispatch(self: &Rc<Self>, event: &Event) {
-        let Some(client) = self.clients.told_of(event) else { return };
+    /// The client that an event is about, unless somebody else goes on with it.
+    fn to_go_on(&self, event: &Event) -> Option<Rc<Client>> {
+        let client = self.clients.told_of(event)?;
         client.ready.set(client.ready.get() | bits_of(event.flags));
         if client.is_busy() {
             client.wake();
-        } else if !client.is_queued.get() {
-            session::resume(self, &client);
+            return None;
         }
+        (!client.is_queued.get()).then_some(client)
     }
 
     /// The connection ends here, whatever is left to say.

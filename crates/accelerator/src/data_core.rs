@@ -37,6 +37,7 @@ use crate::service::listed::Listed;
 use crate::service::plan::Plan;
 use crate::service::seen::Seen;
 use crate::session::helpers::Helpers;
+use crate::session::round::Round;
 use crate::session::{self, Times};
 use crate::upstream::Pools;
 
@@ -109,6 +110,8 @@ pub(crate) struct DataCore {
     pub read_buffer: RefCell<Box<[u8]>>,
     /// Parses heads that arrive whole; a head in pieces gets a parser of its own.
     pub parser: RefCell<RequestParser>,
+    /// Where the requests of several clients are handled side by side.
+    pub round: Round,
     /// Cache keys and response heads are put together here.
     pub scratch: RefCell<Scratch>,
     /// Which clients of trusted proxies are on the block list.
@@ -170,6 +173,7 @@ impl DataCore {
                 defence: start.defence.map(Defence::new),
                 read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
+                round: Round::new(plan.limits.head),
                 scratch: RefCell::default(),
                 listed: Listed::default(),
                 pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups())))),
@@ -332,6 +336,7 @@ impl DataCore {
             });
             if !Arc::ptr_eq(&current, &self.plan()) {
                 *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
+                self.round.follow(current.limits.head);
                 *self.pools.borrow_mut() = Rc::new(Pools::new(Arc::clone(current.groups())));
                 *self.icap.borrow_mut() =
                     Rc::new(icap::Services::new(&current.icap, current.folds_case, self.workers));

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use tidegate_core::hooks::{
-    Arbiter, Chain, Classifier, Decision, Field, Fields, Peer, Reply, RequestView, Scene, Via,
+    Arbiter, Chain, Classifier, Decision, Field, Fields, Interest, Peer, Reply, RequestView, Scene, Via,
 };
 use tidegate_core::{PrefixTree, TreeConfig, Visit};
 
@@ -14,7 +14,7 @@ use tidegate_core::{PrefixTree, TreeConfig, Visit};
 #[derive(Debug)]
 struct Witness {
     name: &'static str,
-    looks_at_requests: bool,
+    interest: Interest,
     asked: Arc<Mutex<Vec<&'static str>>>,
 }
 
@@ -28,8 +28,8 @@ impl Classifier for Witness {
         Decision::CONTINUE
     }
 
-    fn looks_at_requests(&self) -> bool {
-        self.looks_at_requests
+    fn interest(&self) -> Interest {
+        self.interest
     }
 
     fn on_request(&self, _: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
@@ -56,17 +56,17 @@ impl Arbiter for Renewing {
     }
 
     fn renewed(&self) -> Option<Vec<Box<dyn Classifier>>> {
-        Some(witnesses(&self.0, &[("e", false), ("f", true)]))
+        Some(witnesses(&self.0, &[("e", Interest::Never), ("f", Interest::Always)]))
     }
 }
 
 fn witnesses(
     asked: &Arc<Mutex<Vec<&'static str>>>,
-    names: &[(&'static str, bool)],
+    names: &[(&'static str, Interest)],
 ) -> Vec<Box<dyn Classifier>> {
-    let witness = |(name, looks_at_requests): &(&'static str, bool)| {
-        let (name, looks_at_requests, asked) = (*name, *looks_at_requests, Arc::clone(asked));
-        Box::new(Witness { name, looks_at_requests, asked }) as Box<dyn Classifier>
+    let witness = |(name, interest): &(&'static str, Interest)| {
+        let (name, interest, asked) = (*name, *interest, Arc::clone(asked));
+        Box::new(Witness { name, interest, asked }) as Box<dyn Classifier>
     };
     names.iter().map(witness).collect()
 }
@@ -83,7 +83,10 @@ impl Fields for NoFields {
 fn only_who_looks_at_requests_is_asked_about_them_also_after_a_change_of_the_settings() {
     let asked = Arc::default();
     let tree = PrefixTree::new(TreeConfig { memory_bytes: 1 << 20, window_ms: 10_000, seed: 1 });
-    let all = witnesses(&asked, &[("a", true), ("b", false), ("c", false), ("d", true)]);
+    let all = witnesses(
+        &asked,
+        &[("a", Interest::Always), ("b", Interest::Never), ("c", Interest::Never), ("d", Interest::Always)],
+    );
     let chain = Chain::new(tree, all, Box::new(Renewing(Arc::clone(&asked))), 1);
     let peer = Peer { address: IpAddr::from([10, 0, 0, 1]), via: Via::Direct };
     let fields = &NoFields;

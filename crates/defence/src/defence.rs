@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use tidegate_core::hooks::{Chain, ChainSource, Decision};
+use tidegate_core::hooks::{Chain, ChainSource, Classifier, Decision};
 use tidegate_core::metrics::{Kind, Sample};
 use tidegate_core::{IpPrefix, PrefixTree, Reason, TreeConfig, Verdict};
 
@@ -288,6 +288,18 @@ impl Defence {
 
 impl ChainSource for Defence {
     fn chain(&self, core: usize, cores: usize) -> Chain {
+        self.chain_of(core, cores, |all| all)
+    }
+}
+
+impl Defence {
+    /// A core's chain with what `choose` makes of the classifiers that the settings ask for.
+    fn chain_of(
+        &self,
+        core: usize,
+        cores: usize,
+        choose: impl Fn(Vec<Box<dyn Classifier>>) -> Vec<Box<dyn Classifier>>,
+    ) -> Chain {
         let settings = self.settings();
         let tree = PrefixTree::new(TreeConfig {
             memory_bytes: memory::of_tree(&settings, cores),
@@ -298,7 +310,7 @@ impl ChainSource for Defence {
         let upstreams = Arc::new(Upstreams::default());
         let classifiers = classifiers::all(&settings, self.shared.seed, &upstreams, &self.shared.feed);
         let judge = Judge::new(settings, challenger, core, Arc::clone(&self.shared), upstreams);
-        Chain::new(tree, classifiers, Box::new(judge), self.shared.seed)
+        Chain::new(tree, choose(classifiers), Box::new(judge), self.shared.seed)
     }
 }
 
@@ -401,4 +413,112 @@ impl Shared {
 /// Every change under these locks is one step, so that a panic elsewhere leaves nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_core::Visit;
+    use tidegate_core::hooks::{
+        Field, Fields, Interest, Load, Part, Peer, RequestView, ResponseView, Scene, Source, Via,
+    };
+
+    use super::*;
+    use crate::settings::{Action, Rule};
+
+    /// Asks a classifier about every request, whatever it says that it looks at.
+    #[derive(Debug)]
+    struct Always(Box<dyn Classifier>);
+
+    impl Classifier for Always {
+        fn name(&self) -> &'static str {
+            self.0.name()
+        }
+
+        fn on_connect(&self, scene: &mut Scene<'_>, open: u32) -> Decision {
+            self.0.on_connect(scene, open)
+        }
+
+        fn interest(&self) -> Interest {
+            match self.0.interest() {
+                Interest::Never => Interest::Never,
+                _ => Interest::Always,
+            }
+        }
+
+        fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, visit: &Visit) -> Decision {
+            self.0.on_request(scene, request, visit)
+        }
+
+        fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
+            self.0.on_response(scene, response)
+        }
+
+        fn on_tick(&self, tree: &mut PrefixTree, now_ms: u64) {
+            self.0.on_tick(tree, now_ms);
+        }
+    }
+
+    struct Asked(Option<Part>);
+
+    impl Fields for Asked {
+        fn get(&self, _: Field) -> Option<&[u8]> {
+            None
+        }
+
+        fn part(&self) -> Option<Part> {
+            self.0
+        }
+    }
+
+    /// Rules of few events, none of which ends a client's history.
+    fn strict() -> Settings {
+        let rule = |rule: &Rule| Rule { limit: (rule.limit / 50).max(2), action: Action::Refuse, ..*rule };
+        Settings { rules: Rule::DEFAULTS.iter().map(rule).collect(), ..Settings::default() }
+    }
+
+    proptest! {
+        #[test]
+        fn classifiers_decide_the_same_whether_or_not_they_are_asked_about_what_they_do_not_look_at(
+            steps in prop::collection::vec((0..20u8, 0..6u8, 0..40u32, 0..1_500u64), 200..800),
+        ) {
+            let defence = || Defence::new(strict(), 7, [1; 32]);
+            let (one, other) = (defence(), defence());
+            let every = |all: Vec<Box<dyn Classifier>>| {
+                all.into_iter().map(|classifier| Box::new(Always(classifier)) as Box<dyn Classifier>).collect()
+            };
+            let chains = [one.chain(0, 1), other.chain_of(0, 1, every)];
+            let mut now_ms = 0;
+            let mut decided = 0;
+            for (client, what, value, later_ms) in steps {
+                now_ms += later_ms / 40;
+                let peer = Peer { address: IpAddr::from([10, 0, client / 8, client]), via: Via::Direct };
+                let path = format!("/{value}");
+                let start = u64::from(value) * 2_000;
+                let part = (what == 1).then_some(Part::Bytes { start, end: start + 500 });
+                let fields = &Asked(part.or((what == 2).then_some(Part::Excessive)));
+                let (path, query) = (path.as_bytes(), None);
+                let request = RequestView { method: b"GET", path, reading: None, query, has_body: false, fields };
+                let (source, upstream_ms) = (Source::Missed, 20 * value);
+                let status = if value % 5 == 0 { 404 } else { 200 };
+                let response =
+                    ResponseView { path, query, authority: b"a", variant: 0, status, source, upstream_ms };
+                let busy = if value > 20 { 1.0 } else { 0.1 };
+                let load = Load { busy, ..Load::default() };
+                let [seen, expected] = chains.each_ref().map(|chain| {
+                    let id = chain.locate(peer.address, now_ms);
+                    let of_request = chain.request(id, peer, &request, now_ms);
+                    let of_response = (what == 3).then(|| chain.response(id, peer, &response, now_ms));
+                    if what == 4 {
+                        chain.tick(&load, now_ms);
+                    }
+                    (of_request, of_response)
+                });
+                prop_assert_eq!(seen, expected);
+                decided += u32::from(!seen.0.is_continue());
+            }
+            prop_assert!(decided > 0, "nobody was refused");
+            prop_assert_eq!(one.counts(), other.counts());
+        }
+    }
 }

@@ -124,6 +124,22 @@ known_fields! {
     XRealIp = "x-real-ip",
 }
 
+/// Some of the known fields, to be looked for at once.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldSet(u128);
+
+impl FieldSet {
+    /// The set of these.
+    pub const fn of(ids: &[FieldId]) -> Self {
+        let (mut bits, mut i) = (0, 0);
+        while i < ids.len() {
+            bits |= 1 << ids[i] as u8;
+            i += 1;
+        }
+        Self(bits)
+    }
+}
+
 /// The field lines of one head in the order received.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
@@ -143,6 +159,12 @@ impl<'a> Fields<'a> {
     #[inline]
     pub fn has(&self, id: FieldId) -> bool {
         self.present & (1 << id as u8) != 0
+    }
+
+    /// Whether any of some known fields is present.
+    #[inline]
+    pub fn has_any(&self, ids: FieldSet) -> bool {
+        self.present & ids.0 != 0
     }
 
     /// The value of the first field with this id.

@@ -22,7 +22,7 @@ mod status;
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, write_chunk, write_chunk_header, write_last_chunk};
 pub use decimal::write_decimal;
 pub use error::{BodyError, HeadError};
-pub use field::{Field, FieldId, Fields, FieldsIter, Span};
+pub use field::{Field, FieldId, FieldSet, Fields, FieldsIter, Span};
 pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 pub use parser::{HeadLimits, Progress, RequestParser, ResponseParser};
 pub use status::status_reason;

@@ -4,7 +4,7 @@ use tidegate_http::cache::conditional::{self, Precondition};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::cache::{Forwarded, RequestDirectives, Reuse, Validation};
 use tidegate_http::normalize::Normalized;
-use tidegate_http::{FieldId, Fields, Method, RequestHead};
+use tidegate_http::{FieldId, FieldSet, Fields, Method, RequestHead};
 use tidegate_store::{Object, Store};
 
 use crate::data_core::DataCore;
@@ -153,8 +153,7 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
 
 /// What a client asks of the cache, where clients are heeded.
 pub(crate) fn directives(core: &DataCore, fields: &Fields<'_>) -> RequestDirectives {
-    let asks = fields.has(FieldId::CacheControl) || fields.has(FieldId::Pragma);
-    if asks && core.with_plan(|plan| plan.client_directives) {
+    if fields.has_any(ASKING) && core.with_plan(|plan| plan.client_directives) {
         return RequestDirectives::parse(fields);
     }
     RequestDirectives::default()
@@ -200,18 +199,21 @@ pub(crate) fn hit(
 }
 
 /// The fields that ask for something other than the whole.
-const SELECTING: [FieldId; 5] = [
+const SELECTING: FieldSet = FieldSet::of(&[
     FieldId::IfMatch,
     FieldId::IfNoneMatch,
     FieldId::IfModifiedSince,
     FieldId::IfUnmodifiedSince,
     FieldId::Range,
-];
+]);
+
+/// The fields by which a client asks something of the cache.
+const ASKING: FieldSet = FieldSet::of(&[FieldId::CacheControl, FieldId::Pragma]);
 
 #[inline]
 fn form(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>) -> Form {
     // Conditions apply to what would be a success (RFC 9110 §13.2.1).
-    if entry.status != 200 || !SELECTING.iter().any(|id| head.fields.has(*id)) {
+    if entry.status != 200 || !head.fields.has_any(SELECTING) {
         return Form::Whole;
     }
     // RFC 9111 §4.3.2: without Last-Modified, the date of the response is what If-Modified-Since is compared with.

@@ -10,6 +10,7 @@ pub(crate) mod deadlines;
 mod exchange;
 pub(crate) mod helpers;
 pub(crate) mod respond;
+pub(crate) mod round;
 pub(crate) mod transmit;
 
 use std::io::{self, ErrorKind};
@@ -31,6 +32,7 @@ use crate::service::files;
 use crate::service::lookup::{self, Hit, Lookup};
 use crate::service::seen::Seen;
 use crate::session::deadlines::Waiting;
+use crate::session::round::{Later, Ready};
 use crate::session::transmit::Unsent;
 
 /// Reads from one client before others have their turn.
@@ -171,6 +173,8 @@ enum Handled {
     Answered {
         keep_alive: bool,
     },
+    /// The answer is ready, and sent with those of others.
+    Later,
     Unsent {
         unsent: Unsent,
         keep_alive: bool,
@@ -192,8 +196,14 @@ impl Asker {
         Self { peer: client.peer(), began, place: client.place, is_line_judged }
     }
 
-    /// Answers from the cache if that is all it takes.
-    fn answer(self, core: &DataCore, client: &Client, head: &RequestHead<'_>) -> Result<Handled, HeadError> {
+    /// Answers from the cache if that is all it takes; where the answer can wait for others, in `later`.
+    fn answer(
+        self,
+        core: &DataCore,
+        client: &Client,
+        head: &RequestHead<'_>,
+        later: Option<&mut Later>,
+    ) -> Result<Handled, HeadError> {
         let plan = core.plan_ref();
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out, whole } = &mut *scratch;
@@ -247,6 +257,11 @@ impl Asker {
         }
         lookup::count_hit(core, &hit);
         let keep_alive = head.keep_alive && !core.is_draining();
+        if let Some(later) = later.filter(|_| keep_alive && transmit::is_short(&hit)) {
+            let (status, sent) = transmit::write_whole(core, &plan.pseudonym, head, &hit, &mut later.bytes);
+            later.ready = Some(Ready { asker: self, status, sent, cache: hit.label() });
+            return Ok(Handled::Later);
+        }
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
         let body = form.body.1 - form.body.0;
@@ -315,9 +330,22 @@ impl Connection<'_> {
         }
     }
 
+    /// As [`Self::go_on`], and reads on where that is what is next.
+    fn go_on_reading(self, step: Step) {
+        match step {
+            Step::Read if !self.client.is_readable() => {}
+            Step::Read => self.go_on(self.advance_caught()),
+            step => self.go_on(step),
+        }
+    }
+
     /// As [`Self::advance`]. A defect that shows with one client must not take the others' event loop with it.
     fn advance_caught(self) -> Step {
-        std::panic::catch_unwind(AssertUnwindSafe(|| self.advance())).unwrap_or_else(|_| {
+        self.caught(|| self.advance())
+    }
+
+    fn caught(self, go_on: impl FnOnce() -> Step) -> Step {
+        std::panic::catch_unwind(AssertUnwindSafe(go_on)).unwrap_or_else(|_| {
             tracing::error!(client = %self.client.peer(), "a connection is ended after a panic");
             Step::Close
         })
@@ -380,7 +408,7 @@ impl Connection<'_> {
             }
             Ok(Progress::Complete { length }) => {
                 let Partial { buffer, mut parser, is_line_judged, .. } = partial;
-                match self.step(&mut parser, &buffer, length, is_line_judged) {
+                match self.step(&mut parser, &buffer, length, is_line_judged, None) {
                     Some(step) => step,
                     None => {
                         let rest = buffer.get(length..).unwrap_or(&[]).to_vec();
@@ -394,8 +422,13 @@ impl Connection<'_> {
 
     /// Answers the requests in `bytes`, one after the other (RFC 9112 §9.3.2).
     fn process(self, bytes: &[u8]) -> Step {
+        self.process_with(&mut self.core.parser.borrow_mut(), bytes, None)
+    }
+
+    /// The same with this parser. The answer to the last request may be left in `later`, and the connection then reads on when
+    /// it is sent.
+    fn process_with(self, parser: &mut RequestParser, bytes: &[u8], mut later: Option<&mut Later>) -> Step {
         let core = self.core;
-        let mut parser = core.parser.borrow_mut();
         let mut offset = 0;
         let mut answered = 0;
         while let Some(input) = bytes.get(offset..).filter(|input| !input.is_empty()) {
@@ -406,14 +439,15 @@ impl Connection<'_> {
                 *self.client.pending.borrow_mut() = Some(Box::new(partial));
             };
             if answered == REQUESTS_AT_ONCE {
-                set_aside(&mut parser, true, false);
+                set_aside(parser, true, false);
                 return Step::Yield;
             }
             answered += 1;
             parser.reset();
             match parser.parse(input) {
                 Ok(Progress::Complete { length }) => {
-                    if let Some(step) = self.step(&mut parser, input, length, false) {
+                    let later = later.as_deref_mut().filter(|_| length == input.len());
+                    if let Some(step) = self.step(parser, input, length, false, later) {
                         return step;
                     }
                     offset += length;
@@ -424,7 +458,7 @@ impl Connection<'_> {
                         return step;
                     }
                     self.await_head();
-                    set_aside(&mut parser, false, matches!(early, Early::Passed));
+                    set_aside(parser, false, matches!(early, Early::Passed));
                     return Step::Read;
                 }
                 Err(error) => return self.refuse(error),
@@ -440,15 +474,17 @@ impl Connection<'_> {
         input: &[u8],
         length: usize,
         is_line_judged: bool,
+        later: Option<&mut Later>,
     ) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
         let asker = Asker::new(self.client, is_line_judged, self.core.clock.next_began());
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
-        match asker.answer(self.core, self.client, &parser.head(input)) {
+        match asker.answer(self.core, self.client, &parser.head(input), later) {
             Ok(Handled::Answered { keep_alive: true }) => {
                 self.await_next();
                 None
             }
+            Ok(Handled::Later) => None,
             Ok(Handled::Answered { keep_alive: false }) => {
                 Some(self.close(parser.head(input).keep_alive, &rest()))
             }

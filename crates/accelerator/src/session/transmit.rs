@@ -10,13 +10,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_http::RequestHead;
 use tidegate_store::Object;
 
 use crate::clients::Client;
-use crate::data_core::DataCore;
+use crate::data_core::{Bytes, DataCore};
 use crate::service::large_files::LargeFile;
+use crate::service::lookup::{Form, Hit};
 use crate::session::allowance::Allowance;
-use crate::session::respond::HitForm;
+use crate::session::respond::{self, HitForm};
 
 /// What a write without waiting achieved.
 pub(crate) enum Sent {
@@ -56,6 +58,37 @@ const ONE_PIECE_BYTES: u64 = 4 * 1024;
 
 /// What one client gets before others have their turn: a client whose buffers take much would keep them waiting.
 const TURN_BYTES: u64 = 512 * 1024;
+
+/// What the fields take at most that are put together for a hit in [`write_whole`], but for those that tell of other listeners.
+const FIELDS_BYTES: u64 = 512;
+
+/// Whether a hit can be put together in one piece, and nothing is left to do but to send it.
+#[inline]
+pub(super) fn is_short(hit: &Hit) -> bool {
+    hit.status < 400
+        && !matches!(hit.form, Form::PreconditionFailed | Form::Unsatisfiable)
+        && hit.object.head().len() as u64 + hit.object.body_length() + FIELDS_BYTES <= ONE_PIECE_BYTES
+}
+
+/// Puts a short hit together for a connection that is kept; its status, and what is to be counted.
+#[inline]
+pub(super) fn write_whole(
+    core: &DataCore,
+    pseudonym: &str,
+    head: &RequestHead<'_>,
+    hit: &Hit,
+    whole: &mut Vec<u8>,
+) -> (u16, Bytes) {
+    whole.clear();
+    if hit.form == Form::Whole {
+        whole.extend_from_slice(hit.object.head());
+    }
+    let form = respond::write_hit(core, pseudonym, head, hit, Some(true), whole);
+    let head_bytes = whole.len() as u64;
+    let (start, end) = form.body;
+    extents(&hit.object, start, end).for_each(|extent| whole.extend_from_slice(extent));
+    (form.status, Bytes { head: head_bytes, body: whole.len() as u64 - head_bytes })
+}
 
 /// Sends a hit with one system call if the socket takes it; tells how long the whole response is.
 pub(crate) fn send_hit(

@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 
 use super::{
-    Arbiter, Classifier, Decision, Load, Peer, Reply, RequestLine, RequestView, ResponseView, Scene, Slow,
-    Via, hash_target,
+    Arbiter, Classifier, Decision, Interest, Load, Peer, Reply, RequestLine, RequestView, ResponseView,
+    Scene, Slow, Via, hash_target,
 };
-use crate::{Event, NodeId, PrefixTree, Verdict};
+use crate::{Event, NodeId, PrefixTree, Verdict, Visit};
 
 /// One data core's hooks.
 #[derive(Debug)]
@@ -23,21 +23,37 @@ pub struct Chain {
 #[derive(Debug)]
 struct Classifiers {
     all: Vec<Box<dyn Classifier>>,
-    /// The places of those that look at requests.
-    of_requests: Vec<usize>,
+    /// The places of those that look at requests, and at which.
+    of_requests: Vec<(usize, Interest)>,
     any_of_lines: bool,
     any_of_starts: bool,
 }
 
 impl Classifiers {
     fn new(all: Vec<Box<dyn Classifier>>) -> Self {
-        let looks =
-            |(place, classifier): (usize, &dyn Classifier)| classifier.looks_at_requests().then_some(place);
+        let interests = all.iter().map(|classifier| classifier.interest()).enumerate();
         Self {
-            of_requests: all.iter().map(Box::as_ref).enumerate().filter_map(looks).collect(),
+            of_requests: interests.filter(|(_, interest)| *interest != Interest::Never).collect(),
             any_of_lines: all.iter().any(|classifier| classifier.looks_at_lines()),
             any_of_starts: all.iter().any(|classifier| classifier.looks_at_starts()),
             all,
+        }
+    }
+}
+
+impl Interest {
+    /// Whether a request is one of those. Nearly all hits are none that any classifier has something to say of, which costs
+    /// less to find out here than to ask it.
+    #[inline]
+    fn includes(self, scene: &Scene<'_>, request: &RequestView<'_>, visit: &Visit) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Beyond(Event::Request, limit) => visit.requests > limit,
+            Self::Beyond(event, limit) => scene.tree.may_exceed(scene.client, event, limit),
+            Self::Prefixes => visit.due.is_some() || visit.suspect.is_some(),
+            Self::Parts => request.fields.part().is_some(),
+            Self::Stress => scene.stressed_ms.is_some(),
+            Self::Always => true,
         }
     }
 }
@@ -113,9 +129,19 @@ impl Chain {
             return self.arbiter.marked(&mut scene);
         }
         let classifiers = self.classifiers.borrow();
-        let asked =
-            classifiers.of_requests.iter().filter_map(|place| classifiers.all.get(*place)).map(Box::as_ref);
-        self.ask_these(asked, &mut scene, |classifier, scene| classifier.on_request(scene, request, &visit))
+        let mut delayed = Decision::CONTINUE;
+        for (place, interest) in &classifiers.of_requests {
+            // In its turn: what those before it have counted is counted.
+            if !interest.includes(&scene, request, &visit) {
+                continue;
+            }
+            let Some(classifier) = classifiers.all.get(*place) else { continue };
+            let decision = classifier.on_request(&mut scene, request, &visit);
+            if let Some(last) = self.weigh(&mut scene, classifier.name(), decision, &mut delayed) {
+                return last;
+            }
+        }
+        delayed
     }
 
     /// A piece of a request's body has arrived.
@@ -200,30 +226,35 @@ impl Chain {
         scene: &mut Scene<'_>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
-        self.ask_these(self.classifiers.borrow().all.iter().map(Box::as_ref), scene, ask)
-    }
-
-    #[inline]
-    fn ask_these<'c>(
-        &self,
-        classifiers: impl Iterator<Item = &'c dyn Classifier>,
-        scene: &mut Scene<'_>,
-        ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
-    ) -> Decision {
         let mut delayed = Decision::CONTINUE;
-        for classifier in classifiers {
-            let decision = ask(classifier, scene);
-            if decision.is_continue() {
-                continue;
-            }
-            let decision = self.arbiter.decide(scene, classifier.name(), decision);
-            match decision.verdict {
-                Verdict::Continue => {}
-                Verdict::Delay => delayed = delayed.or(decision),
-                _ => return decision,
+        for classifier in &self.classifiers.borrow().all {
+            let decision = ask(&**classifier, scene);
+            if let Some(last) = self.weigh(scene, classifier.name(), decision, &mut delayed) {
+                return last;
             }
         }
         delayed
+    }
+
+    /// What becomes of a classifier's decision: `Some`: no other is asked. Who is delayed has to come past the others.
+    #[inline]
+    fn weigh(
+        &self,
+        scene: &mut Scene<'_>,
+        classifier: &'static str,
+        decision: Decision,
+        delayed: &mut Decision,
+    ) -> Option<Decision> {
+        if decision.is_continue() {
+            return None;
+        }
+        let decision = self.arbiter.decide(scene, classifier, decision);
+        match decision.verdict {
+            Verdict::Continue => {}
+            Verdict::Delay => *delayed = delayed.or(decision),
+            _ => return Some(decision),
+        }
+        None
     }
 }
 

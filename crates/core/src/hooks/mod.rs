@@ -217,6 +217,23 @@ impl Scene<'_> {
     }
 }
 
+/// Which requests a classifier has anything to say of: about all others it neither objects nor changes anything.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Interest {
+    /// None: it looks at something else.
+    Never,
+    /// Those of clients that have done something more often than this within the sliding window, on all cores.
+    Beyond(Event, u32),
+    /// Those that bring up a prefix in [`Visit::due`] or [`Visit::suspect`].
+    Prefixes,
+    /// Those for a part of a response: see [`Fields::part`].
+    Parts,
+    /// Those that come while the server is under stress.
+    Stress,
+    /// All.
+    Always,
+}
+
 /// Looks at one kind of abuse. Never blocks, does no I/O, reads no clock. Methods are in the order of a connection's
 /// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event. Only a delay does not: who is
 /// let in later has to come past the others all the same.
@@ -240,13 +257,14 @@ pub trait Classifier: fmt::Debug + Send {
         Decision::CONTINUE
     }
 
-    /// Whether [`Self::on_request`] is to be asked. Every cached hit pays for those that are, so that who looks at something
-    /// else had better say so.
-    fn looks_at_requests(&self) -> bool {
-        true
+    /// About which requests [`Self::on_request`] is to be asked. Every cached hit pays for those that are asked, so that who
+    /// looks at few of them, or at something else, had better say so.
+    fn interest(&self) -> Interest {
+        Interest::Always
     }
 
-    /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up.
+    /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up. Asked
+    /// only of what [`Self::interest`] says, or of a little more.
     fn on_request(&self, _scene: &mut Scene<'_>, _request: &RequestView<'_>, _visit: &Visit) -> Decision {
         Decision::CONTINUE
     }

@@ -72,23 +72,25 @@ pub struct TopTarget {
     pub of: u32,
 }
 
+/// What every request touches comes first, so that it lies on one cache line, or at most on two.
 #[derive(Debug)]
+#[repr(C, align(32))]
 struct Node {
-    key: Key,
-    parent: u32,
-    /// Nodes right below; for an address 0.
-    children: u32,
     generation: u32,
-    /// The window of its first event.
-    born: u32,
-    window: Window,
-    /// Connections open now, of a prefix those of all in it; what has any is not evicted.
-    open: u32,
+    parent: u32,
     top: TopTarget,
-    mark: Mark,
-    strikes: Strikes,
     /// What other owners' trees have counted lately for the same address or prefix.
     told: Told,
+    mark: Mark,
+    window: Window,
+    /// The window of its first event.
+    born: u32,
+    key: Key,
+    /// Nodes right below; for an address 0.
+    children: u32,
+    /// Connections open now, of a prefix those of all in it; what has any is not evicted.
+    open: u32,
+    strikes: Strikes,
 }
 
 /// What was found out about a prefix or an address, and for how long that holds.
@@ -255,50 +257,73 @@ impl PrefixTree {
     /// all that a request needs in one walk.
     #[inline]
     pub fn request(&mut self, id: NodeId, target: u32, now_ms: u64) -> Visit {
-        let mut visit = Visit::default();
-        if !self.is_live(id) {
-            return visit;
-        }
         let moment = self.moment(now_ms);
-        let leaf = &mut self.nodes[id.index as usize];
+        let leaf = self.nodes.get_mut(id.index as usize).filter(|leaf| leaf.generation == id.generation);
+        let Some(leaf) = leaf else { return Visit::default() };
         let is_first = leaf.window.roll(moment) || leaf.window.current(Event::Address) == 0;
         if is_first {
             leaf.window.add(Event::Address, 1);
             leaf.top.fade();
-            self.elsewhere.was_present(id, moment.index);
         }
-        leaf.window.add(Event::Request, 1);
+        let counted = leaf.window.add(Event::Request, 1);
         leaf.top.vote(target);
-        visit.requests = leaf.window.count(Event::Request, moment);
-        visit.requests = visit.requests.saturating_add(self.elsewhere.count(leaf.told, Event::Request));
-        visit.mark = leaf.mark.at(now_ms);
-        if leaf.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) {
+        let told = self.elsewhere.count(leaf.told, Event::Request);
+        let requests = leaf.window.count(Event::Request, moment).saturating_add(told);
+        let (mark, parent) = (leaf.mark.at(now_ms), leaf.parent);
+        if counted.is_multiple_of(Self::LOOK_EVERY) {
             self.elsewhere.was_active(id);
         }
-        let mut at = leaf.parent;
-        while let Some(node) = self.nodes.get_mut(at as usize) {
+        // What is rare is looked at when the walk has ended.
+        let (mut suspect, mut due) = (NONE, NONE);
+        let mut at = parent;
+        let nodes = self.nodes.as_mut_slice();
+        while let Some(node) = nodes.get_mut(at as usize) {
             if node.window.roll(moment) {
                 node.top.fade();
             }
-            node.window.add(Event::Request, 1);
-            if is_first {
-                node.window.add(Event::Address, 1);
-            }
+            let counted = node.window.add(Event::Request, 1);
             node.top.vote(target);
-            let id = NodeId { index: at, generation: node.generation };
-            // What is rare is asked first.
-            if let Some(mark) = node.mark.at(now_ms)
-                && visit.suspect.is_none()
-            {
-                visit.suspect = Some((id, mark));
+            if node.mark.at(now_ms).is_some() && suspect == NONE {
+                suspect = at;
             }
-            if node.window.current(Event::Request).is_multiple_of(Self::LOOK_EVERY) && visit.due.is_none() {
-                visit.due = Some(id);
-                self.elsewhere.was_active(id);
+            if counted.is_multiple_of(Self::LOOK_EVERY) && due == NONE {
+                due = at;
             }
             at = node.parent;
         }
+        if is_first {
+            self.is_present(id, parent, moment);
+        }
+        let mut visit = Visit { requests, mark, suspect: None, due: None };
+        if due != NONE {
+            visit.due = Some(self.id(due));
+            self.elsewhere.was_active(self.id(due));
+        }
+        if suspect != NONE {
+            visit.suspect = self.nodes[suspect as usize].mark.at(now_ms).map(|mark| (self.id(suspect), mark));
+        }
         visit
+    }
+
+    /// An address did something for the first time in a window: every prefix around it has one more.
+    #[cold]
+    fn is_present(&mut self, id: NodeId, parent: u32, moment: Moment) {
+        self.elsewhere.was_present(id, moment.index);
+        let mut at = parent;
+        while let Some(node) = self.nodes.get_mut(at as usize) {
+            node.window.add(Event::Address, 1);
+            at = node.parent;
+        }
+    }
+
+    /// Whether an address may have done something more often than `limit` within the sliding window, here and elsewhere
+    /// together: where this says no, [`Self::count_everywhere`] is at most `limit`. Costs less than that.
+    #[inline]
+    pub fn may_exceed(&self, id: NodeId, event: Event, limit: u32) -> bool {
+        self.node(id).is_some_and(|node| {
+            let most = node.window.current(event).saturating_add(node.window.previous(event));
+            most.saturating_add(self.elsewhere.count(node.told, event)) > limit
+        })
     }
 
     /// Whether the request that was just counted at this node was another [`Self::LOOK_EVERY`]th.
@@ -620,17 +645,17 @@ impl PrefixTree {
 impl Node {
     fn new(key: Key, parent: u32, generation: u32, moment: Moment) -> Self {
         Self {
-            key,
-            parent,
-            children: 0,
             generation,
-            born: moment.index,
-            window: Window::new(moment),
-            open: 0,
+            parent,
             top: TopTarget::default(),
-            mark: Mark::default(),
-            strikes: Strikes::default(),
             told: Told::default(),
+            mark: Mark::default(),
+            window: Window::new(moment),
+            born: moment.index,
+            key,
+            children: 0,
+            open: 0,
+            strikes: Strikes::default(),
         }
     }
 
@@ -657,13 +682,14 @@ impl Mark {
 }
 
 impl TopTarget {
+    #[inline]
     fn vote(&mut self, target: u32) {
         self.of = self.of.saturating_add(1);
-        if self.lead == 0 {
+        if self.target == target {
+            self.lead = self.lead.saturating_add(1);
+        } else if self.lead == 0 {
             self.target = target;
             self.lead = 1;
-        } else if self.target == target {
-            self.lead = self.lead.saturating_add(1);
         } else {
             self.lead -= 1;
         }

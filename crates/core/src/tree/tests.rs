@@ -251,6 +251,33 @@ fn random_histories_keep_the_invariants() {
 }
 
 #[test]
+fn who_is_said_not_to_exceed_a_limit_does_not() {
+    let mut tree = tree(1_000);
+    let mut random = Random(3);
+    let ids: Vec<NodeId> = (1..20).map(|last| tree.locate(IpAddr::from([10, 0, 0, last]), 0)).collect();
+    let (mut now_ms, mut refuted) = (0, 0);
+    for _ in 0..20_000 {
+        now_ms += random.below(40);
+        let id = ids[random.below(19) as usize];
+        match random.below(3) {
+            0 => drop(tree.request(id, 1, now_ms)),
+            1 => tree.add(id, Event::Range, random.below(20) as u32, now_ms),
+            _ => {
+                tree.forget_elsewhere();
+                tree.set_elsewhere(id, [random.below(30) as u32; Event::ALL.len()], 0);
+            }
+        }
+        for event in [Event::Request, Event::Range] {
+            let count = tree.count_everywhere(id, event, now_ms);
+            let limit = random.below(60) as u32;
+            assert!(tree.may_exceed(id, event, limit) || count <= limit);
+            refuted += u32::from(!tree.may_exceed(id, event, limit));
+        }
+    }
+    assert!(refuted > 1_000, "{refuted}");
+}
+
+#[test]
 fn what_others_have_counted_is_added_until_it_is_forgotten() {
     let mut tree = tree(100);
     let [one, other] = ["10.1.2.3", "10.1.2.4"].map(|text| tree.locate(address(text), 0));

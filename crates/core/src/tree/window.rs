@@ -44,6 +44,7 @@ pub(super) const EVENTS: usize = Event::ALL.len();
 /// A sliding count is the current window's plus that part of the previous window's which the sliding window still
 /// covers, as if that window's events had been spread evenly over it.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub(super) struct Window {
     index: u32,
     current: [u32; EVENTS],
@@ -72,8 +73,13 @@ impl Window {
     /// Moves on to the window of `moment`; whether that is another one than before. Time that goes back stands still.
     #[inline]
     pub(super) fn roll(&mut self, moment: Moment) -> bool {
+        moment.index != self.index && self.roll_on(moment)
+    }
+
+    #[cold]
+    fn roll_on(&mut self, moment: Moment) -> bool {
         let windows = moment.index.wrapping_sub(self.index);
-        if windows == 0 || windows > u32::MAX / 2 {
+        if windows > u32::MAX / 2 {
             return false;
         }
         self.previous = if windows == 1 { self.current } else { [0; EVENTS] };
@@ -82,10 +88,12 @@ impl Window {
         true
     }
 
+    /// Counts an event; how often it was counted in this window.
     #[inline]
-    pub(super) fn add(&mut self, event: Event, amount: u32) {
+    pub(super) fn add(&mut self, event: Event, amount: u32) -> u32 {
         let counter = &mut self.current[event as usize];
         *counter = counter.saturating_add(amount);
+        *counter
     }
 
     /// The sliding count.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use tidegate_core::hooks::{Classifier, Decision, RequestView, ResponseView, Scene, Slow, Source};
+use tidegate_core::hooks::{Classifier, Decision, Interest, RequestView, ResponseView, Scene, Slow, Source};
 use tidegate_core::{Event, NodeId, Reason, Verdict, Visit};
 
 use super::is_crowded;
@@ -51,6 +51,11 @@ impl Limit {
         matches!(self.verdict, Verdict::Block(_))
     }
 
+    /// Requests of clients that may be beyond it.
+    fn interest(&self, event: Event) -> Interest {
+        Interest::Beyond(event, self.limit)
+    }
+
     fn check(&self, scene: &Scene<'_>, event: Event) -> Decision {
         if scene.count(event) > self.limit { self.exceeded() } else { Decision::CONTINUE }
     }
@@ -63,6 +68,10 @@ struct RequestRate(Limit);
 impl Classifier for RequestRate {
     fn name(&self) -> &'static str {
         self.0.reason.name()
+    }
+
+    fn interest(&self) -> Interest {
+        self.0.interest(Event::Request)
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, visit: &Visit) -> Decision {
@@ -82,8 +91,8 @@ impl Classifier for ConnectionRate {
         self.0.reason.name()
     }
 
-    fn looks_at_requests(&self) -> bool {
-        false
+    fn interest(&self) -> Interest {
+        Interest::Never
     }
 
     fn on_connect(&self, scene: &mut Scene<'_>, _: u32) -> Decision {
@@ -103,8 +112,8 @@ impl Classifier for Connections {
         self.0.reason.name()
     }
 
-    fn looks_at_requests(&self) -> bool {
-        false
+    fn interest(&self) -> Interest {
+        Interest::Never
     }
 
     fn on_connect(&self, scene: &mut Scene<'_>, open: u32) -> Decision {
@@ -125,8 +134,8 @@ impl Classifier for Errors {
         self.0.reason.name()
     }
 
-    fn looks_at_requests(&self) -> bool {
-        !self.0.acts_at_end()
+    fn interest(&self) -> Interest {
+        if self.0.acts_at_end() { Interest::Never } else { self.0.interest(Event::Error) }
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
@@ -175,6 +184,10 @@ impl Classifier for UpstreamTime {
         self.limit.reason.name()
     }
 
+    fn interest(&self) -> Interest {
+        self.limit.interest(Event::UpstreamMs)
+    }
+
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
         let own = scene.count(Event::UpstreamMs);
         if own > self.limit.limit && self.is_far_more(scene, own) {
@@ -221,8 +234,8 @@ impl Classifier for CacheBusting {
         self.0.reason.name()
     }
 
-    fn looks_at_requests(&self) -> bool {
-        !self.0.acts_at_end()
+    fn interest(&self) -> Interest {
+        if self.0.acts_at_end() { Interest::Never } else { self.0.interest(Event::Novel) }
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
@@ -243,6 +256,10 @@ impl Classifier for Ranges {
         self.0.reason.name()
     }
 
+    fn interest(&self) -> Interest {
+        self.0.interest(Event::Range)
+    }
+
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
         if scene.count(Event::Range) > self.0.limit && is_crowded(scene) {
             return self.0.exceeded();
@@ -260,8 +277,8 @@ impl Classifier for TooSlow {
         self.0.reason.name()
     }
 
-    fn looks_at_requests(&self) -> bool {
-        false
+    fn interest(&self) -> Interest {
+        Interest::Never
     }
 
     fn on_slow(&self, scene: &mut Scene<'_>, _: Slow) -> Decision {

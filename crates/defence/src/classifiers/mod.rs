@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use tidegate_core::hooks::{
-    Classifier, Decision, Field, Part, RequestView, ResponseView, Scene, Source, hash, hash_target,
+    Classifier, Decision, Field, Interest, Part, RequestView, ResponseView, Scene, Source, hash, hash_target,
 };
 use tidegate_core::{Event, Reason, Verdict, Visit};
 
@@ -98,6 +98,10 @@ struct Accounts {
 impl Classifier for Accounts {
     fn name(&self) -> &'static str {
         "accounts"
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::Parts
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, request: &RequestView<'_>, _: &Visit) -> Decision {

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use tidegate_core::hooks::{Classifier, Decision, RequestView, Scene};
+use tidegate_core::hooks::{Classifier, Decision, Interest, RequestView, Scene};
 use tidegate_core::{Event, PrefixTree, Reason, Verdict, Visit};
 
 use super::is_crowded;
@@ -73,6 +73,10 @@ impl Newcomers {
 impl Classifier for Newcomers {
     fn name(&self) -> &'static str {
         Reason::Stress.name()
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::Stress
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, visit: &Visit) -> Decision {

@@ -14,7 +14,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use tidegate_core::hooks::{Classifier, Decision, RequestView, Scene};
+use tidegate_core::hooks::{Classifier, Decision, Interest, RequestView, Scene};
 use tidegate_core::{Event, Mark, NodeId, PrefixTree, Reason, Verdict, Visit};
 
 use crate::memory::list_bytes;
@@ -382,6 +382,10 @@ fn is_new_mass(tree: &PrefixTree, prefix: NodeId, now_ms: u64) -> bool {
 impl Classifier for Swarm {
     fn name(&self) -> &'static str {
         Reason::Swarm.name()
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::Prefixes
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, visit: &Visit) -> Decision {

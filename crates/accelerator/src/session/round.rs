@@ -1,0 +1,147 @@
+//! Several clients' requests side by side: all are read, then all are answered, then all answers are sent.
+//!
+//! One client after the other, the kernel's code for reading and sending drives ours out of the processor's first caches, so
+//! that each hit finds them cold. Side by side, all but the first find them warm. What takes more than a short answer from
+//! the cache goes its own way at once.
+
+use std::cell::RefCell;
+use std::io::{self, ErrorKind};
+use std::rc::Rc;
+
+use tidegate_http::{HeadLimits, RequestParser};
+
+use crate::clients::Client;
+use crate::data_core::{Bytes, DataCore};
+use crate::session::transmit::Unsent;
+use crate::session::{self, Asker, Connection, Step};
+
+/// Clients that are read from before the first of them is answered. More gain nothing, and keep those waiting that are first.
+pub(crate) const AT_ONCE: usize = 16;
+/// Bytes read from each of them: more than most heads have.
+const READ_BYTES: usize = 4 * 1024;
+
+/// A core's places for clients whose requests are handled side by side.
+pub(crate) struct Round(RefCell<Vec<Seat>>);
+
+struct Seat {
+    client: Option<Rc<Client>>,
+    parser: RequestParser,
+    input: Box<[u8]>,
+    length: usize,
+    later: Later,
+}
+
+/// An answer that waits until those of others are ready too.
+#[derive(Default)]
+pub(super) struct Later {
+    pub bytes: Vec<u8>,
+    pub ready: Option<Ready>,
+}
+
+/// What is counted of an answer once it is sent.
+pub(super) struct Ready {
+    pub asker: Asker,
+    pub status: u16,
+    pub sent: Bytes,
+    pub cache: &'static str,
+}
+
+impl Round {
+    pub(crate) fn new(limits: HeadLimits) -> Self {
+        let seat = || Seat {
+            client: None,
+            parser: RequestParser::new(limits),
+            input: vec![0; READ_BYTES].into_boxed_slice(),
+            length: 0,
+            later: Later::default(),
+        };
+        Self(RefCell::new((0..AT_ONCE).map(|_| seat()).collect()))
+    }
+
+    /// From now on heads are limited to this.
+    pub(crate) fn follow(&self, limits: HeadLimits) {
+        self.0.borrow_mut().iter_mut().for_each(|seat| seat.parser = RequestParser::new(limits));
+    }
+
+    /// Goes on with clients that have something to say, at most [`AT_ONCE`] of them.
+    pub(crate) fn run(&self, core: &Rc<DataCore>, clients: impl Iterator<Item = Rc<Client>>) {
+        let mut seats = self.0.borrow_mut();
+        let mut taken = 0;
+        for client in clients {
+            match seats.get_mut(taken) {
+                Some(seat) => taken += usize::from(seat.read(core, client)),
+                None => session::resume(core, &client),
+            }
+        }
+        let seats = seats.get_mut(..taken).unwrap_or_default();
+        seats.iter_mut().for_each(|seat| seat.answer(core));
+        seats.iter_mut().for_each(|seat| seat.send(core));
+    }
+}
+
+impl Seat {
+    /// Reads what may be whole requests; whether there is something to be answered.
+    fn read(&mut self, core: &Rc<DataCore>, client: Rc<Client>) -> bool {
+        if client.pending.borrow().is_some() || !client.is_readable() {
+            session::resume(core, &client);
+            return false;
+        }
+        match client.try_read(&mut self.input) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+            Ok(0) | Err(_) => {
+                let connection = Connection { core, client: &client };
+                connection.go_on(connection.caught(|| {
+                    connection.input_ended();
+                    Step::Close
+                }));
+                false
+            }
+            Ok(length) => {
+                (self.client, self.length) = (Some(client), length);
+                true
+            }
+        }
+    }
+
+    /// Answers what was read. The last answer stays here, if it is short and all that there is to do.
+    fn answer(&mut self, core: &Rc<DataCore>) {
+        let Some(client) = &self.client else { return };
+        let connection = Connection { core, client };
+        let (parser, later) = (&mut self.parser, &mut self.later);
+        let bytes = self.input.get(..self.length).unwrap_or(&[]);
+        let step = connection.caught(|| connection.process_with(parser, bytes, Some(later)));
+        if self.later.ready.is_none() {
+            connection.go_on_reading(step);
+            self.client = None;
+        }
+    }
+
+    fn send(&mut self, core: &Rc<DataCore>) {
+        let (Some(client), Some(ready)) = (self.client.take(), self.later.ready.take()) else { return };
+        let connection = Connection { core, client: &client };
+        let step = connection.caught(|| {
+            let (written, length) = (client.try_write(&self.later.bytes), self.later.bytes.len());
+            let Ready { asker, status, sent, cache } = ready;
+            let head = self.parser.head(self.input.get(..self.length).unwrap_or(&[]));
+            let sent = if is_broken(&written) { Bytes::default() } else { sent };
+            core.account(asker.peer.ip(), &head, status, sent, cache, asker.began);
+            match written {
+                Ok(written) if written == length => {
+                    connection.await_next();
+                    Step::Read
+                }
+                written if is_broken(&written) => connection.close(true, &[]),
+                written => {
+                    let rest = self.later.bytes.split_off(written.unwrap_or(0));
+                    Step::Flush { unsent: Unsent::new(rest, None), rest: Vec::new(), keep_alive: true }
+                }
+            }
+        });
+        connection.go_on_reading(step);
+    }
+}
+
+/// Whether a write failed for another reason than that the socket is full.
+fn is_broken(written: &io::Result<usize>) -> bool {
+    written.as_ref().is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
+}
