@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tidegate_e2e::{Builder, Client, Origin, Reply, Tidegate, eventually, free_port};
 
 fn named(name: &'static str) -> Origin {
@@ -57,6 +58,29 @@ fn every_server_fails_its_health_check_the_answer_is_503() {
     });
     healthy.store(true, Ordering::SeqCst);
     eventually("it is back", || (tidegate.get("/").text() == "up").then_some(()));
+}
+
+#[test]
+fn requests_that_come_at_once_share_a_connection_and_each_client_gets_its_own_answer() {
+    let origin = Origin::start(|request| Reply::ok(request.target.clone()).with("Cache-Control", "no-store"));
+    let tidegate =
+        group(&[&origin], "pipeline = 32\npipeline_timeout = \"60s\"").top("workers = 1\n").start();
+    assert_eq!(tidegate.get("/warm").text(), "/warm");
+    let mut clients: Vec<Client> = (0..24).map(|_| tidegate.connect()).collect();
+    for round in 0..3 {
+        let target = |client: usize| format!("/{round}/{client}");
+        // They are there at once when it goes on.
+        tidegate.stop();
+        for (number, client) in clients.iter_mut().enumerate() {
+            client.send(format!("GET {} HTTP/1.1\r\nHost: a\r\n\r\n", target(number)));
+        }
+        tidegate.signal(Signal::CONT);
+        for (number, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.response().text(), target(number));
+        }
+    }
+    assert_eq!(origin.count(), 1 + 3 * 24, "none is asked for twice");
+    assert_eq!(origin.connections(), 1);
 }
 
 #[test]

@@ -14,6 +14,7 @@ fn normal(request: &str, personality: Personality) -> Result<String, HeadError> 
     assert!(matches!(parser.parse(request.as_bytes()), Ok(Progress::Complete { .. })), "{request:?}");
     let mut scratch = Vec::new();
     let normal = normalize(&parser.head(request.as_bytes()), personality, &mut scratch)?;
+    assert_eq!(normal.keep().get(), normal, "{request:?}");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let query = normal.query.map_or(String::new(), |query| format!("?{}", text(query)));
     Ok(format!("{} {}{query}", text(normal.authority), text(normal.path)))

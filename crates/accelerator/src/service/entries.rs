@@ -150,7 +150,8 @@ fn has_tag(tags: &[u8], tag: &[u8]) -> bool {
 
 /// The URL's part of a key.
 pub(crate) fn url_of(key: &[u8]) -> &[u8] {
-    key.split(|byte| *byte == KEY_SEPARATOR).next().unwrap_or(b"")
+    let end = memchr::memchr(KEY_SEPARATOR, key).unwrap_or(key.len());
+    key.get(..end).unwrap_or(key)
 }
 
 /// A stored response as `tidegate cache list` shows it.

@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
 use tidegate_http::forward::write_field;
-use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -48,9 +47,7 @@ impl Connection<'_> {
         let (asker, is_absent, held) = (*asker, *is_absent, *held);
         let head = parser.head(buffer);
         let plan = self.core.plan();
-        let mut scratch = Vec::new();
-        // The head has passed this once, before it was found to need an exchange.
-        let normalized = normalize(&head, plan.personality, &mut scratch).ok()?;
+        let normalized = request.normalized.get();
         if let (Some(hold), Some(defence)) = (held, &self.core.defence) {
             match (hold, defence.hold(hold)) {
                 (Hold::Tarpit, held) => {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::hooks::{Decision, Reply, Slow};
 use tidegate_core::{NodeId, Reason, Verdict};
-use tidegate_http::normalize::{Normalized, normalize};
+use tidegate_http::normalize::{Kept, Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
 
 use crate::access_log::Record;
@@ -137,6 +137,8 @@ pub(crate) struct Request {
     /// The head's bytes.
     pub buffer: Vec<u8>,
     pub parser: RequestParser,
+    /// What the head asks for.
+    pub normalized: Kept,
     /// What arrived after the head: the body's start, or further requests.
     pub rest: Vec<u8>,
     pub asker: Asker,
@@ -179,16 +181,16 @@ enum Handled {
         unsent: Unsent,
         keep_alive: bool,
     },
-    /// `is_absent`: the cache has been looked into, and has nothing.
+    /// `held`: the defence lets the request wait first. `is_absent`: the cache has been looked into, and has nothing.
     NeedsExchange {
+        normalized: Kept,
+        held: Option<Hold>,
         is_absent: bool,
     },
     /// A rule says no.
     Refused(Verdict),
     /// The defence says no, and how to say it; `None`: by the end of the connection.
     TurnedAway(Decision, Option<Box<Reply>>),
-    /// The defence lets the request wait.
-    Held(Hold),
 }
 
 impl Asker {
@@ -215,6 +217,8 @@ impl Asker {
             let reply = Box::new(Reply { status: 403, ..Reply::default() });
             return Ok(Handled::TurnedAway(decision, Some(reply)));
         }
+        let exchange =
+            |held, is_absent| Ok(Handled::NeedsExchange { normalized: normalized.keep(), held, is_absent });
         let mut is_delayed = false;
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
@@ -224,7 +228,7 @@ impl Asker {
                 Verdict::Continue => {}
                 Verdict::Delay => is_delayed = true,
                 // A trusted proxy's connection has other clients' requests on it.
-                Verdict::Tarpit if !seen.via_proxy => return Ok(Handled::Held(Hold::Tarpit)),
+                Verdict::Tarpit if !seen.via_proxy => return exchange(Some(Hold::Tarpit), false),
                 _ => {
                     let reply = defence.reply(client, head, &normalized, decision, now_ms);
                     return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
@@ -236,19 +240,19 @@ impl Asker {
             return Ok(Handled::Refused(verdict));
         }
         if is_delayed {
-            return Ok(Handled::Held(Hold::Delay));
+            return exchange(Some(Hold::Delay), false);
         }
         if head.framing != BodyFraming::None
             || head.upgrade
             || !matches!(head.method, Method::Get | Method::Head)
             || plan.reviews_request(head.method_bytes, &normalized)
         {
-            return Ok(Handled::NeedsExchange { is_absent: false });
+            return exchange(None, false);
         }
         let hit = match lookup::lookup(core, &plan, head, &normalized, &seen, key) {
             Lookup::Hit(hit) => hit,
-            Lookup::Absent => return Ok(Handled::NeedsExchange { is_absent: true }),
-            Lookup::Miss => return Ok(Handled::NeedsExchange { is_absent: false }),
+            Lookup::Absent => return exchange(None, true),
+            Lookup::Miss => return exchange(None, false),
         };
         if let Some((decision, reply)) =
             self.starts(core, &seen, head, &normalized, hit.status, CameFrom::HERE)
@@ -495,18 +499,14 @@ impl Connection<'_> {
             Ok(Handled::TurnedAway(decision, reply)) => {
                 self.refuse_client(asker, decision, reply.as_deref(), &parser.head(input))
             }
-            Ok(handled @ (Handled::NeedsExchange { .. } | Handled::Held(_))) => {
-                let held = match handled {
-                    Handled::Held(hold) => Some(hold),
-                    _ => None,
-                };
-                let is_absent = matches!(handled, Handled::NeedsExchange { is_absent: true });
+            Ok(Handled::NeedsExchange { normalized, held, is_absent }) => {
                 let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
                 let parser = std::mem::replace(parser, fresh);
                 let buffer = input.get(..length).unwrap_or(&[]).to_vec();
                 Some(Step::Exchange(Box::new(Request {
                     buffer,
                     parser,
+                    normalized,
                     rest: rest(),
                     asker,
                     is_absent,

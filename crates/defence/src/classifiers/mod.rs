@@ -139,7 +139,10 @@ impl Classifier for Accounts {
                     response.upstream_ms
                 }
             };
-            add(Event::UpstreamMs, ms);
+            // Most answers of a fast upstream, whose time counts for nothing.
+            if ms > 0 {
+                add(Event::UpstreamMs, ms);
+            }
         }
         // Another host, and another variant, is another thing to be asked for past the cache.
         let host = hash(self.seed, response.authority).wrapping_add(response.variant);

@@ -126,6 +126,53 @@ impl<'a> Part<'a> {
     }
 }
 
+/// A normal form with bytes of its own, which outlives the head that it was made of.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// Authority, path, query and reading, one after the other.
+    bytes: Vec<u8>,
+    path_at: usize,
+    query_at: Option<usize>,
+    reading_at: Option<usize>,
+}
+
+impl Normalized<'_> {
+    /// A copy, for what goes on after the head's bytes are gone.
+    pub fn keep(&self) -> Kept {
+        let (query, reading) = (self.query.unwrap_or(b""), self.reading.unwrap_or(b""));
+        let length = self.authority.len() + self.path.len() + query.len() + reading.len();
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend_from_slice(self.authority);
+        let path_at = bytes.len();
+        bytes.extend_from_slice(self.path);
+        let query_at = self.query.map(|_| bytes.len());
+        bytes.extend_from_slice(query);
+        let reading_at = self.reading.map(|_| bytes.len());
+        bytes.extend_from_slice(reading);
+        Kept { bytes, path_at, query_at, reading_at }
+    }
+}
+
+impl Kept {
+    /// The normal form that was kept.
+    pub fn get(&self) -> Normalized<'_> {
+        let (rest, reading) = split(&self.bytes, self.reading_at);
+        let (rest, query) = split(rest, self.query_at);
+        let (authority, path) = rest.split_at(self.path_at);
+        Normalized { authority, path, query, reading }
+    }
+}
+
+fn split(bytes: &[u8], at: Option<usize>) -> (&[u8], Option<&[u8]>) {
+    match at {
+        Some(at) => {
+            let (before, after) = bytes.split_at(at);
+            (before, Some(after))
+        }
+        None => (bytes, None),
+    }
+}
+
 /// The normal form of what `head` asks for. What is normal already is borrowed from the head; the rest is written to
 /// `scratch`, which is cleared first and never grows beyond six times the target and the host.
 ///
