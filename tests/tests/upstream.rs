@@ -63,8 +63,7 @@ fn every_server_fails_its_health_check_the_answer_is_503() {
 #[test]
 fn requests_that_come_at_once_share_a_connection_and_each_client_gets_its_own_answer() {
     let origin = Origin::start(|request| Reply::ok(request.target.clone()).with("Cache-Control", "no-store"));
-    let tidegate =
-        group(&[&origin], "pipeline = 32\npipeline_timeout = \"60s\"").top("workers = 1").start();
+    let tidegate = group(&[&origin], "pipeline = 32\npipeline_timeout = \"60s\"").top("workers = 1").start();
     assert_eq!(tidegate.get("/warm").text(), "/warm");
     let mut clients: Vec<Client> = (0..24).map(|_| tidegate.connect()).collect();
     for round in 0..3 {
