@@ -450,7 +450,10 @@ impl Connection<'_> {
             parser.reset();
             match parser.parse(input) {
                 Ok(Progress::Complete { length }) => {
-                    let later = later.as_deref_mut().filter(|_| length == input.len());
+                    let mut later = later.as_deref_mut().filter(|_| length == input.len());
+                    if let Some(later) = &mut later {
+                        later.head_at = offset;
+                    }
                     if let Some(step) = self.step(parser, input, length, false, later) {
                         return step;
                     }

@@ -35,6 +35,8 @@ struct Seat {
 #[derive(Default)]
 pub(super) struct Later {
     pub bytes: Vec<u8>,
+    /// Where in what was read its request's head begins, which the parser knows from there on.
+    pub head_at: usize,
     pub ready: Option<Ready>,
 }
 
@@ -122,7 +124,7 @@ impl Seat {
         let step = connection.caught(|| {
             let (written, length) = (client.try_write(&self.later.bytes), self.later.bytes.len());
             let Ready { asker, status, sent, cache } = ready;
-            let head = self.parser.head(self.input.get(..self.length).unwrap_or(&[]));
+            let head = self.parser.head(self.input.get(self.later.head_at..self.length).unwrap_or(&[]));
             let sent = if is_broken(&written) { Bytes::default() } else { sent };
             core.account(asker.peer.ip(), &head, status, sent, cache, asker.began);
             match written {

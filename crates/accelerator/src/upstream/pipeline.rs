@@ -279,7 +279,9 @@ impl Line {
                     return Ok(None);
                 };
                 while self.left().len() < length {
-                    self.read().await?;
+                    if !self.read_soon().await? {
+                        return Ok(None);
+                    }
                 }
                 Ok(Some(length))
             }
@@ -293,8 +295,8 @@ impl Line {
                     if decoded.done {
                         return Ok(Some(length));
                     }
-                    if decoded.consumed == 0 {
-                        self.read().await?;
+                    if decoded.consumed == 0 && !self.read_soon().await? {
+                        return Ok(None);
                     }
                 }
                 Ok(None)
@@ -313,6 +315,23 @@ impl Line {
         taken
     }
 
+    /// Reads more of a body. False where it is not waited for, because nobody waits behind it or it takes too long: its client
+    /// gets what there is, and the others go elsewhere.
+    async fn read_soon(&mut self) -> Result<bool, UpstreamError> {
+        self.arrived.drain(..self.taken);
+        self.taken = 0;
+        let left = self.lease.settings().pipeline_timeout.saturating_sub(self.since.elapsed());
+        if self.waiting.len() < 2 || left.is_zero() {
+            return Ok(false);
+        }
+        match read_more(&self.stream, &mut self.arrived, left).await {
+            Ok(0) => Err(UpstreamError::Incomplete),
+            Ok(_) => Ok(true),
+            Err(UpstreamError::ResponseTimeout) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn read(&mut self) -> Result<(), UpstreamError> {
         self.arrived.drain(..self.taken);
         self.taken = 0;
@@ -321,14 +340,16 @@ impl Line {
             // Others wait, or a server may have thrown away what came with the first request.
             let is_doubtful = self.has_answered || self.waiting.len() > 1 || self.busy.is_some();
             let most = if is_doubtful { settings.pipeline_timeout } else { settings.response_timeout };
-            let left = settings.response_timeout.saturating_sub(self.since.elapsed());
-            match read_more(&self.stream, &mut self.arrived, left.min(most)).await {
+            // All of the head has to come within that time: a byte now and then does not hold up the others.
+            let left = most.min(settings.response_timeout).saturating_sub(self.since.elapsed());
+            match read_more(&self.stream, &mut self.arrived, left).await {
                 Ok(0) => return Err(UpstreamError::Incomplete),
                 Ok(_) => return Ok(()),
                 Err(UpstreamError::ResponseTimeout) if self.has_answered => {
                     return Err(UpstreamError::Incomplete);
                 }
                 Err(UpstreamError::ResponseTimeout) if is_doubtful => {
+                    // Answers to those that go elsewhere will come after this one.
                     self.is_shared = self.waiting.len() > 1;
                     self.waiting.truncate(1);
                     self.busy = None;

@@ -250,7 +250,8 @@ static UPSTREAM: Section = Section {
             "pipeline_timeout",
             TIMEOUT,
             Is("20ms"),
-            "How long such requests wait for one another's responses, before they are sent again on connections of their own.",
+            "How long each of their responses may take while others wait behind it, before those are sent again on connections \
+             of their own.",
         ),
         key(
             "max_failures",

@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use tokio::task::{JoinHandle, LocalSet};
@@ -380,19 +381,145 @@ async fn one_response_too_many_and_the_server_is_not_trusted_with_connections() 
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn a_body_that_trickles_reaches_its_client_and_holds_up_nobody() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+            for _ in 0..100 {
+                // A client that took the rest for its own has closed by now, which other tests are about.
+                connection.write(b"1\r\na\r\n");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            connection.write(b"0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nnever");
+        },
+        Connection::echo,
+    ]);
+    let pools = impatient(address);
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            let (mut slow, b) = (begin(&pools, "/a"), begin(&pools, "/b"));
+            tokio::select! {
+                b = b => assert_eq!(b.unwrap(), ok("/b")),
+                _ = &mut slow => panic!("the other one has waited"),
+            }
+            assert_eq!(slow.await.unwrap(), ok(&"a".repeat(100)));
+            assert_eq!(begin(&pools, "/c").await.unwrap(), ok("/c"));
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (1, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_body_that_takes_longer_than_a_response_may_be_silent_is_no_failure() {
+    let (address, _heads) = scripted(&[|connection| {
+        connection.warm();
+        assert_eq!(connection.heads_in_one_read(), 1);
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n");
+        for _ in 0..40 {
+            connection.write(b"a");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }]);
+    let pools = pools(vec![address], |settings| {
+        (settings.pipeline, settings.response_timeout) = (8, Duration::from_secs(1));
+    });
+    let pools = Rc::new(pools);
+    LocalSet::new()
+        .run_until(async { assert_eq!(together(&pools, &["/a"]).await, [ok(&"a".repeat(40))]) })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (0, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn answers_to_requests_that_went_elsewhere_are_nobodys() {
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 2);
+            connection.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            connection.head();
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow");
+            // The next request, or the end of the connection.
+            connection.stream.set_read_timeout(None).unwrap();
+            assert_eq!(connection.head(), b"");
+            // Nobody may be there to take it.
+            let _ = connection.stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nothers");
+        },
+        Connection::echo,
+    ]);
+    let pools = impatient(address);
+    LocalSet::new()
+        .run_until(async {
+            assert_eq!(together(&pools, &["/a", "/b"]).await, [ok("slow"), ok("/b")]);
+            for path in ["/c", "/d"] {
+                assert_eq!(begin(&pools, path).await.unwrap(), ok(path));
+            }
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_next_requests_do_not_wait_for_a_slow_one() {
+    static HAS_COME: AtomicBool = AtomicBool::new(false);
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            assert_eq!(connection.heads_in_one_read(), 1);
+            HAS_COME.store(true, Ordering::SeqCst);
+            connection.stream.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+            connection.head();
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow");
+        },
+        Connection::echo,
+    ]);
+    let pools = impatient(address);
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            let mut slow = begin(&pools, "/a");
+            while !HAS_COME.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            tokio::select! {
+                next = begin(&pools, "/b") => assert_eq!(next.unwrap(), ok("/b")),
+                _ = &mut slow => panic!("the next one has waited"),
+            }
+            assert_eq!(slow.await.unwrap(), ok("slow"));
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_client_that_leaves_takes_nothing_from_the_others() {
-    let (address, _heads) = scripted(&[Connection::echo]);
+    static HAVE_COME: AtomicBool = AtomicBool::new(false);
+    static HAS_LEFT: AtomicBool = AtomicBool::new(false);
+    let (address, _heads) = scripted(&[|connection| {
+        connection.warm();
+        assert_eq!(connection.heads_in_one_read(), 2);
+        HAVE_COME.store(true, Ordering::SeqCst);
+        while !HAS_LEFT.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        connection.write(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoneHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstays",
+        );
+        connection.echo();
+    }]);
     let pools = pipelined(address);
     LocalSet::new()
         .run_until(async {
             begin(&pools, "/warm").await.unwrap().unwrap();
             let (gone, stays) = (begin(&pools, "/gone"), begin(&pools, "/stays"));
-            // Both are sent when this goes on.
-            tokio::task::yield_now().await;
-            tokio::task::yield_now().await;
+            while !HAVE_COME.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
             gone.abort();
-            assert_eq!(stays.await.unwrap(), ok("/stays"));
             assert!(gone.await.unwrap_err().is_cancelled());
+            HAS_LEFT.store(true, Ordering::SeqCst);
+            assert_eq!(stays.await.unwrap(), ok("stays"));
             assert_eq!(begin(&pools, "/next").await.unwrap(), ok("/next"));
         })
         .await;
