@@ -203,6 +203,33 @@ fn access_log_has_a_line_for_each_request() {
     assert!(!first.contains("test \"agent\""), "a quote that a client sent is not escaped: {first}");
 }
 
+/// The last of several hits was logged as what stood at the place of its head in the first one's bytes.
+#[test]
+fn hits_that_come_in_one_write_are_logged_each_as_itself() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").tables(table).start();
+    for target in ["/first", "/second-of-them"] {
+        tidegate.get(target);
+        eventually("it is a hit", || tidegate.get(target).is_hit().then_some(()));
+    }
+    let mut client = tidegate.connect();
+    client.send(
+        "GET /first HTTP/1.1\r\nHost: example.org\r\nUser-Agent: one\r\n\r\n\
+         GET /second-of-them HTTP/1.1\r\nHost: example.org\r\nUser-Agent: two\r\nReferer: http://r.example/\r\n\r\n",
+    );
+    assert!((client.response().is_hit(), client.response().is_hit()) == (true, true));
+    let lines = eventually("their lines", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        (text.lines().filter(|line| line.contains("\"one\"") || line.contains("\"two\"")).count() == 2)
+            .then_some(text)
+    });
+    let of = |agent: &str| lines.lines().find(|line| line.contains(agent)).unwrap().to_owned();
+    assert!(of("\"one\"").contains("\"GET /first HTTP/1.1\" 200 5 \"-\" \"one\""), "{lines}");
+    let second = "\"GET /second-of-them HTTP/1.1\" 200 5 \"http://r.example/\" \"two\"";
+    assert!(of("\"two\"").contains(second), "{lines}");
+}
+
 #[test]
 fn access_log_in_json_is_an_object_a_line() {
     let origin = Origin::start(|_| Reply::cacheable("hello"));

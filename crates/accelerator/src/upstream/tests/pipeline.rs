@@ -444,8 +444,8 @@ async fn answers_to_requests_that_went_elsewhere_are_nobodys() {
             connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow");
             // The next request, or the end of the connection.
             connection.stream.set_read_timeout(None).unwrap();
-            assert_eq!(connection.head(), b"");
-            // Nobody may be there to take it.
+            connection.head();
+            // Nobody is to be there to take it.
             let _ = connection.stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nothers");
         },
         Connection::echo,
