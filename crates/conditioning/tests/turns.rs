@@ -192,3 +192,45 @@ fn listening_sockets_are_registered_with_epoll_where_somebody_waits_for_events_o
         chain.stop();
     }
 }
+
+/// Waits with poll(2) for an epoll set that has the one of the listening socket in it, or for a duplicate of that one; both are
+/// there before the listening socket is registered.
+const NESTED: &str = "
+import os, select, socket, sys
+listener = socket.create_server(('127.0.0.1', PORT))
+inner = select.epoll()
+if sys.argv[1] == 'nested':
+    outer = select.epoll()
+    outer.register(inner.fileno(), select.EPOLLIN)
+    waited = outer.fileno()
+else:
+    waited = os.dup(inner.fileno())
+inner.register(listener, select.EPOLLIN)
+poll = select.poll()
+poll.register(waited, select.POLLIN)
+while True:
+    if sys.argv[2] == 'poll':
+        poll.poll()
+    else:
+        select.select([waited], [], [])
+    client, _ = listener.accept()
+    client.recv(65536)
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 1\\r\\n\\r\\n1')
+    client.close()
+";
+
+#[test]
+fn a_wait_for_an_epoll_set_by_another_number_or_within_another_set_is_told_of_requests() {
+    needs("python3", "python3");
+    for (how, by) in
+        [("nested", "poll"), ("nested", "select"), ("duplicate", "poll"), ("duplicate", "select")]
+    {
+        let site = Site::new();
+        let port = free_port();
+        let server = site.configuration("nested.py", port, NESTED);
+        let chain = Chain::start(port, &["package"], &["python3", &server, how, by]);
+        for _ in 0..3 {
+            assert_eq!(served_by(&mut chain.client()), 1, "{how} {by}");
+        }
+    }
+}

@@ -123,11 +123,9 @@ pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: 
 }
 
 fn unpark_among(descriptors: *const pollfd, count: nfds_t) {
-    server::unpark_if(|epoll| {
-        // SAFETY: the caller passes `count` structures, as for the system call.
-        let entry = |index: nfds_t| unsafe { descriptors.add(index as usize).read() };
-        !descriptors.is_null() && (0..count).any(|index| entry(index).fd == epoll)
-    });
+    let count = if descriptors.is_null() { 0 } else { count };
+    // SAFETY: the caller passes `count` structures, as for the system call.
+    server::unpark_for((0..count).map(|index| unsafe { descriptors.add(index as usize).read().fd }));
 }
 
 /// Whether the program waits for nothing but the end of a connection that is over.
@@ -214,10 +212,10 @@ pub unsafe extern "C" fn select(
     let only = || only_of_sets(most, read, write, except);
     // SAFETY: the caller passes sets or nothing, as for the system call.
     let is_in = |fd: c_int, set: *const fd_set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
-    server::unpark_if(|epoll| {
-        epoll < most.min(libc::FD_SETSIZE as c_int)
-            && [read, write, except].into_iter().any(|set| is_in(epoll, set))
-    });
+    server::unpark_for(
+        (0..most.min(libc::FD_SETSIZE as c_int))
+            .filter(|fd| [read, write, except].into_iter().any(|set| is_in(*fd, set))),
+    );
     let timeout = match waits_alone(server::lingers().then(only).flatten(), wanted) {
         Ok(Some(Waited::TimedOut)) => &raw mut at_once,
         Ok(_) => timeout,

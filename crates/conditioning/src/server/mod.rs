@@ -30,7 +30,7 @@ use connection::{Connection, Interest, Source};
 pub use exec::inherit_standard_streams;
 use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
-pub use parking::{park, unpark, unpark_if};
+pub use parking::{park, unpark, unpark_for, unpark_if};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};

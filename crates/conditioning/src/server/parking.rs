@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::epoll;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 
 use crate::server::connection::Interest;
 use crate::server::table::{self, lock};
@@ -53,7 +53,23 @@ pub fn unpark() {
     change(|parked| parked.drain(..).for_each(add));
 }
 
-/// Somebody is about to wait for descriptors, or to register one: epoll's may be among them.
+/// Somebody is about to wait for descriptors. An epoll instance among them may be the one of what is parked by another number,
+/// or have that one in its own set.
+pub fn unpark_for(mut descriptors: impl Iterator<Item = RawFd>) {
+    if HAS_PARKED.load(Ordering::Acquire) && descriptors.any(may_be_epoll) {
+        unpark();
+    }
+}
+
+/// Only epoll instances and their like (eventfd, timerfd) are files of no type.
+fn may_be_epoll(fd: RawFd) -> bool {
+    fd >= 0
+        && table::get(fd).is_none()
+        && rustix::fs::fstat(borrow(fd))
+            .is_ok_and(|file| FileType::from_raw_mode(file.st_mode) == FileType::Unknown)
+}
+
+/// Somebody is about to register an epoll instance with another, or has made a duplicate of one.
 pub fn unpark_if(is_among: impl Fn(RawFd) -> bool) {
     change(|parked| {
         if parked.iter().any(|interest| is_among(interest.epoll)) {
