@@ -2,7 +2,7 @@
 //! next is told of the end, and then servers close; only what is not closed by the wait after that is registered.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::server::connection::Interest;
@@ -17,8 +17,17 @@ struct Owed {
     /// Tells the descriptor from a later one of the same number.
     ended: Interests,
     interests: Vec<Interest>,
-    /// Whoever waited has been told.
-    is_told: bool,
+    news: News,
+}
+
+/// What is known of the end by whoever waits for events.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum News {
+    Unknown,
+    /// It is among the events of this wait, which has not returned: registered now, it would be reported by the kernel in the same
+    /// wait, and servers close what the first of two such events is of.
+    InWait(u64),
+    Told,
 }
 
 impl Owed {
@@ -43,6 +52,8 @@ impl Owed {
 static OWED: Mutex<Vec<Owed>> = Mutex::new(Vec::new());
 /// Length of [`OWED`], so that a wait without anything owed costs one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Tells waits apart.
+static LAST_WAIT: AtomicU64 = AtomicU64::new(0);
 /// Threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -52,7 +63,7 @@ pub(super) fn owe(fd: RawFd, ended: Interests, interests: Vec<Interest>) {
         return;
     }
     let mut owed = lock(&OWED);
-    owed.push(Owed { fd, ended, interests, is_told: false });
+    owed.push(Owed { fd, ended, interests, news: News::Unknown });
     COUNT.store(owed.len(), Ordering::SeqCst);
     drop(owed);
     if WAITING.load(Ordering::SeqCst) > 0 {
@@ -76,26 +87,34 @@ pub(super) fn forget_all() {
 
 fn pay() {
     let _in_use = process::in_use();
-    let mut owed = lock(&OWED);
-    COUNT.store(0, Ordering::SeqCst);
-    owed.drain(..).for_each(Owed::register);
+    let mut all = lock(&OWED);
+    let (kept, due): (Vec<_>, Vec<_>) = all.drain(..).partition(|owed| matches!(owed.news, News::InWait(_)));
+    due.into_iter().for_each(Owed::register);
+    *all = kept;
+    COUNT.store(all.len(), Ordering::SeqCst);
 }
 
 /// Tells the ends that `epoll` is to report: `tell` is given events and the server's data, and says whether there was room.
-fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) {
+/// Returns the number of this wait, if it has told any.
+fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) -> Option<u64> {
     let _in_use = process::in_use();
     let mut all = lock(&OWED);
+    let mut wait = None;
     let (mut kept, mut due) = (Vec::new(), Vec::new());
     for mut owed in all.drain(..) {
+        if matches!(owed.news, News::InWait(_)) {
+            kept.push(owed);
+            continue;
+        }
         let is_told = match owed.interests[..] {
-            [only] if only.epoll == epoll && only.events & READABLE != 0 && !owed.is_told => {
+            [only] if only.epoll == epoll && only.events & READABLE != 0 && owed.news == News::Unknown => {
                 !owed.is_current() || tell(only.events & ENDED, only.data)
             }
             // Registered for by other means than one wait, or told and not closed.
             _ => false,
         };
         if is_told {
-            owed.is_told = true;
+            owed.news = News::InWait(*wait.get_or_insert_with(|| LAST_WAIT.fetch_add(1, Ordering::Relaxed)));
             kept.push(owed);
         } else {
             due.push(owed);
@@ -104,6 +123,7 @@ fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) {
     due.into_iter().for_each(Owed::register);
     *all = kept;
     COUNT.store(all.len(), Ordering::SeqCst);
+    wait
 }
 
 const READABLE: u32 = libc::EPOLLIN as u32;
@@ -111,7 +131,9 @@ const READABLE: u32 = libc::EPOLLIN as u32;
 const ENDED: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLRDNORM) as u32;
 
 /// A thread waits for epoll events as long as this lives.
-pub struct Wait(());
+pub struct Wait {
+    told: Option<u64>,
+}
 
 /// Call before epoll_wait(2) and keep what it returns until after. Gives events that are not the kernel's to `put`, which
 /// says whether there was room.
@@ -119,15 +141,20 @@ pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
     lingering::expire();
     parking::unpark();
     WAITING.fetch_add(1, Ordering::SeqCst);
-    if COUNT.load(Ordering::SeqCst) > 0 {
-        tell(epoll, put);
-    }
-    Wait(())
+    let is_owed = COUNT.load(Ordering::SeqCst) > 0;
+    Wait { told: if is_owed { tell(epoll, put) } else { None } }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
         // A child that was forked meanwhile counts its own.
         let _ = WAITING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| waiting.checked_sub(1));
+        if let Some(wait) = self.told {
+            let _in_use = process::in_use();
+            let mut all = lock(&OWED);
+            for owed in all.iter_mut().filter(|owed| owed.news == News::InWait(wait)) {
+                owed.news = News::Told;
+            }
+        }
     }
 }
