@@ -92,7 +92,8 @@ fn unix_now_s() -> u64 {
     u64::try_from(clock_gettime(ClockId::RealtimeCoarse).tv_sec).unwrap_or(0)
 }
 
-fn monotonic_ms() -> u64 {
+/// Milliseconds since some moment before this program began.
+pub(crate) fn monotonic_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     (now.tv_sec * 1000 + now.tv_nsec / 1_000_000).unsigned_abs()
 }

@@ -70,6 +70,10 @@ impl Classifier for Everywhere {
         self.hear(format!("start {path} {}", response.status), path == "/start")
     }
 
+    fn looks_at_responses(&self) -> bool {
+        true
+    }
+
     fn on_response(&self, _: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
         self.hear(format!("end {} {}", text(response.path), response.status), false);
         match response.path {

@@ -450,6 +450,10 @@ mod tests {
             self.0.on_request(scene, request, visit)
         }
 
+        fn looks_at_responses(&self) -> bool {
+            true
+        }
+
         fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
             self.0.on_response(scene, response)
         }

@@ -135,6 +135,10 @@ impl Classifier for External {
         Decision::CONTINUE
     }
 
+    fn looks_at_responses(&self) -> bool {
+        true
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
         let what = What::Response { status: response.status, upstream_ms: response.upstream_ms };
         let target = (response.path, response.query);

@@ -55,31 +55,26 @@ pub const fn is_hop_by_hop(id: FieldId) -> bool {
 pub(crate) const MOST_OPTIONS: usize = 16;
 
 /// The options that the `Connection` fields of a head name.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectionOptions<'a> {
-    options: [&'a [u8]; MOST_OPTIONS],
-    count: usize,
-}
+#[derive(Clone, Debug)]
+pub struct ConnectionOptions<'a>(Vec<&'a [u8]>);
 
 impl<'a> ConnectionOptions<'a> {
     /// The options that `fields` name.
     pub fn of(fields: Fields<'a>) -> Self {
-        let mut this = Self { options: [b""; MOST_OPTIONS], count: 0 };
-        let named = fields
+        if !fields.has(FieldId::Connection) {
+            return Self(Vec::new());
+        }
+        let options = fields
             .get_all(FieldId::Connection)
             .flat_map(|value| value.split(|&byte| byte == b','))
             .map(<[u8]>::trim_ascii)
             .filter(|option| !option.is_empty());
-        for (slot, option) in this.options.iter_mut().zip(named) {
-            *slot = option;
-            this.count += 1;
-        }
-        this
+        Self(options.take(MOST_OPTIONS).collect())
     }
 
     /// Each option as received.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a, '_> {
-        self.options[..self.count].iter().copied()
+        self.0.iter().copied()
     }
 
     /// Whether the field must not go on to the next hop: it is hop-by-hop by nature, or an option names it.
@@ -433,7 +428,9 @@ fn write_provenance(
         out.extend_from_slice(part.as_bytes());
     }
     write_kept(head, FieldId::XForwardedFor, b"X-Forwarded-For: ", context, out);
+    let address = out.len();
     write_address(client, out);
+    let address = address..out.len();
     out.extend_from_slice(b"\r\n");
     let scheme = claimed_scheme(head, context).unwrap_or(context.scheme);
     write_field(b"X-Forwarded-Proto", scheme.as_bytes(), out);
@@ -446,7 +443,10 @@ fn write_provenance(
     if context.trusted_client && !head.fields.has(FieldId::Forwarded) {
         write_forwarded_of(head, context, out);
     }
-    write_node(client, out);
+    let (before, after) = around_node(client);
+    out.extend_from_slice(before);
+    out.extend_from_within(address);
+    out.extend_from_slice(after);
     if !normalized.authority.is_empty() {
         // RFC 7239 §4: a value that is no token, as one with a port, is quoted. No authority holds a quote.
         let quote: &[u8] = if normalized.authority.iter().all(|&byte| is_token(byte)) { b"" } else { b"\"" };
@@ -482,9 +482,12 @@ fn write_forwarded_of(head: &RequestHead<'_>, context: &ForwardContext<'_>, out:
 }
 
 /// RFC 7239 §6: an IPv6 address is in brackets and quotes.
+fn around_node(address: IpAddr) -> (&'static [u8], &'static [u8]) {
+    if address.is_ipv6() { (b"for=\"[", b"]\"") } else { (b"for=", b"") }
+}
+
 fn write_node(address: IpAddr, out: &mut Vec<u8>) {
-    let (before, after): (&[u8], &[u8]) =
-        if address.is_ipv6() { (b"for=\"[", b"]\"") } else { (b"for=", b"") };
+    let (before, after) = around_node(address);
     out.extend_from_slice(before);
     write_address(address, out);
     out.extend_from_slice(after);

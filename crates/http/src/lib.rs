@@ -24,5 +24,5 @@ pub use decimal::write_decimal;
 pub use error::{BodyError, HeadError};
 pub use field::{Field, FieldId, FieldSet, Fields, FieldsIter, Span};
 pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
-pub use parser::{HeadLimits, Progress, RequestParser, ResponseParser};
+pub use parser::{HeadLimits, ParsedRequest, ParsedResponse, Progress, RequestParser, ResponseParser};
 pub use status::status_reason;

@@ -74,6 +74,30 @@ fn a_head_ends_where_its_empty_line_ends() {
 }
 
 #[test]
+fn what_is_kept_of_a_head_says_the_same_when_the_parser_has_gone_on() {
+    for text in CORPUS {
+        let bytes = text.as_bytes();
+        let mut parser = parsed(bytes);
+        let (kept, expected) = (parser.parsed(), describe(&parser.head(bytes)));
+        parser.reset();
+        let _ = parser
+            .parse(b"POST /other HTTP/1.0\r\nHost: b\r\nContent-Length: 1\r\nUpgrade: x\r\n\r\n")
+            .unwrap();
+        assert_eq!(describe(&kept.head(bytes)), expected);
+    }
+    let response = b"HTTP/1.1 404 Not here\r\nContent-Length: 5\r\nEtag: \"a\"\r\nConnection: close\r\n\r\n";
+    let mut parser = ResponseParser::new(HeadLimits::default());
+    let _ = parser.parse(response).unwrap();
+    let kept = parser.parsed();
+    parser.reset(Method::Head);
+    let _ = parser.parse(b"HTTP/1.0 200 OK\r\n\r\n").unwrap();
+    let head = kept.head(response);
+    assert_eq!((head.status, head.reason, head.version), (404, &b"Not here"[..], Version::Http11));
+    assert_eq!((head.framing, head.keep_alive), (BodyFraming::Length(5), false));
+    assert_eq!((head.fields.len(), head.fields.get(FieldId::Etag)), (3, Some(&b"\"a\""[..])));
+}
+
+#[test]
 fn a_request_says_what_its_fields_say() {
     let (get, old, post, other, upgrade) = (CORPUS[3], CORPUS[1], CORPUS[4], CORPUS[5], CORPUS[6]);
     let parser = parsed(get.as_bytes());

@@ -3,8 +3,8 @@
 use tidegate_http::forward::{ConnectionOptions, write_field, write_response_fields};
 use tidegate_http::normalize::Normalized;
 use tidegate_http::{
-    BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead,
-    ResponseParser, write_decimal,
+    BodyFraming, FieldId, HeadLimits, Method, ParsedRequest, ParsedResponse, Progress, RequestHead,
+    RequestParser, ResponseHead, ResponseParser, write_decimal,
 };
 
 use crate::service::fill::write_status_line;
@@ -56,7 +56,7 @@ pub(crate) fn write_response(head: &ResponseHead<'_>, out: &mut Vec<u8>) {
 /// A head that a service made, in the form in which our own parsers read it, and the length that it announces.
 pub(crate) struct Adapted<P> {
     pub bytes: Vec<u8>,
-    pub parser: P,
+    pub parsed: P,
     pub length: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn read_request(
     bytes: &[u8],
     has_body: bool,
     limits: HeadLimits,
-) -> Option<Adapted<RequestParser>> {
+) -> Option<Adapted<ParsedRequest>> {
     let mut parser = RequestParser::new(limits);
     let head = whole(parser.parse(bytes).ok()?, bytes.len()).then(|| parser.head(bytes))?;
     if head.method == Method::Connect {
@@ -85,11 +85,11 @@ pub(crate) fn read_request(
     out.extend_from_slice(b"\r\n");
     let mut parser = RequestParser::new(HeadLimits { head_bytes: limits.head_bytes + 64, ..limits });
     let is_whole = whole(parser.parse(&out).ok()?, out.len());
-    is_whole.then_some(Adapted { bytes: out, parser, length })
+    is_whole.then(|| Adapted { bytes: out, parsed: parser.parsed(), length })
 }
 
 /// Reads a final response's head, an answer to `method`, and gives it the framing of the body that follows.
-pub(crate) fn read_response(bytes: &[u8], has_body: bool, method: Method) -> Option<Adapted<ResponseParser>> {
+pub(crate) fn read_response(bytes: &[u8], has_body: bool, method: Method) -> Option<Adapted<ParsedResponse>> {
     // The service may add fields to those of an origin.
     let limits = HeadLimits { fields: 1000, head_bytes: 256 * 1024, ..HeadLimits::default() };
     let mut parser = ResponseParser::new(limits);
@@ -113,7 +113,7 @@ pub(crate) fn read_response(bytes: &[u8], has_body: bool, method: Method) -> Opt
     let mut parser = ResponseParser::new(HeadLimits { head_bytes: limits.head_bytes + 64, ..limits });
     parser.reset(method);
     let is_whole = whole(parser.parse(&out).ok()?, out.len());
-    is_whole.then_some(Adapted { bytes: out, parser, length })
+    is_whole.then(|| Adapted { bytes: out, parsed: parser.parsed(), length })
 }
 
 /// Nothing may follow a head in its section.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use tidegate_core::Reason;
-use tidegate_http::{BodyFraming, RequestParser};
+use tidegate_http::{BodyFraming, ParsedRequest, ParsedResponse};
 use tidegate_icap::{Body, Method};
 
 use crate::data_core::DataCore;
@@ -31,7 +31,7 @@ pub(crate) enum Review<B> {
 /// The request that a service has put in the place of another.
 pub(crate) struct AdaptedRequest<B> {
     pub bytes: Vec<u8>,
-    pub parser: RequestParser,
+    pub parsed: ParsedRequest,
     /// `None`: it has none.
     pub body: Option<AdaptedBody<B>>,
 }
@@ -157,7 +157,7 @@ fn adapt_request<B: RequestBody>(
     let adapted = part(sections.request)
         .filter(|_| has_body || sections.body == Body::None)
         .and_then(|head| heads::read_request(head, has_body, limits));
-    let Some(Adapted { bytes, parser, length }) = adapted else {
+    let Some(Adapted { bytes, parsed, length }) = adapted else {
         return Err(is_restorable.then_some(body));
     };
     let body = match has_body {
@@ -167,11 +167,11 @@ fn adapt_request<B: RequestBody>(
             None
         }
     };
-    Ok(Review::Adapted(Box::new(AdaptedRequest { bytes, parser, body })))
+    Ok(Review::Adapted(Box::new(AdaptedRequest { bytes, parsed, body })))
 }
 
-fn of(adapted: Adapted<tidegate_http::ResponseParser>) -> Head {
-    Head { bytes: adapted.bytes, parser: adapted.parser }
+fn of(adapted: Adapted<ParsedResponse>) -> Head {
+    Head { bytes: adapted.bytes, parsed: adapted.parsed }
 }
 
 /// Lets the service that is responsible look at a response.

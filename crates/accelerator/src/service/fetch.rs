@@ -26,6 +26,7 @@ use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
 use crate::service::validation::{Validators, freshen};
+use crate::settings::Balance;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
 /// Answers of others that a request finds in the cache and cannot use, before it asks for itself.
@@ -39,6 +40,9 @@ const FOLLOW_GRACE: Duration = Duration::from_secs(1);
 /// How often a request may come by. More than once is not yet a loop: gateways in a row may share a pseudonym.
 const MOST_ROUNDS: usize = 5;
 
+/// Up to here a body is copied behind its head.
+const SHORT_BODY_BYTES: u64 = 4 * 1024;
+
 /// The fields by which a client asks for something other than the whole; a fetch for the cache leaves them out.
 const CLIENT_CONDITIONS: [FieldId; 7] = [
     FieldId::IfMatch,
@@ -49,6 +53,10 @@ const CLIENT_CONDITIONS: [FieldId; 7] = [
     FieldId::IfRange,
     FieldId::Expect,
 ];
+
+/// What every request to an upstream has beside its own fields.
+pub(super) const ADDED: [(&[u8], &[u8]); 1] =
+    [(b"Surrogate-Capability", cache::SURROGATE_CAPABILITY.as_bytes())];
 
 /// What answers a request.
 pub(crate) enum Answer {
@@ -124,8 +132,8 @@ async fn review<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, bod
             answer_of_service(core, &plan, response)
         }
         Review::Adapted(adapted) => {
-            let AdaptedRequest { bytes, parser, body } = *adapted;
-            let head = RequestHead { version: incoming.head.version, ..parser.head(&bytes) };
+            let AdaptedRequest { bytes, parsed, body } = *adapted;
+            let head = RequestHead { version: incoming.head.version, ..parsed.head(&bytes) };
             let mut scratch = Vec::new();
             let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else {
                 return Answer::status(502);
@@ -243,7 +251,7 @@ impl Fetch<'_> {
             return Answer::status(416);
         }
         match &self.core.store {
-            Some(store) if cacheable => self.cached_or_fetched(store, &url_key, body).await,
+            Some(store) if cacheable => self.cached_or_fetched(store, url_key, body).await,
             store => {
                 self.core.metrics.cache_passed_total.add(1);
                 let sent = self.send_as_is(body).await;
@@ -288,12 +296,14 @@ impl Fetch<'_> {
         });
     }
 
-    async fn cached_or_fetched<B: RequestBody>(&self, store: &Store, url_key: &[u8], body: B) -> Answer {
+    /// `key` is the URL's, and becomes that of the variant that is looked for.
+    async fn cached_or_fetched<B: RequestBody>(&self, store: &Store, mut key: Vec<u8>, body: B) -> Answer {
         let head = self.incoming.head;
+        let url_bytes = key.len();
         let mut follower = Follower::default();
         let mut is_absent = self.incoming.is_absent;
         loop {
-            let mut key = url_key.to_vec();
+            key.truncate(url_bytes);
             let found = match std::mem::take(&mut is_absent) {
                 // Whoever leads looks again.
                 true => Found::Nothing(Forwarded::UriMiss),
@@ -303,7 +313,7 @@ impl Fetch<'_> {
                 Found::Usable { hit, refresh } => {
                     // A validation asks for the whole, as GET does; HEAD or a condition would store something else.
                     if refresh && self.may_fill() {
-                        self.refresh_in_background(url_key, hit.object.clone());
+                        self.refresh_in_background(&key[..url_bytes], hit.object.clone());
                     }
                     return self.stored(Hit { forwarded: follower.forward, ..hit });
                 }
@@ -319,16 +329,16 @@ impl Fetch<'_> {
             if !self.may_fill() {
                 return self.passing(Box::pin(self.send_as_is(body)).await, reason);
             }
+            let joined = self.core.flights.epoch(&key[..url_bytes]);
             if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
-                let epoch = self.core.flights.epoch(url_key);
-                return self.fetch(store, url_key, Miss { epoch, stale, leader: None, reason }, body).await;
+                let miss = Miss { epoch: joined, stale, leader: None, reason };
+                return self.fetch(store, &key[..url_bytes], miss, body).await;
             }
-            let joined = self.core.flights.epoch(url_key);
             let mut epoch = joined;
             let leader = match self.core.flights.join(&key, joined) {
                 Join::Lead(leader) => {
                     // Another request may have ended between the look and the join.
-                    key.truncate(url_key.len());
+                    key.truncate(url_bytes);
                     if let Found::Usable { hit, .. } = find(self.core, store, head, &mut key) {
                         leader.finish(Outcome::Stored);
                         return self.stored(hit);
@@ -339,10 +349,10 @@ impl Fetch<'_> {
                     follower.forward = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
                     let next = Box::pin(self.follow(&flight, &mut follower)).await;
                     // What was removed while this request waited is no reason not to store its answer.
-                    epoch = self.core.flights.epoch(url_key);
+                    epoch = self.core.flights.epoch(&key[..url_bytes]);
                     match next {
                         Next::Look => continue,
-                        Next::Overtake => match self.core.flights.overtake(&key, joined, &flight) {
+                        Next::Overtake => match self.core.flights.overtake(&flight) {
                             Some(leader) => Some(leader),
                             None => continue,
                         },
@@ -356,7 +366,7 @@ impl Fetch<'_> {
                     }
                 }
             };
-            return self.fetch(store, url_key, Miss { epoch, stale, leader, reason }, body).await;
+            return self.fetch(store, &key[..url_bytes], Miss { epoch, stale, leader, reason }, body).await;
         }
     }
 
@@ -432,9 +442,10 @@ impl Fetch<'_> {
         let Miss { mut epoch, stale, leader, reason } = miss;
         self.core.metrics.cache_misses_total.add(1);
         let asked_ms = self.core.clock.elapsed_ms();
-        let validators = stale.as_ref().map(Validators::of).unwrap_or_default();
-        let mut sent =
-            self.send(&CLIENT_CONDITIONS, &validators.fields(), BodyFraming::None, &mut body).await;
+        let validators = stale.as_ref().map(Validators::of);
+        let fields = validators.as_ref().map(Validators::fields);
+        let added = fields.as_deref().unwrap_or(&ADDED);
+        let mut sent = self.send(&CLIENT_CONDITIONS, added, BodyFraming::None, &mut body).await;
         if let (Ok(response), Some(stale)) = (&sent, &stale)
             && response.head().status == 304
         {
@@ -447,7 +458,7 @@ impl Fetch<'_> {
             }
             // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
             epoch = self.core.flights.epoch(url_key);
-            sent = Box::pin(self.send(&CLIENT_CONDITIONS, &[], BodyFraming::None, &mut body)).await;
+            sent = Box::pin(self.send(&CLIENT_CONDITIONS, &ADDED, BodyFraming::None, &mut body)).await;
         }
         let response = match (sent, &stale) {
             (Ok(response), _) if response.head().status == 304 => {
@@ -526,7 +537,7 @@ impl Fetch<'_> {
 
     /// Forwards the request as it is.
     async fn send_as_is<B: RequestBody>(&self, body: B) -> Result<Box<Response>, UpstreamError> {
-        self.send(&[FieldId::Expect], &[], self.incoming.head.framing, body).await
+        self.send(&[FieldId::Expect], &ADDED, self.incoming.head.framing, body).await
     }
 
     /// Nothing is stored.
@@ -548,7 +559,12 @@ impl Fetch<'_> {
     }
 
     fn client_head(&self, response: &Response) -> Vec<u8> {
-        let mut head = Vec::with_capacity(512);
+        // With room for a short body, which follows it in one write.
+        let body_bytes = match response.head().framing {
+            BodyFraming::Length(length) => length.min(SHORT_BODY_BYTES) as usize,
+            _ => 0,
+        };
+        let mut head = Vec::with_capacity(512 + body_bytes);
         fill::write_client_head(&response.head(), &self.plan.pseudonym, &self.core.clock.date(), &mut head);
         head
     }
@@ -573,8 +589,6 @@ impl Fetch<'_> {
         body: B,
     ) -> Result<Box<Response>, UpstreamError> {
         let head = self.incoming.head;
-        let capability: (&[u8], &[u8]) = (b"Surrogate-Capability", cache::SURROGATE_CAPABILITY.as_bytes());
-        let added = [added, &[capability]].concat();
         let context = ForwardContext {
             client: self.incoming.peer,
             scheme: "http",
@@ -583,7 +597,7 @@ impl Fetch<'_> {
             keep_upgrade: head.upgrade,
             framing,
             removed,
-            added: &added,
+            added,
             own_cookie: self.core.own_cookie(),
         };
         let mut bytes = Vec::with_capacity(1024);
@@ -594,8 +608,7 @@ impl Fetch<'_> {
             client: Some(self.incoming.seen.client),
             class: self.plan.class_of(head, self.incoming.normalized),
             framing,
-            hash_url: url_hash(self.incoming.normalized),
-            hash_host: xxhash_rust::xxh3::xxh3_64(self.incoming.normalized.authority),
+            hash: self.placing_hash(),
             upgrade: head.upgrade.then_some(head.fields),
         };
         let response = self.pools.send(self.group, request, body).await?;
@@ -603,6 +616,16 @@ impl Fetch<'_> {
             return Ok(response);
         }
         Box::pin(icap::review_response(self.core, &self.incoming, response)).await
+    }
+
+    /// What decides which server of the group answers, where that is decided so.
+    fn placing_hash(&self) -> u64 {
+        let normalized = self.incoming.normalized;
+        match self.plan.groups().get(self.group).map(|group| group.settings.balance) {
+            Some(Balance::HashUrl) => url_hash(normalized),
+            Some(Balance::HashHost) => xxhash_rust::xxh3::xxh3_64(normalized.authority),
+            _ => 0,
+        }
     }
 
     /// RFC 5861 §3: the client has its answer; the validation goes on without it.
@@ -658,7 +681,7 @@ fn refresh<'r>(
     })
 }
 
-/// What decides which server of a group has a URL: its path and its query, in their normal form.
+/// By which a server of a group is chosen for a URL: its path and its query, in their normal form.
 fn url_hash(normalized: &Normalized<'_>) -> u64 {
     let path = xxhash_rust::xxh3::xxh3_64(normalized.path);
     normalized.query.map_or(path, |query| xxhash_rust::xxh3::xxh3_64_with_seed(query, path))

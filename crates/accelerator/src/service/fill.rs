@@ -95,7 +95,10 @@ impl Streamed {
         Self {
             status: response.status,
             framing: response.framing,
-            content_length: decimal(&response.fields, FieldId::ContentLength),
+            content_length: match response.framing {
+                BodyFraming::Length(length) => Some(length),
+                _ => decimal(&response.fields, FieldId::ContentLength),
+            },
             age_s: decimal(&response.fields, FieldId::Age),
             head,
             forward,

@@ -54,18 +54,17 @@ pub(crate) struct Started {
 }
 
 /// A time between two removals of a URL on purpose.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub(crate) struct Epoch {
     invalidations: u64,
     purges: u32,
 }
 
-/// Bytes by which a flight's name is longer than its key.
-const EPOCH_BYTES: usize = 12;
-
 /// All requests in progress that may end in the cache, over all data cores.
 pub(crate) struct Flights {
-    shards: [Mutex<ByKey>; SHARDS],
+    shards: [Mutex<ByHash>; SHARDS],
+    /// Hashes names so that no peer can tell which are alike.
+    names: ahash::RandomState,
     /// The upper half of a key's hash and the second, counted from 1970, until which its answers are not shared.
     not_shared: Box<[AtomicU64]>,
     /// The upper half of the hash of the URL that was invalidated last, and the number of invalidations.
@@ -78,15 +77,22 @@ impl Default for Flights {
     fn default() -> Self {
         let not_shared = std::iter::repeat_with(AtomicU64::default).take(NOT_SHARED).collect();
         let epochs = std::iter::repeat_with(AtomicU64::default).take(EPOCHS).collect();
-        Self { shards: Default::default(), not_shared, epochs, purges: AtomicU32::default() }
+        Self {
+            shards: Default::default(),
+            names: ahash::RandomState::new(),
+            not_shared,
+            epochs,
+            purges: AtomicU32::default(),
+        }
     }
 }
 
-type ByKey = HashMap<Box<[u8]>, Arc<Flight>, ahash::RandomState>;
+type ByHash = HashMap<u64, Arc<Flight>, ahash::RandomState>;
 
 /// One request in progress.
-#[derive(Default)]
 pub(crate) struct Flight {
+    key: Box<[u8]>,
+    epoch: Epoch,
     /// The upstream has answered, with what the followers may read along or not.
     answered: OnceLock<Option<Started>>,
     outcome: OnceLock<Outcome>,
@@ -112,33 +118,35 @@ pub(crate) enum Join {
 /// The right to fetch an object. Dropping it without [`Leader::finish`] tells the followers that it was abandoned.
 pub(crate) struct Leader {
     flights: Arc<Flights>,
-    /// The key and the epoch.
-    name: Box<[u8]>,
+    /// Of the key and the epoch.
+    hash: u64,
     flight: Arc<Flight>,
 }
 
 impl Flights {
     /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined.
     pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: Epoch) -> Join {
-        let name = named(key, epoch);
-        match self.shard(&name).entry(name.clone()) {
-            Entry::Occupied(entry) => Join::Follow(Arc::clone(entry.get())),
-            Entry::Vacant(entry) => {
-                let flight = Arc::clone(entry.insert(Arc::default()));
-                Join::Lead(Leader { flights: Arc::clone(self), name, flight })
+        let hash = self.names.hash_one((key, epoch));
+        let flight = match self.shard(hash).entry(hash) {
+            Entry::Occupied(entry) if entry.get().is_of(key, epoch) => {
+                return Join::Follow(Arc::clone(entry.get()));
             }
-        }
+            // Of two with one hash, of which there will hardly ever be any, the later one has no followers.
+            Entry::Occupied(_) => Flight::new(key, epoch),
+            Entry::Vacant(entry) => Arc::clone(entry.insert(Flight::new(key, epoch))),
+        };
+        Join::Lead(Leader { flights: Arc::clone(self), hash, flight })
     }
 
     /// Begins another request beside one that is late. Of those who follow it one leads from now on; `None` tells the
     /// others to join again.
-    pub(crate) fn overtake(self: &Arc<Self>, key: &[u8], epoch: Epoch, late: &Arc<Flight>) -> Option<Leader> {
-        let name = named(key, epoch);
-        let mut shard = self.shard(&name);
-        let current = shard.get_mut(&name).filter(|current| Arc::ptr_eq(current, late))?;
-        *current = Arc::default();
+    pub(crate) fn overtake(self: &Arc<Self>, late: &Arc<Flight>) -> Option<Leader> {
+        let hash = self.names.hash_one((&*late.key, late.epoch));
+        let mut shard = self.shard(hash);
+        let current = shard.get_mut(&hash).filter(|current| Arc::ptr_eq(current, late))?;
+        *current = Flight::new(&late.key, late.epoch);
         let flight = Arc::clone(current);
-        Some(Leader { flights: Arc::clone(self), name, flight })
+        Some(Leader { flights: Arc::clone(self), hash, flight })
     }
 
     /// The epoch of a URL, to be asked for before the request is sent.
@@ -191,19 +199,21 @@ impl Flights {
         &self.not_shared[hash as usize % NOT_SHARED]
     }
 
-    fn shard(&self, key: &[u8]) -> MutexGuard<'_, ByKey> {
-        let shard = &self.shards[xxh3_64(key) as usize % SHARDS];
+    fn shard(&self, hash: u64) -> MutexGuard<'_, ByHash> {
+        let shard = &self.shards[hash as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A flight's name.
-fn named(key: &[u8], epoch: Epoch) -> Box<[u8]> {
-    let mut name = Vec::with_capacity(key.len() + EPOCH_BYTES);
-    name.extend_from_slice(key);
-    name.extend_from_slice(&epoch.invalidations.to_le_bytes());
-    name.extend_from_slice(&epoch.purges.to_le_bytes());
-    name.into()
+impl Flight {
+    fn new(key: &[u8], epoch: Epoch) -> Arc<Self> {
+        let (answered, outcome, changed) = Default::default();
+        Arc::new(Self { key: key.into(), epoch, answered, outcome, changed })
+    }
+
+    fn is_of(&self, key: &[u8], epoch: Epoch) -> bool {
+        *self.key == *key && self.epoch == epoch
+    }
 }
 
 /// The hash of a key's URL, whatever follows it.
@@ -214,7 +224,7 @@ fn url_hash(key: &[u8]) -> u64 {
 impl Leader {
     /// What is being fetched.
     pub(crate) fn key(&self) -> &[u8] {
-        self.name.get(..self.name.len() - EPOCH_BYTES).unwrap_or(b"")
+        &self.flight.key
     }
 
     /// The upstream has answered: the followers may read along, or wait a moment for the end.
@@ -230,15 +240,12 @@ impl Leader {
     }
 
     fn end(&self, outcome: Outcome) {
-        let mut shard = self.flights.shard(&self.name);
-        match shard.remove(&self.name) {
-            // Another request has overtaken this one.
-            Some(current) if !Arc::ptr_eq(&current, &self.flight) => {
-                shard.insert(self.name.clone(), current);
-            }
-            _ => {}
+        // Another request may have overtaken this one.
+        if let Entry::Occupied(current) = self.flights.shard(self.hash).entry(self.hash)
+            && Arc::ptr_eq(current.get(), &self.flight)
+        {
+            current.remove();
         }
-        drop(shard);
         // An outcome is final: the first one counts.
         let _ = self.flight.outcome.set(outcome);
         self.flight.changed.notify_waiters();
@@ -299,6 +306,33 @@ mod tests {
             matches!(flights.join(b"k", Epoch::default()), Join::Lead(_)),
             "a new flight starts once one has ended"
         );
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn of_two_keys_with_one_hash_neither_follows_the_other() {
+        let flights = Arc::new(Flights::default());
+        let epoch = Epoch::default();
+        let hash = flights.names.hash_one((&b"k"[..], epoch));
+        let other = Flight::new(b"other", epoch);
+        flights.shard(hash).insert(hash, Arc::clone(&other));
+        let Join::Lead(leader) = flights.join(b"k", epoch) else { panic!("it follows another key") };
+        assert_eq!(leader.key(), b"k");
+        leader.finish(Outcome::Stored);
+        assert!(flights.shard(hash).get(&hash).is_some_and(|flight| Arc::ptr_eq(flight, &other)));
+        assert!(other.outcome.get().is_none());
+    }
+
+    #[test]
+    fn who_overtakes_a_late_leader_leads_and_the_late_one_ends_nobody_else() {
+        let flights = Arc::new(Flights::default());
+        let epoch = flights.epoch(b"k");
+        let Join::Lead(late) = flights.join(b"k", epoch) else { panic!("the first one leads") };
+        let Join::Follow(flight) = flights.join(b"k", epoch) else { panic!("the second one follows") };
+        let next = flights.overtake(&flight).expect("it leads now");
+        assert!(flights.overtake(&flight).is_none(), "two overtake one");
+        late.finish(Outcome::NotShared);
+        let Join::Follow(current) = flights.join(b"k", epoch) else { panic!("the flight was ended") };
+        assert!(Arc::ptr_eq(&current, &next.flight));
     }
 
     #[test]

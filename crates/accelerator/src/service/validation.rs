@@ -6,6 +6,7 @@ use tidegate_http::{HeadLimits, Method, Progress, ResponseHead, ResponseParser};
 use tidegate_store::Object;
 
 use crate::service::entries::Entry;
+use crate::service::fetch::ADDED;
 use crate::service::fill::{self, Storing};
 
 /// What a stored response can be recognized by.
@@ -26,8 +27,9 @@ impl Validators {
         }
     }
 
+    /// The fields of a validating request, and those that every request has.
     pub(super) fn fields(&self) -> Vec<(&[u8], &[u8])> {
-        let mut fields: Vec<(&[u8], &[u8])> = Vec::with_capacity(2);
+        let mut fields: Vec<(&[u8], &[u8])> = ADDED.to_vec();
         if let Some(etag) = &self.etag {
             fields.push((b"If-None-Match", etag));
         }

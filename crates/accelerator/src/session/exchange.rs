@@ -43,9 +43,9 @@ impl Connection<'_> {
     pub(super) async fn exchange(self, mut request: Box<Request>) -> Option<Vec<u8>> {
         self.client.slot.clear();
         let rest = std::mem::take(&mut request.rest);
-        let Request { buffer, parser, asker, is_absent, held, .. } = &*request;
+        let Request { buffer, parsed, asker, is_absent, held, .. } = &*request;
         let (asker, is_absent, held) = (*asker, *is_absent, *held);
-        let head = parser.head(buffer);
+        let head = parsed.head(buffer);
         let plan = self.core.plan();
         let normalized = request.normalized.get();
         if let (Some(hold), Some(defence)) = (held, &self.core.defence) {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tidegate_core::hooks::{Decision, Reply, Slow};
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_http::normalize::{Kept, Normalized, normalize};
-use tidegate_http::{BodyFraming, HeadError, Method, Progress, RequestHead, RequestParser};
+use tidegate_http::{BodyFraming, HeadError, Method, ParsedRequest, Progress, RequestHead, RequestParser};
 
 use crate::access_log::Record;
 use crate::clients::{Busy, Client};
@@ -77,7 +77,8 @@ async fn wait(busy: Busy, mut step: Step) {
                 tokio::task::yield_now().await;
                 Vec::new()
             }
-            Step::Flush { unsent, rest, keep_alive } => {
+            Step::Flush(flush) => {
+                let Flush { unsent, rest, keep_alive } = *flush;
                 // Nothing is owed by the client but to take what it asked for.
                 connection.client.slot.clear();
                 let sent = Box::pin(connection.flush(unsent)).await;
@@ -136,7 +137,7 @@ pub(crate) struct Partial {
 pub(crate) struct Request {
     /// The head's bytes.
     pub buffer: Vec<u8>,
-    pub parser: RequestParser,
+    pub parsed: ParsedRequest,
     /// What the head asks for.
     pub normalized: Kept,
     /// What arrived after the head: the body's start, or further requests.
@@ -154,12 +155,31 @@ enum Step {
     Read,
     /// The client has said more, but others have their turn first.
     Yield,
-    /// The client has not taken all of the response yet; `rest` is what it sent after the request.
-    Flush { unsent: Unsent, rest: Vec<u8>, keep_alive: bool },
+    /// The client has not taken all of the response yet. Boxed, as a request is: steps are handed on by value.
+    Flush(Box<Flush>),
     /// A request that has to wait for something.
     Exchange(Box<Request>),
     /// The connection ends.
     Close,
+}
+
+/// A response of which something is left to be sent.
+struct Flush {
+    unsent: Unsent,
+    /// What the client sent after the request.
+    rest: Vec<u8>,
+    keep_alive: bool,
+}
+
+impl Step {
+    fn flush(unsent: Unsent, rest: Vec<u8>, keep_alive: bool) -> Self {
+        Self::Flush(Box::new(Flush { unsent, rest, keep_alive }))
+    }
+
+    /// The connection ends when the client has what was sent.
+    fn finish() -> Self {
+        Self::flush(Unsent::nothing(), Vec::new(), false)
+    }
 }
 
 /// What the defence says of a head's first line.
@@ -411,8 +431,8 @@ impl Connection<'_> {
                 Step::Read
             }
             Ok(Progress::Complete { length }) => {
-                let Partial { buffer, mut parser, is_line_judged, .. } = partial;
-                match self.step(&mut parser, &buffer, length, is_line_judged, None) {
+                let Partial { buffer, parser, is_line_judged, .. } = partial;
+                match self.step(&parser, &buffer, length, is_line_judged, None) {
                     Some(step) => step,
                     None => {
                         let rest = buffer.get(length..).unwrap_or(&[]).to_vec();
@@ -477,7 +497,7 @@ impl Connection<'_> {
     /// Handles the head at the start of `input`; `None` when it is answered and the connection goes on.
     fn step(
         self,
-        parser: &mut RequestParser,
+        parser: &RequestParser,
         input: &[u8],
         length: usize,
         is_line_judged: bool,
@@ -495,20 +515,16 @@ impl Connection<'_> {
             Ok(Handled::Answered { keep_alive: false }) => {
                 Some(self.close(parser.head(input).keep_alive, &rest()))
             }
-            Ok(Handled::Unsent { unsent, keep_alive }) => {
-                Some(Step::Flush { unsent, rest: rest(), keep_alive })
-            }
+            Ok(Handled::Unsent { unsent, keep_alive }) => Some(Step::flush(unsent, rest(), keep_alive)),
             Ok(Handled::Refused(verdict)) => self.turn_away(asker, verdict, &parser.head(input)),
             Ok(Handled::TurnedAway(decision, reply)) => {
                 self.refuse_client(asker, decision, reply.as_deref(), &parser.head(input))
             }
             Ok(Handled::NeedsExchange { normalized, held, is_absent }) => {
-                let fresh = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
-                let parser = std::mem::replace(parser, fresh);
                 let buffer = input.get(..length).unwrap_or(&[]).to_vec();
                 Some(Step::Exchange(Box::new(Request {
                     buffer,
-                    parser,
+                    parsed: parser.parsed(),
                     normalized,
                     rest: rest(),
                     asker,
@@ -535,7 +551,7 @@ impl Connection<'_> {
             Verdict::Drop => Step::Close,
             Verdict::Refuse | Verdict::Challenge => {
                 self.last_words(status);
-                Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false }
+                Step::finish()
             }
             _ => self.reset(),
         };
@@ -547,7 +563,7 @@ impl Connection<'_> {
     /// otherwise so that what it sends meanwhile does not destroy the response (RFC 9112 §9.6).
     fn close(self, is_surprise: bool, rest: &[u8]) -> Step {
         if is_surprise || !rest.is_empty() || self.client.is_readable() {
-            return Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false };
+            return Step::finish();
         }
         Step::Close
     }
@@ -598,7 +614,7 @@ impl Connection<'_> {
             self.await_next();
             return None;
         }
-        Some(Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false })
+        Some(Step::finish())
     }
 
     /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
@@ -627,7 +643,7 @@ impl Connection<'_> {
             };
             log.record(&record, &self.core.metrics);
         }
-        Step::Flush { unsent: Unsent::nothing(), rest: Vec::new(), keep_alive: false }
+        Step::finish()
     }
 
     /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.

@@ -135,7 +135,7 @@ impl Seat {
                 written if is_broken(&written) => connection.close(true, &[]),
                 written => {
                     let rest = self.later.bytes.split_off(written.unwrap_or(0));
-                    Step::Flush { unsent: Unsent::new(rest, None), rest: Vec::new(), keep_alive: true }
+                    Step::flush(Unsent::new(rest, None), Vec::new(), true)
                 }
             }
         });

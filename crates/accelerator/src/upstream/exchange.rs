@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::forward::upgrade_protocols;
-use tidegate_http::{BodyFraming, FieldId, Fields, HeadLimits, Method, Progress, ResponseParser};
+use tidegate_http::{
+    BodyFraming, FieldId, Fields, HeadLimits, Method, ParsedResponse, Progress, ResponseHead, ResponseParser,
+};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -35,10 +37,8 @@ pub(crate) struct OutgoingRequest<'a> {
     pub class: u8,
     /// How the body is framed.
     pub framing: BodyFraming,
-    /// For [`crate::settings::Balance::HashUrl`].
-    pub hash_url: u64,
-    /// For [`crate::settings::Balance::HashHost`].
-    pub hash_host: u64,
+    /// What decides which server gets it, where [`crate::settings::Balance`] is by hash.
+    pub hash: u64,
     /// The fields of a request that asks for another protocol; only then may the server answer 101.
     pub upgrade: Option<Fields<'a>>,
 }
@@ -46,7 +46,13 @@ pub(crate) struct OutgoingRequest<'a> {
 /// A response head with the bytes it lies in.
 pub(crate) struct Head {
     pub bytes: Vec<u8>,
-    pub parser: ResponseParser,
+    pub parsed: ParsedResponse,
+}
+
+impl Head {
+    pub(crate) fn get(&self) -> ResponseHead<'_> {
+        self.parsed.head(&self.bytes)
+    }
 }
 
 /// What came back: the final head, interim ones before it, and what has arrived of the body.
@@ -65,13 +71,17 @@ pub(crate) struct ExchangeLimits<'p> {
     pub arrivals: &'p Arrivals,
 }
 
-/// Where heads are read into before it is known how long they are. Filled by a read and used up before the next wait, so
-/// that all connections of a core share one.
-pub(crate) struct Arrivals(RefCell<Box<[u8]>>);
+/// Where heads are read into before it is known how long they are, and what parses those that arrive whole. Filled by a read
+/// and used up before the next wait, so that all connections of a core share one.
+pub(crate) struct Arrivals {
+    bytes: RefCell<Box<[u8]>>,
+    parser: RefCell<ResponseParser>,
+}
 
 impl Default for Arrivals {
     fn default() -> Self {
-        Self(RefCell::new(vec![0; READ_BYTES].into_boxed_slice()))
+        let bytes = vec![0; READ_BYTES].into_boxed_slice();
+        Self { bytes: RefCell::new(bytes), parser: RefCell::new(new_parser(Method::Get)) }
     }
 }
 
@@ -85,7 +95,7 @@ pub(crate) async fn exchange<B: RequestBody>(
     let received = send_and_receive(stream, request, body, limits).await?;
     // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the
     // middle of a request's body would take the rest of it for the new protocol (§7.8).
-    let head = received.head.parser.head(&received.head.bytes);
+    let head = received.head.get();
     let is_asked_for = || {
         let chosen = head.fields.get(FieldId::Upgrade).unwrap_or(b"");
         request
@@ -131,14 +141,11 @@ async fn upload_and_receive<B: RequestBody>(
             return early.map(|received| with_upload(received, upload));
         }
     };
+    reader.deadline = None;
     match sent {
-        Ok(()) => {
-            reader.since = Instant::now();
-            reader.read(stream, limits, Some(body)).await
-        }
+        Ok(()) => reader.read(stream, limits, Some(body)).await,
         // The server may have answered before it closed its receiving side.
         Err(error @ UpstreamError::Broken(_)) => {
-            reader.since = Instant::now();
             let limits = ExchangeLimits { silence: Duration::from_millis(100), ..limits };
             let received = reader.read(stream, limits, Some(body)).await.map_err(|_| error)?;
             Ok(with_upload(received, upload))
@@ -155,24 +162,26 @@ fn with_upload(mut received: Box<Received>, upload: Upload) -> Box<Received> {
 /// Reads a response's head, interim ones before it. May be dropped while it reads and asked again: nothing is lost.
 struct HeadReader {
     method: Method,
-    parser: ResponseParser,
+    /// What follows the last whole head, and its parser.
     bytes: Vec<u8>,
+    parser: Option<ResponseParser>,
     /// Those that came while the request's body was on its way.
     interim: Vec<Head>,
     interim_count: usize,
-    /// When the request had been sent, or the last interim response had come.
-    since: Instant,
+    /// Until when all of the head has to be here, since a head is small; set with the first wait after the request was sent, or
+    /// after an interim response.
+    deadline: Option<Instant>,
 }
 
 impl HeadReader {
     fn new(method: Method) -> Self {
         Self {
             method,
-            parser: new_parser(method),
             bytes: Vec::new(),
+            parser: None,
             interim: Vec::new(),
             interim_count: 0,
-            since: Instant::now(),
+            deadline: None,
         }
     }
 
@@ -184,40 +193,73 @@ impl HeadReader {
         mut body: Option<&mut B>,
     ) -> Result<Box<Received>, UpstreamError> {
         loop {
-            let progress = match self.bytes.is_empty() {
-                true => Progress::Incomplete,
-                false => self.parser.parse(&self.bytes).map_err(UpstreamError::Head)?,
+            let head = match self.next_head()? {
+                Some(head) => head,
+                None => match self.receive(stream, limits).await? {
+                    Some(head) => head,
+                    None => continue,
+                },
             };
-            match progress {
-                Progress::Complete { length } => {
-                    let rest = self.bytes.split_off(length);
-                    let status = self.parser.head(&self.bytes).status;
-                    let parser = std::mem::replace(&mut self.parser, new_parser(self.method));
-                    let head = Head { bytes: std::mem::take(&mut self.bytes), parser };
-                    if !(100..200).contains(&status) || status == 101 {
-                        let interim = std::mem::take(&mut self.interim);
-                        return Ok(Box::new(Received { head, interim, rest, upload: None }));
-                    }
-                    self.interim_count += 1;
-                    self.since = Instant::now();
-                    if self.interim_count > INTERIM_RESPONSES {
-                        return Err(UpstreamError::Incomplete);
-                    }
-                    match &mut body {
-                        Some(body) => body.informational(&head.parser.head(&head.bytes)),
-                        None => self.interim.push(head),
-                    }
-                    self.bytes = rest;
-                }
-                Progress::Incomplete => {
-                    // All of the head has to come within that time, since a head is small.
-                    let left = limits.silence.saturating_sub(self.since.elapsed());
-                    if read_head(stream, limits.arrivals, &mut self.bytes, left).await? == 0 {
-                        return Err(UpstreamError::Incomplete);
-                    }
-                }
+            let status = head.get().status;
+            if !(100..200).contains(&status) || status == 101 {
+                let (interim, rest) = (std::mem::take(&mut self.interim), std::mem::take(&mut self.bytes));
+                return Ok(Box::new(Received { head, interim, rest, upload: None }));
+            }
+            self.interim_count += 1;
+            self.deadline = None;
+            if self.interim_count > INTERIM_RESPONSES {
+                return Err(UpstreamError::Incomplete);
+            }
+            match &mut body {
+                Some(body) => body.informational(&head.get()),
+                None => self.interim.push(head),
             }
         }
+    }
+
+    /// The next head, if all of it is here.
+    fn next_head(&mut self) -> Result<Option<Head>, UpstreamError> {
+        if self.bytes.is_empty() {
+            return Ok(None);
+        }
+        let parser = self.parser.get_or_insert_with(|| new_parser(self.method));
+        let Progress::Complete { length } = parser.parse(&self.bytes).map_err(UpstreamError::Head)? else {
+            return Ok(None);
+        };
+        let parsed = parser.parsed();
+        parser.reset(self.method);
+        let rest = self.bytes.split_off(length);
+        Ok(Some(Head { bytes: std::mem::replace(&mut self.bytes, rest), parsed }))
+    }
+
+    /// Reads once, by way of `arrivals`: heads and small bodies take no more memory than they are long. Returns the head, if
+    /// all of it has come at once.
+    async fn receive(
+        &mut self,
+        stream: &TcpStream,
+        limits: ExchangeLimits<'_>,
+    ) -> Result<Option<Head>, UpstreamError> {
+        let arrivals = limits.arrivals;
+        let read = || {
+            let mut bytes = arrivals.bytes.borrow_mut();
+            let length = stream.try_read(&mut bytes)?;
+            Ok((length, length < bytes.len()))
+        };
+        let length = read_when_ready(stream, limits.silence, &mut self.deadline, read).await?;
+        let arrived = arrivals.bytes.borrow();
+        let arrived =
+            arrived.get(..length).filter(|bytes| !bytes.is_empty()).ok_or(UpstreamError::Incomplete)?;
+        if self.bytes.is_empty() {
+            let mut parser = arrivals.parser.borrow_mut();
+            parser.reset(self.method);
+            if let Progress::Complete { length } = parser.parse(arrived).map_err(UpstreamError::Head)? {
+                let (head, rest) = arrived.split_at_checked(length).unwrap_or((arrived, b""));
+                self.bytes.extend_from_slice(rest);
+                return Ok(Some(Head { bytes: head.to_vec(), parsed: parser.parsed() }));
+            }
+        }
+        self.bytes.extend_from_slice(arrived);
+        Ok(None)
     }
 }
 
@@ -233,22 +275,6 @@ fn note_drained(stream: &TcpStream) {
     let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
 }
 
-/// Appends what arrives, by way of `arrivals`: heads and small bodies take no more memory than they are long.
-async fn read_head(
-    stream: &TcpStream,
-    arrivals: &Arrivals,
-    buffer: &mut Vec<u8>,
-    silence: Duration,
-) -> Result<usize, UpstreamError> {
-    let read = || {
-        let mut arrived = arrivals.0.borrow_mut();
-        let length = stream.try_read(&mut arrived)?;
-        buffer.extend_from_slice(arrived.get(..length).unwrap_or(&[]));
-        Ok((length, length < arrived.len()))
-    };
-    read_when_ready(stream, silence, read).await
-}
-
 /// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
     stream: &TcpStream,
@@ -260,16 +286,17 @@ pub(crate) async fn read_more(
         let length = stream.try_read_buf(buffer)?;
         Ok((length, buffer.len() < buffer.capacity()))
     };
-    read_when_ready(stream, silence, read).await
+    read_when_ready(stream, silence, &mut None, read).await
 }
 
-/// `read` says how much it has read, and whether there was room for more.
+/// `read` says how much it has read, and whether there was room for more. The deadline is `silence` from the first wait on,
+/// unless there is one already.
 async fn read_when_ready(
     stream: &TcpStream,
     silence: Duration,
+    deadline: &mut Option<Instant>,
     mut read: impl FnMut() -> io::Result<(usize, bool)>,
 ) -> Result<usize, UpstreamError> {
-    let mut deadline = None;
     loop {
         match read() {
             Ok((length, is_drained)) => {

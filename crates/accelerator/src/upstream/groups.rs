@@ -1,10 +1,9 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
-
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::clock::monotonic_ms;
 use crate::settings::{Balance, Upstream};
 use crate::upstream::{OutgoingRequest, UpstreamError};
 
@@ -31,7 +30,7 @@ pub struct UpstreamStatus {
 
 /// All groups, shared by all data cores.
 pub(crate) struct Groups {
-    start: Instant,
+    start_ms: u64,
     groups: Vec<Group>,
 }
 
@@ -68,7 +67,7 @@ impl Groups {
                 next: AtomicUsize::new(0),
             })
             .collect();
-        Self { start: Instant::now(), groups }
+        Self { start_ms: monotonic_ms(), groups }
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&Group> {
@@ -80,7 +79,7 @@ impl Groups {
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+        monotonic_ms().saturating_sub(self.start_ms)
     }
 
     /// The state of every server.
@@ -134,8 +133,9 @@ impl Group {
             Balance::LeastConnections => {
                 available().min_by_key(|index| self.servers[*index].in_progress.load(Ordering::Relaxed))
             }
-            Balance::HashUrl => available().max_by_key(|index| self.servers[*index].rank(request.hash_url)),
-            Balance::HashHost => available().max_by_key(|index| self.servers[*index].rank(request.hash_host)),
+            Balance::HashUrl | Balance::HashHost => {
+                available().max_by_key(|index| self.servers[*index].rank(request.hash))
+            }
         }
     }
 }

@@ -54,12 +54,11 @@ async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError>
         client: None,
         class: 0,
         framing: BodyFraming::None,
-        hash_url: 0,
-        hash_host: 0,
+        hash: 0,
         upgrade: None,
     };
     let arrivals = Arrivals::default();
     let limits = ExchangeLimits { silence: check.timeout, arrivals: &arrivals };
     let received = exchange(&stream, &request, &mut EmptyBody, limits).await?;
-    Ok(received.head.parser.head(&received.head.bytes).status)
+    Ok(received.head.get().status)
 }

@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Method, Progress};
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Method, Progress, ResponseParser};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -153,6 +153,7 @@ struct Line {
     /// What belongs to their responses, from `taken` on.
     arrived: Vec<u8>,
     taken: usize,
+    parser: ResponseParser,
     /// When the last response had come, or the requests had been sent.
     since: Instant,
     /// Some response has come.
@@ -182,6 +183,7 @@ impl Line {
             waiting: requests,
             arrived: Vec::new(),
             taken: 0,
+            parser: new_parser(Method::Get),
             since: Instant::now(),
             has_answered: false,
             is_shared: false,
@@ -235,39 +237,39 @@ impl Line {
 
     /// The next response, if that can be had at once; else its head.
     async fn next(&mut self, method: Method) -> Result<Next, UpstreamError> {
-        let mut parser = new_parser(method);
         let mut interim = Vec::new();
-        let length = loop {
-            let progress = match self.left() {
-                [] => Progress::Incomplete,
-                left => parser.parse(left).map_err(UpstreamError::Head)?,
-            };
-            let Progress::Complete { length } = progress else {
-                self.read().await?;
-                continue;
-            };
-            let status = parser.head(self.left()).status;
+        let head = loop {
+            let head = self.head(method).await?;
+            let status = head.get().status;
             if status == 101 {
                 return Err(UpstreamError::UnexpectedUpgrade);
             }
             if !(100..200).contains(&status) {
-                break length;
+                break head;
             }
             if interim.len() == INTERIM_RESPONSES {
                 return Err(UpstreamError::Incomplete);
             }
-            let parser = std::mem::replace(&mut parser, new_parser(method));
-            interim.push(Head { bytes: self.take(length), parser });
+            interim.push(head);
         };
-        let head = Head { bytes: self.take(length), parser };
-        let (framing, keep_alive) = {
-            let head = head.parser.head(&head.bytes);
-            (head.framing, head.keep_alive)
-        };
+        let (framing, keep_alive) = (head.get().framing, head.get().keep_alive);
         let body = self.body(framing).await?;
         let rest = self.take(body.unwrap_or(self.left().len()));
         let received = Box::new(Received { head, interim, rest, upload: None });
         Ok(Next { received, is_whole: body.is_some(), keep_alive })
+    }
+
+    async fn head(&mut self, method: Method) -> Result<Head, UpstreamError> {
+        self.parser.reset(method);
+        loop {
+            let left = self.arrived.get(self.taken..).unwrap_or(&[]);
+            if !left.is_empty()
+                && let Progress::Complete { length } = self.parser.parse(left).map_err(UpstreamError::Head)?
+            {
+                return Ok(Head { bytes: self.take(length), parsed: self.parser.parsed() });
+            }
+            self.read().await?;
+        }
     }
 
     /// Waits for a body, and returns its length with its coding. `None`: it is too long to wait for, or nobody knows how long.

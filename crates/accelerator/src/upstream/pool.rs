@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::data_core::millis;
 use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange};
 use crate::upstream::groups::{Group, Groups, Server};
@@ -30,8 +31,8 @@ pub(crate) struct Pools {
 /// Connections to one server.
 #[derive(Default)]
 pub(super) struct Pool {
-    /// The most recently used last, so that the others time out.
-    idle: RefCell<Vec<(Rc<TcpStream>, Instant)>>,
+    /// Each with when it was used last ([`Groups::now_ms`]); the most recently used last, so that the others time out.
+    idle: RefCell<Vec<(Rc<TcpStream>, u64)>>,
     turns: Rc<Turns>,
     pipeline: Pipeline,
     /// Until then connections are used once: the server has sent more than its responses announce.
@@ -56,11 +57,12 @@ impl Pools {
 
     /// Closes the connections that were idle for too long.
     pub(crate) fn sweep(&self) {
+        let now_ms = self.groups.now_ms();
         for (group, pools) in self.groups.iter().zip(&self.pools) {
+            let oldest_ms = now_ms.saturating_sub(millis(group.settings.idle_timeout));
             for pool in pools {
                 let mut idle = pool.idle.borrow_mut();
-                let expired =
-                    idle.partition_point(|(_, since)| since.elapsed() > group.settings.idle_timeout);
+                let expired = idle.partition_point(|(_, since_ms)| *since_ms < oldest_ms);
                 idle.drain(..expired);
             }
         }
@@ -205,10 +207,10 @@ impl Pool {
     }
 
     /// An idle connection on which nothing has arrived, not even its end.
-    fn take_idle(&self, idle_timeout: Duration) -> Option<Rc<TcpStream>> {
+    fn take_idle(&self, oldest_ms: u64) -> Option<Rc<TcpStream>> {
         let mut idle = self.idle.borrow_mut();
-        while let Some((stream, since)) = idle.pop() {
-            if since.elapsed() > idle_timeout {
+        while let Some((stream, since_ms)) = idle.pop() {
+            if since_ms < oldest_ms {
                 // Those below were used even longer ago.
                 idle.clear();
                 return None;
@@ -280,7 +282,8 @@ impl Lease {
 
     /// An idle connection to the server, if there is one.
     pub(super) fn take_idle(&self) -> Option<Rc<TcpStream>> {
-        self.pool.take_idle(self.settings().idle_timeout)
+        let idle_ms = millis(self.settings().idle_timeout);
+        self.pool.take_idle(self.groups.now_ms().saturating_sub(idle_ms))
     }
 
     pub(super) fn server(&self) -> &Server {
@@ -306,7 +309,7 @@ impl Lease {
             Outcome::Failed(error) => return Err(self.blame(error, false)),
         };
         for interim in received.interim.drain(..) {
-            body.informational(&interim.parser.head(&interim.bytes));
+            body.informational(&interim.get());
         }
         let response = self.answered(stream, received);
         Ok(if is_shared { response.with_others_behind() } else { response })
@@ -324,7 +327,7 @@ impl Lease {
             }
             idle.remove(0);
         }
-        idle.push((stream, Instant::now()));
+        idle.push((stream, self.groups.now_ms()));
     }
 
     /// More has come than the response announced.

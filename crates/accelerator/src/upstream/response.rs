@@ -20,7 +20,7 @@ pub(crate) struct Interim(Head);
 
 impl Interim {
     pub(crate) fn head(&self) -> ResponseHead<'_> {
-        self.0.parser.head(&self.0.bytes)
+        self.0.get()
     }
 }
 
@@ -63,7 +63,7 @@ impl Response {
         silence: Duration,
         connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
     ) -> Box<Self> {
-        let head = received.head.parser.head(&received.head.bytes);
+        let head = received.head.get();
         let body = match head.framing {
             BodyFraming::None | BodyFraming::Length(0) => Body::Done,
             BodyFraming::Length(left) => Body::Length { left },
@@ -119,7 +119,7 @@ impl Response {
     }
 
     pub(crate) fn head(&self) -> ResponseHead<'_> {
-        self.head.parser.head(&self.head.bytes)
+        self.head.get()
     }
 
     /// What is left of the request's body: it goes out while the response comes in.

@@ -57,8 +57,7 @@ fn get(head: &[u8]) -> OutgoingRequest<'_> {
         client: Some(Ipv4Addr::LOCALHOST.into()),
         class: 0,
         framing: BodyFraming::None,
-        hash_url: 1,
-        hash_host: 2,
+        hash: 1,
         upgrade: None,
     }
 }
@@ -274,11 +273,11 @@ async fn half_a_head_that_came_during_the_upload_is_not_lost() {
 #[test]
 fn round_robin_takes_turns_and_hashing_stays() {
     let addresses: Vec<SocketAddr> = (1..=3).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
-    let picks = |balance, hash_url| {
+    let picks = |balance, hash| {
         let settings = Upstream { balance, ..Upstream::new("app", addresses.clone()) };
         let groups = Groups::new(&[settings]);
         let group = groups.get(0).unwrap();
-        let request = OutgoingRequest { hash_url, ..get(GET) };
+        let request = OutgoingRequest { hash, ..get(GET) };
         (0..6).map(|_| group.pick(&request, &[], 0).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(picks(Balance::RoundRobin, 0), [0, 1, 2, 0, 1, 2]);
@@ -296,7 +295,7 @@ fn hashing_moves_only_the_share_of_a_lost_server() {
     let groups = Groups::new(&[settings]);
     let group = groups.get(0).unwrap();
     for hash in 0..200 {
-        let request = OutgoingRequest { hash_url: hash, ..get(GET) };
+        let request = OutgoingRequest { hash, ..get(GET) };
         let before = group.pick(&request, &[], 0).unwrap();
         let after = group.pick(&request, &[2], 0).unwrap();
         assert!(before == after || before == 2, "hash {hash} moved from {before} to {after}");

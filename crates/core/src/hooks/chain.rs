@@ -25,6 +25,8 @@ struct Classifiers {
     all: Vec<Box<dyn Classifier>>,
     /// The places of those that look at requests, and at which.
     of_requests: Vec<(usize, Interest)>,
+    /// The places of those that look at responses.
+    of_responses: Vec<usize>,
     any_of_lines: bool,
     any_of_starts: bool,
 }
@@ -32,8 +34,10 @@ struct Classifiers {
 impl Classifiers {
     fn new(all: Vec<Box<dyn Classifier>>) -> Self {
         let interests = all.iter().map(|classifier| classifier.interest()).enumerate();
+        let responses = all.iter().enumerate().filter(|(_, classifier)| classifier.looks_at_responses());
         Self {
             of_requests: interests.filter(|(_, interest)| *interest != Interest::Never).collect(),
+            of_responses: responses.map(|(place, _)| place).collect(),
             any_of_lines: all.iter().any(|classifier| classifier.looks_at_lines()),
             any_of_starts: all.iter().any(|classifier| classifier.looks_at_starts()),
             all,
@@ -94,7 +98,10 @@ impl Chain {
         let mut scene = self.scene(&mut tree, client, peer, now_ms);
         let decision = match marked {
             true => self.arbiter.marked(&mut scene),
-            false => self.ask(&mut scene, |classifier, scene| classifier.on_connect(scene, open)),
+            false => {
+                let classifiers = self.classifiers.borrow();
+                self.ask(&mut scene, &classifiers.all, |classifier, scene| classifier.on_connect(scene, open))
+            }
         };
         (client, decision)
     }
@@ -168,7 +175,11 @@ impl Chain {
 
     /// A response ended.
     pub fn response(&self, client: NodeId, peer: Peer, response: &ResponseView<'_>, now_ms: u64) -> Decision {
-        self.event(client, peer, now_ms, |classifier, scene| classifier.on_response(scene, response))
+        let mut tree = self.tree.borrow_mut();
+        let mut scene = self.scene(&mut tree, client, peer, now_ms);
+        let classifiers = self.classifiers.borrow();
+        let asked = classifiers.of_responses.iter().filter_map(|place| classifiers.all.get(*place));
+        self.ask(&mut scene, asked, |classifier, scene| classifier.on_response(scene, response))
     }
 
     /// A connection is being ended because its client was too slow.
@@ -217,17 +228,18 @@ impl Chain {
     ) -> Decision {
         let mut tree = self.tree.borrow_mut();
         let mut scene = self.scene(&mut tree, client, peer, now_ms);
-        self.ask(&mut scene, ask)
+        self.ask(&mut scene, &self.classifiers.borrow().all, ask)
     }
 
     #[inline]
-    fn ask(
+    fn ask<'c>(
         &self,
         scene: &mut Scene<'_>,
+        asked: impl IntoIterator<Item = &'c Box<dyn Classifier>>,
         ask: impl Fn(&dyn Classifier, &mut Scene<'_>) -> Decision,
     ) -> Decision {
         let mut delayed = Decision::CONTINUE;
-        for classifier in &self.classifiers.borrow().all {
+        for classifier in asked {
             let decision = ask(&**classifier, scene);
             if let Some(last) = self.weigh(scene, classifier.name(), decision, &mut delayed) {
                 return last;

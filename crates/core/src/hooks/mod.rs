@@ -284,6 +284,11 @@ pub trait Classifier: fmt::Debug + Send {
         Decision::CONTINUE
     }
 
+    /// Whether [`Self::on_response`] is to be asked.
+    fn looks_at_responses(&self) -> bool {
+        false
+    }
+
     /// A response ended. The decision is about what comes next from the client.
     fn on_response(&self, _scene: &mut Scene<'_>, _response: &ResponseView<'_>) -> Decision {
         Decision::CONTINUE

@@ -142,6 +142,10 @@ impl Classifier for Errors {
         self.0.check(scene, Event::Error)
     }
 
+    fn looks_at_responses(&self) -> bool {
+        true
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
         let has_failed = response.status >= 400 || response.status == ResponseView::GIVEN_UP;
         if !has_failed || !self.0.acts_at_end() {
@@ -196,6 +200,10 @@ impl Classifier for UpstreamTime {
         Decision::CONTINUE
     }
 
+    fn looks_at_responses(&self) -> bool {
+        true
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
         let mut clients = self.clients.borrow_mut();
         if response.source == Source::Here || clients.contains(&scene.client) {
@@ -240,6 +248,10 @@ impl Classifier for CacheBusting {
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, _: &Visit) -> Decision {
         self.check(scene)
+    }
+
+    fn looks_at_responses(&self) -> bool {
+        true
     }
 
     fn on_response(&self, scene: &mut Scene<'_>, _: &ResponseView<'_>) -> Decision {

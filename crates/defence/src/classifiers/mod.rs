@@ -122,6 +122,10 @@ impl Classifier for Accounts {
         Decision::CONTINUE
     }
 
+    fn looks_at_responses(&self) -> bool {
+        true
+    }
+
     fn on_response(&self, scene: &mut Scene<'_>, response: &ResponseView<'_>) -> Decision {
         let mut add = |event, amount| scene.tree.add(scene.client, event, amount, scene.now_ms);
         match response.status {

@@ -3,7 +3,7 @@
 use super::directives::{RequestDirectives, ResponseDirectives, members};
 use super::vary;
 use crate::date;
-use crate::field::{FieldId, Fields};
+use crate::field::{FieldId, FieldSet, Fields};
 use crate::head::{Method, RequestHead, ResponseHead};
 
 /// RFC 9111 §1.2.2.
@@ -176,6 +176,11 @@ impl Policy {
     ) -> Result<Self, NotStorable> {
         let directives = ResponseDirectives::parse(&response.fields);
         may_store(request, response, &directives)?;
+        // Most of what an application makes for one request; nobody needs to know its date.
+        if !response.fields.has_any(LASTING) {
+            let sets_cookie = response.fields.has(FieldId::SetCookie);
+            return Err(if sets_cookie { NotStorable::SetCookie } else { NotStorable::Useless });
+        }
         let date_s = response
             .fields
             .get(FieldId::Date)
@@ -371,6 +376,16 @@ impl Policy {
         }
     }
 }
+
+/// Without one of these, a response is neither fresh nor can be validated.
+const LASTING: FieldSet = FieldSet::of(&[
+    FieldId::CacheControl,
+    FieldId::CdnCacheControl,
+    FieldId::Etag,
+    FieldId::Expires,
+    FieldId::LastModified,
+    FieldId::SurrogateControl,
+]);
 
 /// Whether a response may be an error that this request's fields have brought about.
 fn blames_fields(request: &RequestHead<'_>, status: u16) -> bool {

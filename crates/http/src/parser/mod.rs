@@ -10,8 +10,8 @@ mod response;
 
 pub(crate) use framing::content_length;
 pub(crate) use lines::FieldLines;
-pub use request::RequestParser;
-pub use response::ResponseParser;
+pub use request::{ParsedRequest, RequestParser};
+pub use response::{ParsedResponse, ResponseParser};
 
 /// Bounds of one message head.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

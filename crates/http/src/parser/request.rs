@@ -1,7 +1,7 @@
 use super::framing::{self, ConnectionSays};
 use super::{FieldLines, HeadLimits, Progress};
 use crate::error::HeadError;
-use crate::field::{FieldId, Fields, Span};
+use crate::field::{Field, FieldId, Fields, Span};
 use crate::forward::upgrade_protocols;
 use crate::head::{BodyFraming, Method, RequestHead, Version};
 use crate::machine::MACHINE;
@@ -35,6 +35,12 @@ pub struct RequestParser {
     /// First byte of the request line, then of the token that is being read.
     line: usize,
     token: usize,
+    facts: Facts,
+}
+
+/// What a head says beside its fields.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
     method: Method,
     method_span: Span,
     target: Span,
@@ -43,6 +49,15 @@ pub struct RequestParser {
     keep_alive: bool,
     expect_continue: bool,
     upgrade: bool,
+}
+
+/// What [`RequestParser::parsed`] keeps of a head: as much as the head needs, and apart from the parser, which may go on with
+/// other heads.
+#[derive(Clone, Debug)]
+pub struct ParsedRequest {
+    facts: Facts,
+    fields: Box<[Field]>,
+    present: u128,
 }
 
 impl RequestParser {
@@ -55,14 +70,16 @@ impl RequestParser {
             lines: FieldLines::for_head(),
             line: 0,
             token: 0,
-            method: Method::Other,
-            method_span: Span::default(),
-            target: Span::default(),
-            version: Version::Http11,
-            framing: BodyFraming::None,
-            keep_alive: false,
-            expect_continue: false,
-            upgrade: false,
+            facts: Facts {
+                method: Method::Other,
+                method_span: Span::default(),
+                target: Span::default(),
+                version: Version::Http11,
+                framing: BodyFraming::None,
+                keep_alive: false,
+                expect_continue: false,
+                upgrade: false,
+            },
         }
     }
 
@@ -115,10 +132,10 @@ impl RequestParser {
         if end - start > self.limits.request_line_bytes as usize {
             return false;
         }
-        self.method = method;
-        self.method_span = Span { start: start as u32, length: (target - 1 - start) as u32 };
-        self.target = Span { start: target as u32, length: (target_end - target) as u32 };
-        self.version = version;
+        self.facts.method = method;
+        self.facts.method_span = Span { start: start as u32, length: (target - 1 - start) as u32 };
+        self.facts.target = Span { start: target as u32, length: (target_end - target) as u32 };
+        self.facts.version = version;
         self.lines.position = end;
         self.at = At::Fields;
         true
@@ -180,8 +197,8 @@ impl RequestParser {
                         Some(b' ') if self.lines.position > self.token => {}
                         Some(_) => return Err(HeadError::BadMethod),
                     }
-                    self.method_span = self.take();
-                    self.method = Method::from_bytes(self.method_span.of(line));
+                    self.facts.method_span = self.take();
+                    self.facts.method = Method::from_bytes(self.facts.method_span.of(line));
                     self.at = At::Target;
                 }
                 At::Target => {
@@ -193,7 +210,7 @@ impl RequestParser {
                         Some(b'\n') => return Err(HeadError::BareLineFeed),
                         Some(_) => return Err(HeadError::BadTarget),
                     }
-                    self.target = self.take();
+                    self.facts.target = self.take();
                     self.at = At::Version;
                 }
                 At::Version => {
@@ -206,7 +223,7 @@ impl RequestParser {
                         [b'\n', ..] => return Err(HeadError::BareLineFeed),
                         _ => return Err(HeadError::BadVersion),
                     }
-                    self.version = version;
+                    self.facts.version = version;
                     self.lines.position += 10;
                     self.at = At::Fields;
                     return Ok(true);
@@ -232,29 +249,51 @@ impl RequestParser {
         if lines.repeated() & (1 << FieldId::Host as u8) != 0 {
             return Err(HeadError::RepeatedHost);
         }
-        if self.version == Version::Http11 && !fields.has(FieldId::Host) {
+        let facts = &mut self.facts;
+        let http11 = facts.version == Version::Http11;
+        if http11 && !fields.has(FieldId::Host) {
             return Err(HeadError::MissingHost);
         }
         // RFC 9112 §6.3: a request without a stated framing has no body.
-        self.framing = framing::stated(self.version, &fields, lines.repeated())?.unwrap_or(BodyFraming::None);
+        facts.framing =
+            framing::stated(facts.version, &fields, lines.repeated())?.unwrap_or(BodyFraming::None);
         let says = ConnectionSays::of(&fields)?;
-        let http11 = self.version == Version::Http11;
-        self.keep_alive = says.persists(self.version);
-        self.upgrade = http11 && says.upgrade && upgrade_protocols(&fields).next().is_some();
-        self.expect_continue = http11
-            && !matches!(self.framing, BodyFraming::None | BodyFraming::Length(0))
+        facts.keep_alive = says.persists(facts.version);
+        facts.upgrade = http11 && says.upgrade && upgrade_protocols(&fields).next().is_some();
+        facts.expect_continue = http11
+            && !matches!(facts.framing, BodyFraming::None | BodyFraming::Length(0))
             && fields.get_all(FieldId::Expect).any(|value| value.eq_ignore_ascii_case(b"100-continue"));
         Ok(())
     }
 
     /// The head after [`Progress::Complete`], given the same bytes. Before that its contents mean nothing.
+    #[inline]
     pub fn head<'a>(&'a self, buffer: &'a [u8]) -> RequestHead<'a> {
+        self.facts.head(buffer, Fields::new(buffer, self.lines.fields(), self.lines.present()))
+    }
+
+    /// What [`Self::head`] needs, to be kept while the parser goes on with other heads.
+    pub fn parsed(&self) -> ParsedRequest {
+        ParsedRequest { facts: self.facts, fields: self.lines.fields().into(), present: self.lines.present() }
+    }
+}
+
+impl ParsedRequest {
+    /// The head, given the bytes it was parsed from.
+    pub fn head<'a>(&'a self, buffer: &'a [u8]) -> RequestHead<'a> {
+        self.facts.head(buffer, Fields::new(buffer, &self.fields, self.present))
+    }
+}
+
+impl Facts {
+    #[inline]
+    fn head<'a>(&self, buffer: &'a [u8], fields: Fields<'a>) -> RequestHead<'a> {
         RequestHead {
             method: self.method,
             method_bytes: self.method_span.of(buffer),
             target: self.target.of(buffer),
             version: self.version,
-            fields: Fields::new(buffer, self.lines.fields(), self.lines.present()),
+            fields,
             framing: self.framing,
             keep_alive: self.keep_alive,
             expect_continue: self.expect_continue,

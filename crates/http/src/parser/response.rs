@@ -2,7 +2,7 @@ use super::framing::{self, ConnectionSays};
 use super::request::version;
 use super::{FieldLines, HeadLimits, Progress};
 use crate::error::HeadError;
-use crate::field::{Fields, Span};
+use crate::field::{Field, Fields, Span};
 use crate::head::{BodyFraming, Method, ResponseHead, Version};
 use crate::machine::MACHINE;
 use crate::simd::{self, Scan, Task};
@@ -27,11 +27,26 @@ pub struct ResponseParser {
     at: At,
     lines: FieldLines,
     request_method: Method,
+    facts: Facts,
+}
+
+/// What a head says beside its fields.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
     status: u16,
     reason: Span,
     version: Version,
     framing: BodyFraming,
     keep_alive: bool,
+}
+
+/// What [`ResponseParser::parsed`] keeps of a head: as much as the head needs, and apart from the parser, which may go on
+/// with other heads.
+#[derive(Clone, Debug)]
+pub struct ParsedResponse {
+    facts: Facts,
+    fields: Box<[Field]>,
+    present: u128,
 }
 
 impl ResponseParser {
@@ -42,11 +57,13 @@ impl ResponseParser {
             at: At::Status,
             lines: FieldLines::for_head(),
             request_method: Method::Get,
-            status: 0,
-            reason: Span::default(),
-            version: Version::Http11,
-            framing: BodyFraming::None,
-            keep_alive: false,
+            facts: Facts {
+                status: 0,
+                reason: Span::default(),
+                version: Version::Http11,
+                framing: BodyFraming::None,
+                keep_alive: false,
+            },
         }
     }
 
@@ -127,10 +144,10 @@ impl ResponseParser {
     }
 
     fn begin_reason(&mut self, version: Version, status: u16, reason: usize) {
-        self.version = version;
-        self.status = status;
+        self.facts.version = version;
+        self.facts.status = status;
         self.lines.position = reason;
-        self.reason.start = reason as u32;
+        self.facts.reason.start = reason as u32;
         self.at = At::Reason;
     }
 
@@ -144,7 +161,7 @@ impl ResponseParser {
             [b'\n', ..] => return Err(HeadError::BareLineFeed),
             _ => return Err(HeadError::ControlByte),
         }
-        self.reason.length = self.lines.position as u32 - self.reason.start;
+        self.facts.reason.length = self.lines.position as u32 - self.facts.reason.start;
         self.lines.position += 2;
         self.at = At::Fields;
         Ok(true)
@@ -153,20 +170,43 @@ impl ResponseParser {
     /// What can be said only when all fields are known.
     fn conclude(&mut self, head: &[u8]) -> Result<(), HeadError> {
         let fields = Fields::new(head, self.lines.fields(), self.lines.present());
-        let stated = framing::stated(self.version, &fields, self.lines.repeated())?;
-        let (framing, reusable) = framing::of_response(self.status, self.request_method, stated)?;
-        self.framing = framing;
-        self.keep_alive = reusable && ConnectionSays::of(&fields)?.persists(self.version);
+        let facts = &mut self.facts;
+        let stated = framing::stated(facts.version, &fields, self.lines.repeated())?;
+        let (framing, reusable) = framing::of_response(facts.status, self.request_method, stated)?;
+        facts.framing = framing;
+        facts.keep_alive = reusable && ConnectionSays::of(&fields)?.persists(facts.version);
         Ok(())
     }
 
     /// The head after [`Progress::Complete`], given the same bytes. Before that its contents mean nothing.
     pub fn head<'a>(&'a self, buffer: &'a [u8]) -> ResponseHead<'a> {
+        self.facts.head(buffer, Fields::new(buffer, self.lines.fields(), self.lines.present()))
+    }
+
+    /// What [`Self::head`] needs, to be kept while the parser goes on with other heads.
+    pub fn parsed(&self) -> ParsedResponse {
+        ParsedResponse {
+            facts: self.facts,
+            fields: self.lines.fields().into(),
+            present: self.lines.present(),
+        }
+    }
+}
+
+impl ParsedResponse {
+    /// The head, given the bytes it was parsed from.
+    pub fn head<'a>(&'a self, buffer: &'a [u8]) -> ResponseHead<'a> {
+        self.facts.head(buffer, Fields::new(buffer, &self.fields, self.present))
+    }
+}
+
+impl Facts {
+    fn head<'a>(&self, buffer: &'a [u8], fields: Fields<'a>) -> ResponseHead<'a> {
         ResponseHead {
             status: self.status,
             reason: self.reason.of(buffer),
             version: self.version,
-            fields: Fields::new(buffer, self.lines.fields(), self.lines.present()),
+            fields,
             framing: self.framing,
             keep_alive: self.keep_alive,
         }
