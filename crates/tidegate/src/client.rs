@@ -46,13 +46,33 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     let rows: Vec<Vec<String>> = array(&status["upstreams"])
         .iter()
         .map(|row| {
-            ["group", "server", "healthy", "in_progress", "requests", "failures", "last_error"]
-                .map(|key| text(&row[key]))
-                .into()
+            [
+                "group",
+                "server",
+                "healthy",
+                "in_progress",
+                "requests",
+                "failures",
+                "pipelined",
+                "repeated",
+                "last_error",
+            ]
+            .map(|key| text(&row[key]))
+            .into()
         })
         .collect();
     write_table(
-        &["UPSTREAM", "SERVER", "HEALTHY", "BUSY", "REQUESTS", "FAILURES", "LAST ERROR"],
+        &[
+            "UPSTREAM",
+            "SERVER",
+            "HEALTHY",
+            "BUSY",
+            "REQUESTS",
+            "FAILURES",
+            "PIPELINED",
+            "REPEATED",
+            "LAST ERROR",
+        ],
         &rows,
         &mut out,
     );
