@@ -563,6 +563,9 @@ async fn purge(State(admin): State<Admin>, Params(query): Params<PurgeQuery>) ->
 
 async fn save(State(admin): State<Admin>) -> Response {
     let Some(store) = admin.engine.store().cloned() else { return done("the cache is off") };
+    if !admin.reloader.keeps_the_cache() {
+        return done("the cache is in memory only and ends with the process: cache.path gives it a file");
+    }
     match tokio::task::spawn_blocking(move || store.sync()).await {
         Ok(Ok(())) => done("the cache is written to its file"),
         Ok(Err(error)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
