@@ -151,21 +151,38 @@ impl<'t> Report<'t> {
                 hint,
             );
         }
-        let Some((key, value)) = self.key_at(offset) else { return (message.to_owned(), hint) };
+        let Some((key, value)) = self.key_at(offset) else {
+            // A list that is open takes the header of the next table for one of its values.
+            let is_header = self.line_at(offset).is_some_and(|(_, line)| header(line.trim()).is_some());
+            let is_open = is_header && message.starts_with("missing comma");
+            return (message.to_owned(), if is_open { Some(OPEN_LIST.to_owned()) } else { hint });
+        };
         let mut path = format!("{}{key}", self.section_at(offset));
         let mut value = value;
         if let Some((inner, written)) = value.starts_with('{').then(|| self.inner_key_at(offset)).flatten() {
             path = format!("{path}.{inner}");
             value = written;
         }
-        match FILE.kind_of(&path) {
+        let kind = FILE.kind_of(&path);
+        if let Some(Kind::List { of, .. }) = kind
+            && value.starts_with('[')
+            && let Some(item) = self.bare_item_at(offset)
+        {
+            return (format!("{path}: expected {}, not {item}", of.expected()), how_to_write(*of, item));
+        }
+        match kind {
             Some(kind) if is_bare(value) => {
                 let found = if value.is_empty() { "found nothing".into() } else { format!("not {value}") };
                 (format!("{path}: expected {}, {found}", kind.expected()), how_to_write(kind, value))
             }
             None if value.is_empty() => (format!("{path}: expected a value, found nothing"), None),
             _ => {
-                let hint = if is_bare_text(value) { Some(QUOTES.to_owned()) } else { hint };
+                let is_open = value.starts_with('"') && value.matches('"').count() == 1;
+                let hint = match value {
+                    _ if is_open => Some(OPEN_TEXT.to_owned()),
+                    value if is_bare_text(value) => Some(QUOTES.to_owned()),
+                    _ => hint,
+                };
                 (format!("{path}: {message}"), hint)
             }
         }
@@ -193,23 +210,35 @@ impl<'t> Report<'t> {
             .map(|(line, _)| line)
     }
 
+    /// Where the line of a place begins, and the line.
+    fn line_at(&self, offset: usize) -> Option<(usize, &'t str)> {
+        let start = *self.lines.get(self.line_of(offset) - 1)?;
+        Some((start, self.text.get(start..)?.lines().next()?))
+    }
+
     /// The key, and what is written for it, if a place lies behind a key's `=` in its line.
     fn key_at(&self, offset: usize) -> Option<(&'t str, &'t str)> {
-        let start = *self.lines.get(self.line_of(offset) - 1)?;
-        let line = self.text.get(start..)?.lines().next()?;
+        let (start, line) = self.line_at(offset)?;
         let (key, value) = key_and_value(line)?;
         (offset > start + line.find('=')?).then_some((key, value))
     }
 
     /// The same for a place within `{ key = value }`.
     fn inner_key_at(&self, offset: usize) -> Option<(&'t str, &'t str)> {
-        let start = *self.lines.get(self.line_of(offset) - 1)?;
-        let line = self.text.get(start..)?.lines().next()?;
+        let (start, line) = self.line_at(offset)?;
         let before = line.get(..offset - start)?;
         let is_in_a_text = before.matches('"').count() % 2 == 1;
         let after_sign = before.rfind(['{', ','])? + 1;
         let inner = line.get(after_sign..)?.split([',', '}']).next()?;
         key_and_value(inner).filter(|_| !is_in_a_text)
+    }
+
+    /// The value of a list that a place lies in, if it looks like a text without its quotes.
+    fn bare_item_at(&self, offset: usize) -> Option<&'t str> {
+        let (start, line) = self.line_at(offset)?;
+        let begin = line.get(..offset - start)?.rfind(['[', ','])? + 1;
+        let item = line.get(begin..)?.split([',', ']']).next()?.trim();
+        is_bare_text(item).then_some(item)
     }
 
     /// The file's name.
@@ -257,6 +286,8 @@ impl<'t> Report<'t> {
 }
 
 const QUOTES: &str = "put the value in \"quotes\"";
+const OPEN_TEXT: &str = "the text has no closing quote";
+const OPEN_LIST: &str = "is the ] of the list before it missing?";
 
 fn syntax_hint(message: &str) -> Option<String> {
     message.starts_with("string values must be quoted").then(|| QUOTES.to_owned())

@@ -282,6 +282,28 @@ fn what_is_no_value_is_answered_by_what_is_expected() {
 }
 
 #[test]
+fn what_is_open_or_lacks_quotes_within_a_list_is_named() {
+    let upstream = |lines: &str| errors(&format!("[[upstream]]\n{lines}\n[[route]]\nupstream = \"a\"\n"));
+    for (lines, wanted) in [
+        (
+            "name = \"a\"\nservers = [\"127.0.0.1:1\", 127.0.0.1:2]",
+            "t.toml:3:32: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 127.0.0.1:2; put the value in \"quotes\"",
+        ),
+        (
+            "servers = [\"127.0.0.1:1\"]\nname = \"a",
+            "t.toml:3:10: upstream.name: invalid basic string, expected `\"`; the text has no closing quote",
+        ),
+        (
+            "name = \"a\"\nservers = [\"127.0.0.1:1\"",
+            "t.toml:4:1: missing comma between array elements, expected `,`; is the ] of the list before it missing?",
+        ),
+    ] {
+        let found = upstream(lines);
+        assert_eq!(found.first().map(String::as_str), Some(wanted), "{lines}: {found:#?}");
+    }
+}
+
+#[test]
 fn a_file_with_very_many_errors_names_the_first_and_counts_the_rest() {
     let text = "wrong = 1\n".repeat(20_000) + &"[[listen]]\n".repeat(20_000);
     let found = errors(&text);
