@@ -80,6 +80,17 @@ fn requests_that_come_at_once_share_a_connection_and_each_client_gets_its_own_an
     }
     assert_eq!(origin.count(), 1 + 3 * 24, "none is asked for twice");
     assert_eq!(origin.connections(), 1);
+    let pipelined = tidegate.metric("tidegate_upstream_pipelined_total");
+    assert!((2.0..=72.0).contains(&pipelined), "some of them shared a write: {pipelined}");
+    assert_eq!(tidegate.metric("tidegate_upstream_pipeline_faults_total"), 0.0);
+    let status = tidegate.command(&["status"]);
+    let status = String::from_utf8(status.stdout).unwrap();
+    let titles = status.lines().find(|line| line.starts_with("UPSTREAM")).unwrap().replace("LAST ERROR", "");
+    let server = status.lines().find(|line| line.starts_with("app ")).unwrap();
+    let row: Vec<_> = titles.split_whitespace().zip(server.split_whitespace()).collect();
+    for shown in [("REQUESTS", "73"), ("PIPELINED", pipelined.to_string().as_str()), ("REPEATED", "0")] {
+        assert!(row.contains(&shown), "{shown:?} in\n{status}");
+    }
 }
 
 #[test]

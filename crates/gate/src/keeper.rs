@@ -71,7 +71,18 @@ pub enum KeeperNote {
         /// What the block list said.
         source: GateError,
     },
-    /// A file could not be read or written.
+    /// The file in which blocks survive a restart cannot be read or written.
+    #[error(
+        "{}: {source}; blocks do not survive a restart: block.path has to be a directory whose files this user may read and write",
+        path.display()
+    )]
+    NotKept {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A list could not be read.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
@@ -163,7 +174,9 @@ impl Keeper {
         let mut notes = Vec::new();
         let saved = sources.directory.as_ref().map(|directory| {
             let path = directory.join("blocked");
-            notes.extend(restore(&gate.blocks(), directory, &path));
+            // Known at the start, not when something is blocked at last.
+            let restored = restore(&gate.blocks(), directory, &path);
+            notes.push(either(restored.and_then(|restored| may_write(&path).map(|()| restored))));
             Saved { path, changed_ns: gate.blocks().changed_ns().unwrap_or(0) }
         });
         let mut keeper = Self {
@@ -387,7 +400,7 @@ fn unix_now_s() -> u64 {
 fn write(path: &Path, blocks: &Blocks<'_>, commanded: &HashMap<IpPrefix, u64>) -> Result<(), KeeperNote> {
     let blocked = blocks.list()?;
     let (now_s, now_ns) = (unix_now_s(), system::now_ns());
-    let beside = path.with_extension("new");
+    let beside = beside(path);
     let store = || {
         let mut file = BufWriter::new(fs::File::create(&beside)?);
         for entry in blocked {
@@ -405,11 +418,24 @@ fn write(path: &Path, blocks: &Blocks<'_>, commanded: &HashMap<IpPrefix, u64>) -
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&beside, path)
     };
-    store().map_err(|source| KeeperNote::File { path: path.to_owned(), source })
+    store().map_err(|source| KeeperNote::NotKept { path: path.to_owned(), source })
+}
+
+/// Where the next list is written before it takes the place of this one.
+fn beside(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// Whether the list can be written anew.
+fn may_write(path: &Path) -> Result<(), KeeperNote> {
+    let beside = beside(path);
+    fs::File::create(&beside)
+        .and_then(|_| fs::remove_file(&beside))
+        .map_err(|source| KeeperNote::NotKept { path: path.to_owned(), source })
 }
 
 fn restore(blocks: &Blocks<'_>, directory: &Path, path: &Path) -> Result<KeeperNote, KeeperNote> {
-    let failed = |source| KeeperNote::File { path: path.to_owned(), source };
+    let failed = |source| KeeperNote::NotKept { path: path.to_owned(), source };
     fs::create_dir_all(directory).map_err(failed)?;
     let file = match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

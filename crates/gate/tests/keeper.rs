@@ -224,6 +224,19 @@ fn dynamic_blocks_survive_a_restart_with_what_is_left_of_their_life() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_written_to_is_told_of_at_the_start() {
+    // Nobody makes anything in /proc, whatever user the tests run as.
+    for directory in ["/proc/self", "/proc/nowhere"] {
+        let sources = BlockSources { directory: Some(directory.into()), files: Vec::new() };
+        let (_, notes) = Keeper::start(&gate(), &sources);
+        let [note] = notes.as_slice() else { panic!("{notes:?}") };
+        let text = note.to_string();
+        assert!(note.is_fault() && text.starts_with(&format!("{directory}/blocked: ")), "{text}");
+        assert!(text.contains("blocks do not survive a restart: block.path has to be"), "{text}");
+    }
+}
+
+#[test]
 fn damaged_lines_of_the_kept_list_block_nobody_and_cost_no_other_block() {
     let folder = Folder::new("damaged");
     let path = folder.0.join("blocked");

@@ -264,7 +264,11 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
     family("in_progress", "gauge", "Requests in progress at the server.", &|server| server.in_progress);
     family("requests_total", "counter", "Requests sent to the server.", &|server| server.requests);
     family("failures_total", "counter", "Requests that the server failed.", &|server| server.failures);
-    let help = "Requests that were sent together with others and had to be sent again.";
+    let help = "Requests sent to the server in one write with others, on a connection that they share.";
+    family("pipelined_total", "counter", help, &|server| server.pipelined);
+    let help = "Writes with several requests of which some had to be sent again.";
+    family("pipeline_faults_total", "counter", help, &|server| server.pipeline_faults);
+    let help = "Requests that had to be sent again because a connection for several did not answer them.";
     family("repeated_total", "counter", help, &|server| server.repeated);
 }
 
@@ -368,6 +372,7 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
             json!({
                 "group": server.group, "server": server.server.to_string(), "healthy": server.healthy,
                 "in_progress": server.in_progress, "requests": server.requests, "failures": server.failures,
+                "pipelined": server.pipelined, "pipeline_faults": server.pipeline_faults,
                 "repeated": server.repeated, "last_error": server.last_error,
             })
         })
@@ -558,6 +563,9 @@ async fn purge(State(admin): State<Admin>, Params(query): Params<PurgeQuery>) ->
 
 async fn save(State(admin): State<Admin>) -> Response {
     let Some(store) = admin.engine.store().cloned() else { return done("the cache is off") };
+    if !admin.reloader.keeps_the_cache() {
+        return done("the cache is in memory only and ends with the process: cache.path gives it a file");
+    }
     match tokio::task::spawn_blocking(move || store.sync()).await {
         Ok(Ok(())) => done("the cache is written to its file"),
         Ok(Err(error)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),

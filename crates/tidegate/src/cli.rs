@@ -493,7 +493,8 @@ fn condition(args: &launcher::ConditionArgs) -> Result<(), Failure> {
 
 fn write_man(out: &Path) -> Result<(), Failure> {
     let command = <Cli as clap::CommandFactory>::command();
-    man::write_pages(command, out).map_err(|error| {
+    let written = man::write_pages(command, out).map_err(|error| {
         Failure::runtime(format!("error: cannot write manual pages to {}: {error}", out.display()))
-    })
+    })?;
+    print(&format!("{written} manual pages written to {}\n", out.display()))
 }

@@ -46,13 +46,33 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     let rows: Vec<Vec<String>> = array(&status["upstreams"])
         .iter()
         .map(|row| {
-            ["group", "server", "healthy", "in_progress", "requests", "failures", "last_error"]
-                .map(|key| text(&row[key]))
-                .into()
+            [
+                "group",
+                "server",
+                "healthy",
+                "in_progress",
+                "requests",
+                "failures",
+                "pipelined",
+                "repeated",
+                "last_error",
+            ]
+            .map(|key| text(&row[key]))
+            .into()
         })
         .collect();
     write_table(
-        &["UPSTREAM", "SERVER", "HEALTHY", "BUSY", "REQUESTS", "FAILURES", "LAST ERROR"],
+        &[
+            "UPSTREAM",
+            "SERVER",
+            "HEALTHY",
+            "BUSY",
+            "REQUESTS",
+            "FAILURES",
+            "PIPELINED",
+            "REPEATED",
+            "LAST ERROR",
+        ],
         &rows,
         &mut out,
     );
@@ -139,7 +159,8 @@ fn try_ask(admin: SocketAddr, method: &str, path: &str, body: Option<&Value>) ->
     };
     let mut response = sent.map_err(|error| {
         AskError::Absent(Failure::runtime(format!(
-            "error: no tidegate answers at {admin}: {error}; start one, or say where it is with --admin"
+            "error: no tidegate answers at {admin}: {}; start one, or say where it is with --admin",
+            in_words(&error)
         )))
     })?;
     let status = response.status();
@@ -153,6 +174,14 @@ fn try_ask(admin: SocketAddr, method: &str, path: &str, body: Option<&Value>) ->
         Ok(value)
     } else {
         Err(AskError::Refused(Failure::runtime(format!("error: {}", text(&value["error"])))))
+    }
+}
+
+/// What went wrong, without the library's own word for its kind.
+pub(crate) fn in_words(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) => error.to_string(),
+        other => other.to_string(),
     }
 }
 

@@ -7,7 +7,8 @@ use clap::Command;
 use clap_mangen::Man;
 
 /// Writes `tidegate.1`, `tidegate-run.1` and so on into the folder, which is made if only its parent is there.
-pub(crate) fn write_pages(program: Command, folder: &Path) -> io::Result<()> {
+/// Returns how many.
+pub(crate) fn write_pages(program: Command, folder: &Path) -> io::Result<usize> {
     let mut program = program.disable_help_subcommand(true);
     program.build();
     match std::fs::create_dir(folder) {
@@ -17,13 +18,13 @@ pub(crate) fn write_pages(program: Command, folder: &Path) -> io::Result<()> {
     write_page(&program, folder)
 }
 
-fn write_page(command: &Command, folder: &Path) -> io::Result<()> {
+fn write_page(command: &Command, folder: &Path) -> io::Result<usize> {
     let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
     let mut page = Vec::new();
     render(command.clone().display_name(&name), &name, &mut page)?;
     std::fs::write(folder.join(format!("{name}.1")), page)?;
     let below = command.get_subcommands().filter(|command| !command.is_hide_set());
-    below.into_iter().try_for_each(|command| write_page(command, folder))
+    below.into_iter().try_fold(1, |written, command| Ok(written + write_page(command, folder)?))
 }
 
 fn render(mut command: Command, name: &str, page: &mut Vec<u8>) -> io::Result<()> {

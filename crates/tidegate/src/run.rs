@@ -99,6 +99,11 @@ pub(crate) struct Reloader {
 }
 
 impl Reloader {
+    /// Whether the cache has a file.
+    pub(crate) fn keeps_the_cache(&self) -> bool {
+        self.started.settings.cache.path.is_some()
+    }
+
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
         notify::reloading();
@@ -194,7 +199,18 @@ fn listen_for_admin(loaded: &Loaded) -> Result<TcpListener, Failure> {
 
 /// Names a listener as its writer put it, and says what can be done.
 fn start_error(error: &StartError, loaded: &Loaded) -> String {
-    let StartError::Listen { address, source } = error else { return format!("error: {error}") };
+    let (address, source) = match error {
+        StartError::Listen { address, source } => (address, source),
+        StartError::Cache(_) => {
+            let hint = "cache.path has to be a directory that this user may make and write to";
+            return loaded.places.say(&Subject::Cache, &error.to_string(), hint);
+        }
+        StartError::AccessLog { .. } => {
+            let hint = "it has to be a file that this user may make and write to";
+            return loaded.places.say(&Subject::AccessLog, &error.to_string(), hint);
+        }
+        _ => return format!("error: {error}"),
+    };
     let written = loaded
         .listen
         .iter()

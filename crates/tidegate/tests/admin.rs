@@ -146,6 +146,18 @@ fn cache_is_listed_and_purged_by_url_prefix_and_tag() {
     assert_eq!(listed(), [url("/z")]);
     assert_eq!(out(&tidegate.command(&["cache", "purge", "*"])), "1 response removed\n");
     assert!(!tidegate.get("/z").is_hit());
+    assert_eq!(
+        out(&tidegate.command(&["cache", "save"])),
+        "the cache is in memory only and ends with the process: cache.path gives it a file\n"
+    );
+}
+
+#[test]
+fn a_cache_with_a_file_is_saved() {
+    let (origin, folder) = (cacheable(), tempfile::tempdir().unwrap());
+    let path = format!("path = {:?}", folder.path());
+    let tidegate = Tidegate::builder().origin(&origin).cache(&path).start();
+    store(&tidegate, "/a");
     assert_eq!(out(&tidegate.command(&["cache", "save"])), "the cache is written to its file\n");
 }
 

@@ -288,6 +288,37 @@ fn what_the_file_says_and_a_start_finds_wrong_is_named_by_its_place_and_key() {
 }
 
 #[test]
+fn what_cannot_be_written_to_is_said_with_its_place_and_what_is_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody makes anything in there, whatever user the tests run as.
+    let nowhere = "/proc/nowhere";
+    for (table, key, wanted, hint) in [
+        (
+            "cache",
+            "path",
+            "cannot open the cache: /proc/nowhere: ",
+            "cache.path has to be a directory that this",
+        ),
+        ("log", "access", "cannot open the access log /proc/nowhere: ", "it has to be a file that this"),
+    ] {
+        let text = format!(
+            "[[listen]]\naddress = {:?}\n[admin]\naddress = {:?}\n[[route]]\nroot = \"/\"\n[{table}]\n{key} = {nowhere:?}\n",
+            local(free_port()),
+            local(free_port()),
+        );
+        let file = write(folder.path(), &text);
+        let ended = tidegate(&["run", "--config", &file]);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let last = ended.err.lines().last().unwrap();
+        assert!(
+            last.starts_with(&format!("{file}:8:{}: {table}.{key}: {wanted}", key.len() + 4)),
+            "{ended:?}"
+        );
+        assert!(last.contains(&format!("; {hint}")), "{ended:?}");
+    }
+}
+
+#[test]
 fn admin_port_in_use_is_one_line_that_names_the_address_as_written_and_exit_code_1() {
     let port = free_port();
     let _taken = TcpListener::bind(local(port)).unwrap();
@@ -474,7 +505,12 @@ fn commands_that_ask_a_server_without_one_are_one_line_and_exit_code_1() {
     ] {
         let ended = tidegate(&[command, &["--admin", &nobody]].concat());
         assert_eq!(ended.code, Some(1), "{ended:?}");
-        assert!(ended.line().starts_with(&format!("error: no tidegate answers at {nobody}: ")), "{ended:?}");
+        assert!(
+            ended.line().starts_with(&format!(
+                "error: no tidegate answers at {nobody}: Connection refused (os error "
+            )),
+            "{ended:?}"
+        );
         let ended = tidegate(&[command, &["--admin", &other]].concat());
         assert_eq!(ended.code, Some(1), "{ended:?}");
         assert!(
@@ -501,7 +537,12 @@ fn manual_pages_are_written_for_every_command() {
     let folder = tempfile::tempdir().unwrap();
     // It is not there yet.
     let pages = folder.path().join("man1");
-    assert_eq!(tidegate(&["man", "--out", pages.to_str().unwrap()]).code, Some(0));
+    let ended = tidegate(&["man", "--out", pages.to_str().unwrap()]);
+    let written = std::fs::read_dir(&pages).unwrap().count();
+    assert_eq!(
+        (ended.code, ended.out),
+        (Some(0), format!("{written} manual pages written to {}\n", pages.display()))
+    );
     for command in COMMANDS {
         let page = pages.join(format!("tidegate-{}.1", command.join("-")));
         let text =

@@ -22,7 +22,11 @@ pub struct UpstreamStatus {
     pub requests: u64,
     /// Failures since the start.
     pub failures: u64,
-    /// Requests that were sent with others and had to be sent again.
+    /// Requests that were sent with others, in one write on one connection.
+    pub pipelined: u64,
+    /// Writes with several requests of which some had to be sent again.
+    pub pipeline_faults: u64,
+    /// Requests that had to be sent again because a connection for several did not answer them.
     pub repeated: u64,
     /// What went wrong last.
     pub last_error: Option<String>,
@@ -53,6 +57,8 @@ pub(crate) struct Server {
     in_progress: AtomicUsize,
     requests: AtomicU64,
     failures: AtomicU64,
+    pipelined: AtomicU64,
+    pipeline_faults: AtomicU64,
     repeated: AtomicU64,
     last_error: Mutex<Option<String>>,
 }
@@ -92,6 +98,8 @@ impl Groups {
             in_progress: server.in_progress.load(Ordering::Relaxed) as u64,
             requests: server.requests.load(Ordering::Relaxed),
             failures: server.failures.load(Ordering::Relaxed),
+            pipelined: server.pipelined.load(Ordering::Relaxed),
+            pipeline_faults: server.pipeline_faults.load(Ordering::Relaxed),
             repeated: server.repeated.load(Ordering::Relaxed),
             last_error: server.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
@@ -151,6 +159,8 @@ impl Server {
             in_progress: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            pipelined: AtomicU64::new(0),
+            pipeline_faults: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
             last_error: Mutex::new(None),
         }
@@ -189,8 +199,16 @@ impl Server {
         self.in_progress.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn has_to_be_asked_again(&self, requests: usize) {
-        self.repeated.fetch_add(requests as u64, Ordering::Relaxed);
+    /// Notes requests that were sent in one write, and how many of them have to be sent again. Once for all of them, so that
+    /// the cores' shared counters cost each request little.
+    pub(super) fn were_sent(&self, requests: usize, unanswered: usize) {
+        if requests > 1 {
+            self.pipelined.fetch_add(requests as u64, Ordering::Relaxed);
+        }
+        if unanswered > 0 {
+            self.repeated.fetch_add(unanswered as u64, Ordering::Relaxed);
+            self.pipeline_faults.fetch_add(u64::from(requests > 1), Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn succeeded(&self) {

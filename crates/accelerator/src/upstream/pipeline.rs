@@ -100,7 +100,7 @@ impl Pipeline {
 
     /// Notes how many of the requests that were sent together have to be sent again.
     fn ended(&self, lease: &Lease, sent: usize, unanswered: usize) {
-        lease.server().has_to_be_asked_again(unanswered);
+        lease.server().were_sent(sent, unanswered);
         if sent < 2 {
             return;
         }

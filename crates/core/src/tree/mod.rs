@@ -9,32 +9,22 @@
 
 mod elsewhere;
 mod index;
+mod node;
+mod room;
 mod window;
 
 use std::cell::Cell;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+pub use node::{Mark, TopTarget};
 pub use window::Event;
 
 use crate::IpPrefix;
 use elsewhere::{Elsewhere, Strikes, Told};
 use index::{Index, NONE};
+use node::{IPV6, Key, LENGTHS4, LENGTHS6, Node, ROOT_LEVEL, bits_of, masked};
+use room::capacity_within;
 use window::{Moment, Window};
-
-/// Prefix lengths of IPv4 below the root, the address first.
-const LENGTHS4: [u8; 6] = [32, 24, 20, 16, 12, 8];
-/// Prefix lengths of IPv6 below the root, the network that counts as one address first.
-const LENGTHS6: [u8; 6] = [64, 56, 48, 44, 40, 32];
-/// The root's level.
-const ROOT_LEVEL: u8 = u8::MAX;
-/// Marks the levels of IPv6.
-const IPV6: u8 = 0x10;
-/// Addresses that one eviction compares.
-const SAMPLE: usize = 8;
-
-/// Nodes for which there is room whatever the bound, and whose number no bound reaches.
-const FEWEST_NODES: usize = 64;
-const MOST_NODES: usize = NONE as usize / 2;
 
 /// Size and time of a tree.
 #[derive(Clone, Copy, Debug)]
@@ -52,56 +42,6 @@ pub struct TreeConfig {
 pub struct NodeId {
     index: u32,
     generation: u32,
-}
-
-/// Which prefix a node stands for: at most 64 leading bits, and the place in the table of lengths.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Key {
-    bits: u64,
-    level: u8,
-}
-
-/// What a prefix's requests asked for most, by majority vote (Boyer and Moore 1981): one candidate and its lead.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct TopTarget {
-    /// A hash of the target.
-    pub target: u32,
-    /// Requests for the target less those for others; more than half of `of` only if it truly dominates.
-    pub lead: u32,
-    /// Requests that were looked at.
-    pub of: u32,
-}
-
-/// What every request touches comes first, so that it lies on one cache line, or at most on two.
-#[derive(Debug)]
-#[repr(C, align(32))]
-struct Node {
-    generation: u32,
-    parent: u32,
-    top: TopTarget,
-    /// What other owners' trees have counted lately for the same address or prefix.
-    told: Told,
-    mark: Mark,
-    window: Window,
-    /// The window of its first event.
-    born: u32,
-    key: Key,
-    /// Nodes right below; for an address 0.
-    children: u32,
-    /// Connections open now, of a prefix those of all in it; what has any is not evicted.
-    open: u32,
-    strikes: Strikes,
-}
-
-/// What was found out about a prefix or an address, and for how long that holds.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Mark {
-    /// When it was found out, in milliseconds.
-    pub since_ms: u64,
-    /// When that ends; 0: nothing was found out.
-    pub until_ms: u64,
-    /// What it was, in the words of whoever set it.
-    pub kind: u8,
 }
 
 /// What counting a request brought up.
@@ -532,80 +472,6 @@ impl PrefixTree {
         self.index.find(key, |node| self.nodes[node as usize].key)
     }
 
-    fn insert(&mut self, key: Key, parent: u32, moment: Moment) -> u32 {
-        let index = match self.free.pop() {
-            Some(index) => {
-                let generation = self.nodes[index as usize].generation;
-                self.nodes[index as usize] = Node::new(key, parent, generation, moment);
-                index
-            }
-            None => {
-                self.nodes.push(Node::new(key, parent, 0, moment));
-                (self.nodes.len() - 1) as u32
-            }
-        };
-        self.nodes[parent as usize].children += 1;
-        let nodes = &self.nodes;
-        self.index.insert(index, |node| nodes[node as usize].key);
-        index
-    }
-
-    /// Removes addresses until `count` nodes fit; gives up where only addresses with open connections are left.
-    fn make_room(&mut self, count: usize, moment: Moment) -> bool {
-        while self.len() + count > self.capacity {
-            let Some(victim) = self.least_valuable(moment) else { return false };
-            self.evicted += 1;
-            self.remove(victim);
-        }
-        true
-    }
-
-    /// The least valuable of a few addresses here and there; where there are none that may go, the next that may.
-    fn least_valuable(&mut self, moment: Moment) -> Option<u32> {
-        let mut least: Option<((bool, u64), u32)> = None;
-        let mut seen = 0;
-        for looked_at in 0..self.nodes.len() + 4 * SAMPLE {
-            if looked_at < 4 * SAMPLE {
-                // Neighbours in the arena came one after the other and are often of one kind.
-                self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                self.hand = (self.dice >> 33) as usize % self.nodes.len();
-            } else if least.is_some() {
-                break;
-            } else {
-                self.hand = (self.hand + 1) % self.nodes.len();
-            }
-            let node = &self.nodes[self.hand];
-            if node.children > 0 || node.open > 0 || node.is_free() || node.key.level == ROOT_LEVEL {
-                continue;
-            }
-            let value = node.value(moment);
-            if least.is_none_or(|(known, _)| value < known) {
-                least = Some((value, self.hand as u32));
-            }
-            seen += 1;
-            if seen == SAMPLE {
-                break;
-            }
-        }
-        least.map(|(_, index)| index)
-    }
-
-    /// Removes a node without children, and each prefix around it that has no other.
-    fn remove(&mut self, index: u32) {
-        let mut at = index;
-        while self.nodes[at as usize].children == 0 && self.nodes[at as usize].open == 0 && at != 0 {
-            let nodes = &self.nodes;
-            self.index.remove(at, |node| nodes[node as usize].key);
-            let node = &mut self.nodes[at as usize];
-            let parent = node.parent;
-            node.generation = node.generation.wrapping_add(1);
-            node.parent = NONE;
-            self.free.push(at);
-            self.nodes[parent as usize].children -= 1;
-            at = parent;
-        }
-    }
-
     /// Panics where the tree contradicts itself.
     pub fn check_invariants(&self) {
         assert!(self.len() <= self.capacity, "{} nodes, capacity {}", self.len(), self.capacity);
@@ -640,117 +506,6 @@ impl PrefixTree {
         let free = self.nodes.iter().skip(1).filter(|node| node.is_free()).count();
         assert_eq!(free, self.free.len(), "what is not in use is free");
     }
-}
-
-impl Node {
-    fn new(key: Key, parent: u32, generation: u32, moment: Moment) -> Self {
-        Self {
-            generation,
-            parent,
-            top: TopTarget::default(),
-            told: Told::default(),
-            mark: Mark::default(),
-            window: Window::new(moment),
-            born: moment.index,
-            key,
-            children: 0,
-            open: 0,
-            strikes: Strikes::default(),
-        }
-    }
-
-    /// Only the root and free nodes have no parent.
-    fn is_free(&self) -> bool {
-        self.parent == NONE && self.key.level != ROOT_LEVEL
-    }
-
-    /// What would be lost with an address: what it is known for, and then how much it does.
-    fn value(&self, moment: Moment) -> (bool, u64) {
-        let violations = self.window.count(Event::Violation, moment);
-        let age = u64::from(moment.index.saturating_sub(self.born)).min(1000);
-        let activity = u64::from(self.window.count(Event::Request, moment))
-            + u64::from(self.window.count(Event::Connection, moment));
-        (violations > 0, activity * 4 + age)
-    }
-}
-
-impl Mark {
-    #[inline]
-    fn at(self, now_ms: u64) -> Option<Self> {
-        (self.until_ms > now_ms).then_some(self)
-    }
-}
-
-impl TopTarget {
-    #[inline]
-    fn vote(&mut self, target: u32) {
-        self.of = self.of.saturating_add(1);
-        if self.target == target {
-            self.lead = self.lead.saturating_add(1);
-        } else if self.lead == 0 {
-            self.target = target;
-            self.lead = 1;
-        } else {
-            self.lead -= 1;
-        }
-    }
-
-    /// What was asked for in windows before counts half.
-    fn fade(&mut self) {
-        self.lead /= 2;
-        self.of /= 2;
-    }
-
-    /// The lower bound of the share of the leading target: 0 without a majority, 1 where nothing else is asked for.
-    pub fn share(&self) -> f32 {
-        if self.of == 0 { 0.0 } else { self.lead as f32 / self.of as f32 }
-    }
-}
-
-impl Key {
-    fn prefix(self) -> Option<IpPrefix> {
-        if self.level == ROOT_LEVEL {
-            return None;
-        }
-        let length = length_of(self.level);
-        let address = if self.level & IPV6 == 0 {
-            IpAddr::V4(Ipv4Addr::from((self.bits >> 32) as u32))
-        } else {
-            IpAddr::V6(Ipv6Addr::from(u128::from(self.bits) << 64))
-        };
-        IpPrefix::new(address, length).ok()
-    }
-}
-
-/// The most nodes whose memory, with that of their index, is within the bound; at least a few.
-fn capacity_within(memory_bytes: usize) -> usize {
-    let takes = |nodes: usize| nodes * size_of::<Node>() + Index::most_bytes(nodes);
-    let (mut fits, mut too_many) = (FEWEST_NODES, MOST_NODES);
-    while too_many - fits > 1 {
-        let middle = fits.midpoint(too_many);
-        match takes(middle) <= memory_bytes {
-            true => fits = middle,
-            false => too_many = middle,
-        }
-    }
-    fits
-}
-
-fn length_of(level: u8) -> u8 {
-    let lengths = if level & IPV6 == 0 { &LENGTHS4 } else { &LENGTHS6 };
-    lengths[usize::from(level & !IPV6)]
-}
-
-/// The leading 64 bits of an address, IPv4 at the top, and the mark of its family.
-fn bits_of(address: IpAddr) -> (u64, u8) {
-    match address.to_canonical() {
-        IpAddr::V4(v4) => (u64::from(u32::from(v4)) << 32, 0),
-        IpAddr::V6(v6) => ((u128::from(v6) >> 64) as u64, IPV6),
-    }
-}
-
-fn masked(bits: u64, level: u8) -> u64 {
-    bits & u64::MAX << (64 - u32::from(length_of(level)))
 }
 
 #[cfg(test)]

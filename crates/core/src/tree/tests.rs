@@ -1,3 +1,6 @@
+use std::net::Ipv6Addr;
+
+use super::room::FEWEST_NODES;
 use super::*;
 
 const WINDOW_MS: u64 = 10_000;

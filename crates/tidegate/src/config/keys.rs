@@ -452,6 +452,17 @@ impl Section {
         if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
     }
 
+    /// The kind of the key that a path from this section leads to.
+    pub fn kind_of(&self, path: &str) -> Option<Kind> {
+        let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
+        let kind = self.keys.iter().find(|key| key.name == name)?.kind;
+        match (kind, rest) {
+            (kind, None) => Some(kind),
+            (Kind::Table(below) | Kind::Tables(below), Some(rest)) => below.kind_of(rest),
+            _ => None,
+        }
+    }
+
     /// This section and all below it, in the order of the table.
     pub fn walk(&'static self) -> Vec<&'static Section> {
         let below = self.keys.iter().filter_map(|key| match key.kind {

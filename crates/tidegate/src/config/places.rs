@@ -22,6 +22,10 @@ pub(crate) enum Subject {
     Admin,
     /// `upstream.servers` of the group with this name.
     Upstream(String),
+    /// `cache.path`.
+    Cache,
+    /// `log.access`.
+    AccessLog,
     /// What a Trickles listener at this address has under this key: another listener may have the same address.
     Trickles(SocketAddr, TricklesKey),
 }
@@ -56,6 +60,8 @@ impl Subject {
             Self::Listener(_) => "listen.address".into(),
             Self::Admin => "admin.address".into(),
             Self::Upstream(_) => "upstream.servers".into(),
+            Self::Cache => "cache.path".into(),
+            Self::AccessLog => "log.access".into(),
             Self::Trickles(_, key) => format!("listen.{}", key.name()),
         }
     }
@@ -84,8 +90,14 @@ impl Places {
                 note(Subject::Upstream(name), section, "servers");
             }
         }
-        if let Some(section) = file.table("admin") {
-            note(Subject::Admin, section, "address");
+        for (subject, name, key) in [
+            (Subject::Admin, "admin", "address"),
+            (Subject::Cache, "cache", "path"),
+            (Subject::AccessLog, "log", "access"),
+        ] {
+            if let Some(section) = file.table(name) {
+                note(subject, section, key);
+            }
         }
         Self(of)
     }

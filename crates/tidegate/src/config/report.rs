@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use super::keys::FILE;
+use super::kind::Kind;
+
 /// One thing that is wrong in a configuration file, or that its writer should know.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Finding {
@@ -128,9 +131,10 @@ impl<'t> Report<'t> {
             };
             self.keep_error(offset, message, hint);
         }
-        let is_about_a_value = ["duplicate key", "string values must be quoted"]
-            .iter()
-            .any(|about| error.message().starts_with(about));
+        // A value that is no TOML ends with its line.
+        let is_about_a_value = error.message() == "duplicate key"
+            || error.message().starts_with("string values must be quoted")
+            || self.key_at(offset).is_some_and(|(_, value)| is_bare(value));
         self.trusted_to = self.trusted_to.min(if is_about_a_value { usize::MAX - 1 } else { offset });
     }
 
@@ -147,12 +151,40 @@ impl<'t> Report<'t> {
                 hint,
             );
         }
-        match self.key_at(offset) {
-            Some((key, value)) => {
-                let hint = if is_bare_text(value) { Some(QUOTES.to_owned()) } else { hint };
-                (format!("{}{key}: {message}", self.section_at(offset)), hint)
+        let Some((key, value)) = self.key_at(offset) else {
+            // A list that is open takes the header of the next table for one of its values.
+            let is_header = self.line_at(offset).is_some_and(|(_, line)| header(line.trim()).is_some());
+            let is_open = is_header && message.starts_with("missing comma");
+            return (message.to_owned(), if is_open { Some(OPEN_LIST.to_owned()) } else { hint });
+        };
+        let mut path = format!("{}{key}", self.section_at(offset));
+        let mut value = value;
+        if let Some((inner, written)) = value.starts_with('{').then(|| self.inner_key_at(offset)).flatten() {
+            path = format!("{path}.{inner}");
+            value = written;
+        }
+        let kind = FILE.kind_of(&path);
+        if let Some(Kind::List { of, .. }) = kind
+            && value.starts_with('[')
+            && let Some(item) = self.bare_item_at(offset)
+        {
+            return (format!("{path}: expected {}, not {item}", of.expected()), how_to_write(*of, item));
+        }
+        match kind {
+            Some(kind) if is_bare(value) => {
+                let found = if value.is_empty() { "found nothing".into() } else { format!("not {value}") };
+                (format!("{path}: expected {}, {found}", kind.expected()), how_to_write(kind, value))
             }
-            None => (message.to_owned(), hint),
+            None if value.is_empty() => (format!("{path}: expected a value, found nothing"), None),
+            _ => {
+                let is_open = value.starts_with('"') && value.matches('"').count() == 1;
+                let hint = match value {
+                    _ if is_open => Some(OPEN_TEXT.to_owned()),
+                    value if is_bare_text(value) => Some(QUOTES.to_owned()),
+                    _ => hint,
+                };
+                (format!("{path}: {message}"), hint)
+            }
         }
     }
 
@@ -178,12 +210,35 @@ impl<'t> Report<'t> {
             .map(|(line, _)| line)
     }
 
-    /// The key, and what is written for it, if a place lies behind a key's `=`.
-    fn key_at(&self, offset: usize) -> Option<(&'t str, &'t str)> {
+    /// Where the line of a place begins, and the line.
+    fn line_at(&self, offset: usize) -> Option<(usize, &'t str)> {
         let start = *self.lines.get(self.line_of(offset) - 1)?;
-        let line = self.text.get(start..)?.lines().next()?;
+        Some((start, self.text.get(start..)?.lines().next()?))
+    }
+
+    /// The key, and what is written for it, if a place lies behind a key's `=` in its line.
+    fn key_at(&self, offset: usize) -> Option<(&'t str, &'t str)> {
+        let (start, line) = self.line_at(offset)?;
         let (key, value) = key_and_value(line)?;
         (offset > start + line.find('=')?).then_some((key, value))
+    }
+
+    /// The same for a place within `{ key = value }`.
+    fn inner_key_at(&self, offset: usize) -> Option<(&'t str, &'t str)> {
+        let (start, line) = self.line_at(offset)?;
+        let before = line.get(..offset - start)?;
+        let is_in_a_text = before.matches('"').count() % 2 == 1;
+        let after_sign = before.rfind(['{', ','])? + 1;
+        let inner = line.get(after_sign..)?.split([',', '}']).next()?;
+        key_and_value(inner).filter(|_| !is_in_a_text)
+    }
+
+    /// The value of a list that a place lies in, if it looks like a text without its quotes.
+    fn bare_item_at(&self, offset: usize) -> Option<&'t str> {
+        let (start, line) = self.line_at(offset)?;
+        let begin = line.get(..offset - start)?.rfind(['[', ','])? + 1;
+        let item = line.get(begin..)?.split([',', ']']).next()?.trim();
+        is_bare_text(item).then_some(item)
     }
 
     /// The file's name.
@@ -231,9 +286,21 @@ impl<'t> Report<'t> {
 }
 
 const QUOTES: &str = "put the value in \"quotes\"";
+const OPEN_TEXT: &str = "the text has no closing quote";
+const OPEN_LIST: &str = "is the ] of the list before it missing?";
 
 fn syntax_hint(message: &str) -> Option<String> {
     message.starts_with("string values must be quoted").then(|| QUOTES.to_owned())
+}
+
+/// How a value that is no TOML is written rightly, if it lacks no more than quotes.
+fn how_to_write(kind: Kind, value: &str) -> Option<String> {
+    match kind {
+        _ if !value.is_empty() && !is_bare_text(value) => None,
+        Kind::List { of, .. } if of.is_text() && !value.is_empty() => Some(format!("write [\"{value}\"]")),
+        kind if kind.is_text() => Some(QUOTES.to_owned()),
+        _ => None,
+    }
 }
 
 /// The name in `[name]` or `[[name]]`.
@@ -245,17 +312,24 @@ fn header(line: &str) -> Option<&str> {
 /// `key = value`, for a key that needs no quotes.
 fn key_and_value(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once('=')?;
-    let key = key.trim();
-    (!key.is_empty() && key.bytes().all(is_key_byte)).then_some((key, value.trim()))
+    let (key, value) = (key.trim(), value.trim());
+    // Without quotes and brackets around it, a `#` begins a comment.
+    let value = if is_bare(value) { value.split('#').next().unwrap_or(value).trim() } else { value };
+    (!key.is_empty() && key.bytes().all(is_key_byte)).then_some((key, value))
 }
 
 fn is_key_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)
 }
 
+/// Whether a value is, or was to be, neither quoted nor a list or a table: it ends with its line.
+fn is_bare(value: &str) -> bool {
+    !value.starts_with(['"', '\'', '[', '{'])
+}
+
 /// Whether a value looks like a text that lacks its quotes: an address, a duration or a name.
 fn is_bare_text(value: &str) -> bool {
-    !value.starts_with(['"', '\'', '[', '{'])
+    is_bare(value)
         && value.bytes().any(|byte| byte.is_ascii_alphanumeric())
         && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:/-_*@".contains(&byte))
 }

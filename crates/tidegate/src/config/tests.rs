@@ -197,7 +197,7 @@ fn errors_say_where_what_and_what_was_meant() {
         ),
         (
             "[[listen]]\naddress = 127.0.0.1:18080\n".into(),
-            "t.toml:2:16: listen.address: invalid float, expected nothing; put the value in \"quotes\"",
+            "t.toml:2:16: listen.address: expected ADDRESS:PORT or :PORT, not 127.0.0.1:18080; put the value in \"quotes\"",
         ),
         (
             "[cache]\nmemory = \"1MiB\"\nmemory = \"2MiB\"\n".into(),
@@ -227,7 +227,7 @@ fn a_file_that_is_not_toml_every_broken_line_is_reported_and_what_stands_before_
         errors(text).iter().map(|error| &error[..error.len().min(42)]).collect::<Vec<_>>(),
         [
             "t.toml:1:1: wrokers: unknown key in the fi",
-            "t.toml:3:8: upstream.name: string values m",
+            "t.toml:3:8: upstream.name: expected a name",
             "t.toml:5:1: upstream.name: duplicate key, ",
             "t.toml:7:10: limits.fields: expected an in",
         ]
@@ -236,6 +236,71 @@ fn a_file_that_is_not_toml_every_broken_line_is_reported_and_what_stands_before_
     let found = errors("wrokers = 1\n[[listen]\naddress = \":1\"\n[limits]\nfields = 0\n");
     assert_eq!(found.len(), 2, "{found:#?}");
     assert!(found[1].starts_with("t.toml:2:10: unclosed"), "{found:#?}");
+}
+
+#[test]
+fn what_is_no_value_is_answered_by_what_is_expected() {
+    let integer = "expected an integer from 1 to 64, ";
+    for (line, wanted) in [
+        ("pipeline =", format!("4:11: upstream.pipeline: {integer}found nothing")),
+        ("pipeline = # some", format!("4:12: upstream.pipeline: {integer}found nothing")),
+        ("pipeline = ten", format!("4:12: upstream.pipeline: {integer}not ten")),
+        ("pipeline = 08", format!("4:12: upstream.pipeline: {integer}not 08")),
+        ("require = yes", "4:11: upstream.require: expected true or false, not yes".into()),
+        ("require = True", "4:11: upstream.require: expected true or false, not True".into()),
+        (
+            "health_check =",
+            "4:15: upstream.health_check: expected a table: write [upstream.health_check], found nothing".into(),
+        ),
+        (
+            "health_check = { path = \"/\", interval = 10s }",
+            "4:41: upstream.health_check.interval: expected a duration from 10ms to 1d, such as \"10s\", \"500ms\" or \"10m\", \
+             not 10s; put the value in \"quotes\""
+                .into(),
+        ),
+        (
+            "balance =",
+            "4:10: upstream.balance: expected \"round-robin\", \"least-connections\", \"hash-url\" or \"hash-host\", found nothing; put the value in \"quotes\"".into(),
+        ),
+        ("[stress]\nmemory = 90%", "5:10: stress.memory: expected a number above 0 and at most 1, such as 0.9, not 90%".into()),
+        (
+            "[[listen]]\naddress = ",
+            "5:11: listen.address: expected ADDRESS:PORT or :PORT, found nothing; put the value in \"quotes\"".into(),
+        ),
+        ("colour =", "4:9: upstream.colour: expected a value, found nothing".into()),
+        ("[limits]\nfields =", "5:9: limits.fields: expected an integer from 1 to 10000, found nothing".into()),
+    ] {
+        // What stands behind is judged all the same.
+        let found = errors(&format!("{UPSTREAM}{line}\n[log]\nformat = \"xml\"\n"));
+        assert_eq!(found.len(), 2, "{line}: {found:#?}");
+        assert_eq!(found[0], format!("t.toml:{wanted}"), "{line}");
+        assert!(found[1].contains("log.format: expected"), "{line}: {found:#?}");
+    }
+    let list = errors("trusted_proxies = 10.0.0.0/8\n");
+    assert_eq!(list.len(), 1, "{list:#?}");
+    assert!(list[0].ends_with("not 10.0.0.0/8; write [\"10.0.0.0/8\"]"), "{list:#?}");
+}
+
+#[test]
+fn what_is_open_or_lacks_quotes_within_a_list_is_named() {
+    let upstream = |lines: &str| errors(&format!("[[upstream]]\n{lines}\n[[route]]\nupstream = \"a\"\n"));
+    for (lines, wanted) in [
+        (
+            "name = \"a\"\nservers = [\"127.0.0.1:1\", 127.0.0.1:2]",
+            "t.toml:3:32: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 127.0.0.1:2; put the value in \"quotes\"",
+        ),
+        (
+            "servers = [\"127.0.0.1:1\"]\nname = \"a",
+            "t.toml:3:10: upstream.name: invalid basic string, expected `\"`; the text has no closing quote",
+        ),
+        (
+            "name = \"a\"\nservers = [\"127.0.0.1:1\"",
+            "t.toml:4:1: missing comma between array elements, expected `,`; is the ] of the list before it missing?",
+        ),
+    ] {
+        let found = upstream(lines);
+        assert_eq!(found.first().map(String::as_str), Some(wanted), "{lines}: {found:#?}");
+    }
 }
 
 #[test]

@@ -148,6 +148,8 @@ fn read(
             }
             Entry::List(all)
         }
+        // What takes no place in the file is the parser's guess, and the line has been reported.
+        _ if value.span().is_empty() => Entry::Wrong,
         (Kind::Table(_) | Kind::Tables(_) | Kind::List { .. }, other) => {
             // The header of a table stands before its value; for `key = value` the value is what is wrong.
             let at = if matches!(other, DeValue::Table(_) | DeValue::Array(_)) { key_offset } else { offset };

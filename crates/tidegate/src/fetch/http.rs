@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Answer, FetchArgs};
 use crate::cli::Failure;
+use crate::client::in_words;
 
 /// How long an HTTP server may take to begin its response.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -68,7 +69,7 @@ fn explain(error: &ureq::Error) -> String {
         {
             "the server gave no answer; if it is a DHTTP port, use dhttp://"
         }
-        _ => return error.to_string(),
+        _ => return in_words(error),
     };
-    format!("{error}; {help}")
+    format!("{}; {help}", in_words(error))
 }

@@ -129,6 +129,12 @@ fn repeated(pools: &Pools) -> u64 {
     pools.groups().status()[0].repeated
 }
 
+/// Requests that shared a write, and writes that did not bring all the answers.
+fn pipelined_and_faults(pools: &Pools) -> (u64, u64) {
+    let server = &pools.groups().status()[0];
+    (server.pipelined, server.pipeline_faults)
+}
+
 fn failures(pools: &Pools) -> u64 {
     pools.groups().status()[0].failures
 }
@@ -153,10 +159,12 @@ async fn requests_of_one_turn_are_one_write_and_each_gets_its_own_response() {
         .run_until(async {
             let got = together(&pools, &["/a", "/b", "/c", "/d"]).await;
             assert_eq!(got, [ok("a"), ok("bcd"), Ok((204, String::new())), ok("")]);
+            assert_eq!(pipelined_and_faults(&pools), (4, 0), "all but the first");
             // The connection is kept.
             assert_eq!(begin(&pools, "/e").await.unwrap(), ok(""));
         })
         .await;
+    assert_eq!(pipelined_and_faults(&pools), (4, 0), "what has a connection to itself is not counted");
     assert_eq!((repeated(&pools), failures(&pools)), (0, 0));
     assert_eq!(heads.recv().unwrap().len(), 2);
 }
@@ -222,6 +230,7 @@ async fn a_server_that_answers_the_first_only_is_asked_again_for_the_others() {
             assert_eq!(got, [ok("first"), ok("/b"), ok("/c")]);
         })
         .await;
+    assert_eq!(pipelined_and_faults(&pools), (3, 1));
     assert_eq!((repeated(&pools), failures(&pools)), (2, 0));
 }
 
