@@ -5,7 +5,6 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tidegate_core::{Reason, network_of};
 use tidegate_http::cache::range;
@@ -14,28 +13,20 @@ use tidegate_http::forward::{ForwardContext, hops_left, times_seen, write_upstre
 use tidegate_http::normalize::{Normalized, normalize};
 use tidegate_http::{BodyFraming, FieldId, Method, Progress, RequestHead, RequestParser, ResponseHead};
 use tidegate_store::{Object, Store};
-use tokio::time::Instant;
 
 use crate::data_core::DataCore;
 use crate::icap::{self, AdaptedRequest, Review};
 use crate::service::entries::{Entry, write_url_key};
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
-use crate::service::flights::{Epoch, Flight, Join, Leader, News, Outcome, Started};
+use crate::service::flights::{Epoch, Join, Leader, Outcome};
+use crate::service::follow::{Follower, Next};
 use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
 use crate::service::validation::{Validators, freshen};
 use crate::settings::Balance;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
-
-/// Answers of others that a request finds in the cache and cannot use, before it asks for itself.
-const FOLLOW_ATTEMPTS: usize = 3;
-/// Clients for whom the upstream has failed to answer, until others believe that it would fail for them too.
-const FAILURES_BELIEVED: usize = 3;
-/// How much longer than the upstream may take to answer a request waits for others' answers: an upstream that does not
-/// answer is found out by few, and not by each.
-const FOLLOW_GRACE: Duration = Duration::from_secs(1);
 
 /// How often a request may come by. More than once is not yet a loop: gateways in a row may share a pseudonym.
 const MOST_ROUNDS: usize = 5;
@@ -188,28 +179,6 @@ async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming
     }
 }
 
-/// A request that waits for others' answers.
-#[derive(Default)]
-struct Follower {
-    until: Option<Instant>,
-    /// Answers that came into the cache and were of no use to it.
-    looks: usize,
-    /// For which other clients the upstream has failed to answer, and with what status the last one was told so.
-    failed_for: Vec<IpAddr>,
-    failed: Option<u16>,
-    forward: Option<Forward>,
-}
-
-/// What a follower does next.
-enum Next<'f> {
-    Look,
-    Read(&'f Started),
-    Overtake,
-    /// Asks for itself.
-    Ask,
-    Fail(u16),
-}
-
 /// What the cache does not answer.
 struct Miss {
     /// The URL's, from before the request is sent.
@@ -221,13 +190,13 @@ struct Miss {
 }
 
 /// One request to one upstream group.
-struct Fetch<'a> {
-    core: &'a Rc<DataCore>,
-    plan: &'a Arc<Plan>,
+pub(super) struct Fetch<'a> {
+    pub core: &'a Rc<DataCore>,
+    pub plan: &'a Arc<Plan>,
     /// Those of the plan, to whose groups `group` belongs.
     pools: &'a Rc<Pools>,
-    group: usize,
-    incoming: Incoming<'a>,
+    pub group: usize,
+    pub incoming: Incoming<'a>,
     /// A hash of the variant's key that the cache was asked for in vain.
     variant: Cell<u64>,
 }
@@ -370,52 +339,11 @@ impl Fetch<'_> {
         }
     }
 
-    /// Waits for another request's answer. What one request's fields, or its client's leaving, make fail is no reason to
-    /// fail the others, nor for all of them to ask at once: one of them asks next.
-    async fn follow<'f>(&self, flight: &'f Flight, follower: &mut Follower) -> Next<'f> {
-        if follower.until.is_none() {
-            self.core.metrics.cache_collapsed_total.add(1);
-        }
-        let until = *follower.until.get_or_insert_with(|| Instant::now() + self.patience());
-        let Ok(news) = tokio::time::timeout_at(until, flight.news(self.may_read_along())).await else {
-            return Next::Fail(follower.failed.unwrap_or(504));
-        };
-        match news {
-            News::Started(started) => Next::Read(started),
-            News::Late => Next::Overtake,
-            News::Ended(Outcome::Stored) => {
-                follower.looks += 1;
-                if follower.looks < FOLLOW_ATTEMPTS { Next::Look } else { Next::Ask }
-            }
-            News::Ended(Outcome::Abandoned) => Next::Look,
-            News::Ended(Outcome::Failed { status, client }) => {
-                follower.failed = Some(status);
-                if !follower.failed_for.contains(&client) {
-                    follower.failed_for.push(client);
-                }
-                let is_own = client == network_of(self.incoming.seen.client);
-                match is_own || follower.failed_for.len() >= FAILURES_BELIEVED {
-                    true => Next::Fail(status),
-                    false => Next::Look,
-                }
-            }
-            News::Ended(Outcome::Unreachable(status)) => Next::Fail(status),
-            News::Ended(Outcome::NotShared) => Next::Ask,
-        }
-    }
-
     /// Whether the upstream's answer to this request, asked for as a whole, may be stored.
     fn may_fill(&self) -> bool {
         let fields = &self.incoming.head.fields;
         let asks_for_part = [FieldId::Range, FieldId::IfMatch, FieldId::IfUnmodifiedSince];
         self.incoming.head.method == Method::Get && !asks_for_part.iter().any(|id| fields.has(*id))
-    }
-
-    fn patience(&self) -> Duration {
-        let group = self.plan.groups().get(self.group);
-        group.map_or(FOLLOW_GRACE, |group| {
-            group.settings.connect_timeout + group.settings.response_timeout + FOLLOW_GRACE
-        })
     }
 
     /// The answer when another request has just found that the upstream does not answer.
@@ -424,12 +352,6 @@ impl Fetch<'_> {
             Some(stale) => self.hit_of(stale, true, self.forward(reason, 0)),
             None => Answer::status(status),
         }
-    }
-
-    /// Whether the request takes whatever the same URL gives another one now.
-    fn may_read_along(&self) -> bool {
-        let asks = [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::CacheControl, FieldId::Pragma];
-        !asks.iter().any(|id| self.incoming.head.fields.has(*id))
     }
 
     fn stored(&self, hit: Hit) -> Answer {

@@ -5,6 +5,7 @@ pub(crate) mod fetch;
 pub(crate) mod files;
 pub(crate) mod fill;
 pub(crate) mod flights;
+mod follow;
 pub(crate) mod large_files;
 pub(crate) mod listed;
 pub(crate) mod lookup;

@@ -18,11 +18,12 @@ use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Hit, label};
 use crate::service::seen::Seen;
 use crate::service::transfer::ready;
+use crate::session::asker::Asker;
 use crate::session::body::ClientBody;
 use crate::session::deadlines::Waiting;
 use crate::session::respond::{self, ClientFraming, FileForm};
 use crate::session::transmit::{self, RateWatch, Source, Unsent};
-use crate::session::{Asker, Connection, Request};
+use crate::session::{Connection, Request};
 use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.

@@ -5,34 +5,33 @@
 //! (a miss, a body, a client that does not take its response) gets a task until it is done.
 
 pub(crate) mod allowance;
+mod asker;
 mod body;
 pub(crate) mod deadlines;
 mod exchange;
 pub(crate) mod helpers;
+mod refusal;
 pub(crate) mod respond;
 pub(crate) mod round;
 pub(crate) mod transmit;
 
 use std::io::{self, ErrorKind};
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
-use tidegate_core::hooks::{Decision, Reply, Slow};
-use tidegate_core::{NodeId, Reason, Verdict};
-use tidegate_http::normalize::{Kept, Normalized, normalize};
-use tidegate_http::{BodyFraming, HeadError, Method, ParsedRequest, Progress, RequestHead, RequestParser};
+use tidegate_core::Verdict;
+use tidegate_core::hooks::Slow;
+use tidegate_http::normalize::Kept;
+use tidegate_http::{ParsedRequest, Progress, RequestParser};
 
-use crate::access_log::Record;
 use crate::clients::{Busy, Client};
-use crate::data_core::{Bytes, DataCore, Scratch, millis};
-use crate::defence::{CameFrom, Hold};
-use crate::service::files;
-use crate::service::lookup::{self, Hit, Lookup};
-use crate::service::seen::Seen;
+use crate::data_core::{DataCore, millis};
+use crate::defence::Hold;
+use crate::service::lookup::{self, Hit};
+use crate::session::asker::{Asker, Handled};
 use crate::session::deadlines::Waiting;
-use crate::session::round::{Later, Ready};
+use crate::session::round::Later;
 use crate::session::transmit::Unsent;
 
 /// Reads from one client before others have their turn.
@@ -102,18 +101,6 @@ async fn wait(busy: Busy, mut step: Step) {
             step => step,
         };
     }
-}
-
-/// Who asks, for rules and logs.
-#[derive(Clone, Copy)]
-pub(crate) struct Asker {
-    peer: SocketAddr,
-    /// When the request in progress began.
-    began: Instant,
-    /// Its connection's place in the prefix tree, if anybody watches.
-    place: Option<NodeId>,
-    /// The request's first line was judged when it came.
-    is_line_judged: bool,
 }
 
 /// One client connection over TCP.
@@ -188,155 +175,6 @@ enum Early {
     Undecided,
     Passed,
     Ended(Step),
-}
-
-/// What became of one request.
-enum Handled {
-    Answered {
-        keep_alive: bool,
-    },
-    /// The answer is ready, and sent with those of others.
-    Later,
-    Unsent {
-        unsent: Unsent,
-        keep_alive: bool,
-    },
-    /// `held`: the defence lets the request wait first. `is_absent`: the cache has been looked into, and has nothing.
-    NeedsExchange {
-        normalized: Kept,
-        held: Option<Hold>,
-        is_absent: bool,
-    },
-    /// A rule says no.
-    Refused(Verdict),
-    /// The defence says no, and how to say it; `None`: by the end of the connection.
-    TurnedAway(Decision, Option<Box<Reply>>),
-}
-
-impl Asker {
-    pub(crate) fn new(client: &Client, is_line_judged: bool, began: Instant) -> Self {
-        Self { peer: client.peer(), began, place: client.place, is_line_judged }
-    }
-
-    /// Answers from the cache if that is all it takes; where the answer can wait for others, in `later`.
-    fn answer(
-        self,
-        core: &DataCore,
-        client: &Client,
-        head: &RequestHead<'_>,
-        later: Option<&mut Later>,
-    ) -> Result<Handled, HeadError> {
-        let plan = core.plan_ref();
-        let mut scratch = core.scratch.borrow_mut();
-        let Scratch { target, key, out, whole } = &mut *scratch;
-        let normalized = normalize(head, plan.personality, target)?;
-        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
-        if plan.keeps_out(&seen, &core.listed, || core.clock.elapsed_ms()) {
-            let decision = Decision::new(Verdict::Refuse, Reason::Listed);
-            core.note_refused(self.peer.ip(), &seen, decision.reason);
-            let reply = Box::new(Reply { status: 403, ..Reply::default() });
-            return Ok(Handled::TurnedAway(decision, Some(reply)));
-        }
-        let exchange =
-            |held, is_absent| Ok(Handled::NeedsExchange { normalized: normalized.keep(), held, is_absent });
-        let mut is_delayed = false;
-        if let (Some(defence), Some(place)) = (&core.defence, self.place) {
-            let now_ms = core.clock.elapsed_ms();
-            let client = defence.client(Some(place), self.peer.ip(), &seen, now_ms);
-            let decision = defence.judge(client, head, &normalized, self.is_line_judged, now_ms);
-            match decision.verdict {
-                Verdict::Continue => {}
-                Verdict::Delay => is_delayed = true,
-                // A trusted proxy's connection has other clients' requests on it.
-                Verdict::Tarpit if !seen.via_proxy => return exchange(Some(Hold::Tarpit), false),
-                _ => {
-                    let reply = defence.reply(client, head, &normalized, decision, now_ms);
-                    return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
-                }
-            }
-        }
-        let verdict = plan.police(self.peer, || client.local_addr(), head, &normalized);
-        if verdict != Verdict::Continue {
-            return Ok(Handled::Refused(verdict));
-        }
-        if is_delayed {
-            return exchange(Some(Hold::Delay), false);
-        }
-        if head.framing != BodyFraming::None
-            || head.upgrade
-            || !matches!(head.method, Method::Get | Method::Head)
-            || plan.reviews_request(head.method_bytes, &normalized)
-        {
-            return exchange(None, false);
-        }
-        let hit = match lookup::lookup(core, &plan, head, &normalized, &seen, key) {
-            Lookup::Hit(hit) => hit,
-            Lookup::Absent => return exchange(None, true),
-            Lookup::Miss => return exchange(None, false),
-        };
-        if let Some((decision, reply)) =
-            self.starts(core, &seen, head, &normalized, hit.status, CameFrom::HERE)
-        {
-            return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
-        }
-        lookup::count_hit(core, &hit);
-        let keep_alive = head.keep_alive && !core.is_draining();
-        if let Some(later) = later.filter(|_| keep_alive && transmit::is_short(&hit)) {
-            let (status, sent) = transmit::write_whole(core, &plan.pseudonym, head, &hit, &mut later.bytes);
-            later.ready = Some(Ready { asker: self, status, sent, cache: hit.label() });
-            return Ok(Handled::Later);
-        }
-        out.clear();
-        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
-        let body = form.body.1 - form.body.0;
-        let (sent, total) = match files::large_file(core, &plan, &normalized, &hit, body) {
-            Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
-            None => transmit::send_hit(client, &hit.object, &form, out, whole),
-        };
-        let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
-        core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
-        if form.status >= 400 {
-            self.responded(core, &seen, &normalized, form.status, CameFrom::HERE);
-        }
-        Ok(match sent {
-            transmit::Sent::All => Handled::Answered { keep_alive },
-            transmit::Sent::Broken => Handled::Answered { keep_alive: false },
-            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
-        })
-    }
-
-    /// Asks the defence about a response of which nothing was sent: what it decides, and says in the response's place.
-    #[inline]
-    fn starts(
-        self,
-        core: &DataCore,
-        seen: &Seen<'_>,
-        head: &RequestHead<'_>,
-        normalized: &Normalized<'_>,
-        status: u16,
-        from: CameFrom,
-    ) -> Option<(Decision, Option<Reply>)> {
-        let defence = core.defence.as_ref().filter(|defence| defence.looks_at_starts())?;
-        let (place, now_ms) = (self.place?, core.clock.elapsed_ms());
-        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
-        defence.judge_start(client, head, normalized, status, from, now_ms)
-    }
-
-    /// Tells the defence of a response; whether the connection may go on.
-    fn responded(
-        self,
-        core: &DataCore,
-        seen: &Seen<'_>,
-        normalized: &Normalized<'_>,
-        status: u16,
-        from: CameFrom,
-    ) -> bool {
-        let (Some(defence), Some(place)) = (&core.defence, self.place) else { return true };
-        let now_ms = core.clock.elapsed_ms();
-        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
-        let decision = defence.responded(client, normalized, status, from, now_ms);
-        seen.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
-    }
 }
 
 impl Connection<'_> {
@@ -566,92 +404,6 @@ impl Connection<'_> {
             return Step::finish();
         }
         Step::Close
-    }
-
-    /// Does to a request what a rule says; `None` when the connection goes on.
-    fn turn_away(self, asker: Asker, verdict: Verdict, head: &RequestHead<'_>) -> Option<Step> {
-        self.core.metrics.requests_policed_total.add(1);
-        match verdict {
-            Verdict::Refuse | Verdict::Delay | Verdict::Continue => {}
-            Verdict::Reset => return Some(self.reset()),
-            _ => return Some(Step::Close),
-        }
-        self.answer_refused(asker, head, &Reply { status: 503, ..Reply::default() })
-    }
-
-    /// Does to a request what the defence says; `None` when the connection goes on.
-    fn refuse_client(
-        self,
-        asker: Asker,
-        decision: Decision,
-        reply: Option<&Reply>,
-        head: &RequestHead<'_>,
-    ) -> Option<Step> {
-        self.core.metrics.requests_policed_total.add(1);
-        match reply {
-            Some(reply) => self.answer_refused(asker, head, reply),
-            None if decision.verdict == Verdict::Drop => Some(Step::Close),
-            None => Some(self.reset()),
-        }
-    }
-
-    /// With nothing to linger for, closing resets both ends (*Kernel Mechanisms*, section 3.3).
-    fn reset(self) -> Step {
-        self.client.set_zero_linger();
-        Step::Close
-    }
-
-    /// Answers a request that is refused; `None` when the connection goes on.
-    fn answer_refused(self, asker: Asker, head: &RequestHead<'_>, reply: &Reply) -> Option<Step> {
-        // What follows a body that nobody reads cannot be told from it.
-        let keep_alive = head.keep_alive && head.framing == BodyFraming::None && !self.core.is_draining();
-        let (out, bytes) = respond::reply(self.core, head, reply, keep_alive);
-        // A client that does not take its answers is not owed this one.
-        let sent = self.client.try_write(&out).is_ok_and(|length| length == out.len());
-        let Asker { peer, began, .. } = asker;
-        self.core.account(peer.ip(), head, reply.status, bytes, "none", began);
-        if sent && keep_alive {
-            self.await_next();
-            return None;
-        }
-        Some(Step::finish())
-    }
-
-    /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
-    fn refuse(self, error: HeadError) -> Step {
-        self.core.metrics.requests_refused_total.add(1);
-        tracing::debug!(client = %self.client.peer(), reason = error.name(), "request refused");
-        if !self.core.answers_malformed(self.client.place, self.client.peer()) {
-            self.core.metrics.requests_policed_total.add(1);
-            return Step::Close;
-        }
-        self.last_words(error.status());
-        if let Some(log) = &self.core.log {
-            let record = Record {
-                client: self.client.peer().ip().to_canonical(),
-                unix_s: self.core.clock.unix_s(),
-                duration: Duration::ZERO,
-                host: b"",
-                method: b"-",
-                target: b"-",
-                http11: true,
-                status: error.status(),
-                bytes: 0,
-                referer: b"",
-                user_agent: b"",
-                cache: "none",
-            };
-            log.record(&record, &self.core.metrics);
-        }
-        Step::finish()
-    }
-
-    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.
-    fn last_words(self, status: u16) {
-        let mut out = Vec::with_capacity(256);
-        respond::write_error(status, &self.core.clock.date(), false, &mut out);
-        self.core.metrics.count_response(status, out.len() as u64);
-        let _ = self.client.try_write(&out);
     }
 
     /// The client has sent its last byte, or a deadline has passed.

@@ -12,8 +12,9 @@ use tidegate_http::{HeadLimits, RequestParser};
 
 use crate::clients::Client;
 use crate::data_core::{Bytes, DataCore};
+use crate::session::asker::Asker;
 use crate::session::transmit::Unsent;
-use crate::session::{self, Asker, Connection, Step};
+use crate::session::{self, Connection, Step};
 
 /// Clients that are read from before the first of them is answered. More gain nothing, and keep those waiting that are first.
 pub(crate) const AT_ONCE: usize = 16;

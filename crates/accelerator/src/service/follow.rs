@@ -1,0 +1,91 @@
+//! Requests that wait for another one's answer (RFC 9111 §4), and what they do when it does not come.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tidegate_core::network_of;
+use tidegate_http::FieldId;
+use tokio::time::Instant;
+
+use crate::service::fetch::Fetch;
+use crate::service::fill::Forward;
+use crate::service::flights::{Flight, News, Outcome, Started};
+
+/// Answers of others that a request finds in the cache and cannot use, before it asks for itself.
+const FOLLOW_ATTEMPTS: usize = 3;
+/// Clients for whom the upstream has failed to answer, until others believe that it would fail for them too.
+const FAILURES_BELIEVED: usize = 3;
+/// How much longer than the upstream may take to answer a request waits for others' answers: an upstream that does not
+/// answer is found out by few, and not by each.
+const FOLLOW_GRACE: Duration = Duration::from_secs(1);
+
+/// A request that waits for others' answers.
+#[derive(Default)]
+pub(super) struct Follower {
+    until: Option<Instant>,
+    /// Answers that came into the cache and were of no use to it.
+    looks: usize,
+    /// For which other clients the upstream has failed to answer, and with what status the last one was told so.
+    failed_for: Vec<IpAddr>,
+    failed: Option<u16>,
+    pub forward: Option<Forward>,
+}
+
+/// What a follower does next.
+pub(super) enum Next<'f> {
+    Look,
+    Read(&'f Started),
+    Overtake,
+    /// Asks for itself.
+    Ask,
+    Fail(u16),
+}
+
+impl Fetch<'_> {
+    /// Waits for another request's answer. What one request's fields, or its client's leaving, make fail is no reason to
+    /// fail the others, nor for all of them to ask at once: one of them asks next.
+    pub(super) async fn follow<'f>(&self, flight: &'f Flight, follower: &mut Follower) -> Next<'f> {
+        if follower.until.is_none() {
+            self.core.metrics.cache_collapsed_total.add(1);
+        }
+        let until = *follower.until.get_or_insert_with(|| Instant::now() + self.patience());
+        let Ok(news) = tokio::time::timeout_at(until, flight.news(self.may_read_along())).await else {
+            return Next::Fail(follower.failed.unwrap_or(504));
+        };
+        match news {
+            News::Started(started) => Next::Read(started),
+            News::Late => Next::Overtake,
+            News::Ended(Outcome::Stored) => {
+                follower.looks += 1;
+                if follower.looks < FOLLOW_ATTEMPTS { Next::Look } else { Next::Ask }
+            }
+            News::Ended(Outcome::Abandoned) => Next::Look,
+            News::Ended(Outcome::Failed { status, client }) => {
+                follower.failed = Some(status);
+                if !follower.failed_for.contains(&client) {
+                    follower.failed_for.push(client);
+                }
+                let is_own = client == network_of(self.incoming.seen.client);
+                match is_own || follower.failed_for.len() >= FAILURES_BELIEVED {
+                    true => Next::Fail(status),
+                    false => Next::Look,
+                }
+            }
+            News::Ended(Outcome::Unreachable(status)) => Next::Fail(status),
+            News::Ended(Outcome::NotShared) => Next::Ask,
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let group = self.plan.groups().get(self.group);
+        group.map_or(FOLLOW_GRACE, |group| {
+            group.settings.connect_timeout + group.settings.response_timeout + FOLLOW_GRACE
+        })
+    }
+
+    /// Whether the request takes whatever the same URL gives another one now.
+    fn may_read_along(&self) -> bool {
+        let asks = [FieldId::IfNoneMatch, FieldId::IfModifiedSince, FieldId::CacheControl, FieldId::Pragma];
+        !asks.iter().any(|id| self.incoming.head.fields.has(*id))
+    }
+}

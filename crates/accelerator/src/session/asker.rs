@@ -1,0 +1,180 @@
+//! One request as far as it takes no waiting: the rules' and the defence's say in it, and the answer from the cache.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use tidegate_core::hooks::{Decision, Reply};
+use tidegate_core::{NodeId, Reason, Verdict};
+use tidegate_http::normalize::{Kept, Normalized, normalize};
+use tidegate_http::{BodyFraming, HeadError, Method, RequestHead};
+
+use crate::clients::Client;
+use crate::data_core::{Bytes, DataCore, Scratch};
+use crate::defence::{CameFrom, Hold};
+use crate::service::files;
+use crate::service::lookup::{self, Lookup};
+use crate::service::seen::Seen;
+use crate::session::respond;
+use crate::session::round::{Later, Ready};
+use crate::session::transmit::{self, Unsent};
+
+/// Who asks, for rules and logs.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    pub peer: SocketAddr,
+    /// When the request in progress began.
+    pub began: Instant,
+    /// Its connection's place in the prefix tree, if anybody watches.
+    place: Option<NodeId>,
+    /// The request's first line was judged when it came.
+    is_line_judged: bool,
+}
+
+/// What became of one request.
+pub(super) enum Handled {
+    Answered {
+        keep_alive: bool,
+    },
+    /// The answer is ready, and sent with those of others.
+    Later,
+    Unsent {
+        unsent: Unsent,
+        keep_alive: bool,
+    },
+    /// `held`: the defence lets the request wait first. `is_absent`: the cache has been looked into, and has nothing.
+    NeedsExchange {
+        normalized: Kept,
+        held: Option<Hold>,
+        is_absent: bool,
+    },
+    /// A rule says no.
+    Refused(Verdict),
+    /// The defence says no, and how to say it; `None`: by the end of the connection.
+    TurnedAway(Decision, Option<Box<Reply>>),
+}
+
+impl Asker {
+    pub(crate) fn new(client: &Client, is_line_judged: bool, began: Instant) -> Self {
+        Self { peer: client.peer(), began, place: client.place, is_line_judged }
+    }
+
+    /// Answers from the cache if that is all it takes; where the answer can wait for others, in `later`.
+    pub(super) fn answer(
+        self,
+        core: &DataCore,
+        client: &Client,
+        head: &RequestHead<'_>,
+        later: Option<&mut Later>,
+    ) -> Result<Handled, HeadError> {
+        let plan = core.plan_ref();
+        let mut scratch = core.scratch.borrow_mut();
+        let Scratch { target, key, out, whole } = &mut *scratch;
+        let normalized = normalize(head, plan.personality, target)?;
+        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        if plan.keeps_out(&seen, &core.listed, || core.clock.elapsed_ms()) {
+            let decision = Decision::new(Verdict::Refuse, Reason::Listed);
+            core.note_refused(self.peer.ip(), &seen, decision.reason);
+            let reply = Box::new(Reply { status: 403, ..Reply::default() });
+            return Ok(Handled::TurnedAway(decision, Some(reply)));
+        }
+        let exchange =
+            |held, is_absent| Ok(Handled::NeedsExchange { normalized: normalized.keep(), held, is_absent });
+        let mut is_delayed = false;
+        if let (Some(defence), Some(place)) = (&core.defence, self.place) {
+            let now_ms = core.clock.elapsed_ms();
+            let client = defence.client(Some(place), self.peer.ip(), &seen, now_ms);
+            let decision = defence.judge(client, head, &normalized, self.is_line_judged, now_ms);
+            match decision.verdict {
+                Verdict::Continue => {}
+                Verdict::Delay => is_delayed = true,
+                // A trusted proxy's connection has other clients' requests on it.
+                Verdict::Tarpit if !seen.via_proxy => return exchange(Some(Hold::Tarpit), false),
+                _ => {
+                    let reply = defence.reply(client, head, &normalized, decision, now_ms);
+                    return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
+                }
+            }
+        }
+        let verdict = plan.police(self.peer, || client.local_addr(), head, &normalized);
+        if verdict != Verdict::Continue {
+            return Ok(Handled::Refused(verdict));
+        }
+        if is_delayed {
+            return exchange(Some(Hold::Delay), false);
+        }
+        if head.framing != BodyFraming::None
+            || head.upgrade
+            || !matches!(head.method, Method::Get | Method::Head)
+            || plan.reviews_request(head.method_bytes, &normalized)
+        {
+            return exchange(None, false);
+        }
+        let hit = match lookup::lookup(core, &plan, head, &normalized, &seen, key) {
+            Lookup::Hit(hit) => hit,
+            Lookup::Absent => return exchange(None, true),
+            Lookup::Miss => return exchange(None, false),
+        };
+        if let Some((decision, reply)) =
+            self.starts(core, &seen, head, &normalized, hit.status, CameFrom::HERE)
+        {
+            return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
+        }
+        lookup::count_hit(core, &hit);
+        let keep_alive = head.keep_alive && !core.is_draining();
+        if let Some(later) = later.filter(|_| keep_alive && transmit::is_short(&hit)) {
+            let (status, sent) = transmit::write_whole(core, &plan.pseudonym, head, &hit, &mut later.bytes);
+            later.ready = Some(Ready { asker: self, status, sent, cache: hit.label() });
+            return Ok(Handled::Later);
+        }
+        out.clear();
+        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
+        let body = form.body.1 - form.body.0;
+        let (sent, total) = match files::large_file(core, &plan, &normalized, &hit, body) {
+            Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
+            None => transmit::send_hit(client, &hit.object, &form, out, whole),
+        };
+        let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
+        core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
+        if form.status >= 400 {
+            self.responded(core, &seen, &normalized, form.status, CameFrom::HERE);
+        }
+        Ok(match sent {
+            transmit::Sent::All => Handled::Answered { keep_alive },
+            transmit::Sent::Broken => Handled::Answered { keep_alive: false },
+            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
+        })
+    }
+
+    /// Asks the defence about a response of which nothing was sent: what it decides, and says in the response's place.
+    #[inline]
+    pub(super) fn starts(
+        self,
+        core: &DataCore,
+        seen: &Seen<'_>,
+        head: &RequestHead<'_>,
+        normalized: &Normalized<'_>,
+        status: u16,
+        from: CameFrom,
+    ) -> Option<(Decision, Option<Reply>)> {
+        let defence = core.defence.as_ref().filter(|defence| defence.looks_at_starts())?;
+        let (place, now_ms) = (self.place?, core.clock.elapsed_ms());
+        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
+        defence.judge_start(client, head, normalized, status, from, now_ms)
+    }
+
+    /// Tells the defence of a response; whether the connection may go on.
+    pub(super) fn responded(
+        self,
+        core: &DataCore,
+        seen: &Seen<'_>,
+        normalized: &Normalized<'_>,
+        status: u16,
+        from: CameFrom,
+    ) -> bool {
+        let (Some(defence), Some(place)) = (&core.defence, self.place) else { return true };
+        let now_ms = core.clock.elapsed_ms();
+        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
+        let decision = defence.responded(client, normalized, status, from, now_ms);
+        seen.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
+    }
+}

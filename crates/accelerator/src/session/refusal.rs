@@ -1,0 +1,99 @@
+//! How requests are refused, and connections with them.
+
+use std::time::Duration;
+
+use tidegate_core::Verdict;
+use tidegate_core::hooks::{Decision, Reply};
+use tidegate_http::{BodyFraming, HeadError, RequestHead};
+
+use crate::access_log::Record;
+use crate::session::asker::Asker;
+use crate::session::{Connection, Step, respond};
+
+impl Connection<'_> {
+    /// Does to a request what a rule says; `None` when the connection goes on.
+    pub(super) fn turn_away(self, asker: Asker, verdict: Verdict, head: &RequestHead<'_>) -> Option<Step> {
+        self.core.metrics.requests_policed_total.add(1);
+        match verdict {
+            Verdict::Refuse | Verdict::Delay | Verdict::Continue => {}
+            Verdict::Reset => return Some(self.reset()),
+            _ => return Some(Step::Close),
+        }
+        self.answer_refused(asker, head, &Reply { status: 503, ..Reply::default() })
+    }
+
+    /// Does to a request what the defence says; `None` when the connection goes on.
+    pub(super) fn refuse_client(
+        self,
+        asker: Asker,
+        decision: Decision,
+        reply: Option<&Reply>,
+        head: &RequestHead<'_>,
+    ) -> Option<Step> {
+        self.core.metrics.requests_policed_total.add(1);
+        match reply {
+            Some(reply) => self.answer_refused(asker, head, reply),
+            None if decision.verdict == Verdict::Drop => Some(Step::Close),
+            None => Some(self.reset()),
+        }
+    }
+
+    /// With nothing to linger for, closing resets both ends (*Kernel Mechanisms*, section 3.3).
+    pub(super) fn reset(self) -> Step {
+        self.client.set_zero_linger();
+        Step::Close
+    }
+
+    /// Answers a request that is refused; `None` when the connection goes on.
+    fn answer_refused(self, asker: Asker, head: &RequestHead<'_>, reply: &Reply) -> Option<Step> {
+        // What follows a body that nobody reads cannot be told from it.
+        let keep_alive = head.keep_alive && head.framing == BodyFraming::None && !self.core.is_draining();
+        let (out, bytes) = respond::reply(self.core, head, reply, keep_alive);
+        // A client that does not take its answers is not owed this one.
+        let sent = self.client.try_write(&out).is_ok_and(|length| length == out.len());
+        let Asker { peer, began, .. } = asker;
+        self.core.account(peer.ip(), head, reply.status, bytes, "none", began);
+        if sent && keep_alive {
+            self.await_next();
+            return None;
+        }
+        Some(Step::finish())
+    }
+
+    /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
+    pub(super) fn refuse(self, error: HeadError) -> Step {
+        self.core.metrics.requests_refused_total.add(1);
+        tracing::debug!(client = %self.client.peer(), reason = error.name(), "request refused");
+        if !self.core.answers_malformed(self.client.place, self.client.peer()) {
+            self.core.metrics.requests_policed_total.add(1);
+            return Step::Close;
+        }
+        self.last_words(error.status());
+        if let Some(log) = &self.core.log {
+            let record = Record {
+                client: self.client.peer().ip().to_canonical(),
+                unix_s: self.core.clock.unix_s(),
+                duration: Duration::ZERO,
+                host: b"",
+                method: b"-",
+                target: b"-",
+                http11: true,
+                status: error.status(),
+                bytes: 0,
+                referer: b"",
+                user_agent: b"",
+                cache: "none",
+            };
+            log.record(&record, &self.core.metrics);
+        }
+        Step::finish()
+    }
+
+    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.
+    pub(super) fn last_words(self, status: u16) {
+        let mut out = Vec::with_capacity(256);
+        respond::write_error(status, &self.core.clock.date(), false, &mut out);
+        self.core.metrics.count_response(status, out.len() as u64);
+        let _ = self.client.try_write(&out);
+    }
+}
