@@ -234,3 +234,39 @@ fn a_wait_for_an_epoll_set_by_another_number_or_within_another_set_is_told_of_re
         }
     }
 }
+
+/// Two processes: the first receives a request from the link, as accept(2) does, and never claims it; from then on, the second
+/// accepts. By then the first has been killed, or it is stopped.
+const RECEIVES: &str = "
+import os, signal, socket, sys
+listener = socket.create_server(('127.0.0.1', PORT))
+first = os.fork()
+if first == 0:
+    socket.recv_fds(listener, 65536, 4)
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+os.waitpid(first, os.WUNTRACED)
+while True:
+    client, _ = listener.accept()
+    client.recv(65536)
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 1\\r\\n\\r\\n1')
+    client.close()
+";
+
+#[test]
+fn what_a_process_received_and_never_claimed_is_served_by_another() {
+    needs("python3", "python3");
+    for filters in [&["package"][..], &["package", "pass"], &["package", "persist"]] {
+        for signal in ["SIGKILL", "SIGSTOP"] {
+            let site = Site::new();
+            let port = free_port();
+            let server = site.configuration("receives.py", port, RECEIVES);
+            let command = Chain::command(port, filters, &["python3", &server, signal]);
+            let chain = Chain::once_it_listens(command, port);
+            assert_eq!(chain.get("/").body, b"1", "{filters:?} {signal}");
+            let last = filters[filters.len() - 1];
+            assert!(chain.counted(last, "handed_again_total") > 0, "{filters:?} {signal}");
+            assert_eq!(chain.get("/").body, b"1", "{filters:?} {signal}");
+            chain.stop();
+        }
+    }
+}

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
 use crate::keeper::MOST_LISTENERS;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Tended};
 use crate::link;
 use crate::neighbours::{environment, say, word};
 use children::{Child, FilterProcess, Signals, reap_descendants};
@@ -423,6 +423,9 @@ impl RunningChain {
         if let Some(last) = chain.filters.iter_mut().rfind(|filter| keeper(filter)) {
             last.keeps = true;
         }
+        if let Some(last) = chain.filters.last_mut() {
+            last.is_last = true;
+        }
         for at in 0..chain.filters.len() {
             chain.filters[at].start(&chain.ledger_file)?;
         }
@@ -483,7 +486,7 @@ impl RunningChain {
         let mut ending: Option<Instant> = None;
         let mut in_vain_since: Option<Instant> = None;
         let mut is_in_background = false;
-        let mut taken = 0;
+        let mut tended = None;
         loop {
             let listening = self.ledger.is_listening();
             let pause = if listening || served.is_none() {
@@ -540,7 +543,7 @@ impl RunningChain {
                 self.tell_server(Signal::KILL);
             }
             self.mend(hung_up)?;
-            taken = self.tend_turns(taken);
+            self.tend_turns(&mut tended, Instant::now());
             self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
         }
     }
@@ -564,13 +567,17 @@ impl RunningChain {
         self.filters.last().is_some_and(|last| link::unread_bytes(last.downstream()) > 0)
     }
 
-    /// Looks after the turns of the server's processes. `taken` is what the last call returned.
-    fn tend_turns(&self, taken: u32) -> u32 {
-        let tended = self.ledger.turns().tend(self.has_unread(), children::is_alive, taken);
+    /// Looks after the turns of the server's processes, if it is time to: signals, and what ends, come in between. `last` is what
+    /// was found the last time.
+    fn tend_turns(&self, last: &mut Option<Tended>, now: Instant) {
+        if last.is_some_and(|last| !last.is_due(now)) {
+            return;
+        }
+        let tended = self.ledger.turns().tend(self.has_unread(), children::is_alive, *last, now);
         if tended.has_died {
             self.hand_again(self.filters.len());
         }
-        tended.taken
+        *last = Some(tended);
     }
 
     /// Has the filters before the one at `at` hand again what nobody has claimed. One of another origin may not keep what it
