@@ -30,7 +30,7 @@ use connection::{Connection, Interest, Source};
 pub use exec::inherit_standard_streams;
 use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
-pub use parking::{park, unpark, unpark_for, unpark_if};
+pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
@@ -490,6 +490,9 @@ pub fn set_blocking_known(fd: RawFd, is_blocking: bool) {
 
 /// The server changed whether `fd` closes on exec.
 pub fn set_cloexec(fd: RawFd, cloexec: bool) {
+    if !cloexec {
+        parking::share(fd);
+    }
     if let Some(connection) = table::connection(fd) {
         connection.lock().cloexec = cloexec;
     }
@@ -555,7 +558,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
 
 /// `new` has become a duplicate of `old`.
 pub fn duplicated(old: RawFd, new: RawFd) {
-    parking::unpark_if(|epoll| epoll == old);
+    parking::share(old);
     if table::get(old).is_none() {
         return;
     }

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, sockopt};
 use crate::ledger::State;
 use crate::server::connection::Connection;
 use crate::server::table::{self, Chain, Entry};
-use crate::server::{borrow, end_locally, process};
+use crate::server::{borrow, end_locally, parking, process};
 
 /// A connection that is about to go to another process as well.
 #[derive(Debug)]
@@ -38,6 +38,7 @@ impl Passing {
 /// # Errors
 /// ETOOMANYREFS: too many are on their way; EMSGSIZE: a filter rewrote more than can go along.
 pub fn pass(fd: RawFd) -> Result<Option<Passing>, Errno> {
+    parking::share(fd);
     let Some(connection) = table::connection(fd) else { return Ok(None) };
     let mut connection = connection.lock();
     if connection.lingers().is_some() {
