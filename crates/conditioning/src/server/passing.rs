@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, sockopt};
 use crate::ledger::State;
 use crate::server::connection::Connection;
 use crate::server::table::{self, Chain, Entry};
-use crate::server::{borrow, end_locally, parking, process};
+use crate::server::{borrow, end_locally, ended, parking, process};
 
 /// A connection that is about to go to another process as well.
 #[derive(Debug)]
@@ -82,6 +82,7 @@ pub fn receive(chain: &Arc<Chain>, fd: RawFd, cloexec: bool, address: SocketAddr
     connection.cloexec = cloexec;
     connection.is_blocking =
         rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|now| !now.contains(OFlags::NONBLOCK));
+    ended::is_new(fd);
     if table::set(fd, Entry::Connection(Arc::new(Mutex::new(connection)))) {
         chain.ledger.note_holder(id.slot);
     }
