@@ -74,7 +74,7 @@ metric_set! {
     pub struct Counters {
         Counter requests_total: "Requests that came from upstream.",
         Counter handed_total: "Requests handed on.",
-        Counter handed_again_total: "Requests handed on once more after a neighbour died.",
+        Counter handed_again_total: "Requests handed on once more after a neighbour died, or received and did not claim them.",
         Counter given_up_total: "Requests ended because they were handed again too often.",
         Counter refused_total: "Requests refused with an answer.",
         Counter reset_total: "Connections ended without an answer.",
@@ -103,6 +103,8 @@ struct Held {
     is_handed: bool,
     again: u8,
     since: Instant,
+    /// Among those handed on; 0 before.
+    number: u64,
 }
 
 /// The filters of one process. A request passes them in order, and only the last holds any back.
@@ -334,7 +336,7 @@ impl Host {
         if self.row.wants_notices() {
             self.place.ledger.ask(id);
         }
-        self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now });
+        self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now, number: 0 });
         self.waiting += 1;
         self.counters.held.add(1);
     }
@@ -369,14 +371,15 @@ impl Host {
                 .place
                 .hand(&held.request.bundle, held.request.socket.as_fd(), &mut self.scratch)
                 .map_err(|error| FilterError::System("link downstream", error))?;
-            if !handed {
+            let Some(number) = handed else {
                 self.passing.push_front(id);
                 break;
-            }
+            };
             self.counters.handed_total.add(1);
             if let Some(held) = self.held.get_mut(&id.slot) {
                 held.is_handed = true;
                 held.since = self.now;
+                held.number = number;
                 self.waiting -= 1;
                 self.row.handed(&held.request.bundle, self.now);
             }
@@ -440,7 +443,19 @@ impl Host {
     /// Finds in the ledger what no notice said.
     fn sweep(&mut self) {
         self.row.tick(self.now);
+        self.hand_again_lost();
         self.drop_ended(TICK);
+    }
+
+    /// Hands again what a process of the server received and does not claim.
+    fn hand_again_lost(&mut self) {
+        let handed = || self.held.values().filter(|held| held.is_handed);
+        let by_number = handed().map(|held| (held.number, held.request.bundle.id));
+        let received = self.place.received(by_number, self.now);
+        let is_lost =
+            |held: &&Held| held.number <= received && self.place.ledger.is_held(held.request.bundle.id);
+        let lost: Vec<Id> = handed().filter(is_lost).map(|held| held.request.bundle.id).collect();
+        lost.into_iter().for_each(|id| self.again(id));
     }
 
     /// Drops what was handed on so long ago and is over.

@@ -15,6 +15,7 @@ pub mod link;
 pub mod neighbours;
 mod plain;
 pub mod policy;
+pub mod receipts;
 pub mod server;
 pub mod tree;
 pub mod wire;

@@ -2,15 +2,16 @@
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, State};
 use crate::link;
-use crate::wire::{Bundle, Notice};
+use crate::receipts::Receipts;
+use crate::wire::{Bundle, Id, Notice};
 
 /// Environment variables that name inherited descriptors; a part of the protocol.
 pub mod environment {
@@ -30,6 +31,8 @@ pub mod environment {
     pub const USER: &str = "TIDEGATE_CC_USER";
     /// Set for the filter that keeps connections between requests: the last one of those that can.
     pub const KEEPS: &str = "TIDEGATE_CC_KEEPS";
+    /// Set for the filter whose downstream neighbour is the server.
+    pub const LAST: &str = "TIDEGATE_CC_LAST";
     /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
 }
@@ -80,10 +83,14 @@ pub struct Place {
     pub listeners: Vec<OwnedFd>,
     /// Whether this filter keeps connections between requests, and none behind it does.
     pub keeps: bool,
+    /// Whether the downstream neighbour is the server.
+    pub is_last: bool,
     /// The chain's ledger.
     pub ledger: Ledger,
     /// What the downstream neighbour has unread at most.
     pub unread: Unread,
+    /// What the downstream neighbour has received.
+    pub receipts: Receipts,
 }
 
 /// An upper bound of what is unread on the link downstream, so that not each request costs a question to the kernel.
@@ -130,8 +137,10 @@ impl Place {
             control: need(env::CONTROL)?,
             listeners: link::inherited_all(env::LISTEN),
             keeps: std::env::var_os(env::KEEPS).is_some(),
+            is_last: std::env::var_os(env::LAST).is_some(),
             ledger: Ledger::open(ledger.as_fd()).map_err(|error| FilterError::System("ledger", error))?,
             unread: Unread::default(),
+            receipts: Receipts::default(),
         })
     }
 
@@ -165,21 +174,44 @@ impl Place {
         self.unread.fits(window_bytes, || link::unread_bytes(self.downstream.as_fd()))
     }
 
-    /// Hands a request downstream; false if the link is full now.
+    /// Hands a request downstream: its number among those handed on; `None` if the link is full now.
     ///
     /// # Errors
     /// The link failed.
-    pub fn hand(&self, bundle: &Bundle, socket: BorrowedFd<'_>, scratch: &mut Vec<u8>) -> io::Result<bool> {
+    pub fn hand(
+        &self,
+        bundle: &Bundle,
+        socket: BorrowedFd<'_>,
+        scratch: &mut Vec<u8>,
+    ) -> io::Result<Option<u64>> {
         match link::send_bundle(self.downstream.as_fd(), bundle, socket, scratch) {
             Ok(()) => {
                 self.unread.sent(scratch.len());
-                Ok(true)
+                Ok(Some(self.receipts.handed()))
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             // ETOOMANYREFS: too many descriptors are under way; they will be taken.
-            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether somebody may have received a request of the server's and neither claimed it nor handed it back (see
+    /// [`Receipts`]): the requests up to this number that nobody has claimed are to be handed again. `handed` are those that
+    /// were handed on, by number.
+    pub fn received(&self, handed: impl Iterator<Item = (u64, Id)>, now: Instant) -> u64 {
+        if !self.is_last {
+            return 0;
+        }
+        let is_claimed = |id: Id| {
+            let (generation, state) = self.ledger.state(id.slot);
+            let is_claimed = matches!(state, State::Accepted | State::EndedLocally | State::Lingering);
+            generation == id.generation && is_claimed
+        };
+        let claimed = handed.filter(|&(_, id)| is_claimed(id)).map(|(number, _)| number).max();
+        // Asked after the ledger, so that what has been handed on until now has been taken off an empty link.
+        let is_unread = link::unread_bytes(self.downstream.as_fd()) > 0;
+        self.receipts.look(is_unread, claimed.unwrap_or(0), now)
     }
 }
 

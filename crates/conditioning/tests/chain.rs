@@ -92,7 +92,9 @@ fn a_command_that_never_accepts_is_one_line_and_exit_code_1() {
         let (code, text) = fails(port, &[], &["--start-timeout", "5"], &["python3", "-c", &listens]);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(code, 1);
-        one_line(&text, "did not accept its first client within 5 s");
+        let (said, error) = text.split_once('\n').unwrap();
+        assert!(said.contains("listening on"), "{text}");
+        one_line(error, "did not accept its first client within 5 s");
     });
 }
 
@@ -102,6 +104,29 @@ fn an_address_in_use_is_one_line_and_exit_code_1() {
     let (code, text) = fails(taken.local_addr().unwrap().port(), &[], &[], &["sleep", "60"]);
     assert_eq!(code, 1);
     one_line(&text, "Address already in use");
+}
+
+/// One line says who serves where, once somebody does.
+#[test]
+fn a_chain_that_serves_says_where_through_what_and_for_which_command() {
+    let (site, port, other) = (Site::new(), free_port(), free_port());
+    let addresses = [format!("127.0.0.1:{port}"), format!("127.0.0.1:{other}")];
+    let server = format!(
+        "import socket; s = socket.create_server(('127.0.0.1', {port}))\nwhile True:\n s.accept()[0].close()"
+    );
+    let server = site.configuration("server.py", port, &server);
+    let command =
+        Chain::listening(&addresses, &["persist", "normalize", "+prior"], &["python3", &server, "a b", ""]);
+    let chain = Chain::once_it_listens(command, port);
+    common::wait_until("it has said so", || chain.errors().ends_with('\n'));
+    let [first, second] = addresses;
+    assert_eq!(
+        chain.errors(),
+        format!(
+            "tidegate: listening on {first}, {second}, through package, persist, normalize+prior, for python3 {server} \"a b\" \"\"\n"
+        )
+    );
+    chain.stop();
 }
 
 #[test]

@@ -38,7 +38,8 @@ fn a_server_with_an_event_loop_in_each_thread() {
             });
         }
     });
-    assert_eq!(chain.errors(), "");
+    let said = chain.errors();
+    assert!(said.lines().count() == 1 && said.starts_with("tidegate: listening on "), "{said}");
     chain.stop();
 }
 
@@ -101,6 +102,24 @@ fn a_process_that_ends_with_its_response_in_the_buffer_of_its_standard_output() 
         assert!(client.is_ended());
     }
     chain.stop();
+}
+
+/// A number that was closed by the program's own system call is not taken for the connection that it was.
+#[test]
+fn a_server_that_closes_in_a_way_that_nobody_sees_reads_its_files() {
+    for seen in ["0", "3"] {
+        let (site, port) = (Site::new(), free_port());
+        let server = compile("programs/closes.c", &[], &site);
+        // What is asked for by HTTP/1.0 would end with the server's close, which nobody sees.
+        let chain =
+            Chain::once_it_listens(Chain::command(port, CHAIN, &[&server, &port.to_string(), seen]), port);
+        let mut client = chain.client();
+        for round in 0..200 {
+            let expected = if round == 0 { &b"nothing yet"[..] } else { b"server\n" };
+            assert_eq!(client.get("/").body, expected, "{seen} seen, round {round}");
+        }
+        chain.stop();
+    }
 }
 
 /// `Expect: 100-continue`: the server's word to go on reaches the client before the content has to.

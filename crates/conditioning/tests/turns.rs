@@ -6,7 +6,7 @@ mod common;
 use std::collections::HashSet;
 use std::path::Path;
 
-use common::{Chain, Client, Site, free_port, needs, wait_until};
+use common::{Chain, Client, Site, compile, free_port, needs, wait_until};
 
 const PROCESSES: usize = 24;
 
@@ -231,6 +231,80 @@ fn a_wait_for_an_epoll_set_by_another_number_or_within_another_set_is_told_of_re
         let chain = Chain::start(port, &["package"], &["python3", &server, how, by]);
         for _ in 0..3 {
             assert_eq!(served_by(&mut chain.client()), 1, "{how} {by}");
+        }
+    }
+}
+
+/// `how` is a way of `programs/epolls.c`; the file is what it writes.
+fn epolls(how: &str, site: &Site) -> (Chain, std::path::PathBuf) {
+    let server = compile("programs/epolls.c", &[], site);
+    let (port, file) = (free_port(), site.path().join(how));
+    let command = [&server, &port.to_string(), how, file.to_str().unwrap()];
+    (Chain::once_it_listens(Chain::command(port, &["package"], &command), port), file)
+}
+
+/// Another process may wait in a set of before a fork: the listening socket stays registered there.
+#[test]
+fn whoever_waits_in_an_epoll_set_that_a_fork_shared_is_told_of_requests() {
+    for (how, data) in [("made-before", 2), ("child-registers", 2), ("waits-in-child", 1)] {
+        let site = Site::new();
+        let (chain, done) = epolls(how, &site);
+        wait_until("the other process has done its part", || done.exists());
+        for _ in 0..3 {
+            assert_eq!(served_by(&mut chain.client()), data, "{how}");
+        }
+        chain.stop();
+    }
+}
+
+#[test]
+fn registrations_that_nobody_waits_for_are_changed_as_epoll_ctl_says() {
+    let site = Site::new();
+    let (chain, conditioned) = epolls("changes", &site);
+    assert_eq!(served_by(&mut chain.client()), 8);
+    chain.stop();
+    let (port, bare) = (free_port().to_string(), site.path().join("bare"));
+    let server = site.path().join("server");
+    let mut alone = std::process::Command::new(server).args([&port, "changes"]).arg(&bare).spawn().unwrap();
+    let last = |file| lines(file).pop().unwrap_or_default();
+    wait_until("it has changed everything", || last(&bare) == "change it: done");
+    alone.kill().unwrap();
+    alone.wait().unwrap();
+    assert_eq!(lines(&conditioned), lines(&bare));
+}
+
+/// Two processes: the first receives a request from the link, as accept(2) does, and never claims it; from then on, the second
+/// accepts. By then the first has been killed, or it is stopped.
+const RECEIVES: &str = "
+import os, signal, socket, sys
+listener = socket.create_server(('127.0.0.1', PORT))
+first = os.fork()
+if first == 0:
+    socket.recv_fds(listener, 65536, 4)
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+os.waitpid(first, os.WUNTRACED)
+while True:
+    client, _ = listener.accept()
+    client.recv(65536)
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 1\\r\\n\\r\\n1')
+    client.close()
+";
+
+#[test]
+fn what_a_process_received_and_never_claimed_is_served_by_another() {
+    needs("python3", "python3");
+    for filters in [&["package"][..], &["package", "pass"], &["package", "persist"]] {
+        for signal in ["SIGKILL", "SIGSTOP"] {
+            let site = Site::new();
+            let port = free_port();
+            let server = site.configuration("receives.py", port, RECEIVES);
+            let command = Chain::command(port, filters, &["python3", &server, signal]);
+            let chain = Chain::once_it_listens(command, port);
+            assert_eq!(chain.get("/").body, b"1", "{filters:?} {signal}");
+            let last = filters[filters.len() - 1];
+            assert!(chain.counted(last, "handed_again_total") > 0, "{filters:?} {signal}");
+            assert_eq!(chain.get("/").body, b"1", "{filters:?} {signal}");
+            chain.stop();
         }
     }
 }

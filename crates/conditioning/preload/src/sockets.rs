@@ -390,6 +390,16 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
     noted(fd, command, argument, result)
 }
 
+/// epoll_create1(2); a set of epoll_create(2) may live on in programs that the process starts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    let epoll = next!(epoll_create1(flags: c_int) -> c_int);
+    if flags & libc::EPOLL_CLOEXEC != 0 {
+        server::made_epoll(epoll);
+    }
+    epoll
+}
+
 /// epoll_ctl(2): registrations are written down, because a filter's handle to the same socket would keep them alive
 /// after close.
 #[unsafe(no_mangle)]
@@ -399,18 +409,18 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    server::unpark_if(|parked| parked == epoll || parked == fd);
+    server::unpark_to_change(epoll, fd);
     let result =
         next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
-    // SAFETY: the kernel just read the event; it is packed, hence the unaligned read. A null one is a deletion.
-    let (events, data) = match unsafe { event.as_ref() } {
-        Some(_) => {
-            // SAFETY: as above.
-            let event = unsafe { event.read_unaligned() };
-            (event.events, event.u64)
-        }
-        None => (0, 0),
+    // Of a deletion it is not read; of others before anything else is looked at.
+    let was_read = operation != libc::EPOLL_CTL_DEL && outcome != Err(rustix::io::Errno::FAULT);
+    let (events, data) = if was_read {
+        // SAFETY: the kernel just read the event; it is packed, hence the unaligned read.
+        let event = unsafe { event.read_unaligned() };
+        (event.events, event.u64)
+    } else {
+        (0, 0)
     };
     let interest = Interest { epoll, fd, events, data };
     if result == 0 && operation != libc::EPOLL_CTL_DEL {

@@ -51,6 +51,8 @@ pub struct Connection {
     pub looks: u8,
     /// Whether more of a request that drips in has arrived since the last look.
     pub has_dripped: bool,
+    /// The last presentation's, among those handed on.
+    pub number: u64,
     /// How often the request was handed more than once.
     pub again: u8,
     /// Whether its next request is this keeper's to find, although another was to keep it: that one is no more.
@@ -80,6 +82,7 @@ impl Connection {
             has_served: false,
             looks: 0,
             has_dripped: false,
+            number: 0,
             again: 0,
             comes_back: false,
             id: None,
@@ -189,11 +192,14 @@ impl Connections {
         Some(connection)
     }
 
+    /// Every connection and its index.
+    pub fn all(&self) -> impl Iterator<Item = (u32, &Connection)> {
+        (0..).zip(&self.slots).filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
+    }
+
     /// Indexes of the connections in a phase.
     pub fn indexes(&self, phase: Phase) -> Vec<u32> {
-        let in_phase =
-            |slot: &Option<Connection>| slot.as_ref().is_some_and(|connection| connection.phase == phase);
-        (0..).zip(&self.slots).filter(|(_, slot)| in_phase(slot)).map(|(index, _)| index).collect()
+        self.all().filter(|(_, connection)| connection.phase == phase).map(|(index, _)| index).collect()
     }
 }
 

@@ -327,10 +327,9 @@ impl Keeper {
                 .place
                 .hand(bundle, connection.socket.as_fd(), &mut self.scratch)
                 .map_err(|error| FilterError::System("link downstream", error))?;
-            if !handed {
-                return Ok(());
-            }
+            let Some(number) = handed else { return Ok(()) };
             connection.phase = Phase::Handed;
+            connection.number = number;
             connection.since = self.now;
             if !self.place.keeps {
                 // What arrives now is `persist`'s business.

@@ -43,7 +43,7 @@ metric_set! {
     pub struct Counters {
         Counter accepted_total: "Connections that came in.",
         Counter handed_total: "Requests handed on.",
-        Counter handed_again_total: "Requests handed on once more after a neighbour died.",
+        Counter handed_again_total: "Requests handed on once more after a neighbour died, or received and did not claim them.",
         Counter given_up_total: "Connections ended because their request was handed again too often.",
         Counter malformed_total: "Connections ended because the head of their request was malformed.",
         Counter timed_out_total: "Connections ended because their request did not arrive whole in time.",

@@ -185,6 +185,8 @@ pub struct FilterProcess {
     listeners: Vec<OwnedFd>,
     /// Whether it keeps connections between requests.
     pub keeps: bool,
+    /// Whether the server is its downstream neighbour.
+    pub is_last: bool,
     running: Option<(Child, OwnedFd)>,
 }
 
@@ -205,6 +207,7 @@ impl FilterProcess {
             downstream,
             listeners,
             keeps: false,
+            is_last: false,
             running: None,
         }
     }
@@ -254,9 +257,11 @@ impl FilterProcess {
         let listeners: Vec<RawFd> = self.listeners.iter().map(AsRawFd::as_raw_fd).collect();
         let numbers: Vec<String> = listeners.iter().map(RawFd::to_string).collect();
         command.env(environment::LISTEN, numbers.join(","));
-        command.env_remove(environment::KEEPS);
-        if self.keeps {
-            command.env(environment::KEEPS, "1");
+        for (name, is_so) in [(environment::KEEPS, self.keeps), (environment::LAST, self.is_last)] {
+            command.env_remove(name);
+            if is_so {
+                command.env(name, "1");
+            }
         }
         inherits.extend(listeners);
         if let Some(user) = FILTER_USER.get() {

@@ -4,6 +4,7 @@
 //! was under way in them is lost and no neighbour has to connect again.
 
 mod children;
+mod error;
 mod notify;
 mod plan;
 mod relay;
@@ -19,10 +20,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
 use crate::keeper::MOST_LISTENERS;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Tended};
 use crate::link;
 use crate::neighbours::{environment, say, word};
 use children::{Child, FilterProcess, Signals, reap_descendants};
+pub use error::LaunchError;
 pub use plan::{FilterSpec, filter_program, plan};
 
 /// How many times in a row a filter may die before it is ready.
@@ -99,130 +101,6 @@ fn has_ipv6() -> bool {
     })
 }
 
-/// Why a chain could not be started, or could not go on. One line each.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LaunchError {
-    /// No filter has that name.
-    #[error("unknown filter {name:?}; known are {known}")]
-    UnknownFilter {
-        /// The name as given.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// A filter's arguments were refused.
-    #[error("filter {name}: {reason}")]
-    FilterArguments {
-        /// The filter.
-        name: String,
-        /// Why.
-        reason: String,
-    },
-    /// A filter wants to see each request, and `--linger` lets the server read some itself.
-    #[error("--linger is for chains of package and persist: {0} would not see every request")]
-    UnseenRequests(String),
-    /// There is no such user.
-    #[error("there is no user {0:?}; name one with --filter-user")]
-    UnknownUser(String),
-    /// The listening socket could not be made.
-    #[error("cannot listen on {address}: {reason}")]
-    Listen {
-        /// The address asked for.
-        address: SocketAddr,
-        /// Why, such as "address in use".
-        reason: io::Error,
-    },
-    /// Too many listening addresses, or none.
-    #[error("{0} addresses to listen on; a chain has 1 to {MOST_LISTENERS}")]
-    Listeners(usize),
-    /// A file that belongs to the installation is missing.
-    #[error("cannot find {0}; name it with {1}")]
-    Missing(&'static str, &'static str),
-    /// A program could not be started.
-    #[error("cannot start {program}: {reason}")]
-    Start {
-        /// The program.
-        program: String,
-        /// Why.
-        reason: io::Error,
-    },
-    /// A filter ended before it was ready.
-    #[error("filter {name} exited at start ({status})")]
-    FilterExited {
-        /// The filter.
-        name: String,
-        /// Its exit status.
-        status: String,
-    },
-    /// A filter did not become ready in time.
-    #[error("filter {name} was not ready after {} s", PATIENCE.as_secs())]
-    FilterSilent {
-        /// The filter.
-        name: String,
-    },
-    /// The command does not serve.
-    #[error(
-        "{command} did not listen on port {port} within {seconds} s; it may use another port (--server-port), or reach the kernel by itself (--via seccomp)"
-    )]
-    NeverListened {
-        /// The command.
-        command: String,
-        /// The port it was expected to listen on.
-        port: u16,
-        /// How long it was waited for.
-        seconds: u64,
-    },
-    /// The command listens, and a client waits in vain.
-    #[error("{command} listens on port {port}, but did not accept its first client within {seconds} s")]
-    NeverAccepted {
-        /// The command.
-        command: String,
-        /// The port it listens on.
-        port: u16,
-        /// How long the client was left waiting.
-        seconds: u64,
-    },
-    /// The command ended before it served.
-    #[error("{command} ended (exit code {code}) before it listened on port {port}")]
-    CommandEnded {
-        /// The command.
-        command: String,
-        /// Its exit code.
-        code: u8,
-        /// The port it was expected to listen on.
-        port: u16,
-    },
-    /// The command serves, but not where it was expected to.
-    #[error("{command} listens on port {other}, not {port}; say --server-port {other} to condition that")]
-    ListensElsewhere {
-        /// The command.
-        command: String,
-        /// The port it was expected to listen on.
-        port: u16,
-        /// The port that it listens on.
-        other: u16,
-    },
-    /// A system call of the launcher's own failed.
-    #[error("{0}: {1}")]
-    System(&'static str, #[source] io::Error),
-}
-
-impl LaunchError {
-    /// The exit code: 2 for bad usage, 1 for failures at run time.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::CommandEnded { code, .. } if *code != 0 => *code,
-            Self::UnknownFilter { .. }
-            | Self::FilterArguments { .. }
-            | Self::UnknownUser(_)
-            | Self::UnseenRequests(_)
-            | Self::Listeners(_) => 2,
-            _ => 1,
-        }
-    }
-}
-
 /// Runs `tidegate condition` to its end and returns the command's exit code.
 ///
 /// Call it on the main thread of a process that does nothing else: it takes over signals and child processes.
@@ -266,7 +144,9 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
         started
     };
     let limit = Duration::from_secs(args.start_timeout);
-    chain.supervise(Some(Served { child: command, port: server_port, limit, command: &args.command }))
+    let served =
+        Served { child: command, port: server_port, limit, command: &args.command, addresses: &args.listen };
+    chain.supervise(Some(served))
 }
 
 /// Runs a chain for a server that was started by somebody else and holds the other end of the last link: what
@@ -354,12 +234,19 @@ struct Served<'c> {
     port: u16,
     limit: Duration,
     command: &'c [OsString],
+    addresses: &'c [SocketAddr],
 }
 
 impl Served<'_> {
     fn name(&self) -> String {
         self.command.first().map_or_else(String::new, |command| command.to_string_lossy().into_owned())
     }
+}
+
+/// A word of a command as one would type it.
+fn shown(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("{word:?}") }
 }
 
 fn never_accepted(served: &Served<'_>) -> LaunchError {
@@ -423,6 +310,9 @@ impl RunningChain {
         if let Some(last) = chain.filters.iter_mut().rfind(|filter| keeper(filter)) {
             last.keeps = true;
         }
+        if let Some(last) = chain.filters.last_mut() {
+            last.is_last = true;
+        }
         for at in 0..chain.filters.len() {
             chain.filters[at].start(&chain.ledger_file)?;
         }
@@ -483,9 +373,14 @@ impl RunningChain {
         let mut ending: Option<Instant> = None;
         let mut in_vain_since: Option<Instant> = None;
         let mut is_in_background = false;
-        let mut taken = 0;
+        let mut tended = None;
+        let mut is_announced = false;
         loop {
             let listening = self.ledger.is_listening();
+            if let Some(served) = served.as_ref().filter(|_| listening && !is_announced) {
+                self.announce(served);
+                is_announced = true;
+            }
             let pause = if listening || served.is_none() {
                 Duration::from_secs(1)
             } else {
@@ -540,9 +435,18 @@ impl RunningChain {
                 self.tell_server(Signal::KILL);
             }
             self.mend(hung_up)?;
-            taken = self.tend_turns(taken);
+            self.tend_turns(&mut tended, Instant::now());
             self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
         }
+    }
+
+    /// Says who serves where. Not before the server does: what keeps it from that is the one line that is to be seen then.
+    fn announce(&self, served: &Served<'_>) {
+        let addresses: Vec<_> = served.addresses.iter().map(SocketAddr::to_string).collect();
+        let filters: Vec<_> = self.filters.iter().map(FilterProcess::name).collect();
+        let command: Vec<_> = served.command.iter().map(|word| shown(&word.to_string_lossy())).collect();
+        let (addresses, filters, command) = (addresses.join(", "), filters.join(", "), command.join(" "));
+        say(&format!("tidegate: listening on {addresses}, through {filters}, for {command}"));
     }
 
     /// Collects processes of the server's whose parents have ended.
@@ -564,13 +468,17 @@ impl RunningChain {
         self.filters.last().is_some_and(|last| link::unread_bytes(last.downstream()) > 0)
     }
 
-    /// Looks after the turns of the server's processes. `taken` is what the last call returned.
-    fn tend_turns(&self, taken: u32) -> u32 {
-        let tended = self.ledger.turns().tend(self.has_unread(), children::is_alive, taken);
+    /// Looks after the turns of the server's processes, if it is time to: signals, and what ends, come in between. `last` is what
+    /// was found the last time.
+    fn tend_turns(&self, last: &mut Option<Tended>, now: Instant) {
+        if last.is_some_and(|last| !last.is_due(now)) {
+            return;
+        }
+        let tended = self.ledger.turns().tend(self.has_unread(), children::is_alive, *last, now);
         if tended.has_died {
             self.hand_again(self.filters.len());
         }
-        tended.taken
+        *last = Some(tended);
     }
 
     /// Has the filters before the one at `at` hand again what nobody has claimed. One of another origin may not keep what it

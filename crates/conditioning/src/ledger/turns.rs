@@ -8,6 +8,7 @@
 //! What a killed process leaves here costs others a second at most: the launcher looks once a second (see [`Turns::tend`]).
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -102,11 +103,17 @@ impl Turns {
     }
 
     /// Sets right what processes left that were killed, or that do not come although they were woken, such as stopped ones.
-    /// To be called once in a while, with what the last call returned.
-    pub fn tend(&self, has_unread: bool, is_alive: impl Fn(u32) -> bool, taken_before: u32) -> Tended {
+    /// To be called again and again with what the last call returned, but not sooner than [`Tended::is_due`] says.
+    pub fn tend(
+        &self,
+        has_unread: bool,
+        is_alive: impl Fn(u32) -> bool,
+        before: Option<Tended>,
+        now: Instant,
+    ) -> Tended {
         let taken = self.taken.load(Ordering::Relaxed);
         // One is taken by whoever was called below, a call earlier.
-        let is_stuck = has_unread && taken.wrapping_sub(taken_before) <= 1;
+        let is_stuck = has_unread && before.is_some_and(|before| taken.wrapping_sub(before.taken) <= 1);
         let mut has_died = self.has_ended.swap(0, Ordering::Relaxed) != 0;
         for seat in &self.seats {
             let process = seat.load(Ordering::SeqCst);
@@ -119,18 +126,29 @@ impl Turns {
         if has_unread || has_died || self.called.load(Ordering::SeqCst) != 0 {
             self.call_another();
         }
-        Tended { taken, has_died }
+        Tended { taken, has_died, at: now }
     }
 }
 
 /// What [`Turns::tend`] found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Tended {
-    /// Requests taken so far.
-    pub taken: u32,
+    taken: u32,
+    at: Instant,
     /// A process ended while it waited by the link. It may have received a request and claimed none: whoever handed it on is to
     /// hand it again.
     pub has_died: bool,
+}
+
+impl Tended {
+    /// In what time those that wait by the link take more than one request, if any of them comes at all. Looks that
+    /// follow each other sooner would take their seats away from processes that have only just been woken.
+    pub const INTERVAL: Duration = Duration::from_secs(1);
+
+    /// Whether it is time for the next call.
+    pub fn is_due(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) >= Self::INTERVAL
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +186,8 @@ mod tests {
         assert!(turns.sit(4, 2).is_none(), "a seat that somebody else has by now was given back");
         turns.leave(3);
         assert!(turns.sit(4, 2).is_some());
-        assert!(turns.tend(false, |_| true, 0).has_died && !turns.tend(false, |_| true, 0).has_died);
+        let has_died = || turns.tend(false, |_| true, None, Instant::now()).has_died;
+        assert!(has_died() && !has_died());
         let many = (0..1000).filter(|_| turns.sit(5, 1000).is_some()).count();
         assert_eq!(many, SEATS - 2);
     }
@@ -194,20 +213,34 @@ mod tests {
         let turns = ledger.turns();
         let is_alive = |process| process == 1;
         let (_alive, _dead) = (turns.sit(1, 2).unwrap(), turns.sit(2, 2).unwrap());
-        let Tended { taken, has_died } = turns.tend(false, is_alive, 0);
-        assert!(has_died);
+        let first = turns.tend(false, is_alive, None, Instant::now());
+        assert!(first.has_died);
         let _next = turns.sit(1, 2).unwrap();
         assert!(turns.sit(1, 2).is_none());
         // Requests wait, and are taken.
         turns.took();
         turns.took();
-        let Tended { taken, has_died } = turns.tend(true, is_alive, taken);
-        assert!(!has_died);
+        let second = turns.tend(true, is_alive, Some(first), Instant::now());
+        assert!(!second.has_died);
         assert!(turns.sit(1, 2).is_none());
         // Requests wait, and none has been taken since but by the one that was called.
         turns.took();
-        turns.tend(true, is_alive, taken);
+        turns.tend(true, is_alive, Some(second), Instant::now());
         assert!(turns.sit(1, 2).is_some() && turns.sit(1, 2).is_some());
+    }
+
+    #[test]
+    fn whoever_waits_by_the_link_has_a_second_to_come() {
+        let ledger = ledger();
+        let (turns, start) = (ledger.turns(), Instant::now());
+        let _seat = turns.sit(1, 1).unwrap();
+        // A request that is there at the first look may have come just now.
+        let tended = turns.tend(true, |_| true, None, start);
+        assert!(turns.sit(1, 1).is_none());
+        assert!(!tended.is_due(start) && !tended.is_due(start + Tended::INTERVAL - Duration::from_nanos(1)));
+        assert!(tended.is_due(start + Tended::INTERVAL));
+        turns.tend(true, |_| true, Some(tended), start + Tended::INTERVAL);
+        assert!(turns.sit(1, 1).is_some());
     }
 
     #[test]
@@ -218,7 +251,7 @@ mod tests {
         let deadline = std::time::Instant::now() + PATIENCE;
         loop {
             ledger.turns().called.store(1, Ordering::SeqCst);
-            ledger.turns().tend(false, |_| true, 0);
+            ledger.turns().tend(false, |_| true, None, Instant::now());
             if behind.recv_timeout(Duration::from_millis(10)).is_ok() {
                 break;
             }

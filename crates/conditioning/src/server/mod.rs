@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod connection;
+mod ended;
 mod exec;
 mod lingering;
 mod parking;
@@ -17,7 +18,7 @@ mod waiting;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::epoll;
 use rustix::fs::OFlags;
@@ -27,10 +28,12 @@ use crate::ledger::Ledger;
 use crate::link::{self, Received};
 use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
+use ended::{at_end_of_file, replace};
+pub use ended::{is_ended, status_flags};
 pub use exec::inherit_standard_streams;
 use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
-pub use parking::{park, unpark, unpark_for, unpark_if};
+pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
 pub use response::{Extent, ResponseTracker};
@@ -193,6 +196,7 @@ fn accept_from(
         connection.presents_v6 = presents_v6;
         connection.cloexec = options.cloexec;
         connection.is_blocking = !options.nonblocking;
+        ended::is_new(number);
         if !table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))) {
             return Err(Errno::MFILE);
         }
@@ -349,30 +353,6 @@ fn note_holder(connection: &Connection) {
     }
 }
 
-/// Flags that mean nothing to a socket, and that no file of a server's has together with O_NONBLOCK: they tell, without a look at
-/// the file itself, that a descriptor is the one at end-of-file.
-const MARK: OFlags = OFlags::APPEND.union(OFlags::NOATIME);
-
-/// A socket at end-of-file that takes the place of clients' sockets. Its other end stays open, so that nothing but the
-/// end-of-file is reported.
-fn at_end_of_file() -> Option<BorrowedFd<'static>> {
-    static PAIR: OnceLock<Option<(OwnedFd, OwnedFd)>> = OnceLock::new();
-    let pair = PAIR.get_or_init(|| {
-        let (ours, theirs) = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK,
-            None,
-        )
-        .ok()?;
-        rustix::net::shutdown(&theirs, rustix::net::Shutdown::Write).ok()?;
-        // Without it, what is asked below takes a little longer.
-        let _ = rustix::fs::fcntl_setfl(&ours, OFlags::NONBLOCK | MARK);
-        Some((ours, theirs))
-    });
-    pair.as_ref().map(|(ours, _)| ours.as_fd())
-}
-
 /// The server reads end-of-file from now on; the client notices nothing (§4.2, persistent connection management).
 fn end_locally(connection: &mut Connection) {
     let Some(ended) = at_end_of_file() else { return };
@@ -388,12 +368,6 @@ fn end_locally(connection: &mut Connection) {
         let _ = table::set(fd, Entry::Ended(ended.clone()));
         waiting::owe(fd, ended, interests);
     }
-}
-
-fn replace(by: BorrowedFd<'_>, fd: RawFd, cloexec: bool) {
-    let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: dup3 by number as a raw system call; `fd` is the server's own descriptor, which it still uses by number.
-    unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), fd, flags) };
 }
 
 fn add(interest: Interest) {
@@ -450,31 +424,6 @@ pub fn is_ours(fd: RawFd) -> bool {
     table::is_connection(fd) || table::is_ended(fd)
 }
 
-/// Whether `fd` was a connection of which the server's end is over. A number that was closed in a way that nobody saw, and
-/// is something else by now, is none: the server's files are not to look empty.
-pub fn is_ended(fd: RawFd) -> bool {
-    if !table::is_ended(fd) {
-        return false;
-    }
-    if rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(MARK | OFlags::NONBLOCK)) {
-        return true;
-    }
-    static ENDED: OnceLock<Option<(u64, u64)>> = OnceLock::new();
-    let file = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
-    let ended = ENDED.get_or_init(|| file(at_end_of_file()?));
-    if ended.is_none() || *ended == file(borrow(fd)) {
-        return true;
-    }
-    table::take(fd);
-    false
-}
-
-/// What fcntl(2) is to say of the flags of `fd`, of which the kernel says `flags`.
-pub fn status_flags(fd: RawFd, flags: i32) -> i32 {
-    let mark = MARK.bits() as i32;
-    if table::is_ended(fd) && flags & mark == mark { flags & !mark } else { flags }
-}
-
 /// Whether `fd` is a connection of which the request has been read to its end.
 pub fn is_read(fd: RawFd) -> bool {
     let Some(connection) = table::connection(fd) else { return false };
@@ -490,6 +439,9 @@ pub fn set_blocking_known(fd: RawFd, is_blocking: bool) {
 
 /// The server changed whether `fd` closes on exec.
 pub fn set_cloexec(fd: RawFd, cloexec: bool) {
+    if !cloexec {
+        parking::share(fd);
+    }
     if let Some(connection) = table::connection(fd) {
         connection.lock().cloexec = cloexec;
     }
@@ -525,6 +477,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
     let connection = match table::take(fd) {
         Some(Entry::Connection(connection)) => connection,
         Some(Entry::Ended(interests)) => {
+            ended::closes(fd);
             lock(&interests)
                 .iter()
                 .filter(|interest| interest.fd == fd)
@@ -555,7 +508,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
 
 /// `new` has become a duplicate of `old`.
 pub fn duplicated(old: RawFd, new: RawFd) {
-    parking::unpark_if(|epoll| epoll == old);
+    parking::share(old);
     if table::get(old).is_none() {
         return;
     }

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, sockopt};
 use crate::ledger::State;
 use crate::server::connection::Connection;
 use crate::server::table::{self, Chain, Entry};
-use crate::server::{borrow, end_locally, process};
+use crate::server::{borrow, end_locally, ended, parking, process};
 
 /// A connection that is about to go to another process as well.
 #[derive(Debug)]
@@ -38,6 +38,7 @@ impl Passing {
 /// # Errors
 /// ETOOMANYREFS: too many are on their way; EMSGSIZE: a filter rewrote more than can go along.
 pub fn pass(fd: RawFd) -> Result<Option<Passing>, Errno> {
+    parking::share(fd);
     let Some(connection) = table::connection(fd) else { return Ok(None) };
     let mut connection = connection.lock();
     if connection.lingers().is_some() {
@@ -81,6 +82,7 @@ pub fn receive(chain: &Arc<Chain>, fd: RawFd, cloexec: bool, address: SocketAddr
     connection.cloexec = cloexec;
     connection.is_blocking =
         rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|now| !now.contains(OFlags::NONBLOCK));
+    ended::is_new(fd);
     if table::set(fd, Entry::Connection(Arc::new(Mutex::new(connection)))) {
         chain.ledger.note_holder(id.slot);
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::server::table::{self, Entry, lock};
-use crate::server::{lingering, waiting};
+use crate::server::{lingering, parking, waiting};
 
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Held for reading while the table is in use, so that a child of a threaded process never inherits a locked lock.
@@ -75,6 +75,7 @@ extern "C" fn before_fork() {
         // A thread that is ending forks without: its guard is dropped at once.
         let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(guard));
     }
+    parking::before_fork();
     for (fd, connection) in table::connections() {
         let mut connection = lock(&connection);
         if lingering::end_before_fork(&mut connection) {

@@ -1,0 +1,131 @@
+//! What can be wrong with a chain, and the exit code that says so.
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::keeper::MOST_LISTENERS;
+use crate::launcher::PATIENCE;
+
+/// Why a chain could not be started, or could not go on. One line each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// No filter has that name.
+    #[error("unknown filter {name:?}; known are {known}")]
+    UnknownFilter {
+        /// The name as given.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A filter's arguments were refused.
+    #[error("filter {name}: {reason}")]
+    FilterArguments {
+        /// The filter.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// A filter wants to see each request, and `--linger` lets the server read some itself.
+    #[error("--linger is for chains of package and persist: {0} would not see every request")]
+    UnseenRequests(String),
+    /// There is no such user.
+    #[error("there is no user {0:?}; name one with --filter-user")]
+    UnknownUser(String),
+    /// The listening socket could not be made.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// Why, such as "address in use".
+        reason: io::Error,
+    },
+    /// Too many listening addresses, or none.
+    #[error("{0} addresses to listen on; a chain has 1 to {MOST_LISTENERS}")]
+    Listeners(usize),
+    /// A file that belongs to the installation is missing.
+    #[error("cannot find {0}; name it with {1}")]
+    Missing(&'static str, &'static str),
+    /// A program could not be started.
+    #[error("cannot start {program}: {reason}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why.
+        reason: io::Error,
+    },
+    /// A filter ended before it was ready.
+    #[error("filter {name} exited at start ({status})")]
+    FilterExited {
+        /// The filter.
+        name: String,
+        /// Its exit status.
+        status: String,
+    },
+    /// A filter did not become ready in time.
+    #[error("filter {name} was not ready after {} s", PATIENCE.as_secs())]
+    FilterSilent {
+        /// The filter.
+        name: String,
+    },
+    /// The command does not serve.
+    #[error(
+        "{command} did not listen on port {port} within {seconds} s; it may use another port (--server-port), or reach the kernel by itself (--via seccomp)"
+    )]
+    NeverListened {
+        /// The command.
+        command: String,
+        /// The port it was expected to listen on.
+        port: u16,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The command listens, and a client waits in vain.
+    #[error("{command} listens on port {port}, but did not accept its first client within {seconds} s")]
+    NeverAccepted {
+        /// The command.
+        command: String,
+        /// The port it listens on.
+        port: u16,
+        /// How long the client was left waiting.
+        seconds: u64,
+    },
+    /// The command ended before it served.
+    #[error("{command} ended (exit code {code}) before it listened on port {port}")]
+    CommandEnded {
+        /// The command.
+        command: String,
+        /// Its exit code.
+        code: u8,
+        /// The port it was expected to listen on.
+        port: u16,
+    },
+    /// The command serves, but not where it was expected to.
+    #[error("{command} listens on port {other}, not {port}; say --server-port {other} to condition that")]
+    ListensElsewhere {
+        /// The command.
+        command: String,
+        /// The port it was expected to listen on.
+        port: u16,
+        /// The port that it listens on.
+        other: u16,
+    },
+    /// A system call of the launcher's own failed.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] io::Error),
+}
+
+impl LaunchError {
+    /// The exit code: 2 for bad usage, 1 for failures at run time.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::CommandEnded { code, .. } if *code != 0 => *code,
+            Self::UnknownFilter { .. }
+            | Self::FilterArguments { .. }
+            | Self::UnknownUser(_)
+            | Self::UnseenRequests(_)
+            | Self::Listeners(_) => 2,
+            _ => 1,
+        }
+    }
+}
