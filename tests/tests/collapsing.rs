@@ -2,7 +2,7 @@
 //! whatever becomes of the one.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -131,6 +131,28 @@ fn the_origin_hangs_on_one_request_those_who_wait_for_it_are_answered() {
     assert!((2..5).contains(&asked), "{asked}");
     gate.open();
     assert_eq!(bad.response().text(), "shared");
+}
+
+#[test]
+fn an_answer_that_others_have_overtaken_does_not_take_the_place_of_theirs() {
+    let (gate, date) = (Gate::default(), Arc::new(OnceLock::<String>::new()));
+    let (held, early) = (gate.clone(), Arc::clone(&date));
+    let origin = Origin::start(move |request| match request.field("X-Slow").is_empty() {
+        // Without a date, that of its reception counts.
+        true => Reply::cacheable("newer"),
+        false => {
+            held.pass();
+            Reply::cacheable("older").with("Date", early.get().unwrap())
+        }
+    });
+    let tidegate = Tidegate::before(&origin);
+    date.set(tidegate.get("/date").field("Date")).unwrap();
+    let mut slow = leader(&tidegate, "X-Slow: 1\r\n");
+    eventually("the leader is on its way", || (origin.count() == 2).then_some(()));
+    assert_eq!(tidegate.get("/").text(), "newer");
+    gate.open();
+    assert_eq!(slow.response().text(), "older");
+    assert_eq!((tidegate.get("/").text().as_str(), origin.count()), ("newer", 3));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use tidegate_e2e::{Origin, Reply, Tidegate};
+use tidegate_e2e::{Origin, Reply, Tidegate, eventually};
 
 #[test]
 fn hop_by_hop_fields_are_removed_in_both_directions() {
@@ -136,6 +136,44 @@ fn client_that_waits_for_100_continue_is_told_to_go_on() {
     assert_eq!(status, 100);
     client.send("hello");
     assert_eq!(client.response().text(), "hello");
+}
+
+#[test]
+fn interim_responses_wait_for_room_behind_the_response_before_them() {
+    let origin = Origin::start(|request| match request.target.strip_prefix("/blob/") {
+        Some(length) => Reply::ok(vec![b'x'; length.parse().unwrap()]),
+        None if request.target == "/hints" => {
+            let hints = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n".repeat(3);
+            Reply::Raw([hints.as_bytes(), b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfinal"].concat())
+        }
+        None => Reply::ok(request.body.clone()),
+    });
+    let tidegate = Tidegate::before(&origin);
+    // As much as the kernel takes of the first response without a client that reads, and a little more or less.
+    for length in (200_000..6_000_000).step_by(97_003) {
+        let first = format!("GET /blob/{length} HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        let begin = |second: &str| {
+            let asked = origin.count();
+            let mut client = tidegate.connect();
+            client.send(format!("{first}{second}"));
+            eventually("the origin is asked", || (origin.count() > asked).then_some(()));
+            // The interim response comes when nothing has been read of what is before it.
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            assert_eq!(client.response().body.len(), length);
+            client
+        };
+        let mut client = begin("GET /hints HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        for _ in 0..3 {
+            assert_eq!(client.head().0, 103, "behind {length} bytes");
+        }
+        assert_eq!(client.response().text(), "final", "behind {length} bytes");
+        let mut client = begin(
+            "PUT /up HTTP/1.1\r\nHost: example.org\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+        );
+        assert_eq!(client.head().0, 100, "behind {length} bytes");
+        client.send("hello");
+        assert_eq!(client.response().text(), "hello", "behind {length} bytes");
+    }
 }
 
 #[test]

@@ -276,6 +276,9 @@ impl Storing<'_> {
             return Err(true);
         }
         let key = self.key_for(response).ok_or(false)?;
+        if self.is_overtaken(&key, &policy, now_s) {
+            return Err(false);
+        }
         let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
         let is_shared = is_fresh && key == self.url_key;
         let meta = response_meta(response, policy, reviewed);
@@ -293,6 +296,19 @@ impl Storing<'_> {
                 Err(matches!(error, InsertError::TooLarge { .. }))
             }
         }
+    }
+
+    /// Whether what is stored came while this response was waited for, and is more recent (RFC 9111 §4): then another request
+    /// has overtaken this one, and time does not go back. Only who waits for long is overtaken.
+    fn is_overtaken(&self, key: &[u8], policy: &Policy, now_s: u64) -> bool {
+        let asked_s = self.request_time_s(now_s);
+        let is_more_recent = |stored: &Object| match Entry::decode(stored.meta()) {
+            Some(Entry::Response(entry)) => {
+                entry.policy.received_s() >= asked_s && entry.policy.date_s() > policy.date_s()
+            }
+            _ => false,
+        };
+        asked_s < now_s && self.store.get(key).as_ref().is_some_and(is_more_recent)
     }
 
     /// The URL's key, or the variant's; makes or remakes the entry that names what selects a variant.

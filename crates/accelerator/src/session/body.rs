@@ -13,6 +13,7 @@ use crate::data_core::DataCore;
 use crate::service::fill;
 use crate::session::allowance::Allowance;
 use crate::session::deadlines::{Slot, Waiting};
+use crate::session::transmit::RateWatch;
 use crate::upstream::{BodyReadError, RequestBody};
 
 /// Bytes read from the client at once.
@@ -36,6 +37,8 @@ pub(crate) struct ClientBody<'c> {
     allowance: Allowance,
     version: Version,
     expects_continue: bool,
+    /// Of interim responses, what the socket had no room for: the response to a request before this one may still fill it.
+    late: Vec<u8>,
     untouched: bool,
 }
 
@@ -75,6 +78,7 @@ impl<'c> ClientBody<'c> {
             allowance: Allowance::new(rate_bytes_per_s),
             version: head.version,
             expects_continue: head.expect_continue,
+            late: Vec::new(),
             untouched: true,
         }
     }
@@ -176,11 +180,10 @@ impl<'c> ClientBody<'c> {
     async fn read(&mut self) -> Result<(), BodyReadError> {
         if std::mem::take(&mut self.expects_continue) {
             self.core.metrics.responses_1xx_total.add(1);
-            let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
-            // The socket is empty before a response, so that a short write cannot happen unless the client is gone.
-            if self.client.try_write(interim).ok() != Some(interim.len()) {
-                return Err(BodyReadError::ClientGone);
-            }
+            self.late.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        if self.has_late() {
+            Box::pin(self.send_late()).await.map_err(|_| BodyReadError::ClientGone)?;
         }
         self.buffer.drain(..self.taken.min(self.buffer.len()));
         self.taken = 0;
@@ -197,6 +200,26 @@ impl<'c> ClientBody<'c> {
                 Ok(())
             }
         }
+    }
+
+    /// Whether something is left of interim responses.
+    pub(crate) fn has_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Sends what is left of interim responses, which comes before all else. May be dropped while it waits: nothing is lost.
+    pub(crate) async fn send_late(&mut self) -> io::Result<()> {
+        let mut watch = RateWatch::new(self.core);
+        while !self.late.is_empty() {
+            match self.client.try_write(&self.late) {
+                Ok(sent) => drop(self.late.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    watch.writable(self.client, self.core).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     async fn read_more(&mut self) -> io::Result<usize> {
@@ -277,12 +300,12 @@ impl RequestBody for ClientBody<'_> {
         if self.version == Version::Http10 || head.status == 100 {
             return;
         }
-        let mut out = Vec::with_capacity(256);
-        fill::write_informational(head, &mut out);
+        let is_first = self.late.is_empty();
+        fill::write_informational(head, &mut self.late);
         self.core.metrics.responses_1xx_total.add(1);
-        if self.client.try_write(&out).ok() != Some(out.len()) {
-            // Half a head cannot be taken back: the client has left or does not read.
-            let _ = self.client.shutdown(std::net::Shutdown::Both);
+        // A client that has left is noticed by whoever sends the response.
+        if is_first && let Ok(sent) = self.client.try_write(&self.late) {
+            self.late.drain(..sent);
         }
     }
 

@@ -90,6 +90,10 @@ impl Connection<'_> {
             self.client.has_upstream.set(matches!(answer, Answer::Streamed(_)));
             let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
             let (code, from) = (answer.code(), CameFrom::of(&head, &answer, upstream_ms));
+            if body.has_late() && !self.send_late(&mut body).await {
+                asker.responded(self.core, &seen, &normalized, code, from);
+                return None;
+            }
             if let Some((decision, reply)) = asker.starts(self.core, &seen, &head, &normalized, code, from) {
                 self.client.has_upstream.set(false);
                 return Box::pin(self.refuse_response(asker, &head, decision, reply, body)).await;
@@ -131,6 +135,17 @@ impl Connection<'_> {
             asker.began,
         );
         (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
+    }
+
+    /// Sends what is left of interim responses. False if the client does not take it: the connection ends.
+    async fn send_late(self, body: &mut ClientBody<'_>) -> bool {
+        let sent = Box::pin(body.send_late()).await;
+        self.watch_reading(&sent);
+        if sent.is_err() {
+            self.client.has_upstream.set(false);
+            self.core.metrics.responses_broken_total.add(1);
+        }
+        sent.is_ok()
     }
 
     /// Does to a response of which nothing was sent what the defence says; what the client sent after the request, if the

@@ -323,7 +323,7 @@ impl RateWatch {
     }
 
     /// Waits until the socket takes more, at most until the client has fallen behind the minimum rate.
-    async fn writable(&mut self, client: &Client, core: &DataCore) -> io::Result<()> {
+    pub(super) async fn writable(&mut self, client: &Client, core: &DataCore) -> io::Result<()> {
         loop {
             self.earn(client);
             let Some(left_ms) = self.allowance.left_ms() else { return client.writable(&core.clients).await };

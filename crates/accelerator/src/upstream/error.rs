@@ -33,6 +33,9 @@ pub(crate) enum UpstreamError {
     /// The response's body is malformed.
     #[error("malformed response body: {0}")]
     Body(BodyError),
+    /// The server sent interim responses, and no final one among as many as are taken.
+    #[error("the server sent too many interim responses")]
+    TooManyInterim,
     /// The server answered 101 to a request that did not ask for another protocol.
     #[error("the server changed protocols without being asked to")]
     UnexpectedUpgrade,
@@ -76,7 +79,7 @@ impl UpstreamError {
         match self {
             Self::NoServer | Self::Busy | Self::Unreviewed => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
-            Self::Connect(_) | Self::Broken(_) | Self::Incomplete => 502,
+            Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::TooManyInterim => 502,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
             Self::Client(BodyReadError::TooSlow) => 408,

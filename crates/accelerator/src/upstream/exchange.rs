@@ -64,6 +64,13 @@ pub(crate) struct Received {
     pub upload: Option<Upload>,
 }
 
+impl Received {
+    /// A body is to come, or has begun.
+    pub(super) fn has_more(&self) -> bool {
+        !matches!(self.head.get().framing, BodyFraming::None | BodyFraming::Length(0))
+    }
+}
+
 /// What an exchange needs to know beside the request.
 #[derive(Clone, Copy)]
 pub(crate) struct ExchangeLimits<'p> {
@@ -154,6 +161,20 @@ async fn upload_and_receive<B: RequestBody>(
     }
 }
 
+/// Goes on where [`crate::upstream::pipeline`] has found interim responses, and `rest` behind them.
+pub(super) async fn go_on<B: RequestBody>(
+    stream: &TcpStream,
+    method: Method,
+    (interim, rest): (Vec<Head>, Vec<u8>),
+    body: &mut B,
+    limits: ExchangeLimits<'_>,
+) -> Result<Box<Received>, UpstreamError> {
+    interim.iter().for_each(|head| body.informational(&head.get()));
+    let mut reader = HeadReader { bytes: rest, interim_count: interim.len(), ..HeadReader::new(method) };
+    let received = reader.read(stream, limits, Some(body)).await?;
+    if received.head.get().status == 101 { Err(UpstreamError::UnexpectedUpgrade) } else { Ok(received) }
+}
+
 fn with_upload(mut received: Box<Received>, upload: Upload) -> Box<Received> {
     received.upload = Some(upload);
     received
@@ -208,7 +229,7 @@ impl HeadReader {
             self.interim_count += 1;
             self.deadline = None;
             if self.interim_count > INTERIM_RESPONSES {
-                return Err(UpstreamError::Incomplete);
+                return Err(UpstreamError::TooManyInterim);
             }
             match &mut body {
                 Some(body) => body.informational(&head.get()),

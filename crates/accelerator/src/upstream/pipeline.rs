@@ -36,6 +36,8 @@ pub(super) enum Outcome {
     Whole(Box<Received>),
     /// The response's head, and the connection that the rest comes on.
     Begun { received: Box<Received>, stream: Rc<TcpStream>, is_shared: bool },
+    /// Interim responses; the final one is to come on the connection, behind what has come of it in `rest`.
+    Interim { interim: Vec<Head>, rest: Vec<u8>, stream: Rc<TcpStream>, is_shared: bool },
     /// The server did not answer this request.
     Failed(UpstreamError),
 }
@@ -164,11 +166,15 @@ struct Line {
     busy: Option<oneshot::Sender<Infallible>>,
 }
 
-/// One response.
-struct Next {
-    received: Box<Received>,
-    is_whole: bool,
-    keep_alive: bool,
+/// What the server said to one request.
+enum Next {
+    Response {
+        received: Box<Received>,
+        is_whole: bool,
+        keep_alive: bool,
+    },
+    /// No more than this, and nobody waits behind: the client gets it now.
+    Interim(Vec<Head>),
 }
 
 impl Line {
@@ -204,13 +210,17 @@ impl Line {
         while let Some(method) = self.waiting.front().map(|request| request.method) {
             let next = self.next(method).await;
             let outcome = match next {
-                Ok(Next { received, is_whole: true, keep_alive }) => {
+                Ok(Next::Response { received, is_whole: true, keep_alive }) => {
                     self.is_shared |= !keep_alive;
                     Outcome::Whole(received)
                 }
-                Ok(Next { received, .. }) => {
+                Ok(Next::Response { received, .. }) => {
                     let is_shared = self.is_shared || self.waiting.len() > 1;
                     Outcome::Begun { received, stream: Rc::clone(&self.stream), is_shared }
+                }
+                Ok(Next::Interim(interim)) => {
+                    let (stream, rest) = (Rc::clone(&self.stream), self.take(self.left().len()));
+                    Outcome::Interim { interim, rest, stream, is_shared: self.is_shared }
                 }
                 // As where a server closes a connection that was idle: that says nothing about its health.
                 Err(UpstreamError::Incomplete | UpstreamError::Broken(_)) => return sent - answered,
@@ -239,7 +249,9 @@ impl Line {
     async fn next(&mut self, method: Method) -> Result<Next, UpstreamError> {
         let mut interim = Vec::new();
         let head = loop {
-            let head = self.head(method).await?;
+            let Some(head) = self.head(method, !interim.is_empty()).await? else {
+                return Ok(Next::Interim(interim));
+            };
             let status = head.get().status;
             if status == 101 {
                 return Err(UpstreamError::UnexpectedUpgrade);
@@ -248,7 +260,7 @@ impl Line {
                 break head;
             }
             if interim.len() == INTERIM_RESPONSES {
-                return Err(UpstreamError::Incomplete);
+                return Err(UpstreamError::TooManyInterim);
             }
             interim.push(head);
         };
@@ -256,17 +268,21 @@ impl Line {
         let body = self.body(framing).await?;
         let rest = self.take(body.unwrap_or(self.left().len()));
         let received = Box::new(Received { head, interim, rest, upload: None });
-        Ok(Next { received, is_whole: body.is_some(), keep_alive })
+        Ok(Next::Response { received, is_whole: body.is_some(), keep_alive })
     }
 
-    async fn head(&mut self, method: Method) -> Result<Head, UpstreamError> {
+    /// `None`: there are interim responses, and nobody who would have to wait for their end.
+    async fn head(&mut self, method: Method, has_interim: bool) -> Result<Option<Head>, UpstreamError> {
         self.parser.reset(method);
         loop {
             let left = self.arrived.get(self.taken..).unwrap_or(&[]);
             if !left.is_empty()
                 && let Progress::Complete { length } = self.parser.parse(left).map_err(UpstreamError::Head)?
             {
-                return Ok(Head { bytes: self.take(length), parsed: self.parser.parsed() });
+                return Ok(Some(Head { bytes: self.take(length), parsed: self.parser.parsed() }));
+            }
+            if has_interim && self.waiting.len() < 2 {
+                return Ok(None);
             }
             self.read().await?;
         }
@@ -337,27 +353,24 @@ impl Line {
     async fn read(&mut self) -> Result<(), UpstreamError> {
         self.arrived.drain(..self.taken);
         self.taken = 0;
-        loop {
-            let settings = self.lease.settings();
-            // Others wait, or a server may have thrown away what came with the first request.
-            let is_doubtful = self.has_answered || self.waiting.len() > 1 || self.busy.is_some();
-            let most = if is_doubtful { settings.pipeline_timeout } else { settings.response_timeout };
-            // All of the head has to come within that time: a byte now and then does not hold up the others.
-            let left = most.min(settings.response_timeout).saturating_sub(self.since.elapsed());
-            match read_more(&self.stream, &mut self.arrived, left).await {
-                Ok(0) => return Err(UpstreamError::Incomplete),
-                Ok(_) => return Ok(()),
-                Err(UpstreamError::ResponseTimeout) if self.has_answered => {
-                    return Err(UpstreamError::Incomplete);
-                }
-                Err(UpstreamError::ResponseTimeout) if is_doubtful => {
-                    // Answers to those that go elsewhere will come after this one.
-                    self.is_shared = self.waiting.len() > 1;
-                    self.waiting.truncate(1);
-                    self.busy = None;
-                }
-                Err(error) => return Err(error),
+        let settings = self.lease.settings();
+        // Others wait, or a server may have thrown away what came with the first request.
+        let is_doubtful = self.has_answered || self.waiting.len() > 1 || self.busy.is_some();
+        let most = if is_doubtful { settings.pipeline_timeout } else { settings.response_timeout };
+        // All of the head has to come within that time: a byte now and then does not hold up the others.
+        let left = most.min(settings.response_timeout).saturating_sub(self.since.elapsed());
+        match read_more(&self.stream, &mut self.arrived, left).await {
+            Ok(0) => Err(UpstreamError::Incomplete),
+            Ok(_) => Ok(()),
+            Err(UpstreamError::ResponseTimeout) if self.has_answered => Err(UpstreamError::Incomplete),
+            Err(UpstreamError::ResponseTimeout) if is_doubtful => {
+                // Answers to those that go elsewhere will come after this one.
+                self.is_shared = self.waiting.len() > 1;
+                self.waiting.truncate(1);
+                self.busy = None;
+                Ok(())
             }
+            Err(error) => Err(error),
         }
     }
 }

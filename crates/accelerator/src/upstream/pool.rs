@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::data_core::millis;
 use crate::settings::Upstream;
-use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange};
+use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange, go_on};
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::pipeline::{Outcome, Pipeline};
 use crate::upstream::turns::{Turn, Turns};
@@ -130,7 +130,24 @@ impl Pools {
         if let Some(answer) = lease.pool.pipeline.join(lease, request)
             && let Ok(outcome) = answer.await
         {
-            return lease.answered_with_others(outcome, body);
+            let answer = match outcome {
+                Outcome::Whole(received) => Ok((received, None, false)),
+                Outcome::Begun { received, stream, is_shared } => Ok((received, Some(stream), is_shared)),
+                Outcome::Interim { interim, rest, stream, is_shared } => {
+                    let received =
+                        Box::pin(go_on(&stream, request.method, (interim, rest), body, limits)).await;
+                    received.map(|received| (received, Some(stream), is_shared))
+                }
+                Outcome::Failed(error) => Err(error),
+            };
+            match answer {
+                Ok((received, stream, is_shared)) => {
+                    return Ok(lease.answered_with_others(received, stream, is_shared, body));
+                }
+                // Behind interim responses, which says as little as at the start of a connection that was idle.
+                Err(UpstreamError::Incomplete | UpstreamError::Broken(_)) => {}
+                Err(error) => return Err(lease.blame(error, false)),
+            }
         }
         if let Some(stream) = lease.take_idle() {
             match exchange(&stream, request, body, limits).await {
@@ -297,22 +314,21 @@ impl Lease {
         Response::new(received, self.settings().response_timeout, connection)
     }
 
-    /// What became of a request that went with others.
+    /// The server has answered a request that went with others; on this connection, if more may come.
     fn answered_with_others<B: RequestBody>(
         self: &Rc<Self>,
-        outcome: Outcome,
+        mut received: Box<Received>,
+        stream: Option<Rc<TcpStream>>,
+        is_shared: bool,
         body: &mut B,
-    ) -> Result<Box<Response>, Failed> {
-        let (mut received, stream, is_shared) = match outcome {
-            Outcome::Whole(received) => (received, None, false),
-            Outcome::Begun { received, stream, is_shared } => (received, Some(stream), is_shared),
-            Outcome::Failed(error) => return Err(self.blame(error, false)),
-        };
+    ) -> Box<Response> {
         for interim in received.interim.drain(..) {
             body.informational(&interim.get());
         }
+        // What is whole already gives its connection back at once, which must not be one with others' answers on it.
+        let stream = stream.filter(|_| !is_shared || received.has_more());
         let response = self.answered(stream, received);
-        Ok(if is_shared { response.with_others_behind() } else { response })
+        if is_shared { response.with_others_behind() } else { response }
     }
 
     /// Keeps a connection for the next request.

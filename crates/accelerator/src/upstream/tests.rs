@@ -169,6 +169,26 @@ async fn interim_responses_are_told_as_they_come() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn a_server_that_goes_on_with_interim_responses_is_not_asked_again() {
+    let many: &'static [u8] = b"HTTP/1.1 102 Processing\r\n\r\n".repeat(17).leak();
+    let whole: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    for pipeline in [1, 8] {
+        let (address, _thread) = server(vec![vec![whole, many], vec![whole]]);
+        let pools = pools(vec![address], |settings| settings.pipeline = pipeline);
+        tokio::task::LocalSet::new()
+            .run_until(async {
+                // The second goes on a connection that was used before.
+                pools.send(0, get(GET), EmptyBody).await.unwrap();
+                let mut body = Noting(Vec::new());
+                let error = pools.send(0, get(GET), &mut body).await.err().unwrap();
+                assert!(matches!(error, UpstreamError::TooManyInterim), "{error}");
+                assert!(body.0.len() <= 16, "{:?}", body.0);
+            })
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_change_of_protocol_is_taken_only_when_it_was_asked_for() {
     let answer: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nearly";
     let (address, _thread) = server(vec![vec![answer], vec![answer]]);

@@ -319,6 +319,11 @@ impl Policy {
         self.date_s
     }
 
+    /// When the response was received, in seconds since 1970.
+    pub fn received_s(&self) -> u64 {
+        self.response_time_s
+    }
+
     /// Whether no field says how long the response is fresh.
     pub fn is_heuristic(&self) -> bool {
         self.has(HEURISTIC)

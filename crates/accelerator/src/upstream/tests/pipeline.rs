@@ -389,6 +389,95 @@ async fn one_response_too_many_and_the_server_is_not_trusted_with_connections() 
     assert!(heads.iter().take(3).all(|heads| heads.len() == 2));
 }
 
+/// A request without a body, of which an interim response lets the server go on.
+struct Hearing(&'static AtomicBool);
+
+impl RequestBody for Hearing {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        Ok(None)
+    }
+
+    fn informational(&mut self, head: &ResponseHead<'_>) {
+        assert_eq!(head.status, 103);
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
+    }
+
+    fn is_replayable(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn an_interim_response_does_not_wait_for_the_final_one() {
+    static ALONE: AtomicBool = AtomicBool::new(false);
+    static BEFORE_OTHERS: AtomicBool = AtomicBool::new(false);
+    fn hint(connection: &mut Connection, is_heard: &AtomicBool) -> bool {
+        connection.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n");
+        (0..2000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            is_heard.load(Ordering::SeqCst)
+        })
+    }
+    let (address, _heads) = scripted(&[
+        |connection| {
+            connection.warm();
+            connection.head();
+            let is_heard = hint(connection, &ALONE);
+            let status = if is_heard { "200 OK" } else { "500 Late" };
+            connection.write(format!("HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\nalone").as_bytes());
+            assert_eq!(connection.heads_in_one_read(), 2);
+            if hint(connection, &BEFORE_OTHERS) {
+                connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nbefore");
+            }
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nnever");
+        },
+        Connection::echo,
+    ]);
+    let pools = impatient(address);
+    let ask = |is_heard, pools: &Rc<Pools>| {
+        let pools = Rc::clone(pools);
+        tokio::task::spawn_local(async move {
+            let mut response = pools.send(0, get(GET), Hearing(is_heard)).await.unwrap();
+            let (status, body) = (response.head().status, body_of(&mut response).await.unwrap());
+            (status, String::from_utf8(body).unwrap())
+        })
+    };
+    LocalSet::new()
+        .run_until(async {
+            begin(&pools, "/warm").await.unwrap().unwrap();
+            assert_eq!(ask(&ALONE, &pools).await.unwrap(), (200, "alone".to_owned()));
+            let (before, behind) = (ask(&BEFORE_OTHERS, &pools), begin(&pools, "/behind"));
+            assert_eq!(behind.await.unwrap(), ok("/behind"));
+            assert_eq!(before.await.unwrap(), (200, "before".to_owned()));
+            // The connection has another's answer on it.
+            assert_eq!(begin(&pools, "/next").await.unwrap(), ok("/next"));
+        })
+        .await;
+    assert_eq!((repeated(&pools), failures(&pools)), (1, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn interim_responses_begin_the_time_anew_where_requests_may_share_a_connection() {
+    let (address, _heads) = scripted(&[|connection| {
+        connection.warm();
+        connection.head();
+        for _ in 0..6 {
+            std::thread::sleep(Duration::from_millis(700));
+            connection.write(b"HTTP/1.1 102 Processing\r\n\r\n");
+        }
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nslow");
+    }]);
+    let pools = Rc::new(pools(vec![address], |settings| {
+        (settings.pipeline, settings.response_timeout) = (8, Duration::from_secs(3));
+    }));
+    let got = LocalSet::new().run_until(together(&pools, &["/slow"])).await;
+    assert_eq!(got, [ok("slow")]);
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn a_body_that_trickles_reaches_its_client_and_holds_up_nobody() {
     let (address, _heads) = scripted(&[
