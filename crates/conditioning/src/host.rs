@@ -450,7 +450,9 @@ impl Host {
     /// Hands again what a process of the server received and does not claim.
     fn hand_again_lost(&mut self) {
         let handed = || self.held.values().filter(|held| held.is_handed);
-        let by_number = handed().map(|held| (held.number, held.request.bundle.id));
+        // Of what was handed more than once, an earlier copy may be the one that was claimed.
+        let once = handed().filter(|held| held.again == 0);
+        let by_number = once.map(|held| (held.number, held.request.bundle.id));
         let received = self.place.received(by_number, self.now);
         let is_lost =
             |held: &&Held| held.number <= received && self.place.ledger.is_held(held.request.bundle.id);

@@ -21,6 +21,9 @@ pub struct Receipts {
     handed: Cell<u64>,
     /// Up to this number, all had been received at the last look.
     received: Cell<u64>,
+    /// Whether the link has been seen empty: before, what an earlier process of this filter handed on may be unread, and a claim
+    /// does not tell which copy was received.
+    has_been_empty: Cell<bool>,
     looked: Cell<Option<Instant>>,
 }
 
@@ -32,7 +35,7 @@ impl Receipts {
     }
 
     /// A look at the link, of which nothing `is_unread` or something is, when the last of those that have been claimed has the
-    /// number `claimed`. Returns up to which number requests had been received at the look before: those of them that are
+    /// number `claimed`: of those that were handed on only once, because of the others it may be an earlier copy. Returns up to which number requests had been received at the look before: those of them that are
     /// unclaimed are to be handed again.
     pub fn look(&self, is_unread: bool, claimed: u64, now: Instant) -> u64 {
         if self.looked.get().is_some_and(|looked| now.saturating_duration_since(looked) < APART) {
@@ -40,7 +43,12 @@ impl Receipts {
         }
         self.looked.set(Some(now));
         // A link keeps the order: who received one received those before it, or others did.
-        let received = if is_unread { claimed.max(self.received.get()) } else { self.handed.get() };
+        let received = match (is_unread, self.has_been_empty.get()) {
+            (false, _) => self.handed.get(),
+            (true, true) => claimed.max(self.received.get()),
+            (true, false) => self.received.get(),
+        };
+        self.has_been_empty.set(self.has_been_empty.get() || !is_unread);
         self.received.replace(received)
     }
 }
@@ -75,12 +83,23 @@ mod tests {
     #[test]
     fn a_link_that_is_never_empty_tells_by_what_was_claimed_later() {
         let (receipts, start) = (Receipts::default(), Instant::now());
+        assert_eq!(receipts.look(false, 0, start - APART), 0);
         (0..9).for_each(|_| _ = receipts.handed());
         assert_eq!(receipts.look(true, 5, start), 0);
         // The one that was claimed is over, and nothing tells of it any more.
         assert_eq!(receipts.look(true, 0, start + APART), 5);
         assert_eq!(receipts.look(true, 7, start + 2 * APART), 5);
         assert_eq!(receipts.look(true, 7, start + 3 * APART), 7);
+    }
+
+    #[test]
+    fn what_an_earlier_process_of_the_filter_handed_on_tells_nothing_of_what_this_one_did() {
+        let (receipts, start) = (Receipts::default(), Instant::now());
+        (0..9).for_each(|_| _ = receipts.handed());
+        // A copy from before was claimed, of the request that has the number 9 by now.
+        assert!((0..100).all(|look| receipts.look(true, 9, start + look * APART) == 0));
+        assert_eq!(receipts.look(false, 9, start + 100 * APART), 0);
+        assert_eq!(receipts.look(true, 9, start + 101 * APART), 9);
     }
 
     #[test]

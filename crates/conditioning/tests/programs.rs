@@ -107,16 +107,19 @@ fn a_process_that_ends_with_its_response_in_the_buffer_of_its_standard_output() 
 /// A number that was closed by the program's own system call is not taken for the connection that it was.
 #[test]
 fn a_server_that_closes_in_a_way_that_nobody_sees_reads_its_files() {
-    for seen in ["0", "3"] {
+    let ways = [("0", "unseen"), ("3", "unseen"), ("100", "range"), ("100", "dup2"), ("100", "child")];
+    for (seen, way) in ways {
         let (site, port) = (Site::new(), free_port());
         let server = compile("programs/closes.c", &[], &site);
         // What is asked for by HTTP/1.0 would end with the server's close, which nobody sees.
-        let chain =
-            Chain::once_it_listens(Chain::command(port, CHAIN, &[&server, &port.to_string(), seen]), port);
+        let chain = Chain::once_it_listens(
+            Chain::command(port, CHAIN, &[&server, &port.to_string(), seen, way]),
+            port,
+        );
         let mut client = chain.client();
         for round in 0..200 {
             let expected = if round == 0 { &b"nothing yet"[..] } else { b"server\n" };
-            assert_eq!(client.get("/").body, expected, "{seen} seen, round {round}");
+            assert_eq!(client.get("/").body, expected, "{seen} seen, then {way}, round {round}");
         }
         chain.stop();
     }

@@ -51,11 +51,15 @@ while True:
 ";
 
 fn start(site: &Site, how: &str) -> Chain {
+    start_behind(site, how, &["package"])
+}
+
+fn start_behind(site: &Site, how: &str, filters: &[&str]) -> Chain {
     needs("python3", "python3");
     let port = free_port();
     let text = PREFORK.replace("COUNT", &PROCESSES.to_string());
     let server = site.configuration("prefork.py", port, &text);
-    let chain = Chain::start(port, &["package"], &["python3", &server, how]);
+    let chain = Chain::start(port, filters, &["python3", &server, how]);
     wait_until("all processes are there", || serving(site).len() == PROCESSES);
     chain
 }
@@ -307,4 +311,23 @@ fn what_a_process_received_and_never_claimed_is_served_by_another() {
             chain.stop();
         }
     }
+}
+
+#[test]
+fn a_client_of_a_killed_process_is_told_so_although_the_first_filter_was_started_anew() {
+    let site = Site::new();
+    let chain = start_behind(&site, "accept", &["package", "persist"]);
+    let mut client = chain.client();
+    client.send(b"GET /block HTTP/1.1\r\nHost: test\r\n\r\n");
+    let blocked = || lines(&site.path().join("blocked"));
+    wait_until("a process works on it", || blocked().len() == 1);
+    let first = chain.process("cc-package ");
+    signal(first, libc::SIGKILL);
+    wait_until("the first filter is another", || {
+        chain.processes("cc-package ").iter().any(|process| *process != first)
+    });
+    signal(blocked()[0].parse().unwrap(), libc::SIGKILL);
+    let error = client.try_response(false).expect_err("nobody is left to answer");
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof, "{error}");
+    assert_eq!(served_by(&mut chain.client()).signum(), 1);
 }

@@ -46,9 +46,10 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let put = || {
         let flags = rustix::fs::fcntl_getfl(borrow(fd))?;
         let cloexec = rustix::io::fcntl_getfd(borrow(fd))?.contains(rustix::io::FdFlags::CLOEXEC);
-        let cloexec = if cloexec { libc::O_CLOEXEC } else { 0 };
-        // SAFETY: dup3 as a raw system call: the server's own descriptor now is the link.
-        unsafe { libc::syscall(libc::SYS_dup3, std::os::fd::AsRawFd::as_raw_fd(&chain.link), fd, cloexec) };
+        let cloexec = if cloexec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
+        // SAFETY: the server's own descriptor, which is the link from now on, and is not closed here.
+        let mut own = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) });
+        rustix::io::dup3(&chain.link, &mut own, cloexec)?;
         rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
         server::listen(fd, chain, address)
     };
@@ -247,6 +248,17 @@ pub unsafe extern "C" fn syscall(
     if number == libc::SYS_close {
         // SAFETY: the caller's own number, cut to its size as by the kernel.
         return unsafe { close(a as c_int) }.into();
+    }
+    // Those close as well.
+    match number {
+        // SAFETY: as above.
+        libc::SYS_close_range => return unsafe { close_range(a as c_uint, b as c_uint, c as c_int) }.into(),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        libc::SYS_dup2 => return unsafe { dup2(a as c_int, b as c_int) }.into(),
+        // SAFETY: as above.
+        libc::SYS_dup3 => return unsafe { dup3(a as c_int, b as c_int, c as c_int) }.into(),
+        _ => {}
     }
     // Those that a call does not have are whatever the registers hold, as in libc's own wrapper.
     next!(

@@ -120,7 +120,9 @@ impl Keeper {
     /// Hands again what a process of the server received and does not claim.
     fn hand_again_lost(&mut self) {
         let handed = || self.connections.all().filter(|(_, connection)| connection.phase == Phase::Handed);
-        let by_number = handed().filter_map(|(_, connection)| Some((connection.number, connection.id?)));
+        // Of what was handed more than once, an earlier copy may be the one that was claimed.
+        let once = handed().filter(|(_, connection)| connection.again == 0);
+        let by_number = once.filter_map(|(_, connection)| Some((connection.number, connection.id?)));
         let received = self.place.received(by_number, self.now);
         let is_lost = |connection: &Connection| {
             let is_unclaimed = connection.id.is_some_and(|id| self.place.ledger.is_held(id));
@@ -172,7 +174,8 @@ impl Keeper {
                 {
                     self.forget(index);
                 }
-                (generation, State::Accepted) if self.place.upstream.is_none() => {
+                // The first filter knows of it, unless it was started anew since; then the one that keeps it does.
+                (generation, State::Accepted) if self.place.upstream.is_none() || self.place.keeps => {
                     let holder = self.place.ledger.holder(id.slot);
                     if holder != 0 && !*alive.entry(holder).or_insert_with(|| is_alive(holder)) {
                         self.counters.server_died_total.add(1);

@@ -1,10 +1,12 @@
 //! The file that takes the place of clients' sockets of which the server's end is over: a socket at end-of-file.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::OFlags;
+use rustix::io::DupFlags;
 
 use crate::server::{borrow, table};
 
@@ -81,6 +83,13 @@ pub(super) fn closes(fd: RawFd) {
     }
 }
 
+/// A process closes `fd` that has the table, by inheritance or by sharing its memory, without being its owner.
+pub(super) fn closes_for_another(fd: RawFd) {
+    if table::is_ended(fd) {
+        TRUST.lose();
+    }
+}
+
 /// `fd` is new: what it was before has been closed.
 pub(super) fn is_new(fd: RawFd) {
     if table::is_ended(fd) {
@@ -106,9 +115,11 @@ pub fn status_flags(fd: RawFd, flags: i32) -> i32 {
 
 /// Puts the file in the place of the connection `fd`.
 pub(super) fn replace(by: BorrowedFd<'_>, fd: RawFd, cloexec: bool) {
-    let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: dup3 by number as a raw system call; `fd` is the server's own descriptor, which it still uses by number.
-    unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), fd, flags) };
+    let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
+    // SAFETY: the server's own descriptor, which it still uses by number, and which is not closed here.
+    let mut fd = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
+    // Not by libc's syscall(2), which the preload library interposes.
+    let _ = rustix::io::dup3(by, &mut fd, flags);
 }
 
 #[cfg(test)]

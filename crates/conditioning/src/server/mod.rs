@@ -470,8 +470,12 @@ pub enum Closing {
 /// connection in any process.
 pub fn closing(fd: RawFd, closing: Closing) {
     parking::forget(|closed| closed == fd);
-    if table::get(fd).is_none() || !process::is_owner() {
+    if table::get(fd).is_none() {
         return;
+    }
+    if !process::is_owner() {
+        // A child of vfork(2), _Fork(3) or clone(2): its numbers are not the table's any more.
+        return ended::closes_for_another(fd);
     }
     let _in_use = process::in_use();
     let connection = match table::take(fd) {

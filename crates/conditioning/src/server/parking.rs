@@ -68,6 +68,7 @@ fn disown(is_meant: impl Fn(RawFd) -> bool) {
 pub fn park(interest: Interest) {
     if !table::is_listener(interest.fd)
         || !is_own(interest.epoll)
+        || !process::is_owner()
         || !process::has_one_thread()
         || rustix::fs::fcntl_getfl(borrow(interest.fd)).is_ok_and(|now| now.contains(OFlags::NONBLOCK))
     {

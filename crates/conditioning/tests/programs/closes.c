@@ -1,6 +1,7 @@
 /*
- * server PORT SEEN: closes so many connections as programs do, and each further one by its own system call, which no library
- * sees. Behind each, it opens a file by the number that has become free, and answers the next request with what it read there.
+ * server PORT SEEN WAY: closes so many connections as programs do, and each further one in another way: by a system call of its
+ * own, which no library sees (unseen), by syscall(2) (range, dup2), or in a child of which no handler hears (child). Behind each, a
+ * file has the number that has become free, and the next request is answered with what was read there.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,14 +29,61 @@ static void close_unseen(int fd)
 		_exit(3);
 }
 
+static int comm(void)
+{
+	return open("/proc/self/comm", O_RDONLY);
+}
+
+/* Reads a file that has the number of the connection, which is closed in this way. */
+static void read_behind(int client, const char *way, char *content, size_t size)
+{
+	int file, pipes[2];
+	ssize_t got;
+
+	if (!strcmp(way, "child")) {
+		if (pipe(pipes) < 0)
+			_exit(8);
+		if (_Fork() == 0) {
+			close(client);
+			got = comm() == client ? read(client, content, size - 1) : -1;
+			_exit(got < 0 || write(pipes[1], content, (size_t)got) != got);
+		}
+		close(client);
+		close(pipes[1]);
+		got = read(pipes[0], content, size - 1);
+		close(pipes[0]);
+		content[got < 0 ? 0 : got] = 0;
+		return;
+	}
+	if (!strcmp(way, "dup2")) {
+		file = comm();
+		if (syscall(SYS_dup3, file, client, 0) != client)
+			_exit(9);
+		close(file);
+		file = client;
+	} else {
+		if (!strcmp(way, "range"))
+			syscall(SYS_close_range, client, client, 0);
+		else if (!strcmp(way, "unseen"))
+			close_unseen(client);
+		else
+			close(client);
+		file = comm();
+	}
+	if (file != client)
+		_exit(7);
+	got = read(file, content, size - 1);
+	content[got < 0 ? 0 : got] = 0;
+	close(file);
+}
+
 int main(int argc, char **argv)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	char request[8192], response[200], content[100] = "nothing yet";
-	int listener, client, file, seen;
-	ssize_t got;
+	int listener, client, seen;
 
-	if (argc != 3)
+	if (argc != 4)
 		return 2;
 	seen = atoi(argv[2]);
 	address.sin_port = htons((unsigned short)atoi(argv[1]));
@@ -50,15 +98,6 @@ int main(int argc, char **argv)
 			 strlen(content), content);
 		if (write(client, response, strlen(response)) < 0)
 			return 6;
-		if (seen-- > 0)
-			close(client);
-		else
-			close_unseen(client);
-		file = open("/proc/self/comm", O_RDONLY);
-		if (file != client)
-			return 7;
-		got = read(file, content, sizeof(content) - 1);
-		content[got < 0 ? 0 : got] = 0;
-		close(file);
+		read_behind(client, seen-- > 0 ? "seen" : argv[3], content, sizeof(content));
 	}
 }
