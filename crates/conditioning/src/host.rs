@@ -449,15 +449,9 @@ impl Host {
 
     /// Hands again what a process of the server received and does not claim.
     fn hand_again_lost(&mut self) {
-        let handed = || self.held.values().filter(|held| held.is_handed);
-        // Of what was handed more than once, an earlier copy may be the one that was claimed.
-        let once = handed().filter(|held| held.again == 0);
-        let by_number = once.map(|held| (held.number, held.request.bundle.id));
-        let received = self.place.received(by_number, self.now);
-        let is_lost =
-            |held: &&Held| held.number <= received && self.place.ledger.is_held(held.request.bundle.id);
-        let lost: Vec<Id> = handed().filter(is_lost).map(|held| held.request.bundle.id).collect();
-        lost.into_iter().for_each(|id| self.again(id));
+        let handed = self.held.values().filter(|held| held.is_handed);
+        let handed = handed.map(|held| (held.request.bundle.id, held.number, held.again > 0));
+        self.place.lost(handed, self.now).into_iter().for_each(|id| self.again(id));
     }
 
     /// Drops what was handed on so long ago and is over.

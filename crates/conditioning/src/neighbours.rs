@@ -196,22 +196,25 @@ impl Place {
         }
     }
 
-    /// Whether somebody may have received a request of the server's and neither claimed it nor handed it back (see
-    /// [`Receipts`]): the requests up to this number that nobody has claimed are to be handed again. `handed` are those that
-    /// were handed on, by number.
-    pub fn received(&self, handed: impl Iterator<Item = (u64, Id)>, now: Instant) -> u64 {
+    /// Which requests a process of the server has received, and neither claimed nor handed back (see [`Receipts`]): they are to be
+    /// handed again. `handed` are those that were handed on, with their numbers and whether that was done more than once.
+    pub fn lost(&self, handed: impl Iterator<Item = (Id, u64, bool)> + Clone, now: Instant) -> Vec<Id> {
         if !self.is_last {
-            return 0;
+            return Vec::new();
         }
         let is_claimed = |id: Id| {
             let (generation, state) = self.ledger.state(id.slot);
             let is_claimed = matches!(state, State::Accepted | State::EndedLocally | State::Lingering);
             generation == id.generation && is_claimed
         };
-        let claimed = handed.filter(|&(_, id)| is_claimed(id)).map(|(number, _)| number).max();
+        // Of what was handed more than once, an earlier copy may be the one that was claimed.
+        let once = handed.clone().filter(|&(.., is_again)| !is_again);
+        let claimed = once.filter(|&(id, ..)| is_claimed(id)).map(|(_, number, _)| number).max();
         // Asked after the ledger, so that what has been handed on until now has been taken off an empty link.
         let is_unread = link::unread_bytes(self.downstream.as_fd()) > 0;
-        self.receipts.look(is_unread, claimed.unwrap_or(0), now)
+        let received = self.receipts.look(is_unread, claimed.unwrap_or(0), now);
+        let lost = handed.filter(|&(id, number, _)| number <= received && self.ledger.is_held(id));
+        lost.map(|(id, ..)| id).collect()
     }
 }
 

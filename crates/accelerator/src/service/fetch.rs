@@ -31,7 +31,7 @@ use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, 
 /// How often a request may come by. More than once is not yet a loop: gateways in a row may share a pseudonym.
 const MOST_ROUNDS: usize = 5;
 
-/// Up to here a body is copied behind its head.
+/// Room beside a head for a body that comes with it; the buffer grows for a longer one.
 const SHORT_BODY_BYTES: u64 = 4 * 1024;
 
 /// The fields by which a client asks for something other than the whole; a fetch for the cache leaves them out.
@@ -481,7 +481,6 @@ impl Fetch<'_> {
     }
 
     fn client_head(&self, response: &Response) -> Vec<u8> {
-        // With room for a short body, which follows it in one write.
         let body_bytes = match response.head().framing {
             BodyFraming::Length(length) => length.min(SHORT_BODY_BYTES) as usize,
             _ => 0,

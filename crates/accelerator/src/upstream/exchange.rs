@@ -64,13 +64,6 @@ pub(crate) struct Received {
     pub upload: Option<Upload>,
 }
 
-impl Received {
-    /// A body is to come, or has begun.
-    pub(super) fn has_more(&self) -> bool {
-        !matches!(self.head.get().framing, BodyFraming::None | BodyFraming::Length(0))
-    }
-}
-
 /// What an exchange needs to know beside the request.
 #[derive(Clone, Copy)]
 pub(crate) struct ExchangeLimits<'p> {
@@ -100,8 +93,15 @@ pub(crate) async fn exchange<B: RequestBody>(
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Received>, UpstreamError> {
     let received = send_and_receive(stream, request, body, limits).await?;
-    // RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the
-    // middle of a request's body would take the rest of it for the new protocol (§7.8).
+    without_surprise(received, request)
+}
+
+/// RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the middle of a
+/// request's body would take the rest of it for the new protocol (§7.8).
+fn without_surprise(
+    received: Box<Received>,
+    request: &OutgoingRequest<'_>,
+) -> Result<Box<Received>, UpstreamError> {
     let head = received.head.get();
     let is_asked_for = || {
         let chosen = head.fields.get(FieldId::Upgrade).unwrap_or(b"");
@@ -164,15 +164,15 @@ async fn upload_and_receive<B: RequestBody>(
 /// Goes on where [`crate::upstream::pipeline`] has found interim responses, and `rest` behind them.
 pub(super) async fn go_on<B: RequestBody>(
     stream: &TcpStream,
-    method: Method,
+    request: &OutgoingRequest<'_>,
     (interim, rest): (Vec<Head>, Vec<u8>),
     body: &mut B,
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Received>, UpstreamError> {
     interim.iter().for_each(|head| body.informational(&head.get()));
-    let mut reader = HeadReader { bytes: rest, interim_count: interim.len(), ..HeadReader::new(method) };
-    let received = reader.read(stream, limits, Some(body)).await?;
-    if received.head.get().status == 101 { Err(UpstreamError::UnexpectedUpgrade) } else { Ok(received) }
+    let mut reader =
+        HeadReader { bytes: rest, interim_count: interim.len(), ..HeadReader::new(request.method) };
+    without_surprise(reader.read(stream, limits, Some(body)).await?, request)
 }
 
 fn with_upload(mut received: Box<Received>, upload: Upload) -> Box<Received> {

@@ -134,8 +134,7 @@ impl Pools {
                 Outcome::Whole(received) => Ok((received, None, false)),
                 Outcome::Begun { received, stream, is_shared } => Ok((received, Some(stream), is_shared)),
                 Outcome::Interim { interim, rest, stream, is_shared } => {
-                    let received =
-                        Box::pin(go_on(&stream, request.method, (interim, rest), body, limits)).await;
+                    let received = Box::pin(go_on(&stream, request, (interim, rest), body, limits)).await;
                     received.map(|received| (received, Some(stream), is_shared))
                 }
                 Outcome::Failed(error) => Err(error),
@@ -309,12 +308,22 @@ impl Lease {
 
     /// The server has answered; on this connection, if more may come.
     fn answered(self: &Rc<Self>, stream: Option<Rc<TcpStream>>, received: Box<Received>) -> Box<Response> {
-        self.server().succeeded();
-        let connection = stream.map(|stream| (stream, Rc::clone(self)));
-        Response::new(received, self.settings().response_timeout, connection)
+        self.answered_before(stream, received, false)
     }
 
-    /// The server has answered a request that went with others; on this connection, if more may come.
+    /// The same, with answers to others behind this one or not.
+    fn answered_before(
+        self: &Rc<Self>,
+        stream: Option<Rc<TcpStream>>,
+        received: Box<Received>,
+        has_others_behind: bool,
+    ) -> Box<Response> {
+        self.server().succeeded();
+        let connection = stream.map(|stream| (stream, Rc::clone(self)));
+        Response::new(received, self.settings().response_timeout, connection, has_others_behind)
+    }
+
+    /// The server has answered a request that went with others.
     fn answered_with_others<B: RequestBody>(
         self: &Rc<Self>,
         mut received: Box<Received>,
@@ -325,10 +334,7 @@ impl Lease {
         for interim in received.interim.drain(..) {
             body.informational(&interim.get());
         }
-        // What is whole already gives its connection back at once, which must not be one with others' answers on it.
-        let stream = stream.filter(|_| !is_shared || received.has_more());
-        let response = self.answered(stream, received);
-        if is_shared { response.with_others_behind() } else { response }
+        self.answered_before(stream, received, is_shared)
     }
 
     /// Keeps a connection for the next request.

@@ -58,10 +58,13 @@ enum Body {
 }
 
 impl Response {
+    /// On this connection, if it is to be given back or more is to come on it. With `has_others_behind` answers to others follow,
+    /// and it is not given back.
     pub(crate) fn new(
         received: Box<Received>,
         silence: Duration,
         connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
+        has_others_behind: bool,
     ) -> Box<Self> {
         let head = received.head.get();
         let body = match head.framing {
@@ -83,19 +86,13 @@ impl Response {
             silence,
             connection,
             keep_alive,
-            has_others_behind: false,
+            has_others_behind,
             upload_state: received.upload.as_ref().map(Upload::state),
             upload: received.upload,
             reviewed: Reviewed::BY_NOBODY,
         });
         response.finish_if_done();
         response
-    }
-
-    /// The connection has answers to others behind this one.
-    pub(super) fn with_others_behind(mut self: Box<Self>) -> Box<Self> {
-        self.has_others_behind = true;
-        self
     }
 
     /// What an ICAP service has put in the place of a server's response.

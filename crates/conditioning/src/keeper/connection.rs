@@ -193,7 +193,7 @@ impl Connections {
     }
 
     /// Every connection and its index.
-    pub fn all(&self) -> impl Iterator<Item = (u32, &Connection)> {
+    pub fn all(&self) -> impl Iterator<Item = (u32, &Connection)> + Clone {
         (0..).zip(&self.slots).filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
     }
 

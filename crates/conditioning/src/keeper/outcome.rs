@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::host::HANDED_AGAIN;
-use crate::keeper::connection::{Connection, Phase};
+use crate::keeper::connection::Phase;
 use crate::keeper::{Flow, Keeper, SWEEP};
 use crate::ledger::State;
 use crate::link;
@@ -119,18 +119,18 @@ impl Keeper {
 
     /// Hands again what a process of the server received and does not claim.
     fn hand_again_lost(&mut self) {
-        let handed = || self.connections.all().filter(|(_, connection)| connection.phase == Phase::Handed);
-        // Of what was handed more than once, an earlier copy may be the one that was claimed.
-        let once = handed().filter(|(_, connection)| connection.again == 0);
-        let by_number = once.filter_map(|(_, connection)| Some((connection.number, connection.id?)));
-        let received = self.place.received(by_number, self.now);
-        let is_lost = |connection: &Connection| {
-            let is_unclaimed = connection.id.is_some_and(|id| self.place.ledger.is_held(id));
-            connection.number <= received && connection.bundle.is_some() && is_unclaimed
-        };
-        let lost = handed().filter(|(_, connection)| is_lost(connection));
-        let lost: Vec<u64> = lost.map(|(index, connection)| connection.key(index)).collect();
-        lost.into_iter().for_each(|key| self.queue_again(key));
+        let handed = self.connections.all().filter_map(|(_, connection)| {
+            let id = connection.id.filter(|_| connection.phase == Phase::Handed)?;
+            Some((id, connection.number, connection.again > 0))
+        });
+        for id in self.place.lost(handed, self.now) {
+            let Some(&index) = self.by_slot.get(&id.slot) else { continue };
+            let connection =
+                self.connections.by_index(index).filter(|connection| connection.bundle.is_some());
+            if let Some(key) = connection.map(|connection| connection.key(index)) {
+                self.queue_again(key);
+            }
+        }
     }
 
     /// Looks after connections that were handed on so long ago.

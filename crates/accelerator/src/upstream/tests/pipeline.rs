@@ -125,6 +125,13 @@ fn ok(body: &str) -> Got {
     Ok((200, body.to_owned()))
 }
 
+/// Whatever came before, the next requests get their own responses.
+async fn serves_on(pools: &Rc<Pools>) {
+    for path in ["/c", "/d"] {
+        assert_eq!(begin(pools, path).await.unwrap(), ok(path));
+    }
+}
+
 fn repeated(pools: &Pools) -> u64 {
     pools.groups().status()[0].repeated
 }
@@ -379,36 +386,12 @@ async fn one_response_too_many_and_the_server_is_not_trusted_with_connections() 
     LocalSet::new()
         .run_until(async {
             assert_eq!(together(&pools, &["/a", "/b"]).await, [ok("a"), ok("a")]);
-            for path in ["/c", "/d"] {
-                assert_eq!(begin(&pools, path).await.unwrap(), ok(path));
-            }
+            serves_on(&pools).await;
         })
         .await;
     drop(pools);
     // One for each request: what the server ended with, and the head.
     assert!(heads.iter().take(3).all(|heads| heads.len() == 2));
-}
-
-/// A request without a body, of which an interim response lets the server go on.
-struct Hearing(&'static AtomicBool);
-
-impl RequestBody for Hearing {
-    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
-        Ok(None)
-    }
-
-    fn informational(&mut self, head: &ResponseHead<'_>) {
-        assert_eq!(head.status, 103);
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    fn put_back(&mut self, _: Vec<u8>) {
-        unreachable!("nobody reads ahead");
-    }
-
-    fn is_replayable(&self) -> bool {
-        true
-    }
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -438,10 +421,11 @@ async fn an_interim_response_does_not_wait_for_the_final_one() {
         Connection::echo,
     ]);
     let pools = impatient(address);
-    let ask = |is_heard, pools: &Rc<Pools>| {
+    let ask = |is_heard: &'static AtomicBool, pools: &Rc<Pools>| {
         let pools = Rc::clone(pools);
         tokio::task::spawn_local(async move {
-            let mut response = pools.send(0, get(GET), Hearing(is_heard)).await.unwrap();
+            let hear = |status| is_heard.store(status == 103, Ordering::SeqCst);
+            let mut response = pools.send(0, get(GET), Noting(hear)).await.unwrap();
             let (status, body) = (response.head().status, body_of(&mut response).await.unwrap());
             (status, String::from_utf8(body).unwrap())
         })
@@ -552,9 +536,7 @@ async fn answers_to_requests_that_went_elsewhere_are_nobodys() {
     LocalSet::new()
         .run_until(async {
             assert_eq!(together(&pools, &["/a", "/b"]).await, [ok("slow"), ok("/b")]);
-            for path in ["/c", "/d"] {
-                assert_eq!(begin(&pools, path).await.unwrap(), ok(path));
-            }
+            serves_on(&pools).await;
         })
         .await;
 }
