@@ -2,6 +2,7 @@
 //! also says where its probe sequence starts, and the control id; 0 is an empty slot.
 
 use crate::control::Control;
+use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +14,12 @@ const MAX_SHARDS: usize = 64;
 
 /// A part of the index with its own lock, on cache lines of its own.
 #[repr(align(128))]
-pub(crate) struct Shard(Mutex<Slots>);
+pub(crate) struct Shard {
+    /// Where the slots lie and how many they are, which does not change; only for [`Self::prefetch`].
+    first: AtomicPtr<u64>,
+    length: usize,
+    slots: Mutex<Slots>,
+}
 
 pub(crate) struct Slots {
     slots: Box<[u64]>,
@@ -23,8 +29,30 @@ pub(crate) struct Slots {
 }
 
 impl Shard {
+    fn new(length: usize) -> Self {
+        let mut slots: Box<[u64]> = vec![0; length].into();
+        let first = AtomicPtr::new(slots.as_mut_ptr());
+        let slots = Mutex::new(Slots { slots, count: 0, hits: 0, misses: 0 });
+        Self { first, length, slots }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the processor fetch what a look for `hash` reads first. The index of a large cache is in no processor's cache, and
+    /// whoever knows early what it will look for need not wait for the memory then.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        let slot = self.first.load(Relaxed).wrapping_add(home(hash, self.length));
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every processor of this architecture has the instruction, which faults at no address.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(slot.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = slot;
     }
 }
 
@@ -32,8 +60,13 @@ impl Shard {
 pub(crate) fn shards(objects: usize) -> Box<[Shard]> {
     let shards = (objects / OBJECTS_PER_SHARD).clamp(1, MAX_SHARDS).next_power_of_two();
     let slots = objects.div_ceil(shards) * 4 / 3 + SPARE_SLOTS;
-    let shard = || Shard(Mutex::new(Slots { slots: vec![0; slots].into(), count: 0, hits: 0, misses: 0 }));
-    (0..shards).map(|_| shard()).collect()
+    (0..shards).map(|_| Shard::new(slots)).collect()
+}
+
+/// Where the probe sequence of a hash, or of a slot's upper half, begins.
+#[inline]
+fn home(slot_or_hash: u64, length: usize) -> usize {
+    (((slot_or_hash >> 32) * length as u64) >> 32) as usize
 }
 
 impl Slots {
@@ -50,7 +83,7 @@ impl Slots {
     }
 
     fn home(&self, slot_or_hash: u64) -> usize {
-        (((slot_or_hash >> 32) * self.slots.len() as u64) >> 32) as usize
+        home(slot_or_hash, self.slots.len())
     }
 
     fn after(&self, at: usize) -> usize {

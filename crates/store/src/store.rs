@@ -86,6 +86,13 @@ impl Store {
         &self.leases[self.inner.shard_number(hash)]
     }
 
+    /// Has the processor fetch what [`Self::get`] needs first, so that it need not wait for the memory a little later.
+    #[inline]
+    pub fn prefetch(&self, key: &[u8]) {
+        let hash = self.inner.hash(key);
+        self.inner.shard(hash).prefetch(hash);
+    }
+
     /// Looks `key` up, pins the object and counts the access.
     #[inline]
     pub fn get(&self, key: &[u8]) -> Option<Object> {

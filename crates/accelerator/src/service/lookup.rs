@@ -65,6 +65,30 @@ pub(crate) enum Found {
     Nothing(Forwarded),
 }
 
+/// The first half of [`lookup`], for those who have something else to do before the second: writes the key, and has the
+/// processor fetch where it is looked for. False: the cache has nothing to do with the request.
+#[inline]
+pub(crate) fn locate(
+    core: &DataCore,
+    plan: &Plan,
+    head: &RequestHead<'_>,
+    normalized: &Normalized<'_>,
+    seen: &Seen<'_>,
+    key: &mut Vec<u8>,
+) -> bool {
+    let Some(store) = &core.store else { return false };
+    match plan.route(normalized) {
+        Some(Destination::Upstream(_)) => write_url_key(normalized, seen, key),
+        Some(Destination::Root(index)) => match plan.roots.get(index) {
+            Some(root) => files::write_key(root, head, normalized, key),
+            None => return false,
+        },
+        None => return false,
+    }
+    store.prefetch(key);
+    true
+}
+
 /// Answers from the cache if a stored response is fresh enough for this request. Leaves the key in `key`.
 #[inline]
 pub(crate) fn lookup(
@@ -75,15 +99,16 @@ pub(crate) fn lookup(
     seen: &Seen<'_>,
     key: &mut Vec<u8>,
 ) -> Lookup {
-    let Some(store) = &core.store else { return Lookup::Miss };
-    match plan.route(normalized) {
-        Some(Destination::Upstream(_)) => write_url_key(normalized, seen, key),
-        Some(Destination::Root(index)) => match plan.roots.get(index) {
-            Some(root) => files::write_key(root, head, normalized, key),
-            None => return Lookup::Miss,
-        },
-        None => return Lookup::Miss,
+    match locate(core, plan, head, normalized, seen, key) {
+        true => look(core, head, key),
+        false => Lookup::Miss,
     }
+}
+
+/// The second half of [`lookup`], with the key that [`locate`] has written.
+#[inline]
+pub(crate) fn look(core: &DataCore, head: &RequestHead<'_>, key: &mut Vec<u8>) -> Lookup {
+    let Some(store) = &core.store else { return Lookup::Miss };
     match find(core, store, head, key) {
         Found::Usable { hit, refresh: false } => Lookup::Hit(hit),
         Found::Nothing(Forwarded::UriMiss) => Lookup::Absent,

@@ -79,6 +79,12 @@ impl Asker {
         }
         let exchange =
             |held, is_absent| Ok(Handled::NeedsExchange { normalized: normalized.keep(), held, is_absent });
+        let may_be_stored = head.framing == BodyFraming::None
+            && !head.upgrade
+            && matches!(head.method, Method::Get | Method::Head)
+            && !plan.reviews_request(head.method_bytes, &normalized);
+        // Before the defence looks at the request: the memory answers meanwhile.
+        let is_located = may_be_stored && lookup::locate(core, &plan, head, &normalized, &seen, key);
         let mut is_delayed = false;
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
@@ -102,14 +108,10 @@ impl Asker {
         if is_delayed {
             return exchange(Some(Hold::Delay), false);
         }
-        if head.framing != BodyFraming::None
-            || head.upgrade
-            || !matches!(head.method, Method::Get | Method::Head)
-            || plan.reviews_request(head.method_bytes, &normalized)
-        {
+        if !is_located {
             return exchange(None, false);
         }
-        let hit = match lookup::lookup(core, &plan, head, &normalized, &seen, key) {
+        let hit = match lookup::look(core, head, key) {
             Lookup::Hit(hit) => hit,
             Lookup::Absent => return exchange(None, true),
             Lookup::Miss => return exchange(None, false),
