@@ -25,6 +25,7 @@ use crate::icap::ServiceTags;
 use crate::inner::{Inner, Inside};
 use crate::latency::{Histogram, Latencies};
 use crate::metrics::CoreMetrics;
+use crate::pacing;
 use crate::service::entries::{CacheEntry, PurgePattern, PurgePatternError};
 use crate::service::flights::Flights;
 use crate::service::plan::{Plan, PlanError};
@@ -439,11 +440,8 @@ fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
         socket.set_tcp_nodelay(true)?;
         defer_accept(&socket)?;
         limit_unsent(&socket)?;
-        if address.ip().to_canonical().is_loopback() {
-            // There is no path whose queues BBR's pacing would spare, only its timers (decision 0022). Accepted sockets
-            // inherit it; where a kernel has been built without it, the system's choice is as right.
-            let _ = socket.set_tcp_congestion(b"reno");
-        }
+        // Accepted sockets inherit this too.
+        pacing::leave_out_within_host(&socket, address.ip());
     }
     socket.bind(&address.into())?;
     Ok(socket)

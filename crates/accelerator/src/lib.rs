@@ -18,6 +18,7 @@ mod inner;
 mod latency;
 mod load;
 pub mod metrics;
+mod pacing;
 mod quiet;
 mod service;
 mod session;

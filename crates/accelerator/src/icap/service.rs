@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::SockRef;
 use tidegate_http::normalize::Normalized;
 use tidegate_icap::{Method, Options, Request, ResponseHead};
 use tokio::net::TcpStream;
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::icap::link::{Heard, Link};
 use crate::icap::{Failure, Reviewed, ServiceTag, concerns};
+use crate::pacing;
 use crate::settings::{IcapService, IcapSubject};
 use crate::upstream::{Turn, Turns, UpstreamError, send_all};
 
@@ -214,6 +216,7 @@ impl Service {
         let stream = attempt.await.map_err(|_| Failure::Connection(UpstreamError::ConnectTimeout))?;
         let stream = stream.map_err(|error| Failure::Connection(UpstreamError::Connect(error)))?;
         let _ = stream.set_nodelay(true);
+        pacing::leave_out_within_host(&SockRef::from(&stream), self.settings.address.ip());
         Ok(stream)
     }
 

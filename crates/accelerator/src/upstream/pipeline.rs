@@ -156,8 +156,8 @@ struct Line {
     arrived: Vec<u8>,
     taken: usize,
     parser: ResponseParser,
-    /// When the last response had come, or the requests had been sent.
-    since: Instant,
+    /// Since when the response at hand is waited for; `None`: it has not been yet.
+    since: Option<Instant>,
     /// Some response has come.
     has_answered: bool,
     /// Responses will come for which nobody waits any more.
@@ -190,7 +190,7 @@ impl Line {
             arrived: Vec::new(),
             taken: 0,
             parser: new_parser(Method::Get),
-            since: Instant::now(),
+            since: None,
             has_answered: false,
             is_shared: false,
             busy,
@@ -236,7 +236,7 @@ impl Line {
                 return sent - answered;
             }
             self.has_answered = true;
-            self.since = Instant::now();
+            self.since = None;
         }
         match self.left().is_empty() {
             true => self.lease.give_back(Rc::clone(&self.stream)),
@@ -333,12 +333,24 @@ impl Line {
         taken
     }
 
+    /// For how long the response at hand has been waited for. Most of a batch are here with the first of them.
+    fn waited(&mut self) -> Duration {
+        match self.since {
+            Some(since) => since.elapsed(),
+            None => {
+                self.since = Some(Instant::now());
+                Duration::ZERO
+            }
+        }
+    }
+
     /// Reads more of a body. False where it is not waited for, because nobody waits behind it or it takes too long: its client
     /// gets what there is, and the others go elsewhere.
     async fn read_soon(&mut self) -> Result<bool, UpstreamError> {
         self.arrived.drain(..self.taken);
         self.taken = 0;
-        let left = self.lease.settings().pipeline_timeout.saturating_sub(self.since.elapsed());
+        let waited = self.waited();
+        let left = self.lease.settings().pipeline_timeout.saturating_sub(waited);
         if self.waiting.len() < 2 || left.is_zero() {
             return Ok(false);
         }
@@ -353,12 +365,13 @@ impl Line {
     async fn read(&mut self) -> Result<(), UpstreamError> {
         self.arrived.drain(..self.taken);
         self.taken = 0;
+        let waited = self.waited();
         let settings = self.lease.settings();
         // Others wait, or a server may have thrown away what came with the first request.
         let is_doubtful = self.has_answered || self.waiting.len() > 1 || self.busy.is_some();
         let most = if is_doubtful { settings.pipeline_timeout } else { settings.response_timeout };
         // All of the head has to come within that time: a byte now and then does not hold up the others.
-        let left = most.min(settings.response_timeout).saturating_sub(self.since.elapsed());
+        let left = most.min(settings.response_timeout).saturating_sub(waited);
         match read_more(&self.stream, &mut self.arrived, left).await {
             Ok(0) => Err(UpstreamError::Incomplete),
             Ok(_) => Ok(()),

@@ -5,10 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::data_core::millis;
+use crate::pacing;
 use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange, go_on};
 use crate::upstream::groups::{Group, Groups, Server};
@@ -381,5 +383,6 @@ pub(crate) async fn connect(server: &Server, timeout: Duration) -> Result<TcpStr
     let attempt = tokio::time::timeout(timeout, TcpStream::connect(server.address)).await;
     let stream = attempt.map_err(|_| UpstreamError::ConnectTimeout)?.map_err(UpstreamError::Connect)?;
     stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
+    pacing::leave_out_within_host(&SockRef::from(&stream), server.address.ip());
     Ok(stream)
 }

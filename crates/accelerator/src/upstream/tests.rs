@@ -73,6 +73,15 @@ async fn body_of(response: &mut Response) -> Result<Vec<u8>, UpstreamError> {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn a_connection_to_a_server_on_this_host_is_not_paced() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let groups = Groups::new(&[Upstream::new("app", vec![listener.local_addr().unwrap()])]);
+    let stream = super::pool::connect(&groups.get(0).unwrap().servers[0], Duration::from_secs(2)).await;
+    let control = socket2::SockRef::from(&stream.unwrap()).tcp_congestion().unwrap();
+    assert!(control.starts_with(b"reno\0"), "{control:?}");
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_connection_is_used_again_after_a_whole_response() {
     let answer: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
     let (address, thread) = server(vec![vec![answer, answer]]);
