@@ -323,14 +323,19 @@ impl Host {
         match self.row.arrive(&mut request.bundle, self.now) {
             Disposition::Pass => self.passing.push_back(id),
             Disposition::Hold => {}
+            // An earlier process of this filter handed it on, and the server has it by now.
+            Disposition::Refuse(..) | Disposition::Reset if !self.place.ledger.withdraw(id) => {
+                self.counters.stale_total.add(1);
+                return;
+            }
             Disposition::Refuse(status, fields) => {
                 self.counters.refused_total.add(1);
                 answer(request.socket.as_fd(), status, fields);
-                return self.end(id);
+                return self.place.tell_upstream(Notice::ClosedForAll(id));
             }
             Disposition::Reset => {
                 self.counters.reset_total.add(1);
-                return self.end(id);
+                return self.place.tell_upstream(Notice::ClosedForAll(id));
             }
         }
         if self.row.wants_notices() {
@@ -339,11 +344,6 @@ impl Host {
         self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now, number: 0 });
         self.waiting += 1;
         self.counters.held.add(1);
-    }
-
-    fn end(&self, id: Id) {
-        self.place.ledger.end(id);
-        self.place.tell_upstream(Notice::ClosedForAll(id));
     }
 
     fn drop_held(&mut self, slot: u32) {
@@ -413,13 +413,17 @@ impl Host {
 
     fn again(&mut self, id: Id) {
         let Some(held) = self.held.get_mut(&id.slot).filter(|held| held.is_handed) else { return };
-        held.again += 1;
-        if held.again > HANDED_AGAIN {
-            self.counters.given_up_total.add(1);
-            answer(held.request.socket.as_fd(), 503, "");
-            self.drop_held(id.slot);
-            return self.end(id);
+        if held.again == HANDED_AGAIN {
+            // A process of the server that has it by now answers it itself.
+            if self.place.ledger.withdraw(id) {
+                self.counters.given_up_total.add(1);
+                answer(held.request.socket.as_fd(), 503, "");
+                self.drop_held(id.slot);
+                self.place.tell_upstream(Notice::ClosedForAll(id));
+            }
+            return;
         }
+        held.again += 1;
         held.is_handed = false;
         self.waiting += 1;
         self.counters.handed_again_total.add(1);
@@ -467,5 +471,90 @@ impl Host {
 
     fn print_counters(&self) {
         self.row.print_counters(self.counters.samples());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Ledger;
+    use crate::neighbours::tests::Neighbours;
+
+    /// Passes on everything.
+    struct Passes;
+
+    impl Filter for Passes {
+        fn name(&self) -> &'static str {
+            "passes"
+        }
+
+        fn arrive(&mut self, _request: &mut Bundle, _now: Instant) -> Disposition {
+            Disposition::Pass
+        }
+    }
+
+    /// Refuses everything, but not before a server has it.
+    struct RefusesTooLate(Ledger);
+
+    impl Filter for RefusesTooLate {
+        fn name(&self) -> &'static str {
+            "refuses too late"
+        }
+
+        fn arrive(&mut self, request: &mut Bundle, _now: Instant) -> Disposition {
+            assert!(self.0.claim(request.id));
+            Disposition::Refuse(503, "")
+        }
+    }
+
+    /// A filter that has handed on a request as often as it may, and its neighbours.
+    fn handed_for_the_last_time() -> (Host, Neighbours, Id) {
+        let (place, neighbours) = Neighbours::around();
+        let mut host = Host::new(Row::new(vec![Box::new(Passes)]), place, 1 << 20).unwrap();
+        let id = neighbours.present();
+        assert!(host.take_in().is_continue());
+        for _ in 0..HANDED_AGAIN {
+            host.pump().unwrap();
+            neighbours.notify(Notice::HandAgain(id));
+            host.notices();
+        }
+        host.pump().unwrap();
+        assert_eq!(host.counters.handed_total.get(), u64::from(HANDED_AGAIN) + 1);
+        (host, neighbours, id)
+    }
+
+    #[test]
+    fn request_handed_too_often_is_answered_503_and_can_no_longer_be_claimed() {
+        let (mut host, mut neighbours, id) = handed_for_the_last_time();
+        neighbours.notify(Notice::HandAgain(id));
+        host.notices();
+        assert!(!neighbours.ledger.claim(id));
+        assert!(neighbours.answer().starts_with("HTTP/1.1 503 "));
+        assert_eq!(neighbours.told(), Some(Notice::ClosedForAll(id)));
+    }
+
+    /// It was answered 503, and by the server.
+    #[test]
+    fn request_handed_too_often_that_a_server_has_claimed_is_answered_by_the_server_only() {
+        let (mut host, mut neighbours, id) = handed_for_the_last_time();
+        assert!(neighbours.ledger.claim(id));
+        neighbours.notify(Notice::HandAgain(id));
+        host.notices();
+        assert_eq!(neighbours.ledger.state(id.slot), (id.generation, State::Accepted));
+        assert_eq!(neighbours.answer(), "the server's");
+        assert_eq!(neighbours.told(), None);
+    }
+
+    /// As above: a process of the filter that is no more had handed it on.
+    #[test]
+    fn request_refused_that_a_server_has_claimed_is_answered_by_the_server_only() {
+        let (place, mut neighbours) = Neighbours::around();
+        let refuses = RefusesTooLate(neighbours.ledger());
+        let mut host = Host::new(Row::new(vec![Box::new(refuses)]), place, 1 << 20).unwrap();
+        let id = neighbours.present();
+        assert!(host.take_in().is_continue());
+        assert_eq!(neighbours.ledger.state(id.slot), (id.generation, State::Accepted));
+        assert_eq!(neighbours.answer(), "the server's");
+        assert_eq!((neighbours.told(), host.counters.stale_total.get()), (None, 1));
     }
 }

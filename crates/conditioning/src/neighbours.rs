@@ -377,8 +377,92 @@ pub(crate) fn discard_unread(socket: BorrowedFd<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    /// What is around a filter under test: its neighbours, and a client.
+    pub(crate) struct Neighbours {
+        pub ledger: Ledger,
+        file: OwnedFd,
+        upstream: OwnedFd,
+        downstream: OwnedFd,
+        _control: OwnedFd,
+        client: TcpStream,
+        /// As the server has it.
+        socket: TcpStream,
+    }
+
+    impl Neighbours {
+        /// The place of a filter that another presents requests to.
+        pub(crate) fn around() -> (Place, Self) {
+            let (ledger, file) = Ledger::create().unwrap();
+            let ((upstream, up), (down, downstream)) = (link::pair().unwrap(), link::pair().unwrap());
+            let (_control, control) = link::pair().unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (socket, _) = listener.accept().unwrap();
+            let place = Place {
+                upstream: Some(up),
+                downstream: down,
+                control,
+                listeners: Vec::new(),
+                keeps: false,
+                is_last: false,
+                ledger: Ledger::open(file.as_fd()).unwrap(),
+                unread: Unread::default(),
+                receipts: Receipts::default(),
+            };
+            (place, Self { ledger, file, upstream, downstream, _control, client, socket })
+        }
+
+        /// One more mapping of the ledger.
+        pub(crate) fn ledger(&self) -> Ledger {
+            Ledger::open(self.file.as_fd()).unwrap()
+        }
+
+        /// The neighbour upstream presents the client's request.
+        pub(crate) fn present(&self) -> Id {
+            assert!(self.ledger.take(1));
+            let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n".to_vec();
+            let (length, peer) = (request.len() as u32, self.client.local_addr().unwrap());
+            let id = self.ledger.present(1).unwrap();
+            let bundle = Bundle {
+                id,
+                flags: 0,
+                peer,
+                socket_bytes: length.into(),
+                arrived_ns: 0,
+                replaces: 0,
+                head_bytes: length,
+                request,
+            };
+            let socket = self.socket.as_fd();
+            link::send_bundle(self.upstream.as_fd(), &bundle, socket, &mut Vec::new()).unwrap();
+            id
+        }
+
+        /// The neighbour downstream sends a notice.
+        pub(crate) fn notify(&self, notice: Notice) {
+            link::send_notice(self.downstream.as_fd(), notice).unwrap();
+        }
+
+        /// What the neighbour upstream is told.
+        pub(crate) fn told(&self) -> Option<Notice> {
+            link::receive_notice(self.upstream.as_fd()).map(Result::unwrap)
+        }
+
+        /// The server answers: all that the client receives.
+        pub(crate) fn answer(&mut self) -> String {
+            // Fails if a filter has ended the connection.
+            let _ = self.socket.write_all(b"the server's");
+            let _ = self.socket.shutdown(std::net::Shutdown::Write);
+            let mut received = String::new();
+            self.client.read_to_string(&mut received).unwrap();
+            received
+        }
+    }
 
     #[test]
     fn a_link_is_asked_only_when_the_bound_does_not_tell_and_never_exceeds_its_window() {

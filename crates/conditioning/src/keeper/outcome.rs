@@ -47,23 +47,30 @@ impl Keeper {
             Notice::ClosedLocally(_) => self.goes_on(key),
             Notice::HandAgain(_) => {
                 if connection.phase == Phase::Handed && connection.id == Some(id) {
-                    self.queue_again(key);
+                    let _ = self.queue_again(key);
                 }
             }
         }
     }
 
-    fn queue_again(&mut self, key: u64) {
+    /// Hands a request again, or ends it if that was done too often; continues where a server was quicker.
+    fn queue_again(&mut self, key: u64) -> Flow {
         let index = key as u32;
-        let Some(connection) = self.connections.get(key) else { return };
-        connection.again += 1;
-        if connection.again > HANDED_AGAIN {
+        let Some(connection) = self.connections.get(key) else { return Flow::Break(()) };
+        if connection.again == HANDED_AGAIN {
+            // A process of the server that has it by now answers it itself.
+            if !connection.id.is_some_and(|id| self.place.ledger.withdraw(id)) {
+                return Flow::Continue(());
+            }
             self.counters.given_up_total.add(1);
-            return self.refuse(index, 503);
+            self.refuse(index, 503);
+            return Flow::Break(());
         }
+        connection.again += 1;
         connection.phase = Phase::Queued;
         self.counters.handed_again_total.add(1);
         self.queue.push_back(key);
+        Flow::Break(())
     }
 
     /// The downstream neighbour was started anew: the ledger says what became of each request that was handed to it.
@@ -84,7 +91,7 @@ impl Keeper {
         let (generation, state) = self.place.ledger.state(id.slot);
         let last = Id { slot: id.slot, generation };
         match state {
-            State::Held if last == id && connection.bundle.is_some() => self.queue_again(key),
+            State::Held if last == id && connection.bundle.is_some() => return self.queue_again(key),
             // Kept further on by a process that is no more: it lives on here. A copy of its last request may be under way,
             // which from now on no server can claim.
             State::Held | State::EndedLocally if self.settings.keep => {
@@ -128,7 +135,7 @@ impl Keeper {
             let connection =
                 self.connections.by_index(index).filter(|connection| connection.bundle.is_some());
             if let Some(key) = connection.map(|connection| connection.key(index)) {
-                self.queue_again(key);
+                let _ = self.queue_again(key);
             }
         }
     }
@@ -206,4 +213,50 @@ impl Keeper {
 fn is_alive(process: u32) -> bool {
     let Some(process) = rustix::process::Pid::from_raw(process as i32) else { return true };
     rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::Arguments;
+    use crate::keeper::{PERSIST_ARGUMENTS, Settings};
+    use crate::neighbours::tests::Neighbours;
+
+    /// A keeper that has handed on a request as often as it may, and its neighbours.
+    fn handed_for_the_last_time() -> (Keeper, Neighbours, Id) {
+        let (place, neighbours) = Neighbours::around();
+        let arguments = Arguments::parse("", PERSIST_ARGUMENTS).unwrap();
+        let mut keeper = Keeper::new(place, Settings::read(&arguments, false).unwrap()).unwrap();
+        let id = neighbours.present();
+        assert!(keeper.take_bundles().unwrap().is_continue());
+        for _ in 0..HANDED_AGAIN {
+            keeper.pump().unwrap();
+            neighbours.notify(Notice::HandAgain(id));
+            keeper.notices();
+        }
+        keeper.pump().unwrap();
+        assert_eq!(keeper.counters.handed_total.get(), u64::from(HANDED_AGAIN) + 1);
+        (keeper, neighbours, id)
+    }
+
+    #[test]
+    fn request_handed_too_often_is_answered_503_and_can_no_longer_be_claimed() {
+        let (mut keeper, mut neighbours, id) = handed_for_the_last_time();
+        keeper.hand_again();
+        assert!(!neighbours.ledger.claim(id));
+        assert!(neighbours.answer().starts_with("HTTP/1.1 503 "));
+        assert_eq!(neighbours.told(), Some(Notice::ClosedForAll(id)));
+    }
+
+    /// It was answered 503, and by the server.
+    #[test]
+    fn request_handed_too_often_that_a_server_has_claimed_is_answered_by_the_server_only() {
+        let (mut keeper, mut neighbours, id) = handed_for_the_last_time();
+        assert!(neighbours.ledger.claim(id));
+        neighbours.notify(Notice::HandAgain(id));
+        keeper.notices();
+        assert_eq!(neighbours.ledger.state(id.slot), (id.generation, State::Accepted));
+        assert_eq!(neighbours.answer(), "the server's");
+        assert_eq!(neighbours.told(), None);
+    }
 }
