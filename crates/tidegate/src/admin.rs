@@ -578,11 +578,7 @@ async fn reload(State(admin): State<Admin>) -> Response {
     match tokio::task::spawn_blocking(move || reloader.reload()).await {
         Ok(Ok(warnings)) => {
             let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-            Json(json!({
-                "message": "the configuration was read again and is in force",
-                "warnings": warnings,
-            }))
-            .into_response()
+            Json(json!({ "message": admin.reloader.done(), "warnings": warnings })).into_response()
         }
         Ok(Err(error)) => {
             refuse(StatusCode::CONFLICT, &format!("the old configuration stays in force: {error}"))

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts the configuration file in force again.
+/// Puts the configuration file in force again, if there is one.
 pub(crate) struct Reloader {
     args: RunArgs,
     /// What the process was started with.
@@ -104,13 +104,26 @@ impl Reloader {
         self.started.settings.cache.path.is_some()
     }
 
+    /// What a reload that succeeds has done.
+    pub(crate) fn done(&self) -> String {
+        match &self.args.config {
+            Some(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                format!("{} was read again and is in force", path.display())
+            }
+            None => "there is no configuration file to read again: tidegate was started without --config, and only looked \
+                     up anew what its command line names; to change more, start it with --config FILE"
+                .into(),
+        }
+    }
+
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
         notify::reloading();
         let result = self.read_and_apply();
         match &result {
             Ok(_) => {
-                tracing::info!("the configuration was read again and is in force");
+                tracing::info!("{}", self.done());
                 notify::ready("serving");
             }
             Err(error) => {

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tidegate_e2e::{Client, Gate, Origin, Reply, Response, Tidegate, eventually, free_port};
+use tidegate_e2e::{Client, Gate, Origin, Process, Reply, Response, Tidegate, eventually, free_port};
 
 fn cacheable() -> Origin {
     Origin::start(|request| {
@@ -208,7 +208,7 @@ fn reload_puts_new_routes_in_force() {
     let config = std::fs::read_to_string(tidegate.config()).unwrap();
     tidegate.write_config(&config.replace(&old.address().to_string(), &new.address().to_string()));
     let answer: Value = serde_json::from_str(&out(&tidegate.command(&["reload", "--json"]))).unwrap();
-    assert_eq!(answer["message"], "the configuration was read again and is in force");
+    assert_eq!(answer["message"], format!("{} was read again and is in force", tidegate.config().display()));
     eventually("the new origin answers", || (tidegate.get("/").text() == "new").then_some(()));
     assert_eq!(answer["warnings"], serde_json::json!([]));
 
@@ -217,6 +217,36 @@ fn reload_puts_new_routes_in_force() {
     let warnings = String::from_utf8_lossy(&reloaded.stderr);
     assert!(reloaded.status.success() && warnings.starts_with("warning: "), "{reloaded:?}");
     assert!(warnings.contains("connection.burst has no effect without connection.rate"), "{warnings}");
+}
+
+/// It said that the configuration had been read again.
+#[test]
+fn reload_of_a_server_without_a_configuration_file_says_that_there_is_none_and_what_to_do() {
+    let (listen, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
+    let tidegate = || Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let run = ["run", "--listen", &listen, "--root", "/", "--admin", &admin];
+    let _running = Process(tidegate().args(run).stderr(Stdio::null()).spawn().unwrap());
+    let reload = || tidegate().args(["reload", "--admin", &admin]).output().unwrap();
+    let said = out(&eventually("it reloads", || Some(reload()).filter(|output| output.status.success())));
+    assert!(said.starts_with("there is no configuration file to read again"), "{said}");
+    assert!(said.ends_with("start it with --config FILE\n"), "{said}");
+}
+
+/// It did not say which file.
+#[test]
+fn reload_names_the_file_that_was_read_by_its_whole_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let (listen, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
+    let text = format!("[[listen]]\naddress = {listen:?}\n[[route]]\nroot = \"/\"\n");
+    std::fs::write(folder.path().join("other.toml"), text).unwrap();
+    let tidegate = || Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let mut run = tidegate();
+    run.args(["run", "--config", "other.toml", "--admin", &admin]).current_dir(folder.path());
+    let _running = Process(run.stderr(Stdio::null()).spawn().unwrap());
+    let reload = || tidegate().args(["reload", "--admin", &admin]).output().unwrap();
+    let said = out(&eventually("it reloads", || Some(reload()).filter(|output| output.status.success())));
+    let file = folder.path().canonicalize().unwrap().join("other.toml");
+    assert_eq!(said, format!("{} was read again and is in force\n", file.display()));
 }
 
 #[test]

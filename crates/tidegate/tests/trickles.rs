@@ -49,7 +49,7 @@ fn a_reload_when_routes_have_changed_then_they_are_in_force_for_connections_that
     };
     reload(&directory.path().join("none"), "the old configuration stays in force: ");
     assert_eq!(fetched(), b"before");
-    reload(&other, "the configuration was read again and is in force");
+    reload(&other, "only.toml was read again and is in force");
     assert_eq!(fetched(), b"after");
 }
 
