@@ -40,6 +40,33 @@ fn a_service_manager_is_told_when_clients_are_served_of_a_reload_and_of_the_end(
     assert!(child.0.wait().unwrap().success());
 }
 
+/// It went on until clients were served.
+#[test]
+fn a_start_that_takes_long_is_ended_by_a_signal_with_the_exit_code_of_a_drain() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, file) = (folder.path().join("cache"), folder.path().join("tidegate.toml"));
+    std::fs::create_dir(&cache).unwrap();
+    // The cache's lock is a pipe that nobody reads: opening it waits for ever.
+    rustix::fs::mknodat(rustix::fs::CWD, cache.join("lock"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let [address, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())).to_string());
+        let text = format!(
+            "[[listen]]\naddress = {address:?}\n[admin]\naddress = {admin:?}\n\
+             [cache]\npath = {cache:?}\n[[route]]\nroot = \"/\"\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut child = Command::new(Tidegate::binary());
+        child.args(["run", "--config"]).arg(&file).stdin(Stdio::null()).stderr(Stdio::null());
+        let mut child = Process(child.spawn().unwrap());
+        // It listens before it opens the cache.
+        eventually("it listens", || TcpStream::connect(&address).ok());
+        kill_process(Pid::from_child(&child.0), signal).unwrap();
+        let status = eventually("it ends", || child.0.try_wait().unwrap());
+        assert!(status.success(), "{signal:?}: {status}");
+    }
+}
+
 #[test]
 fn an_outage_of_the_upstream_is_a_few_lines_of_the_log_and_a_number() {
     let dead = SocketAddr::from(([127, 0, 0, 1], free_port()));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
 use tidegate_accelerator::{Engine, StartError};
 use tidegate_gate::GateError;
+use tidegate_store::StoreError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::{Failure, LogForm, RunArgs};
@@ -33,8 +34,11 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     raise_descriptor_limit();
     use_small_pages();
     let no_signals = |error| Failure::runtime(format!("error: cannot watch for signals: {error}"));
-    let signals = Signals::register().map_err(no_signals)?;
+    let starting = Signals::register().and_then(Signals::end_the_start).map_err(no_signals)?;
     let loaded = in_force(args)?;
+    if let Some(error) = config::oversized_cache(&loaded) {
+        return Err(Failure::runtime(error));
+    }
     if !args.allow_unreachable {
         probe_upstreams(&loaded)?;
     }
@@ -59,6 +63,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     }
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
+    let signals = starting.is_over().map_err(no_signals)?;
     let trickles = TricklesServices::start(&loaded, engine.inside())?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
@@ -214,6 +219,13 @@ fn listen_for_admin(loaded: &Loaded) -> Result<TcpListener, Failure> {
 fn start_error(error: &StartError, loaded: &Loaded) -> String {
     let (address, source) = match error {
         StartError::Listen { address, source } => (address, source),
+        StartError::Cache(StoreError::DiskFull { .. }) => {
+            return loaded.places.say(
+                &Subject::CacheMemory,
+                &error.to_string(),
+                "make room, or `cache.memory` smaller",
+            );
+        }
         StartError::Cache(_) => {
             let hint = "cache.path has to be a directory that this user may make and write to";
             return loaded.places.say(&Subject::Cache, &error.to_string(), hint);
@@ -504,6 +516,28 @@ impl Signals {
         Ok(Self { runtime, terminate, interrupt, hangup, reopen })
     }
 
+    /// Until clients are served, SIGTERM and SIGINT end the program at once: a start may wait for servers, and a large cache
+    /// takes long to prepare. The other signals wait.
+    fn end_the_start(self) -> std::io::Result<Starting> {
+        let Self { runtime, mut terminate, mut interrupt, hangup, reopen } = self;
+        let (serving, is_serving) = tokio::sync::oneshot::channel();
+        let thread = std::thread::Builder::new().name("signals".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = is_serving => return,
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                notify::stopping();
+                tracing::info!("stopped before any client was served");
+                std::process::exit(0);
+            });
+            Self { runtime, terminate, interrupt, hangup, reopen }
+        })?;
+        Ok(Starting { serving, thread })
+    }
+
     /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the access log
     /// anew; SIGUSR1 does only the latter.
     fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
@@ -546,5 +580,19 @@ impl Signals {
             });
         })?;
         Ok(())
+    }
+}
+
+/// A start that signals end.
+struct Starting {
+    serving: tokio::sync::oneshot::Sender<()>,
+    thread: std::thread::JoinHandle<Signals>,
+}
+
+impl Starting {
+    /// Clients are served: what signals do from now on is [`Signals::obey`]'s.
+    fn is_over(self) -> std::io::Result<Signals> {
+        let _ = self.serving.send(());
+        self.thread.join().map_err(|_| std::io::Error::other("the thread that waits for them has ended"))
     }
 }

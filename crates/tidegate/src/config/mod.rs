@@ -12,6 +12,7 @@ mod places;
 #[cfg(test)]
 mod reference;
 mod report;
+mod room;
 mod rules;
 mod schema;
 mod settings;
@@ -145,7 +146,17 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
         let hint = "make it; tidegate does not start without it";
         find(format!("log.access: there is no folder {} here", folder.display()), hint);
     }
+    findings.extend(room::expected(&loaded.settings.cache).and_then(|expected| {
+        let hint = "tidegate does not start with more";
+        loaded.places.finding(&Subject::CacheMemory, &expected, hint)
+    }));
     findings
+}
+
+/// Why a start with this cache would use up the host's memory or disk.
+pub(crate) fn oversized_cache(loaded: &Loaded) -> Option<String> {
+    let expected = room::expected(&loaded.settings.cache)?;
+    Some(loaded.places.say(&Subject::CacheMemory, &expected, "make `cache.memory` smaller"))
 }
 
 /// What holds without a configuration file.

@@ -24,6 +24,8 @@ pub(crate) enum Subject {
     Upstream(String),
     /// `cache.path`.
     Cache,
+    /// `cache.memory`.
+    CacheMemory,
     /// `log.access`.
     AccessLog,
     /// What a Trickles listener at this address has under this key: another listener may have the same address.
@@ -61,6 +63,7 @@ impl Subject {
             Self::Admin => "admin.address".into(),
             Self::Upstream(_) => "upstream.servers".into(),
             Self::Cache => "cache.path".into(),
+            Self::CacheMemory => "cache.memory".into(),
             Self::AccessLog => "log.access".into(),
             Self::Trickles(_, key) => format!("listen.{}", key.name()),
         }
@@ -93,6 +96,7 @@ impl Places {
         for (subject, name, key) in [
             (Subject::Admin, "admin", "address"),
             (Subject::Cache, "cache", "path"),
+            (Subject::CacheMemory, "cache", "memory"),
             (Subject::AccessLog, "log", "access"),
         ] {
             if let Some(section) = file.table(name) {
