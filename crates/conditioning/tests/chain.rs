@@ -95,6 +95,7 @@ fn a_command_that_never_accepts_is_one_line_and_exit_code_1() {
         let (said, error) = text.split_once('\n').unwrap();
         assert!(said.contains("listening on"), "{text}");
         one_line(error, "did not accept its first client within 5 s");
+        one_line(error, "statically linked programs do (--via seccomp)");
     });
 }
 
@@ -103,7 +104,15 @@ fn an_address_in_use_is_one_line_and_exit_code_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (code, text) = fails(taken.local_addr().unwrap().port(), &[], &[], &["sleep", "60"]);
     assert_eq!(code, 1);
-    one_line(&text, "Address already in use");
+    one_line(&text, "Address already in use (os error 98); `ss -ltnp` shows which program has it");
+}
+
+/// It was said that the file of the installation cannot be found, and to name it.
+#[test]
+fn a_preload_library_that_is_not_there_is_named_as_it_was_given() {
+    let (code, text) = fails(free_port(), &[], &["--preload", "/no/such.so"], &["sleep", "60"]);
+    assert_eq!(code, 1);
+    one_line(&text, "--preload or TIDEGATE_PRELOAD: there is no file \"/no/such.so\"; without it, ");
 }
 
 /// One line says who serves where, once somebody does.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use crate::keeper::MOST_LISTENERS;
 use crate::launcher::PATIENCE;
@@ -33,7 +34,7 @@ pub enum LaunchError {
     #[error("there is no user {0:?}; name one with --filter-user")]
     UnknownUser(String),
     /// The listening socket could not be made.
-    #[error("cannot listen on {address}: {reason}")]
+    #[error("cannot listen on {address}: {reason}{}", address_hint(reason.kind()))]
     Listen {
         /// The address asked for.
         address: SocketAddr,
@@ -46,6 +47,16 @@ pub enum LaunchError {
     /// A file that belongs to the installation is missing.
     #[error("cannot find {0}; name it with {1}")]
     Missing(&'static str, &'static str),
+    /// A file that was named in place of the installation's is none.
+    #[error("{given}: there is no file {path:?}; without it, {file} is looked for where it is installed")]
+    NoFile {
+        /// What names it.
+        given: &'static str,
+        /// The path as given.
+        path: PathBuf,
+        /// What it was to take the place of.
+        file: &'static str,
+    },
     /// A program could not be started.
     #[error("cannot start {program}: {reason}")]
     Start {
@@ -81,7 +92,9 @@ pub enum LaunchError {
         seconds: u64,
     },
     /// The command listens, and a client waits in vain.
-    #[error("{command} listens on port {port}, but did not accept its first client within {seconds} s")]
+    #[error(
+        "{command} listens on port {port}, but did not accept its first client within {seconds} s; it may take longer (--start-timeout), make its system calls itself, as statically linked programs do (--via seccomp), or not accept at all with the options that it was given"
+    )]
     NeverAccepted {
         /// The command.
         command: String,
@@ -127,5 +140,17 @@ impl LaunchError {
             | Self::Listeners(_) => 2,
             _ => 1,
         }
+    }
+}
+
+/// What can be done where an address is not to be had.
+fn address_hint(why: io::ErrorKind) -> &'static str {
+    match why {
+        io::ErrorKind::AddrInUse => {
+            "; `ss -ltnp` shows which program has it, perhaps the server itself, started without a chain: end that, or choose another address"
+        }
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
+        io::ErrorKind::AddrNotAvailable => "; it is no address of this host: `ip address` shows them",
+        _ => "",
     }
 }

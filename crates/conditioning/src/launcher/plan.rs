@@ -105,30 +105,35 @@ fn places(relative: &[&str]) -> Vec<PathBuf> {
 pub fn filter_program(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let named = std::env::var_os("TIDEGATE_CC").map(PathBuf::from);
     let asked = asked.or(named.as_deref());
-    let missing = LaunchError::Missing("tidegate-cc", "TIDEGATE_CC");
-    find("tidegate-cc", asked, &places(&[".", "..", "../libexec/tidegate"])).ok_or(missing)
+    find("tidegate-cc", "TIDEGATE_CC", asked, &places(&[".", "..", "../libexec/tidegate"]))
 }
 
 /// The preload library.
+///
+/// # Errors
+/// It is nowhere.
 pub fn preload_library(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
-    let missing = LaunchError::Missing("libtidegate_preload.so", "--preload or TIDEGATE_PRELOAD");
-    find(
-        "libtidegate_preload.so",
-        asked,
-        &places(&["deps", ".", "../deps", "..", "../lib/tidegate", "../lib"]),
-    )
-    .ok_or(missing)
+    let places = places(&["deps", ".", "../deps", "..", "../lib/tidegate", "../lib"]);
+    find("libtidegate_preload.so", "--preload or TIDEGATE_PRELOAD", asked, &places)
 }
 
-fn find(name: &str, asked: Option<&Path>, places: &[PathBuf]) -> Option<PathBuf> {
+/// A file of the installation, or the one that `given` names in its place.
+fn find(
+    name: &'static str,
+    given: &'static str,
+    asked: Option<&Path>,
+    places: &[PathBuf],
+) -> Result<PathBuf, LaunchError> {
     if let Some(asked) = asked {
-        return asked.is_file().then(|| asked.canonicalize().ok())?;
+        let file = asked.canonicalize().ok().filter(|file| file.is_file());
+        return file.ok_or_else(|| LaunchError::NoFile { given, path: asked.to_owned(), file: name });
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let installed = ["/usr/local/lib/tidegate", "/usr/lib/tidegate"].map(PathBuf::from);
     let path: Vec<PathBuf> = std::env::split_paths(&path).collect();
     let mut candidates = places.iter().chain(&installed).chain(&path).map(|directory| directory.join(name));
-    candidates.find(|file| file.is_file()).and_then(|file| file.canonicalize().ok())
+    let file = candidates.find(|file| file.is_file()).and_then(|file| file.canonicalize().ok());
+    file.ok_or(LaunchError::Missing(name, given))
 }
 
 #[cfg(test)]
