@@ -43,6 +43,17 @@ fn a_server_with_an_event_loop_in_each_thread() {
     chain.stop();
 }
 
+/// A child that was forked while another thread closed a descriptor waited for ever when it closed one itself.
+#[test]
+fn a_server_that_forks_while_its_threads_close_descriptors() {
+    let (chain, _site) = compiled("forks.c", &[]);
+    let mut client = chain.client();
+    for round in 0..1000 {
+        assert_eq!(client.get("/a").body, b"ok\n", "round {round}");
+    }
+    chain.stop();
+}
+
 /// A server that reads by a stream has what a filter rewrote, and reads no further than the request.
 fn reads_and_writes_by_streams(style: &str) {
     let (chain, _site) = streams(style);

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tidegate_conditioning::neighbours::{environment, out_of_the_way};
 use tidegate_conditioning::server::{self, table::Chain};
@@ -94,8 +94,10 @@ extern "C" fn at_exit() {
 }
 
 impl Preloaded {
-    fn bound(&self) -> MutexGuard<'_, Vec<(RawFd, SocketAddr)>> {
-        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What `how` does with the sockets that are bound in name only; meanwhile no child inherits them locked.
+    fn bound<R>(&self, how: impl FnOnce(&mut Vec<(RawFd, SocketAddr)>) -> R) -> R {
+        let _in_use = server::in_use();
+        how(&mut self.bound.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -104,12 +106,17 @@ pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
     let Some(preloaded) = preloaded().filter(|preloaded| preloaded.address.port() == address.port()) else {
         return false;
     };
-    let mut bound = preloaded.bound();
-    bound.retain(|(other, _)| *other != fd);
-    if bound.len() >= MOST_BOUND {
+    let is_noted = preloaded.bound(|bound| {
+        bound.retain(|(other, _)| *other != fd);
+        let has_room = bound.len() < MOST_BOUND;
+        if has_room {
+            bound.push((fd, address));
+        }
+        has_room
+    });
+    if !is_noted {
         return false;
     }
-    bound.push((fd, address));
     // SAFETY: the server's own socket, borrowed for one setsockopt.
     let _ = rustix::net::sockopt::set_tcp_user_timeout(unsafe { BorrowedFd::borrow_raw(fd) }, MARK);
     true
@@ -140,7 +147,7 @@ pub(crate) fn received(fd: RawFd, cloexec: bool) {
 /// The address that a socket was bound to in name only.
 pub(crate) fn bound_address(fd: RawFd) -> Option<SocketAddr> {
     let preloaded = known()?;
-    preloaded.bound().iter().find(|(other, _)| *other == fd).map(|(_, address)| *address)
+    preloaded.bound(|bound| bound.iter().find(|(other, _)| *other == fd).map(|(_, address)| *address))
 }
 
 /// `fd` listens, and is none of ours: for the message to an operator who named another port.
@@ -156,14 +163,14 @@ pub(crate) fn listens_elsewhere(fd: RawFd) {
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     let Some(address) = bound_address(old) else { return };
     if let Some(preloaded) = known() {
-        preloaded.bound().push((new, address));
+        preloaded.bound(|bound| bound.push((new, address)));
     }
 }
 
 /// `fd` was closed.
 pub(crate) fn forget(fd: RawFd) {
     if let Some(preloaded) = known() {
-        preloaded.bound().retain(|(other, _)| *other != fd);
+        preloaded.bound(|bound| bound.retain(|(other, _)| *other != fd));
     }
 }
 
