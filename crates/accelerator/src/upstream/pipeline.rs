@@ -25,7 +25,7 @@ use crate::upstream::upload::send_all;
 const MOST_BYTES: usize = 16 * 1024;
 /// The longest body that is taken in whole, so that the response after it can be read.
 const MOST_BODY: usize = 64 * 1024;
-/// Batches in a row of which requests had to be sent again, until requests go one by one.
+/// Batches, each sent after the one before it had failed, of which requests had to be sent again, until requests go one by one.
 const MOST_FAULTS: u32 = 3;
 /// For how long they do.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -49,6 +49,8 @@ pub(super) struct Pipeline {
     next: RefCell<Batch>,
     is_driven: Cell<bool>,
     faults: Cell<u32>,
+    /// When the last of those was noticed.
+    last_fault: Cell<Option<Instant>>,
     paused_until: Cell<Option<Instant>>,
 }
 
@@ -100,13 +102,19 @@ impl Pipeline {
         self.paused_until.get().is_some_and(|until| Instant::now() < until)
     }
 
-    /// Notes how many of the requests that were sent together have to be sent again.
-    fn ended(&self, lease: &Lease, sent: usize, unanswered: usize) {
+    /// Notes how many of the requests that were sent together, at this time, have to be sent again.
+    fn ended(&self, lease: &Lease, (sent, sent_at): (usize, Instant), unanswered: usize) {
         lease.server().were_sent(sent, unanswered);
         if sent < 2 {
             return;
         }
-        self.faults.set(if unanswered == 0 { 0 } else { self.faults.get() + 1 });
+        if unanswered == 0 {
+            self.faults.set(0);
+        } else if self.last_fault.get().is_none_or(|last| last < sent_at) {
+            // One pause of a server that keeps several batches waiting is one fault.
+            self.faults.set(self.faults.get() + 1);
+            self.last_fault.set(Some(Instant::now()));
+        }
         if self.faults.get() >= MOST_FAULTS && !self.is_paused() {
             tracing::info!(
                 server = %lease.server().address,
@@ -182,7 +190,7 @@ impl Line {
         let Batch { lease: Some(lease), heads, requests } = batch else { return };
         // A new connection waits for nobody: those that cannot have a kept one make their own, and keep it.
         let Some(stream) = lease.take_idle() else { return };
-        let sent = requests.len();
+        let sent = (requests.len(), Instant::now());
         let mut line = Self {
             lease,
             stream,
@@ -198,7 +206,7 @@ impl Line {
         let silence = line.lease.settings().response_timeout;
         let unanswered = match send_all(&line.stream, &heads, silence).await {
             Ok(()) => line.answer_all().await,
-            Err(_) => sent,
+            Err(_) => sent.0,
         };
         line.lease.pipeline().ended(&line.lease, sent, unanswered);
     }
