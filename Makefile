@@ -1,6 +1,6 @@
 # tidegate: the commands a person needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lab fuzz soak deny advisories fmt build install uninstall clean
+.PHONY: help run test bench lab fuzz soak deny advisories fmt build profile install uninstall clean
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -19,6 +19,11 @@ CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
 release := $(CARGO_TARGET_DIR)/release
 
+# Counts of what servers do most, by which release builds are guided (docs/decisions/0025); GUIDED= builds without them. They
+# fit a binary that is built by itself: beside others its dependencies have other features, and all symbols other names.
+GUIDED ?= $(CURDIR)/packaging/tidegate.profdata
+run bench lab build: export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS := $(if $(GUIDED),-Cprofile-use=$(GUIDED))
+
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -31,11 +36,13 @@ test: ## everything that must hold: format, lints, licences, all tests, cache su
 	@scripts/test
 
 bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two quiet cores, 17 minutes; installs them from Debian)
-	cargo build --release --locked -p tidegate -p tidegate-bench
+	cargo build --release --locked -p tidegate
+	cargo build --release --locked -p tidegate-bench
 	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench $(if $(BENCH),--only "$(BENCH)" --out $(CARGO_TARGET_DIR)/benchmarks.md)
 
 lab: ## run the papers' experiments again and write docs/papers (two quiet cores; LAB: which, a quarter of an hour for all)
-	cargo build --release --locked -p tidegate -p tidegate-lab -p tidegate-conditioning -p tidegate-cc -p tidegate-preload
+	cargo build --release --locked -p tidegate
+	cargo build --release --locked -p tidegate-lab -p tidegate-conditioning -p tidegate-cc -p tidegate-preload
 	@status=0; $(release)/tidegate-lab run $(LAB) --out $(CARGO_TARGET_DIR)/lab || status=$$?; \
 	$(release)/tidegate-lab report --results $(CARGO_TARGET_DIR)/lab --pages docs/papers && exit $$status
 
@@ -58,8 +65,13 @@ fmt: ## format the sources
 	cargo fmt --all
 
 build: ## build the release binary, the C libraries and the preload libraries
-	cargo build --release --locked -p tidegate -p tidegate-conditioning -p tidegate-cc -p tidegate-preload \
+	cargo build --release --locked -p tidegate
+	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc -p tidegate-preload \
 		-p tidegate-trickles-preload -p tidegate-trickles-c
+
+profile: ## renew the profile that guides release builds, after larger changes (a quarter of an hour)
+	@scripts/setup profile
+	@scripts/profile
 
 install: build ## install binary, libraries, manual pages, completions, unit and example (PREFIX, DESTDIR)
 	@scripts/install "$(DESTDIR)" "$(PREFIX)" "$(release)/tidegate"
