@@ -63,7 +63,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     }
     let engine = Engine::start_on(settings, sockets)
         .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
-    let signals = starting.is_over().map_err(no_signals)?;
+    let signals = starting.into_signals().map_err(no_signals)?;
     let trickles = TricklesServices::start(&loaded, engine.inside())?;
     let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
@@ -591,7 +591,7 @@ struct Starting {
 
 impl Starting {
     /// Clients are served: what signals do from now on is [`Signals::obey`]'s.
-    fn is_over(self) -> std::io::Result<Signals> {
+    fn into_signals(self) -> std::io::Result<Signals> {
         let _ = self.serving.send(());
         self.thread.join().map_err(|_| std::io::Error::other("the thread that waits for them has ended"))
     }
