@@ -324,18 +324,18 @@ impl Host {
             Disposition::Pass => self.passing.push_back(id),
             Disposition::Hold => {}
             // An earlier process of this filter handed it on, and the server has it by now.
-            Disposition::Refuse(..) | Disposition::Reset if !self.place.ledger.withdraw(id) => {
+            Disposition::Refuse(..) | Disposition::Reset if !self.place.ledger.claim(id) => {
                 self.counters.stale_total.add(1);
                 return;
             }
             Disposition::Refuse(status, fields) => {
                 self.counters.refused_total.add(1);
                 answer(request.socket.as_fd(), status, fields);
-                return self.place.tell_upstream(Notice::ClosedForAll(id));
+                return self.end(id);
             }
             Disposition::Reset => {
                 self.counters.reset_total.add(1);
-                return self.place.tell_upstream(Notice::ClosedForAll(id));
+                return self.end(id);
             }
         }
         if self.row.wants_notices() {
@@ -344,6 +344,12 @@ impl Host {
         self.held.insert(id.slot, Held { request, is_handed: false, again: 0, since: self.now, number: 0 });
         self.waiting += 1;
         self.counters.held.add(1);
+    }
+
+    /// After the answer: who sees in the ledger that a connection is to end ends it.
+    fn end(&self, id: Id) {
+        self.place.ledger.end(id);
+        self.place.tell_upstream(Notice::ClosedForAll(id));
     }
 
     fn drop_held(&mut self, slot: u32) {
@@ -415,11 +421,11 @@ impl Host {
         let Some(held) = self.held.get_mut(&id.slot).filter(|held| held.is_handed) else { return };
         if held.again == HANDED_AGAIN {
             // A process of the server that has it by now answers it itself.
-            if self.place.ledger.withdraw(id) {
+            if self.place.ledger.claim(id) {
                 self.counters.given_up_total.add(1);
                 answer(held.request.socket.as_fd(), 503, "");
                 self.drop_held(id.slot);
-                self.place.tell_upstream(Notice::ClosedForAll(id));
+                self.end(id);
             }
             return;
         }
@@ -507,6 +513,19 @@ mod tests {
         }
     }
 
+    /// Refuses everything.
+    struct Refuses;
+
+    impl Filter for Refuses {
+        fn name(&self) -> &'static str {
+            "refuses"
+        }
+
+        fn arrive(&mut self, _request: &mut Bundle, _now: Instant) -> Disposition {
+            Disposition::Refuse(503, "")
+        }
+    }
+
     /// A filter that has handed on a request as often as it may, and its neighbours.
     fn handed_for_the_last_time() -> (Host, Neighbours, Id) {
         let (place, neighbours) = Neighbours::around();
@@ -556,5 +575,26 @@ mod tests {
         assert_eq!(neighbours.ledger.state(id.slot), (id.generation, State::Accepted));
         assert_eq!(neighbours.answer(), "the server's");
         assert_eq!((neighbours.told(), host.counters.stale_total.get()), (None, 1));
+    }
+
+    /// Whoever saw in the ledger that the connection was to end ended it, and the answer was lost.
+    #[test]
+    fn request_refused_is_over_for_its_neighbours_only_once_it_is_answered() {
+        for round in 0..1000 {
+            let (place, mut neighbours) = Neighbours::around();
+            let mut host = Host::new(Row::new(vec![Box::new(Refuses)]), place, 1 << 20).unwrap();
+            let (id, ledger) = (neighbours.present(), neighbours.ledger());
+            std::thread::scope(|scope| {
+                let neighbour = scope.spawn(|| {
+                    while ledger.state(id.slot).1 != State::EndedForAll {
+                        std::hint::spin_loop();
+                    }
+                    neighbours.answer()
+                });
+                assert!(host.take_in().is_continue());
+                let received = neighbour.join().unwrap();
+                assert!(received.starts_with("HTTP/1.1 503 "), "round {round}: {received:?}");
+            });
+        }
     }
 }

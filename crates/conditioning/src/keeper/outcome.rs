@@ -59,7 +59,7 @@ impl Keeper {
         let Some(connection) = self.connections.get(key) else { return Flow::Break(()) };
         if connection.again == HANDED_AGAIN {
             // A process of the server that has it by now answers it itself.
-            if !connection.id.is_some_and(|id| self.place.ledger.withdraw(id)) {
+            if !connection.id.is_some_and(|id| self.place.ledger.claim(id)) {
                 return Flow::Continue(());
             }
             self.counters.given_up_total.add(1);

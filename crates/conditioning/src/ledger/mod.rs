@@ -252,7 +252,7 @@ impl Ledger {
         claimed
     }
 
-    /// As [`Self::claim_for`], in this process.
+    /// As [`Self::claim_for`], in this process: a server that serves the request, or a filter that answers it itself.
     pub fn claim(&self, id: Id) -> bool {
         self.claim_for(id, std::process::id())
     }
@@ -362,16 +362,6 @@ impl Ledger {
         .is_some()
     }
 
-    /// Ends a presentation that no server has, for everybody. True for whoever may answer it from now on, because no server
-    /// will: it cannot be claimed any more.
-    pub fn withdraw(&self, id: Id) -> bool {
-        self.update(id.slot, |generation, state, _| {
-            (generation == id.generation && state == State::Held)
-                .then(|| State::EndedForAll.word(generation, 0))
-        })
-        .is_some()
-    }
-
     /// Ends a presentation for everybody, whoever holds it.
     pub fn end(&self, id: Id) {
         self.update(id.slot, |generation, state, _| {
@@ -436,21 +426,6 @@ mod tests {
         let new = ledger.present(0).unwrap();
         assert!(!ledger.claim(old));
         assert!(ledger.claim(new));
-    }
-
-    #[test]
-    fn a_request_is_either_claimed_or_withdrawn() {
-        let (ledger, _file) = Ledger::create().unwrap();
-        assert!(ledger.take(2));
-        let claimed = ledger.present(2).unwrap();
-        assert!(ledger.claim(claimed) && !ledger.withdraw(claimed));
-        assert_eq!(ledger.state(2), (claimed.generation, State::Accepted));
-        assert_eq!(ledger.release(claimed, Some(State::EndedLocally)), Some((State::EndedLocally, false)));
-        assert!(!ledger.withdraw(claimed), "it was answered");
-        let withdrawn = ledger.present(2).unwrap();
-        assert!(!ledger.withdraw(claimed) && ledger.withdraw(withdrawn) && !ledger.withdraw(withdrawn));
-        assert!(!ledger.claim(withdrawn));
-        assert_eq!(ledger.state(2), (withdrawn.generation, State::EndedForAll));
     }
 
     #[test]
