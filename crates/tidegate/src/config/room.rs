@@ -7,13 +7,17 @@ use tidegate_accelerator::settings::Cache;
 
 /// What is expected of `cache.memory` instead, if there is no room for it.
 pub(super) fn expected(cache: &Cache) -> Option<String> {
-    let most = |bytes: u64| format!("expected at most {} MiB", bytes >> 20);
     let memory = memory_bytes(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+    expected_of(cache, memory, room_bytes)
+}
+
+fn expected_of(cache: &Cache, memory: u64, room_of: impl Fn(&Path) -> Option<u64>) -> Option<String> {
+    let most = |bytes: u64| format!("expected at most {} MiB", bytes >> 20);
     if cache.memory_bytes > memory {
         return Some(format!("{}, the memory of this host", most(memory)));
     }
     let path = cache.path.as_deref()?;
-    let room = room_bytes(path)?;
+    let room = room_of(path)?;
     (cache.memory_bytes > room)
         .then(|| format!("{}, the room that there is for it in {}", most(room), path.display()))
 }
@@ -25,9 +29,10 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
 }
 
 /// What the file system has for the cache's directory, which may not be there yet, and what the cache has of it already.
+/// `None`: it does not say.
 fn room_bytes(directory: &Path) -> Option<u64> {
     let there = directory.ancestors().find(|folder| folder.exists())?;
-    let system = rustix::fs::statvfs(there).ok()?;
+    let system = rustix::fs::statvfs(there).ok().filter(|system| system.f_blocks > 0)?;
     // With what only root may have: a start that fails for it says so.
     let free = system.f_bfree.saturating_mul(system.f_frsize);
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -51,16 +56,23 @@ mod tests {
     }
 
     #[test]
-    fn cache_is_bounded_by_the_memory_first_and_then_of_the_file_system() {
+    fn cache_is_bounded_by_the_memory_and_by_the_file_system_of_its_directory() {
+        let path = Path::new("/var/cache");
+        let said = |cache: Cache| expected_of(&cache, 8 << 20, |_| Some(4 << 20));
+        assert_eq!(said(cache(8 << 20, None)), None);
+        assert_eq!(said(cache(4 << 20, Some(path))), None);
+        let of_memory = "expected at most 8 MiB, the memory of this host";
+        assert_eq!(said(cache((8 << 20) + 1, Some(path))).as_deref(), Some(of_memory));
+        let of_disk = "expected at most 4 MiB, the room that there is for it in /var/cache";
+        assert_eq!(said(cache((4 << 20) + 1, Some(path))).as_deref(), Some(of_disk));
+        assert_eq!(expected_of(&cache(1 << 20, Some(path)), 8 << 20, |_| None), None);
+    }
+
+    #[test]
+    fn room_is_that_of_the_nearest_directory_that_is_there_if_its_file_system_says() {
         let folder = tempfile::tempdir().unwrap();
-        let not_yet = folder.path().join("var/cache");
-        assert_eq!(expected(&cache(1 << 20, None)), None);
-        assert_eq!(expected(&cache(1 << 20, Some(&not_yet))), None);
-        assert!(
-            expected(&cache(1 << 50, Some(&not_yet))).unwrap().ends_with(" MiB, the memory of this host")
-        );
-        // Of the kernel's own, without a free block.
-        let said = expected(&cache(1 << 20, Some(Path::new("/proc")))).unwrap();
-        assert_eq!(said, "expected at most 0 MiB, the room that there is for it in /proc");
+        assert!(room_bytes(&folder.path().join("not/yet")).is_some_and(|room| room > 0));
+        // The kernel's own has no blocks.
+        assert_eq!(room_bytes(Path::new("/proc/nowhere")), None);
     }
 }
