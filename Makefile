@@ -19,10 +19,17 @@ CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
 release := $(CARGO_TARGET_DIR)/release
 
-# Counts of what servers do most, by which release builds are guided (docs/decisions/0025); GUIDED= builds without them. They
-# fit a binary that is built by itself: beside others its dependencies have other features, and all symbols other names.
+# Counts of what servers do most, by which release builds are guided (docs/decisions/0025); GUIDED= builds without them, and so do
+# RUSTFLAGS of your own. They fit a binary that is built by itself: beside others its dependencies have other features, and all
+# symbols other names.
 GUIDED ?= $(CURDIR)/packaging/tidegate.profdata
-run bench lab build: export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS := $(if $(GUIDED),-Cprofile-use=$(GUIDED))
+ifneq ($(GUIDED),)
+ifeq ($(origin RUSTFLAGS),undefined)
+# Flags are separated by 0x1F, so that a path may have spaces. Code that has changed since is no news to whoever builds.
+separator := $(shell printf '\037')
+run bench lab build: export CARGO_ENCODED_RUSTFLAGS := -Cprofile-use=$(GUIDED)$(separator)-Cllvm-args=-no-pgo-warn-mismatch
+endif
+endif
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +72,7 @@ fmt: ## format the sources
 	cargo fmt --all
 
 build: ## build the release binary, the C libraries and the preload libraries
+	@scripts/profile --fits
 	cargo build --release --locked -p tidegate
 	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc -p tidegate-preload \
 		-p tidegate-trickles-preload -p tidegate-trickles-c

@@ -25,8 +25,10 @@ use crate::upstream::upload::send_all;
 const MOST_BYTES: usize = 16 * 1024;
 /// The longest body that is taken in whole, so that the response after it can be read.
 const MOST_BODY: usize = 64 * 1024;
-/// Batches, each sent after the one before it had failed, of which requests had to be sent again, until requests go one by one.
-const MOST_FAULTS: u32 = 3;
+/// What a batch of which requests have to be sent again counts against a server, for each one that it answers counts for it.
+const FAULT: u32 = 4;
+/// Where requests go one by one: after three such batches in a row, or many among few that are answered.
+const MOST_FAULTS: u32 = 3 * FAULT;
 /// For how long they do.
 const PAUSE: Duration = Duration::from_secs(60);
 
@@ -49,7 +51,7 @@ pub(super) struct Pipeline {
     next: RefCell<Batch>,
     is_driven: Cell<bool>,
     faults: Cell<u32>,
-    /// When the last of those was noticed.
+    /// When the last fault was noticed.
     last_fault: Cell<Option<Instant>>,
     paused_until: Cell<Option<Instant>>,
 }
@@ -102,19 +104,19 @@ impl Pipeline {
         self.paused_until.get().is_some_and(|until| Instant::now() < until)
     }
 
-    /// Notes how many of the requests that were sent together, at this time, have to be sent again.
-    fn ended(&self, lease: &Lease, (sent, sent_at): (usize, Instant), unanswered: usize) {
-        lease.server().were_sent(sent, unanswered);
-        if sent < 2 {
+    /// All that were sent together have been answered.
+    fn succeeded(&self) {
+        self.faults.set(self.faults.get().saturating_sub(1));
+    }
+
+    /// Some of those that were sent together at this time have to be sent again.
+    fn failed(&self, lease: &Lease, sent_at: Instant) {
+        // One pause of a server that keeps several batches waiting is one fault.
+        if self.last_fault.get().is_some_and(|last| sent_at <= last) {
             return;
         }
-        if unanswered == 0 {
-            self.faults.set(0);
-        } else if self.last_fault.get().is_none_or(|last| last < sent_at) {
-            // One pause of a server that keeps several batches waiting is one fault.
-            self.faults.set(self.faults.get() + 1);
-            self.last_fault.set(Some(Instant::now()));
-        }
+        self.last_fault.set(Some(Instant::now()));
+        self.faults.set(self.faults.get() + FAULT);
         if self.faults.get() >= MOST_FAULTS && !self.is_paused() {
             tracing::info!(
                 server = %lease.server().address,
@@ -158,6 +160,8 @@ struct Line {
     /// That of the first request.
     lease: Rc<Lease>,
     stream: Rc<TcpStream>,
+    sent_at: Instant,
+    are_several: bool,
     /// Those that have no response yet, in the order in which they were sent.
     waiting: VecDeque<Request>,
     /// What belongs to their responses, from `taken` on.
@@ -190,10 +194,12 @@ impl Line {
         let Batch { lease: Some(lease), heads, requests } = batch else { return };
         // A new connection waits for nobody: those that cannot have a kept one make their own, and keep it.
         let Some(stream) = lease.take_idle() else { return };
-        let sent = (requests.len(), Instant::now());
+        let sent = requests.len();
         let mut line = Self {
             lease,
             stream,
+            sent_at: Instant::now(),
+            are_several: sent > 1,
             waiting: requests,
             arrived: Vec::new(),
             taken: 0,
@@ -206,9 +212,14 @@ impl Line {
         let silence = line.lease.settings().response_timeout;
         let unanswered = match send_all(&line.stream, &heads, silence).await {
             Ok(()) => line.answer_all().await,
-            Err(_) => sent.0,
+            Err(_) => sent,
         };
-        line.lease.pipeline().ended(&line.lease, sent, unanswered);
+        line.lease.server().were_sent(sent, unanswered);
+        match unanswered {
+            0 if sent > 1 => line.lease.pipeline().succeeded(),
+            0 => {}
+            _ => line.failed(),
+        }
     }
 
     /// Returns how many have to be sent again.
@@ -341,6 +352,13 @@ impl Line {
         taken
     }
 
+    /// Some have to be sent again; where there is one only, it says nothing of sending them together.
+    fn failed(&self) {
+        if self.are_several {
+            self.lease.pipeline().failed(&self.lease, self.sent_at);
+        }
+    }
+
     /// For how long the response at hand has been waited for. Most of a batch are here with the first of them.
     fn waited(&mut self) -> Duration {
         match self.since {
@@ -385,6 +403,8 @@ impl Line {
             Ok(_) => Ok(()),
             Err(UpstreamError::ResponseTimeout) if self.has_answered => Err(UpstreamError::Incomplete),
             Err(UpstreamError::ResponseTimeout) if is_doubtful => {
+                // Known now, and the first one's response may take as long as it is let.
+                self.failed();
                 // Answers to those that go elsewhere will come after this one.
                 self.is_shared = self.waiting.len() > 1;
                 self.waiting.truncate(1);

@@ -678,3 +678,32 @@ async fn batches_that_are_kept_waiting_together_are_one_fault() {
         })
         .await;
 }
+
+/// It was noticed when the first of them had been given up, long after, and by then forgotten for one that was answered.
+#[tokio::test(flavor = "current_thread")]
+async fn a_server_that_hangs_when_it_is_sent_several_is_asked_one_by_one_before_those_are_given_up() {
+    let (address, _heads) = scripted(&[|connection| {
+        while connection.stream.peek(&mut [0]).is_ok_and(|length| length == 1) {
+            if connection.heads_in_one_read() == 1 {
+                connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na");
+            }
+        }
+    }]);
+    let pools = impatient(address);
+    LocalSet::new()
+        .run_until(async {
+            let mut hanging = Vec::new();
+            for _ in 0..3 {
+                assert_eq!(begin(&pools, "/warm").await.unwrap(), ok("a"));
+                let (first, second) = (begin(&pools, "/a"), begin(&pools, "/b"));
+                assert_eq!(second.await.unwrap(), ok("a"));
+                hanging.push(first);
+            }
+            assert!(hanging.iter().all(|first| !first.is_finished()), "they are still waited for");
+            let pair = [begin(&pools, "/c"), begin(&pools, "/d")];
+            for one in pair {
+                assert_eq!(one.await.unwrap(), ok("a"));
+            }
+        })
+        .await;
+}
