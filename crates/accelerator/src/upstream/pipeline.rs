@@ -25,9 +25,9 @@ use crate::upstream::upload::send_all;
 const MOST_BYTES: usize = 16 * 1024;
 /// The longest body that is taken in whole, so that the response after it can be read.
 const MOST_BODY: usize = 64 * 1024;
-/// What a batch of which requests have to be sent again counts against a server, for each one that it answers counts for it.
+/// What a batch counts against its server if requests of it have to be sent again; one that is answered takes 1 off.
 const FAULT: u32 = 4;
-/// Where requests go one by one: after three such batches in a row, or many among few that are answered.
+/// From here on requests go one by one: after three such batches in a row, or where too few are answered between them.
 const MOST_FAULTS: u32 = 3 * FAULT;
 /// For how long they do.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -50,6 +50,7 @@ pub(super) struct Pipeline {
     /// Those that wait until the ones before them have been answered.
     next: RefCell<Batch>,
     is_driven: Cell<bool>,
+    /// At most [`MOST_FAULTS`].
     faults: Cell<u32>,
     /// When the last fault was noticed.
     last_fault: Cell<Option<Instant>>,
