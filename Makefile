@@ -72,12 +72,12 @@ fmt: ## format the sources
 	cargo fmt --all
 
 build: ## build the release binary, the C libraries and the preload libraries
-	@scripts/profile --fits
+	@$(if $(GUIDED),scripts/profile --fits)
 	cargo build --release --locked -p tidegate
 	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc -p tidegate-preload \
 		-p tidegate-trickles-preload -p tidegate-trickles-c
 
-profile: ## renew the profile that guides release builds, after larger changes (a quarter of an hour)
+profile: ## renew the profile that guides release builds, after larger changes (some ten minutes)
 	@scripts/setup profile
 	@scripts/profile
 

@@ -65,30 +65,6 @@ pub(crate) enum Found {
     Nothing(Forwarded),
 }
 
-/// The first half of [`lookup`], for those who have something else to do before the second: writes the key, and has the
-/// processor fetch where it is looked for. False: the cache has nothing to do with the request.
-#[inline]
-pub(crate) fn locate(
-    core: &DataCore,
-    plan: &Plan,
-    head: &RequestHead<'_>,
-    normalized: &Normalized<'_>,
-    seen: &Seen<'_>,
-    key: &mut Vec<u8>,
-) -> bool {
-    let Some(store) = &core.store else { return false };
-    match plan.route(normalized) {
-        Some(Destination::Upstream(_)) => write_url_key(normalized, seen, key),
-        Some(Destination::Root(index)) => match plan.roots.get(index) {
-            Some(root) => files::write_key(root, head, normalized, key),
-            None => return false,
-        },
-        None => return false,
-    }
-    store.prefetch(key);
-    true
-}
-
 /// Answers from the cache if a stored response is fresh enough for this request. Leaves the key in `key`.
 #[inline]
 pub(crate) fn lookup(
@@ -99,16 +75,30 @@ pub(crate) fn lookup(
     seen: &Seen<'_>,
     key: &mut Vec<u8>,
 ) -> Lookup {
-    match locate(core, plan, head, normalized, seen, key) {
-        true => look(core, head, key),
-        false => Lookup::Miss,
+    locate(core, plan, (head, normalized, seen), key)
+        .map_or(Lookup::Miss, |store| look(core, store, head, key))
+}
+
+/// The first half of [`lookup`], for those who have something else to do before [`look`]: writes the key. Returns where to
+/// look for it; `None`: the cache has nothing to do with the request.
+#[inline]
+pub(crate) fn locate<'c>(
+    core: &'c DataCore,
+    plan: &Plan,
+    (head, normalized, seen): (&RequestHead<'_>, &Normalized<'_>, &Seen<'_>),
+    key: &mut Vec<u8>,
+) -> Option<&'c Store> {
+    let store = core.store.as_deref()?;
+    match plan.route(normalized)? {
+        Destination::Upstream(_) => write_url_key(normalized, seen, key),
+        Destination::Root(index) => files::write_key(plan.roots.get(index)?, head, normalized, key),
     }
+    Some(store)
 }
 
 /// The second half of [`lookup`], with the key that [`locate`] has written.
 #[inline]
-pub(crate) fn look(core: &DataCore, head: &RequestHead<'_>, key: &mut Vec<u8>) -> Lookup {
-    let Some(store) = &core.store else { return Lookup::Miss };
+pub(crate) fn look(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>) -> Lookup {
     match find(core, store, head, key) {
         Found::Usable { hit, refresh: false } => Lookup::Hit(hit),
         Found::Nothing(Forwarded::UriMiss) => Lookup::Absent,

@@ -83,8 +83,12 @@ impl Asker {
             && !head.upgrade
             && matches!(head.method, Method::Get | Method::Head)
             && !plan.reviews_request(head.method_bytes, &normalized);
-        // Before the defence looks at the request: the memory answers meanwhile.
-        let is_located = may_be_stored && lookup::locate(core, &plan, head, &normalized, &seen, key);
+        let asked = (head, &normalized, &seen);
+        let store = may_be_stored.then(|| lookup::locate(core, &plan, asked, key)).flatten();
+        if let Some(store) = store {
+            // The memory answers while the defence looks at the request.
+            store.prefetch(key);
+        }
         let mut is_delayed = false;
         if let (Some(defence), Some(place)) = (&core.defence, self.place) {
             let now_ms = core.clock.elapsed_ms();
@@ -108,10 +112,8 @@ impl Asker {
         if is_delayed {
             return exchange(Some(Hold::Delay), false);
         }
-        if !is_located {
-            return exchange(None, false);
-        }
-        let hit = match lookup::look(core, head, key) {
+        let Some(store) = store else { return exchange(None, false) };
+        let hit = match lookup::look(core, store, head, key) {
             Lookup::Hit(hit) => hit,
             Lookup::Absent => return exchange(None, true),
             Lookup::Miss => return exchange(None, false),

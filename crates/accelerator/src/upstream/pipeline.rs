@@ -50,7 +50,7 @@ pub(super) struct Pipeline {
     /// Those that wait until the ones before them have been answered.
     next: RefCell<Batch>,
     is_driven: Cell<bool>,
-    /// At most [`MOST_FAULTS`].
+    /// Below [`MOST_FAULTS`].
     faults: Cell<u32>,
     /// When the last fault was noticed.
     last_fault: Cell<Option<Instant>>,
@@ -118,7 +118,7 @@ impl Pipeline {
         }
         self.last_fault.set(Some(Instant::now()));
         self.faults.set(self.faults.get() + FAULT);
-        if self.faults.get() >= MOST_FAULTS && !self.is_paused() {
+        if self.faults.get() >= MOST_FAULTS {
             tracing::info!(
                 server = %lease.server().address,
                 "requests were not answered together: for {} s they go one by one", PAUSE.as_secs()

@@ -1,5 +1,6 @@
 //! Servers that misbehave, on loopback.
 
+mod pauses;
 mod pipeline;
 
 use std::cell::RefCell;

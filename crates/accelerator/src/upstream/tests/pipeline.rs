@@ -10,10 +10,10 @@ use tokio::task::{JoinHandle, LocalSet};
 use super::*;
 
 /// What a server does with one connection.
-type Script = fn(&mut Connection);
+pub(super) type Script = fn(&mut Connection);
 
-struct Connection {
-    stream: TcpStream,
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
     /// Heads that have come with others and were not asked for yet.
     heads: Vec<Vec<u8>>,
 }
@@ -31,13 +31,13 @@ impl Connection {
     }
 
     /// All that is here once the first head has come.
-    fn heads_in_one_read(&mut self) -> usize {
+    pub(super) fn heads_in_one_read(&mut self) -> usize {
         let mut buffer = [0; 64 * 1024];
         let length = self.stream.read(&mut buffer).unwrap();
         buffer[..length].windows(4).filter(|window| *window == b"\r\n\r\n").count()
     }
 
-    fn write(&mut self, bytes: &[u8]) {
+    pub(super) fn write(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
 
@@ -59,7 +59,7 @@ impl Connection {
 }
 
 /// A server with a thread and a script for each connection, the last one for all that follow; says what heads each got.
-fn scripted(scripts: &'static [Script]) -> (SocketAddr, Receiver<Vec<Vec<u8>>>) {
+pub(super) fn scripted(scripts: &'static [Script]) -> (SocketAddr, Receiver<Vec<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (sender, receiver) = channel();
@@ -79,7 +79,7 @@ fn scripted(scripts: &'static [Script]) -> (SocketAddr, Receiver<Vec<Vec<u8>>>) 
 }
 
 /// What a client gets: the status and the body, or the status of an error.
-type Got = Result<(u16, String), u16>;
+pub(super) type Got = Result<(u16, String), u16>;
 
 async fn ask(pools: Rc<Pools>, head: String, method: Method) -> Got {
     let request = OutgoingRequest { method, ..get(head.as_bytes()) };
@@ -89,13 +89,13 @@ async fn ask(pools: Rc<Pools>, head: String, method: Method) -> Got {
     Ok((status, String::from_utf8(body).unwrap()))
 }
 
-fn begin(pools: &Rc<Pools>, path: &str) -> JoinHandle<Got> {
+pub(super) fn begin(pools: &Rc<Pools>, path: &str) -> JoinHandle<Got> {
     let head = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
     tokio::task::spawn_local(ask(Rc::clone(pools), head, Method::Get))
 }
 
 /// Asks for `/warm`, and then for all of these in one turn.
-async fn together(pools: &Rc<Pools>, paths: &[&str]) -> Vec<Got> {
+pub(super) async fn together(pools: &Rc<Pools>, paths: &[&str]) -> Vec<Got> {
     assert_eq!(begin(pools, "/warm").await.unwrap().unwrap().0, 200);
     let begun: Vec<_> = paths.iter().map(|path| begin(pools, path)).collect();
     let mut got = Vec::new();
@@ -114,14 +114,14 @@ fn pipelined(address: SocketAddr) -> Rc<Pools> {
 }
 
 /// The same, but they do not wait.
-fn impatient(address: SocketAddr) -> Rc<Pools> {
+pub(super) fn impatient(address: SocketAddr) -> Rc<Pools> {
     Rc::new(pools(vec![address], |settings| {
         (settings.pipeline, settings.pipeline_timeout) = (8, Duration::from_millis(20));
         settings.response_timeout = Duration::from_secs(60);
     }))
 }
 
-fn ok(body: &str) -> Got {
+pub(super) fn ok(body: &str) -> Got {
     Ok((200, body.to_owned()))
 }
 
@@ -132,7 +132,7 @@ async fn serves_on(pools: &Rc<Pools>) {
     }
 }
 
-fn repeated(pools: &Pools) -> u64 {
+pub(super) fn repeated(pools: &Pools) -> u64 {
     pools.groups().status()[0].repeated
 }
 
@@ -142,7 +142,7 @@ fn pipelined_and_faults(pools: &Pools) -> (u64, u64) {
     (server.pipelined, server.pipeline_faults)
 }
 
-fn failures(pools: &Pools) -> u64 {
+pub(super) fn failures(pools: &Pools) -> u64 {
     pools.groups().status()[0].failures
 }
 
@@ -627,83 +627,6 @@ async fn what_changes_something_goes_alone() {
             let (first, second) = (delete("/a"), delete("/b"));
             assert_eq!(first.await.unwrap(), ok("alone"));
             assert_eq!(second.await.unwrap(), ok(""));
-        })
-        .await;
-}
-
-/// Reads what has come, answers once, and throws the rest away.
-fn answer_the_first(connection: &mut Connection) {
-    while connection.stream.peek(&mut [0]).is_ok_and(|length| length == 1) {
-        connection.heads_in_one_read();
-        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na");
-    }
-}
-
-#[tokio::test(flavor = "current_thread")]
-async fn a_server_that_never_answers_more_than_one_is_asked_one_by_one_after_a_while() {
-    let (address, _heads) = scripted(&[answer_the_first]);
-    let pools = impatient(address);
-    LocalSet::new()
-        .run_until(async {
-            for _ in 0..6 {
-                assert_eq!(together(&pools, &["/a", "/b", "/c"]).await, [ok("a"), ok("a"), ok("a")]);
-            }
-        })
-        .await;
-    assert_eq!((repeated(&pools), failures(&pools)), (6, 0));
-}
-
-/// They were three faults at once, and requests went one by one for a minute after a single pause.
-#[tokio::test(flavor = "current_thread")]
-async fn batches_that_are_kept_waiting_together_are_one_fault() {
-    let (address, _heads) = scripted(&[answer_the_first]);
-    let pools = impatient(address);
-    LocalSet::new()
-        .run_until(async {
-            let warm: Vec<_> = (0..3).map(|_| begin(&pools, "/warm")).collect();
-            for one in warm {
-                assert_eq!(one.await.unwrap(), ok("a"));
-            }
-            let batches: Vec<_> = (0..24).map(|_| begin(&pools, "/a")).collect();
-            for one in batches {
-                assert_eq!(one.await.unwrap(), ok("a"));
-            }
-            let before = repeated(&pools);
-            assert_eq!(before, 21, "three batches of eight");
-            let pair = [begin(&pools, "/b"), begin(&pools, "/b")];
-            for one in pair {
-                assert_eq!(one.await.unwrap(), ok("a"));
-            }
-            assert_eq!(repeated(&pools), before + 1, "they went together");
-        })
-        .await;
-}
-
-/// It was noticed when the first of them had been given up, long after, and by then forgotten for one that was answered.
-#[tokio::test(flavor = "current_thread")]
-async fn a_server_that_hangs_when_it_is_sent_several_is_asked_one_by_one_before_those_are_given_up() {
-    let (address, _heads) = scripted(&[|connection| {
-        while connection.stream.peek(&mut [0]).is_ok_and(|length| length == 1) {
-            if connection.heads_in_one_read() == 1 {
-                connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na");
-            }
-        }
-    }]);
-    let pools = impatient(address);
-    LocalSet::new()
-        .run_until(async {
-            let mut hanging = Vec::new();
-            for _ in 0..3 {
-                assert_eq!(begin(&pools, "/warm").await.unwrap(), ok("a"));
-                let (first, second) = (begin(&pools, "/a"), begin(&pools, "/b"));
-                assert_eq!(second.await.unwrap(), ok("a"));
-                hanging.push(first);
-            }
-            assert!(hanging.iter().all(|first| !first.is_finished()), "they are still waited for");
-            let pair = [begin(&pools, "/c"), begin(&pools, "/d")];
-            for one in pair {
-                assert_eq!(one.await.unwrap(), ok("a"));
-            }
         })
         .await;
 }
