@@ -153,7 +153,7 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
     findings
 }
 
-/// Why a start with this cache would use up the host's memory or disk.
+/// Why a start with this cache would use up the memory or the disk.
 pub(crate) fn oversized_cache(loaded: &Loaded) -> Option<String> {
     let expected = room::expected(&loaded.settings.cache)?;
     Some(loaded.places.say(&Subject::CacheMemory, &expected, "make `cache.memory` smaller"))
