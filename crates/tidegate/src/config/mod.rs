@@ -146,17 +146,30 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
         let hint = "make it; tidegate does not start without it";
         find(format!("log.access: there is no folder {} here", folder.display()), hint);
     }
-    findings.extend(room::expected(&loaded.settings.cache).and_then(|expected| {
+    if let Some(expected) = room::expected(&loaded.settings.cache) {
         let hint = "tidegate does not start with more";
-        loaded.places.finding(&Subject::CacheMemory, &expected, hint)
-    }));
+        match loaded.places.finding(&Subject::CacheMemory, &expected, hint) {
+            Some(finding) => findings.push(finding),
+            None => find(default_cache(loaded, &expected), hint),
+        }
+    }
     findings
+}
+
+/// What is said of a cache whose size nobody chose.
+fn default_cache(loaded: &Loaded, expected: &str) -> String {
+    let default = loaded.settings.cache.memory_bytes >> 20;
+    format!("cache.memory: it is {default} MiB if a file does not say otherwise: {expected}")
 }
 
 /// Why a start with this cache would use up the memory or the disk.
 pub(crate) fn oversized_cache(loaded: &Loaded) -> Option<String> {
     let expected = room::expected(&loaded.settings.cache)?;
-    Some(loaded.places.say(&Subject::CacheMemory, &expected, "make `cache.memory` smaller"))
+    let chosen = loaded.places.finding(&Subject::CacheMemory, &expected, "make it smaller");
+    Some(chosen.map_or_else(
+        || format!("error: {}; set it in a file for --config", default_cache(loaded, &expected)),
+        |finding| finding.to_string(),
+    ))
 }
 
 /// What holds without a configuration file.
