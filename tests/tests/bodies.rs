@@ -65,6 +65,42 @@ fn response_cut_off_by_the_origin_is_not_passed_for_whole_and_not_stored() {
     }
 }
 
+/// A head, and at once with it what cannot be the start of its body.
+fn broken_at_once(fields: &str) -> Reply {
+    let head = format!("HTTP/1.1 200 OK\r\n{fields}Transfer-Encoding: chunked\r\n\r\nno chunk\r\n");
+    Reply::RawThenClose(head.into_bytes())
+}
+
+#[test]
+fn an_origin_that_breaks_off_before_anything_was_sent_is_a_bad_gateway() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/stored" => broken_at_once("Cache-Control: max-age=60\r\n"),
+        _ => broken_at_once("Cache-Control: no-store\r\n"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    for (method, target) in [("GET", "/stored"), ("GET", "/passed"), ("POST", "/passed"), ("GET", "/passed")]
+    {
+        let response = client.request(method, target, "Content-Length: 0\r\n");
+        assert_eq!(response.status, 502, "{method} {target}");
+    }
+    assert_eq!(tidegate.metric("tidegate_upstream_errors_total"), 4.0);
+}
+
+#[test]
+fn an_origin_that_breaks_off_is_stood_in_for_by_what_is_stored() {
+    let first = std::sync::atomic::AtomicBool::new(true);
+    let origin = Origin::start(move |_| match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+        true => Reply::ok("stored").with("Cache-Control", "max-age=0").with("ETag", "\"1\""),
+        false => broken_at_once("Cache-Control: max-age=60\r\n"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "stored");
+    let response = tidegate.get("/");
+    assert_eq!((response.status, response.text()), (200, "stored".to_owned()), "{response:?}");
+    assert_eq!(origin.count(), 2);
+}
+
 #[test]
 fn request_bodies_of_either_framing_reach_the_origin_unchanged() {
     let origin = Origin::start(|request| Reply::ok(request.body.clone()));

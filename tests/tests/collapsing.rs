@@ -2,6 +2,7 @@
 //! whatever becomes of the one.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::Write;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -207,4 +208,44 @@ fn one_request_gets_an_error_of_its_own_the_next_ones_still_wait_for_each_other(
     all_shared(clients);
     drop(first);
     assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn what_takes_longer_than_it_is_fresh_is_not_read_along_and_its_age_is_told() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if !request.field("X-First").is_empty() {
+            let door = held.clone();
+            return Reply::script(move |stream| {
+                stream.write_all(
+                    b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nAge: 58\r\nContent-Length: 4\r\n\r\nol",
+                )?;
+                door.pass();
+                stream.write_all(b"d!")
+            });
+        }
+        Reply::cacheable("new")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut first = leader(&tidegate, "X-First: 1");
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    let mut ages = Vec::new();
+    // Whoever comes while it is fresh reads along, and is told how old it is by then; the next one asks again.
+    let address = tidegate.address();
+    let ages = eventually("it is fresh no longer", || {
+        let mut client = Client::connect(address);
+        client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        let (_, fields) = client.head();
+        let length = fields.get("Content-Length").unwrap();
+        ages.push(fields.get("Age").filter(|_| length == "4"));
+        (length == "3").then(|| std::mem::take(&mut ages))
+    });
+    let (last, along) = ages.split_last().unwrap();
+    assert_eq!(*last, None);
+    assert!(along.iter().all(|age| matches!(age.as_deref(), Some("58" | "59"))), "{along:?}");
+    assert!(along.iter().any(|age| age.as_deref() == Some("59")), "{along:?}");
+    assert_eq!(origin.count(), 2);
+    gate.open();
+    assert_eq!(first.response().text(), "old!");
 }

@@ -325,10 +325,12 @@ impl Fetch<'_> {
                             Some(leader) => Some(leader),
                             None => continue,
                         },
-                        Next::Read(started) => {
+                        Next::Read { started, age_s } => {
                             let forward = self.forward(reason, started.status);
                             let forward = Forward { collapsed: true, ..forward };
-                            return Answer::Streamed(Box::new(Streamed::following(started, forward)));
+                            let ttl_s = started.policy.ttl_s(self.core.clock.unix_s());
+                            let streamed = Streamed::following(started, age_s, ttl_s, forward);
+                            return Answer::Streamed(Box::new(streamed));
                         }
                         Next::Fail(status) => return self.stale_or(stale, reason, status),
                         Next::Ask => None,
@@ -413,7 +415,13 @@ impl Fetch<'_> {
         match storing.begin(response, head, forward, leader).await {
             Ok(Begun::Stored(object, forward)) => self.hit_of(object, false, forward),
             Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
-            Err(error) => self.failed(error),
+            Err(error) => match stale.filter(|stale| self.may_serve_disconnected(stale)) {
+                Some(stale) => {
+                    tracing::debug!(%error, "a stale response is served");
+                    self.hit_of(stale, true, forward)
+                }
+                None => self.failed(error),
+            },
         }
     }
 

@@ -29,8 +29,9 @@ pub(crate) struct Streamed {
     pub framing: BodyFraming,
     /// `Content-Length` as it was given, which in an answer to HEAD says nothing of the framing.
     pub content_length: Option<u64>,
-    /// `Age` as the upstream gave it.
     pub age_s: Option<u64>,
+    /// For how long what is being stored stays fresh.
+    pub ttl_s: Option<i64>,
     /// Status line and field lines for the client, without framing and the empty line.
     pub head: Vec<u8>,
     pub forward: Forward,
@@ -77,13 +78,14 @@ impl Streamed {
         streamed
     }
 
-    /// Another request's response, which is being stored.
-    pub(crate) fn following(started: &Started, forward: Forward) -> Self {
+    /// Another request's response, which is being stored, and is `age_s` old by now.
+    pub(crate) fn following(started: &Started, age_s: u64, ttl_s: i64, forward: Forward) -> Self {
         Self {
             status: started.status,
             framing: BodyFraming::Length(started.length),
             content_length: Some(started.length),
-            age_s: started.age_s,
+            age_s: Some(age_s),
+            ttl_s: Some(ttl_s),
             head: started.head.clone(),
             forward,
             interim: VecDeque::new(),
@@ -100,6 +102,7 @@ impl Streamed {
                 _ => decimal(&response.fields, FieldId::ContentLength),
             },
             age_s: decimal(&response.fields, FieldId::Age),
+            ttl_s: None,
             head,
             forward,
             interim: VecDeque::new(),
@@ -185,6 +188,7 @@ pub(crate) struct Storing<'a> {
 /// An object to be written.
 struct Begin {
     writer: Writer,
+    policy: Policy,
     /// It may answer further requests without asking the origin.
     is_fresh: bool,
     /// It may answer those that wait for it as it comes, whatever their fields.
@@ -213,18 +217,19 @@ impl Storing<'_> {
         leader: Option<Leader>,
     ) -> Result<Begun, UpstreamError> {
         let reviewed = response.reviewed;
-        let Begin { writer, is_fresh, is_shared } = match self.writer(&response.head(), &head, reviewed) {
-            Ok(begun) => begun,
-            Err(is_for_good) => {
-                if let Some(leader) = leader {
-                    if is_for_good {
-                        self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
+        let Begin { writer, policy, is_fresh, is_shared } =
+            match self.writer(&response.head(), &head, reviewed) {
+                Ok(begun) => begun,
+                Err(is_for_good) => {
+                    if let Some(leader) = leader {
+                        if is_for_good {
+                            self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
+                        }
+                        leader.finish(Outcome::NotShared);
                     }
-                    leader.finish(Outcome::NotShared);
+                    return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
                 }
-                return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
-            }
-        };
+            };
         forward.stored = true;
         let length = match response.head().framing {
             BodyFraming::Length(length) => Some(length),
@@ -232,10 +237,11 @@ impl Storing<'_> {
             _ => None,
         };
         let mut streamed = Streamed::about(&response.head(), head, forward);
+        streamed.ttl_s = Some(policy.ttl_s(self.core.clock.unix_s()));
         let not_modified = self.is_not_modified(&response.head());
         let started = |tail| {
-            let (status, age_s, length) = (streamed.status, streamed.age_s, length.filter(|_| is_shared)?);
-            Some(Started { status, head: streamed.head.clone(), age_s, length, tail })
+            let (status, length) = (streamed.status, length.filter(|_| is_shared)?);
+            Some(Started { status, head: streamed.head.clone(), policy, length, tail })
         };
         let fill = Fill { writer, length, leader, core: Rc::clone(self.core), epoch: self.epoch, is_fresh };
         // Boxed, so that a request whose response is not stored carries no room for it.
@@ -289,7 +295,7 @@ impl Storing<'_> {
             _ => self.store.insert(&key, &meta, head),
         };
         match writer {
-            Ok(writer) => Ok(Begin { writer, is_fresh, is_shared }),
+            Ok(writer) => Ok(Begin { writer, policy, is_fresh, is_shared }),
             Err(error) => {
                 tracing::debug!(%error, "response not stored");
                 self.core.metrics.cache_store_failures_total.add(1);

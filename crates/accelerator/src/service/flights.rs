@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tidegate_http::cache::Policy;
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -46,8 +47,8 @@ pub(crate) struct Started {
     pub status: u16,
     /// Status line and field lines for the client, without framing and the empty line.
     pub head: Vec<u8>,
-    /// As the upstream gave it.
-    pub age_s: Option<u64>,
+    /// How long it may answer anybody, which a long body may outlast.
+    pub policy: Policy,
     /// Bytes of the body.
     pub length: u64,
     pub tail: Tail,

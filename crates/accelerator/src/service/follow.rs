@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tidegate_core::network_of;
 use tidegate_http::FieldId;
+use tidegate_http::cache::{RequestDirectives, Reuse};
 use tokio::time::Instant;
 
 use crate::service::fetch::Fetch;
@@ -34,7 +35,11 @@ pub(super) struct Follower {
 /// What a follower does next.
 pub(super) enum Next<'f> {
     Look,
-    Read(&'f Started),
+    /// Reads along what is `age_s` old.
+    Read {
+        started: &'f Started,
+        age_s: u64,
+    },
     Overtake,
     /// Asks for itself.
     Ask,
@@ -53,7 +58,13 @@ impl Fetch<'_> {
             return Next::Fail(follower.failed.unwrap_or(504));
         };
         match news {
-            News::Started(started) => Next::Read(started),
+            News::Started(started) => {
+                match started.policy.reuse(&RequestDirectives::default(), self.core.clock.unix_s()) {
+                    Reuse::Fresh { age_s } => Next::Read { started, age_s },
+                    // It has been on its way for longer than it was good for: somebody asks again.
+                    _ => Next::Overtake,
+                }
+            }
             News::Late => Next::Overtake,
             News::Ended(Outcome::Stored) => {
                 follower.looks += 1;

@@ -241,30 +241,38 @@ impl Connection<'_> {
         body: &mut ClientBody<'_>,
     ) -> io::Result<Delivered> {
         let framing = ClientFraming::of(head, &streamed);
+        let may_go_on = keep_alive;
         // A refusal that comes before the end of the request's body mostly means that nobody wants the rest of it.
         let refused = !body.is_complete() && streamed.status >= 400;
         let keep_alive = keep_alive && framing != ClientFraming::UntilClose && !refused;
         // A client that was not told to continue gets its answer instead (RFC 9110 §10.1.1).
         let upload = streamed.take_upload().filter(|_| !body.awaits_continue());
-        match upload {
+        let may_go_on = may_go_on && upload.is_none() && body.is_disposable();
+        let sent = match upload {
             Some(mut upload) => {
                 let download = self.send_streamed(head.version, streamed, framing, keep_alive);
-                Box::pin(beside(upload.run(body), download)).await
+                Box::pin(beside(upload.run(body), download)).await?
             }
-            None => self.send_streamed(head.version, streamed, framing, keep_alive).await,
+            None => self.send_streamed(head.version, streamed, framing, keep_alive).await?,
+        };
+        match sent {
+            Ok(delivered) => Ok(delivered),
+            Err(error) => self.deliver_local(head, error.status(), b"", may_go_on).await,
         }
     }
 
+    /// The inner error is that of an upstream that breaks off before anything of its response has been sent.
     async fn send_streamed(
         self,
         version: Version,
         mut streamed: Box<Streamed>,
         framing: ClientFraming,
         keep_alive: bool,
-    ) -> io::Result<Delivered> {
+    ) -> io::Result<Result<Delivered, UpstreamError>> {
         let mut watch = RateWatch::new(self.core);
         let status = streamed.status;
         self.send_interim(&mut streamed, version, &mut watch).await?;
+        let interim_bytes = watch.sent;
         let mut out = std::mem::take(&mut streamed.head);
         respond::end_streamed_head(self.core, version, &streamed, framing, Some(keep_alive), &mut out);
         let head_bytes = out.len() as u64 + watch.sent;
@@ -280,7 +288,15 @@ impl Connection<'_> {
                     next.await
                 }
             };
-            match piece.map_err(|error| io::Error::other(error.to_string()))? {
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => {
+                    self.broke_off(&error);
+                    let is_unsent = watch.sent == interim_bytes;
+                    return if is_unsent { Ok(Err(error)) } else { Err(io::Error::other(error)) };
+                }
+            };
+            match piece {
                 None => break,
                 Some([]) => {}
                 Some(_) if matches!(framing, ClientFraming::NoBody | ClientFraming::HeadOnly(_)) => {}
@@ -308,7 +324,14 @@ impl Connection<'_> {
         }
         self.send(&mut watch, &out).await?;
         let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
-        Ok(Delivered { status, bytes, keep_alive, cache: label(streamed.forward.reason) })
+        Ok(Ok(Delivered { status, bytes, keep_alive, cache: label(streamed.forward.reason) }))
+    }
+
+    fn broke_off(self, error: &UpstreamError) {
+        self.core.metrics.upstream_errors_total.add(1);
+        if self.core.quiet.upstream.may_log(self.core.clock.elapsed_ms()) {
+            tracing::warn!(%error, "an upstream broke off its response");
+        }
     }
 
     /// RFC 9110 §15.2: interim responses go on to clients that understand them.

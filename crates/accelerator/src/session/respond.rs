@@ -311,7 +311,7 @@ impl ClientFraming {
     }
 }
 
-/// `Age` as the upstream gave it, and what became of the request in this cache (RFC 9211).
+/// `Age` of a response that comes from elsewhere, and what became of the request in this cache (RFC 9211).
 fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
     if let Some(age_s) = streamed.age_s {
         out.extend_from_slice(b"Age: ");
@@ -320,7 +320,7 @@ fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
     }
     out.extend_from_slice(b"Cache-Status: ");
     let handling = streamed.forward.handling();
-    CacheStatus { handling, ttl_s: None, key: None }.write(pseudonym, out);
+    CacheStatus { handling, ttl_s: streamed.ttl_s, key: None }.write(pseudonym, out);
     out.extend_from_slice(b"\r\n");
 }
 

@@ -139,7 +139,12 @@ impl Group {
                 available().nth(turn.checked_rem(count)?)
             }
             Balance::LeastConnections => {
-                available().min_by_key(|index| self.servers[*index].in_progress.load(Ordering::Relaxed))
+                // Those that have equally few take turns: the first of them would get all requests that come one by one.
+                let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.servers.len().max(1);
+                available().min_by_key(|index| {
+                    let busy = self.servers[*index].in_progress.load(Ordering::Relaxed);
+                    (busy, (*index + self.servers.len() - turn) % self.servers.len())
+                })
             }
             Balance::HashUrl | Balance::HashHost => {
                 available().max_by_key(|index| self.servers[*index].rank(request.hash))

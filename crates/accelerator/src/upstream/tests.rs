@@ -311,6 +311,8 @@ fn round_robin_takes_turns_and_hashing_stays() {
         (0..6).map(|_| group.pick(&request, &[], 0).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(picks(Balance::RoundRobin, 0), [0, 1, 2, 0, 1, 2]);
+    // All have equally few.
+    assert_eq!(picks(Balance::LeastConnections, 0), [0, 1, 2, 0, 1, 2]);
     let stays = picks(Balance::HashUrl, 7);
     assert!(stays.iter().all(|server| *server == stays[0]));
     let spread: std::collections::BTreeSet<_> =

@@ -215,7 +215,7 @@ static UPSTREAM: Section = Section {
             "balance",
             Kind::Choice(&["round-robin", "least-connections", "hash-url", "hash-host"]),
             Is("round-robin"),
-            "How a server is chosen for a request: each in turn, the one with the fewest requests in progress, or one for \
+            "How a server is chosen for a request: each in turn, the one with the fewest requests in progress (in turn, if several have equally few), or one for \
              each URL (path and query) or host.",
         ),
         key("connect_timeout", TIMEOUT, Is("5s"), "How long a connection attempt may take."),
