@@ -244,6 +244,44 @@ fn access_log_in_json_is_an_object_a_line() {
 }
 
 #[test]
+fn access_log_has_responses_that_ended_early_and_clients_that_left() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        "/cut" => {
+            let door = held.clone();
+            Reply::script(move |stream| {
+                stream.write_all(
+                    b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 100\r\n\r\nstart",
+                )?;
+                door.pass();
+                Ok(())
+            })
+        }
+        _ => Reply::script(|stream| stream.read(&mut [0; 1]).map(drop)),
+    });
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    let mut client = tidegate.connect();
+    client.send("GET /cut HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    assert_eq!(client.head().0, 200);
+    assert_eq!(client.read_bytes(5), b"start");
+    gate.open();
+    assert!(client.is_closed());
+    let mut client = tidegate.connect();
+    client.send("GET /left HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    eventually("the origin is asked", || (origin.count() == 2).then_some(()));
+    rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
+    drop(client);
+    let lines = eventually("both lines", || {
+        let lines = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        (lines.lines().count() == 2).then_some(lines)
+    });
+    assert!(lines.contains("\"GET /cut HTTP/1.1\" 200 5 "), "{lines}");
+    assert!(lines.contains("\"GET /left HTTP/1.1\" 499 0 "), "{lines}");
+}
+
+#[test]
 fn more_connections_than_allowed_the_rest_is_turned_away_and_room_is_made_again() {
     let origin = Origin::start(|_| Reply::ok("ok"));
     let tidegate = Tidegate::builder().origin(&origin).limits("connections = 8").start();

@@ -364,14 +364,26 @@ impl DataCore {
         cache: &'static str,
         began: Instant,
     ) {
-        let duration = self.clock.now().saturating_duration_since(began);
         self.metrics.count_response(status, bytes.head + bytes.body);
-        self.latencies.count(cache, duration);
+        self.latencies.count(cache, self.clock.now().saturating_duration_since(began));
+        self.log(peer, head, status, bytes, cache, began);
+    }
+
+    /// A line for the access log: of a response that was sent, or of what was sent of one.
+    pub(crate) fn log(
+        &self,
+        peer: IpAddr,
+        head: &RequestHead<'_>,
+        status: u16,
+        bytes: Bytes,
+        cache: &'static str,
+        began: Instant,
+    ) {
         if let Some(log) = &self.log {
             let record = Record {
                 client: self.with_plan(|plan| Seen::of(plan, head, peer.to_canonical()).client),
                 unix_s: self.clock.unix_s(),
-                duration,
+                duration: self.clock.now().saturating_duration_since(began),
                 host: head.fields.get(FieldId::Host).unwrap_or(b""),
                 method: head.method_bytes,
                 target: head.target,

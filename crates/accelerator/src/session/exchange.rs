@@ -10,7 +10,7 @@ use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_heade
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::clients::ClientStream;
-use crate::data_core::{Bytes, millis};
+use crate::data_core::{Bytes, DataCore, millis};
 use crate::defence::{CameFrom, Held, Hold};
 use crate::service::fetch::{self, Answer, Incoming};
 use crate::service::files::OpenFile;
@@ -30,6 +30,33 @@ use crate::upstream::UpstreamError;
 const TUNNEL_BYTES: usize = 16 * 1024;
 /// How often a held connection looks whether the server is to end.
 const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// The status in the log of a request whose client left before any response to it had begun; nginx's.
+const CLIENT_LEFT: u16 = 499;
+
+/// What has been sent of a response, for the log if it ends early.
+struct Progress {
+    watch: RateWatch,
+    status: u16,
+    head_bytes: u64,
+    cache: &'static str,
+}
+
+impl Progress {
+    fn new(core: &DataCore) -> Self {
+        Self { watch: RateWatch::new(core), status: CLIENT_LEFT, head_bytes: 0, cache: "none" }
+    }
+
+    /// A head of so many bytes is sent next.
+    fn begin(&mut self, status: u16, head_bytes: u64, cache: &'static str) {
+        (self.status, self.head_bytes, self.cache) = (status, self.watch.sent + head_bytes, cache);
+    }
+
+    fn bytes(&self) -> Bytes {
+        let head = self.watch.sent.min(self.head_bytes);
+        Bytes { head, body: self.watch.sent - head }
+    }
+}
 
 /// How a response ended, for the log and the counters.
 struct Delivered {
@@ -58,17 +85,19 @@ impl Connection<'_> {
                 }
                 (Hold::Delay, Some(held)) => held.wait().await,
                 (Hold::Delay, None) => {
-                    let _ = self.deliver_local(&head, 429, b"Retry-After: 10\r\n", false).await;
+                    let progress = &mut Progress::new(self.core);
+                    let _ = self.deliver_local(&head, 429, b"Retry-After: 10\r\n", false, progress).await;
                     return None;
                 }
             }
         }
         let mut body = ClientBody::new(self.client, self.core, &head, rest);
+        let mut progress = Progress::new(self.core);
         let delivered = if head.method == Method::Connect {
             let allow = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n";
-            self.deliver_local(&head, 405, allow, false).await
+            self.deliver_local(&head, 405, allow, false, &mut progress).await
         } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
-            self.deliver_local(&head, 413, b"", false).await
+            self.deliver_local(&head, 413, b"", false, &mut progress).await
         } else {
             let peer = asker.peer.ip().to_canonical();
             let seen = Seen::of(&plan, &head, peer);
@@ -84,6 +113,7 @@ impl Connection<'_> {
                     let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
                     let from = CameFrom::given_up(&head, upstream_ms);
                     asker.responded(self.core, &seen, &normalized, ResponseView::GIVEN_UP, from);
+                    self.log_ended(asker, &head, &progress);
                     return None;
                 }
             };
@@ -92,6 +122,7 @@ impl Connection<'_> {
             let (code, from) = (answer.code(), CameFrom::of(&head, &answer, upstream_ms));
             if body.has_late() && !self.send_late(&mut body).await {
                 asker.responded(self.core, &seen, &normalized, code, from);
+                self.log_ended(asker, &head, &progress);
                 return None;
             }
             if let Some((decision, reply)) = asker.starts(self.core, &seen, &head, &normalized, code, from) {
@@ -106,7 +137,7 @@ impl Connection<'_> {
                     Box::pin(self.tunnel(*streamed, &rest)).await;
                     return None;
                 }
-                answer => self.deliver(&head, answer, &mut body).await,
+                answer => self.deliver(&head, answer, &mut body, &mut progress).await,
             };
             // Whether or not the client has taken all of it: the upstream has done its part.
             let status = delivered.as_ref().map_or(code, |delivered| delivered.status);
@@ -123,6 +154,7 @@ impl Connection<'_> {
             Ok(delivered) => delivered,
             Err(_) => {
                 self.core.metrics.responses_broken_total.add(1);
+                self.log_ended(asker, &head, &progress);
                 return None;
             }
         };
@@ -135,6 +167,12 @@ impl Connection<'_> {
             asker.began,
         );
         (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
+    }
+
+    /// The response, if there was one, ended before it was whole.
+    fn log_ended(self, asker: Asker, head: &RequestHead<'_>, progress: &Progress) {
+        let Progress { status, cache, .. } = *progress;
+        self.core.log(asker.peer.ip(), head, status, progress.bytes(), cache, asker.began);
     }
 
     /// Sends what is left of interim responses. False if the client does not take it: the connection ends.
@@ -192,16 +230,19 @@ impl Connection<'_> {
         head: &RequestHead<'_>,
         answer: Answer,
         body: &mut ClientBody<'_>,
+        progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let keep_alive = head.keep_alive && !self.core.is_draining();
         match answer {
-            Answer::Stored(hit) => self.deliver_stored(head, hit, keep_alive).await,
-            Answer::Streamed(streamed) => self.deliver_streamed(head, streamed, keep_alive, body).await,
-            Answer::File(file) => Box::pin(self.deliver_file(head, file, keep_alive)).await,
+            Answer::Stored(hit) => self.deliver_stored(head, hit, keep_alive, progress).await,
+            Answer::Streamed(streamed) => {
+                self.deliver_streamed(head, streamed, keep_alive, body, progress).await
+            }
+            Answer::File(file) => Box::pin(self.deliver_file(head, file, keep_alive, progress)).await,
             Answer::Local { status, fields } => {
                 // After 400, 408 and 413 what the client sends next cannot be told from the rest of the body.
                 let keep_alive = keep_alive && body.is_disposable() && !matches!(status, 400 | 408 | 413);
-                self.deliver_local(head, status, &fields, keep_alive).await
+                self.deliver_local(head, status, &fields, keep_alive, progress).await
             }
         }
     }
@@ -212,9 +253,11 @@ impl Connection<'_> {
         status: u16,
         fields: &[u8],
         keep_alive: bool,
+        progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let (out, bytes) = respond::local_response(self.core, head, status, fields, keep_alive);
-        self.send(&mut RateWatch::new(self.core), &out).await?;
+        progress.begin(status, bytes.head, "none");
+        self.send(&mut progress.watch, &out).await?;
         Ok(Delivered { status, bytes, keep_alive, cache: "none" })
     }
 
@@ -223,13 +266,15 @@ impl Connection<'_> {
         head: &RequestHead<'_>,
         hit: Hit,
         keep_alive: bool,
+        progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let label = hit.label();
         let (bytes, form) = respond::stored_head(self.core, head, &hit, Some(keep_alive));
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
         let unsent = Unsent::new(bytes, Some((Source::Stored(hit.object), start, end)));
-        transmit::flush(self.client, self.core, unsent).await?;
+        progress.begin(form.status, sent.head, label);
+        transmit::flush(self.client, self.core, &mut progress.watch, unsent).await?;
         Ok(Delivered { status: form.status, bytes: sent, keep_alive, cache: label })
     }
 
@@ -239,6 +284,7 @@ impl Connection<'_> {
         mut streamed: Box<Streamed>,
         keep_alive: bool,
         body: &mut ClientBody<'_>,
+        progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let framing = ClientFraming::of(head, &streamed);
         let may_go_on = keep_alive;
@@ -250,14 +296,14 @@ impl Connection<'_> {
         let may_go_on = may_go_on && upload.is_none() && body.is_disposable();
         let sent = match upload {
             Some(mut upload) => {
-                let download = self.send_streamed(head.version, streamed, framing, keep_alive);
+                let download = self.send_streamed(head.version, streamed, framing, keep_alive, progress);
                 Box::pin(beside(upload.run(body), download)).await?
             }
-            None => self.send_streamed(head.version, streamed, framing, keep_alive).await?,
+            None => self.send_streamed(head.version, streamed, framing, keep_alive, progress).await?,
         };
         match sent {
             Ok(delivered) => Ok(delivered),
-            Err(error) => self.deliver_local(head, error.status(), b"", may_go_on).await,
+            Err(error) => self.deliver_local(head, error.status(), b"", may_go_on, progress).await,
         }
     }
 
@@ -268,14 +314,15 @@ impl Connection<'_> {
         mut streamed: Box<Streamed>,
         framing: ClientFraming,
         keep_alive: bool,
+        progress: &mut Progress,
     ) -> io::Result<Result<Delivered, UpstreamError>> {
-        let mut watch = RateWatch::new(self.core);
-        let status = streamed.status;
-        self.send_interim(&mut streamed, version, &mut watch).await?;
-        let interim_bytes = watch.sent;
+        let (status, label) = (streamed.status, label(streamed.forward.reason));
+        self.send_interim(&mut streamed, version, &mut progress.watch).await?;
+        let interim_bytes = progress.watch.sent;
         let mut out = std::mem::take(&mut streamed.head);
         respond::end_streamed_head(self.core, version, &streamed, framing, Some(keep_alive), &mut out);
-        let head_bytes = out.len() as u64 + watch.sent;
+        progress.begin(status, out.len() as u64, label);
+        let watch = &mut progress.watch;
         let chunked = framing == ClientFraming::Chunked;
         loop {
             // The head waits for the first piece only if that piece is here already.
@@ -283,7 +330,7 @@ impl Connection<'_> {
             let piece = match ready(next.as_mut()).await {
                 Some(piece) => piece,
                 None => {
-                    self.send(&mut watch, &out).await?;
+                    self.send(watch, &out).await?;
                     out.clear();
                     next.await
                 }
@@ -307,14 +354,14 @@ impl Connection<'_> {
                     if piece.len() <= TUNNEL_BYTES {
                         out.extend_from_slice(piece);
                     } else {
-                        self.send(&mut watch, &out).await?;
+                        self.send(watch, &out).await?;
                         out.clear();
-                        self.send(&mut watch, piece).await?;
+                        self.send(watch, piece).await?;
                     }
                     if chunked {
                         out.extend_from_slice(b"\r\n");
                     }
-                    self.send(&mut watch, &out).await?;
+                    self.send(watch, &out).await?;
                     out.clear();
                 }
             }
@@ -322,9 +369,8 @@ impl Connection<'_> {
         if chunked {
             write_last_chunk(streamed.trailers(), &mut out);
         }
-        self.send(&mut watch, &out).await?;
-        let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
-        Ok(Ok(Delivered { status, bytes, keep_alive, cache: label(streamed.forward.reason) }))
+        self.send(watch, &out).await?;
+        Ok(Ok(Delivered { status, bytes: progress.bytes(), keep_alive, cache: label }))
     }
 
     fn broke_off(self, error: &UpstreamError) {
@@ -358,22 +404,21 @@ impl Connection<'_> {
         head: &RequestHead<'_>,
         file: OpenFile,
         keep_alive: bool,
+        progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let (status, out, (start, end)) = match respond::file_form(self.core, head, &file, Some(keep_alive)) {
             FileForm::Sent { status, head, part } => (status, head, part),
             FileForm::Refused { status, fields } => {
-                return self.deliver_local(head, status, fields.as_bytes(), keep_alive).await;
+                return self.deliver_local(head, status, fields.as_bytes(), keep_alive, progress).await;
             }
         };
-        let mut watch = RateWatch::new(self.core);
-        self.send(&mut watch, &out).await?;
-        let head_bytes = watch.sent;
+        progress.begin(status, out.len() as u64, "file");
+        self.send(&mut progress.watch, &out).await?;
         if start < end {
             let source = transmit::FileSource { file: file.file.as_fd(), start, end };
-            transmit::send_file(self.client, self.core, &mut watch, source).await?;
+            transmit::send_file(self.client, self.core, &mut progress.watch, source).await?;
         }
-        let bytes = Bytes { head: head_bytes, body: watch.sent - head_bytes };
-        Ok(Delivered { status, bytes, keep_alive, cache: "file" })
+        Ok(Delivered { status, bytes: progress.bytes(), keep_alive, cache: "file" })
     }
 
     /// RFC 9110 §7.8: from here on bytes go both ways until either side has ended or both are silent for too long.

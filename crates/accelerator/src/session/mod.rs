@@ -459,7 +459,7 @@ impl Connection<'_> {
     }
 
     async fn flush(self, unsent: Unsent) -> io::Result<()> {
-        transmit::flush(self.client, self.core, unsent).await
+        transmit::flush(self.client, self.core, &mut transmit::RateWatch::new(self.core), unsent).await
     }
 }
 

@@ -217,8 +217,12 @@ fn is_of_file(error: &io::Error) -> bool {
 }
 
 /// Waits for the client to take the rest, as long as it keeps up the minimum rate.
-pub(crate) async fn flush(client: &Client, core: &Rc<DataCore>, mut unsent: Unsent) -> io::Result<()> {
-    let mut watch = RateWatch::new(core);
+pub(crate) async fn flush(
+    client: &Client,
+    core: &Rc<DataCore>,
+    watch: &mut RateWatch,
+    mut unsent: Unsent,
+) -> io::Result<()> {
     loop {
         let before = unsent.left();
         let is_full = match advance(client, &mut unsent) {
