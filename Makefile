@@ -48,8 +48,8 @@ bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two
 	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench $(if $(BENCH),--only "$(BENCH)" --out $(CARGO_TARGET_DIR)/benchmarks.md)
 
 lab: ## run the papers' experiments again and write docs/papers (two quiet cores; LAB: which, a quarter of an hour for all)
-	cargo build --release --locked -p tidegate
-	cargo build --release --locked -p tidegate-lab -p tidegate-conditioning -p tidegate-cc -p tidegate-preload
+	cargo build --release --locked -p tidegate -p tidegate-preload
+	cargo build --release --locked -p tidegate-lab -p tidegate-conditioning -p tidegate-cc
 	@status=0; $(release)/tidegate-lab run $(LAB) --out $(CARGO_TARGET_DIR)/lab || status=$$?; \
 	$(release)/tidegate-lab report --results $(CARGO_TARGET_DIR)/lab --pages docs/papers && exit $$status
 
@@ -73,8 +73,8 @@ fmt: ## format the sources
 
 build: ## build the release binary, the C libraries and the preload libraries
 	@$(if $(GUIDED),scripts/profile --fits)
-	cargo build --release --locked -p tidegate
-	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc -p tidegate-preload \
+	cargo build --release --locked -p tidegate -p tidegate-preload
+	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc \
 		-p tidegate-trickles-preload -p tidegate-trickles-c
 
 profile: ## renew the profile that guides release builds, after larger changes (some ten minutes)
