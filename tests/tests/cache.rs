@@ -616,3 +616,70 @@ fn what_a_trusted_proxy_says_of_the_url_is_part_of_the_key() {
     // The field with underscores is one of its own, and keyed like the others.
     assert_eq!(origin.count(), 4, "{:?}", origin.requests());
 }
+
+#[test]
+fn if_range_by_a_date_holds_only_if_the_response_came_later_than_that() {
+    let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+    let origin = Origin::start(move |request| {
+        let modified = if request.target == "/weak" { date } else { "Sun, 06 Nov 1994 08:49:36 GMT" };
+        Reply::ok("0123456789")
+            .with("Date", date)
+            .with("Last-Modified", modified)
+            .with("Cache-Control", "max-age=3600000000")
+    });
+    let tidegate = Tidegate::before(&origin);
+    for (target, modified, status) in
+        [("/weak", date, 200), ("/strong", "Sun, 06 Nov 1994 08:49:36 GMT", 206), ("/strong", date, 200)]
+    {
+        assert_eq!(tidegate.get(target).status, 200);
+        let part = tidegate.get_with(target, &format!("Range: bytes=2-3\r\nIf-Range: {modified}\r\n"));
+        assert_eq!(part.status, status, "{target} {modified}");
+        assert_eq!(part.text(), if status == 206 { "23" } else { "0123456789" });
+    }
+}
+
+#[test]
+fn a_204_has_no_length_when_it_comes_and_when_it_is_stored() {
+    let origin = Origin::start(|_| {
+        Reply::Raw(
+            b"HTTP/1.1 204 No Content\r\nCache-Control: max-age=60\r\nContent-Length: 6\r\n\r\n".to_vec(),
+        )
+    });
+    let tidegate = Tidegate::before(&origin);
+    for (method, target) in [("GET", "/"), ("GET", "/"), ("HEAD", "/"), ("HEAD", "/other")] {
+        let response = tidegate.connect().request(method, target, "");
+        assert_eq!(
+            (response.status, response.field("Content-Length")),
+            (204, String::new()),
+            "{method} {target}"
+        );
+    }
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn what_only_the_origin_knows_is_asked_of_it() {
+    let origin = Origin::start(|request| match request.field("If-Match").as_str() {
+        "\"new\"" => Reply::status(200, "new").with("ETag", "\"new\""),
+        "" => Reply::cacheable("old").with("ETag", "\"old\""),
+        _ => Reply::status(412, ""),
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "old");
+    assert_eq!(tidegate.get_with("/", "If-Match: \"new\"\r\n").text(), "new");
+    assert_eq!(tidegate.get_with("/", "If-Match: \"old\"\r\n").status, 412);
+    let asked = tidegate.get_with("/", "If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
+    assert!(asked.field("Cache-Status").contains("fwd=request"), "{asked:?}");
+    assert_eq!(origin.count(), 4);
+    assert!(tidegate.get("/").field("Cache-Status").contains("hit"));
+}
+
+#[test]
+fn a_get_for_another_protocol_passes_by_and_not_for_its_methods_sake() {
+    let origin = Origin::start(|_| Reply::cacheable("plain"));
+    let tidegate = Tidegate::before(&origin);
+    let response = tidegate.get_with("/", "Connection: upgrade\r\nUpgrade: chat\r\n");
+    assert!(response.field("Cache-Status").contains("fwd=bypass"), "{response:?}");
+    let response = tidegate.connect().request("DELETE", "/", "");
+    assert!(response.field("Cache-Status").contains("fwd=method"), "{response:?}");
+}

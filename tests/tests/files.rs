@@ -420,3 +420,13 @@ fn more_large_files_than_are_kept_open_are_all_served() {
         .count();
     assert!((1..=256).contains(&open), "{open}");
 }
+
+#[test]
+fn a_file_from_the_future_was_not_modified_after_it_is_sent() {
+    let site = site(&[("tomorrow.txt", b"0123456789")]);
+    let tomorrow = std::time::SystemTime::now() + Duration::from_secs(86_400);
+    fs::File::options().write(true).open(site.path("tomorrow.txt")).unwrap().set_modified(tomorrow).unwrap();
+    let date = site.tidegate.get("/tomorrow.txt").field("Date");
+    let response = site.tidegate.get_with("/tomorrow.txt", &format!("If-Unmodified-Since: {date}\r\n"));
+    assert_eq!(response.status, 200, "{date}: {response:?}");
+}

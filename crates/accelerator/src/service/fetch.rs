@@ -227,8 +227,9 @@ impl Fetch<'_> {
                 if let (Some(store), Ok(response)) = (store, &sent) {
                     self.invalidate(store, &url_key, &response.head());
                 }
-                // Without a store, what could be cached is not for its method's sake passed on.
-                self.passing(sent, if cacheable { Forwarded::Bypass } else { Forwarded::Method })
+                // It is not for the method's sake that a GET with a body or for another protocol is passed on.
+                let is_method = !matches!(head.method, Method::Get | Method::Head);
+                self.passing(sent, if is_method { Forwarded::Method } else { Forwarded::Bypass })
             }
         }
     }

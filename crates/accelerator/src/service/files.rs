@@ -18,7 +18,7 @@ use crate::service::entries::{Entry, KEY_SEPARATOR, PurgePattern, ResponseEntry}
 use crate::service::fetch::Answer;
 use crate::service::flights::{Join, Leader, News, Outcome};
 use crate::service::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
-use crate::service::lookup::{Form, Found, Hit, find, form_of, hit};
+use crate::service::lookup::{Form, Found, Hit, find, form_of_file, hit};
 use crate::service::plan::{Destination, Plan, PlanError};
 use crate::static_files::{self, CODINGS, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
 
@@ -285,9 +285,10 @@ pub(crate) async fn answer(
         },
         Ok(Loaded::Open(file)) => {
             let Stamp { length, .. } = file.stamp;
-            let modified_s = Some(file.stamp.modified_s());
-            let form = form_of(head, length, Some(file.etag.as_bytes()), modified_s, None);
-            let head = file_head(&file);
+            let now_s = core.clock.unix_s();
+            let modified_s = modified_s(&file, now_s);
+            let form = form_of_file(head, length, Some(file.etag.as_bytes()), modified_s, now_s);
+            let head = file_head(&file, modified_s);
             Answer::File(OpenFile { file: file.file, length, form, head })
         }
         Ok(Loaded::Failed(error)) => failed(core, error, normalized),
@@ -434,25 +435,36 @@ fn confirm(store: &Store, key: &[u8], file: &StaticFile) -> Option<Object> {
     let stored = store.get(key).filter(|_| file.is_linked)?;
     match Entry::decode(stored.meta()) {
         Some(Entry::Response(entry)) if entry.etag == Some(file.etag.as_bytes()) => {
-            store.replace_meta(key, &stored, &file_meta(file), &file_head(file)).ok()
+            let (meta, head) = meta_and_head(file);
+            store.replace_meta(key, &stored, &meta, &head).ok()
         }
         _ => None,
     }
 }
 
-fn file_meta(file: &StaticFile) -> Vec<u8> {
+/// The date of a file's last change that clients are told: none to come (RFC 9110 §8.8.2.1).
+fn modified_s(file: &StaticFile, now_s: u64) -> u64 {
+    file.stamp.modified_s().min(now_s)
+}
+
+/// What is stored with a file's content.
+fn meta_and_head(file: &StaticFile) -> (Vec<u8>, Vec<u8>) {
+    let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+    let modified_s = modified_s(file, now_s);
+    (file_meta(file, modified_s, now_s), file_head(file, modified_s))
+}
+
+fn file_meta(file: &StaticFile, modified_s: u64, now_s: u64) -> Vec<u8> {
     let mut meta = Vec::with_capacity(128);
     let entry = ResponseEntry {
         status: 200,
         is_file: true,
         policy: match file.is_linked {
             false => Policy::default(),
-            true => {
-                Policy::fresh_for(LINKED_S, std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()))
-            }
+            true => Policy::fresh_for(LINKED_S, now_s),
         },
         reviewed: Reviewed::BY_NOBODY,
-        last_modified_s: Some(file.stamp.modified_s()),
+        last_modified_s: Some(modified_s),
         etag: Some(file.etag.as_bytes()),
         tags: b"",
     };
@@ -467,8 +479,7 @@ fn store_file(
     mut file: StaticFile,
     is_current: impl Fn() -> bool,
 ) -> Option<Object> {
-    let meta = file_meta(&file);
-    let head = file_head(&file);
+    let (meta, head) = meta_and_head(&file);
     let mut writer = store.insert_sized(key, &meta, &head, file.stamp.length).ok()?;
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -489,7 +500,7 @@ fn store_file(
     Some(object)
 }
 
-fn file_head(file: &StaticFile) -> Vec<u8> {
+fn file_head(file: &StaticFile, modified_s: u64) -> Vec<u8> {
     use std::io::Write;
     let mut head = Vec::with_capacity(256);
     let _ = write!(
@@ -497,7 +508,7 @@ fn file_head(file: &StaticFile) -> Vec<u8> {
         "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ",
         file.content_type, file.etag
     );
-    head.extend_from_slice(&date::format(file.stamp.modified_s()));
+    head.extend_from_slice(&date::format(modified_s));
     head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
     if let Some(coding) = file.content_encoding {
         let _ = write!(head, "Content-Encoding: {coding}\r\n");

@@ -1,6 +1,6 @@
 //! Finding a stored response that answers a request, without waiting.
 
-use tidegate_http::cache::conditional::{self, Precondition};
+use tidegate_http::cache::conditional::{self, Precondition, is_strong_date};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::cache::{Forwarded, RequestDirectives, Reuse, Validation};
 use tidegate_http::normalize::Normalized;
@@ -162,6 +162,9 @@ pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: 
         }
         _ => return Found::Unusable { object, reason: Forwarded::Stale },
     };
+    if head.fields.has_any(FOR_THE_ORIGIN) && core.with_plan(|plan| plan.client_directives) {
+        return Found::Unusable { object, reason: Forwarded::Request };
+    }
     let parts = Parts::of(head, object.body_length(), &entry, now_s);
     Found::Usable { hit: parts.of_object(object, stale), refresh }
 }
@@ -188,7 +191,7 @@ impl Parts {
     fn of(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>, now_s: u64) -> Self {
         Self {
             status: entry.status,
-            form: form(head, length, entry),
+            form: form(head, length, entry, now_s),
             age_s: entry.policy.age_s(now_s),
             ttl_s: entry.policy.ttl_s(now_s),
             is_file: entry.is_file,
@@ -222,28 +225,52 @@ const SELECTING: FieldSet = FieldSet::of(&[
     FieldId::Range,
 ]);
 
+/// Conditions that are none for a cache (RFC 9111 §4.3.2): only the origin knows what is current.
+const FOR_THE_ORIGIN: FieldSet = FieldSet::of(&[FieldId::IfMatch, FieldId::IfUnmodifiedSince]);
+
 /// The fields by which a client asks something of the cache.
 const ASKING: FieldSet = FieldSet::of(&[FieldId::CacheControl, FieldId::Pragma]);
 
 #[inline]
-fn form(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>) -> Form {
+fn form(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>, now_s: u64) -> Form {
     // Conditions apply to what would be a success (RFC 9110 §13.2.1).
     if entry.status != 200 || !head.fields.has_any(SELECTING) {
         return Form::Whole;
     }
+    if let (true, Some(modified_s)) = (entry.is_file, entry.last_modified_s) {
+        return form_of_file(head, length, entry.etag, modified_s, now_s);
+    }
     // RFC 9111 §4.3.2: without Last-Modified, the date of the response is what If-Modified-Since is compared with.
-    form_of(head, length, entry.etag, entry.last_modified_s, Some(entry.policy.date_s()))
+    let date_s = entry.policy.date_s();
+    let modified_s = entry.last_modified_s.unwrap_or(date_s);
+    let condition = conditional::evaluate_for_cache(head.method, &head.fields, entry.etag, Some(modified_s));
+    let strong_s = entry.last_modified_s.filter(|modified_s| is_strong_date(*modified_s, date_s));
+    selected(head, length, condition, entry.etag, strong_s)
 }
 
-/// The form in which `head` gets a 200 response with these validators and this length.
-pub(crate) fn form_of(
+/// The form in which `head` gets a file with these validators and this length.
+pub(crate) fn form_of_file(
     head: &RequestHead<'_>,
     length: u64,
     etag: Option<&[u8]>,
-    last_modified_s: Option<u64>,
-    date_s: Option<u64>,
+    modified_s: u64,
+    now_s: u64,
 ) -> Form {
-    match conditional::evaluate(head.method, &head.fields, etag, last_modified_s, date_s) {
+    let condition = conditional::evaluate(head.method, &head.fields, etag, Some(modified_s));
+    // Within the second of the change there may be another one.
+    let strong_s = Some(modified_s).filter(|modified_s| is_strong_date(*modified_s, now_s));
+    selected(head, length, condition, etag, strong_s)
+}
+
+/// What a condition leaves of a 200 response, of which a part may be asked for.
+fn selected(
+    head: &RequestHead<'_>,
+    length: u64,
+    condition: Precondition,
+    etag: Option<&[u8]>,
+    strong_date_s: Option<u64>,
+) -> Form {
+    match condition {
         Precondition::NotModified => return Form::NotModified,
         Precondition::Failed => return Form::PreconditionFailed,
         Precondition::Proceed => {}
@@ -251,7 +278,7 @@ pub(crate) fn form_of(
     let Some(value) = head.fields.get(FieldId::Range).filter(|_| head.method == Method::Get) else {
         return Form::Whole;
     };
-    if !conditional::if_range_holds(&head.fields, etag, last_modified_s) {
+    if !conditional::if_range_holds(&head.fields, etag, strong_date_s) {
         return Form::Whole;
     }
     match range::parse(value, length) {

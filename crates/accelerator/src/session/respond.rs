@@ -33,6 +33,8 @@ pub(crate) fn write_hit(
     let length = hit.object.body_length();
     let mut form = HitForm { status: hit.status, with_stored_head: true, body: (0, length) };
     match hit.form {
+        // RFC 9110 §8.6: 204 has none.
+        Form::Whole if hit.status == 204 => {}
         Form::Whole => write_length(length, out),
         Form::Part { start, end } => {
             form = HitForm { status: 206, with_stored_head: false, body: (start, end) };
@@ -284,6 +286,10 @@ pub(crate) enum ClientFraming {
 impl ClientFraming {
     /// RFC 9112 §6.3, for our own response.
     pub(crate) fn of(request: &RequestHead<'_>, response: &Streamed) -> Self {
+        // RFC 9110 §8.6: these have no length, not even in an answer to HEAD.
+        if matches!(response.status, 0..200 | 204) {
+            return Self::NoBody;
+        }
         if request.method == Method::Head {
             return response.content_length.map_or(Self::NoBody, Self::HeadOnly);
         }

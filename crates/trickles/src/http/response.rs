@@ -99,7 +99,7 @@ impl<'a> Response<'a> {
         let Ok(Progress::Complete { .. }) = parser.parse(&request.head) else { return };
         let head = parser.head(&request.head);
         let etag = Some(&resource.etag[..]).filter(|etag| !etag.is_empty());
-        match conditional::evaluate(head.method, &head.fields, etag, resource.modified_s, None) {
+        match conditional::evaluate(head.method, &head.fields, etag, resource.modified_s) {
             Precondition::Proceed => {}
             Precondition::NotModified => {
                 (self.status, self.start, self.end) = (304, 0, 0);
@@ -112,8 +112,9 @@ impl<'a> Response<'a> {
             }
         }
         let Some(value) = head.fields.get(tidegate_http::FieldId::Range) else { return };
-        if head.method != Method::Get || !conditional::if_range_holds(&head.fields, etag, resource.modified_s)
-        {
+        // Who has an entity tag asks by it (RFC 9110 §13.1.5); of a date it is not known here whether it is a strong one.
+        let strong_s = resource.modified_s.filter(|_| etag.is_none());
+        if head.method != Method::Get || !conditional::if_range_holds(&head.fields, etag, strong_s) {
             return;
         }
         match range::parse(value, resource.length) {
