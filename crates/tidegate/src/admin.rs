@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,15 +55,36 @@ struct Admin {
     gatekeeper: Arc<Gatekeeper>,
 }
 
+/// Everything of the admin server that takes descriptors.
+pub(crate) struct Prepared {
+    listener: tokio::net::TcpListener,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Prepared {
+    /// To be called before clients are served, who may use up the descriptors.
+    pub(crate) fn new(listener: TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let inside = runtime.enter();
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        drop(inside);
+        Ok(Self { listener, runtime })
+    }
+
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
 /// Serves `listener` until the process ends.
 pub(crate) fn spawn(
-    listener: TcpListener,
+    prepared: Prepared,
     engine: Engine,
     reloader: Arc<Reloader>,
     gatekeeper: Arc<Gatekeeper>,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Prepared { listener, runtime } = prepared;
     let router = Router::new()
         .route("/", get(dashboard))
         .route("/metrics", get(metrics))
@@ -82,12 +103,7 @@ pub(crate) fn spawn(
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(Admin { engine, reloader, gatekeeper });
     std::thread::Builder::new().name("admin".into()).spawn(move || {
-        runtime.block_on(async move {
-            match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => accept(listener, router).await,
-                Err(error) => tracing::error!(%error, "the admin server has ended"),
-            }
-        });
+        runtime.block_on(accept(listener, router));
     })?;
     Ok(())
 }

@@ -42,7 +42,8 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     if !args.allow_unreachable {
         probe_upstreams(&loaded)?;
     }
-    let admin_listener = listen_for_admin(&loaded)?;
+    let no_admin = |error| Failure::runtime(format!("error: cannot start the admin server: {error}"));
+    let admin = admin::Prepared::new(listen_for_admin(&loaded)?).map_err(no_admin)?;
     let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol == Protocol::Http);
     let listen: Vec<SocketAddr> = http.map(|listener| listener.address).collect();
     let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let upkeep = gatekeeper
         .look_after(&engine)
         .map_err(|error| Failure::runtime(format!("error: cannot look after the gate: {error}")))?;
-    announce(&engine, &loaded.settings, &admin_listener, &gatekeeper);
+    announce(&engine, &loaded.settings, &admin, &gatekeeper);
     let reloader = Arc::new(Reloader {
         args: args.clone(),
         started: loaded,
@@ -80,8 +81,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         trickles,
         guard,
     });
-    admin::spawn(admin_listener, engine.clone(), Arc::clone(&reloader), gatekeeper)
-        .map_err(|error| Failure::runtime(format!("error: cannot start the admin server: {error}")))?;
+    admin::spawn(admin, engine.clone(), Arc::clone(&reloader), gatekeeper).map_err(no_admin)?;
     signals.obey(engine.clone(), Arc::clone(&reloader)).map_err(no_signals)?;
     notify::ready("serving");
     engine.wait();
@@ -426,7 +426,7 @@ fn probe(servers: &[SocketAddr]) -> Vec<Option<std::io::Error>> {
     errors
 }
 
-fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener, gatekeeper: &Gatekeeper) {
+fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatekeeper: &Gatekeeper) {
     for (address, listener) in engine.listen_addresses().into_iter().zip(&settings.listeners) {
         let scheme = match listener.protocol {
             Protocol::Http => "http",
@@ -465,7 +465,7 @@ fn announce(engine: &Engine, settings: &Settings, admin: &std::net::TcpListener,
             set_aside.reason
         );
     }
-    if let Ok(address) = admin.local_addr() {
+    if let Ok(address) = admin.address() {
         tracing::info!("admin on http://{address}");
     }
     if let Ok(report) = gatekeeper.gate().show() {

@@ -15,6 +15,9 @@ pub(crate) enum UpstreamError {
     /// No connection could be established.
     #[error("cannot connect: {0}")]
     Connect(io::Error),
+    /// This host has no descriptor, port or memory for another connection, which says nothing of the server.
+    #[error("this host has nothing left for another connection: {0}")]
+    Exhausted(io::Error),
     /// The server took too long to accept the connection.
     #[error("the connection attempt timed out")]
     ConnectTimeout,
@@ -77,7 +80,7 @@ impl UpstreamError {
     /// The status that tells the client (RFC 9110 §15.6.3–5).
     pub(crate) fn status(&self) -> u16 {
         match self {
-            Self::NoServer | Self::Busy | Self::Unreviewed => 503,
+            Self::NoServer | Self::Busy | Self::Exhausted(_) | Self::Unreviewed => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
             Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::TooManyInterim => 502,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
@@ -91,7 +94,24 @@ impl UpstreamError {
 
     /// Whether it would be the same for any request: the upstream was not even asked.
     pub(crate) fn is_servers_state(&self) -> bool {
-        matches!(self, Self::NoServer | Self::Busy | Self::Connect(_) | Self::ConnectTimeout)
+        matches!(
+            self,
+            Self::NoServer | Self::Busy | Self::Connect(_) | Self::ConnectTimeout | Self::Exhausted(_)
+        )
+    }
+
+    /// Why the server was not asked: because it could not be reached, or for want of something here.
+    pub(crate) fn of_connecting(error: io::Error) -> Self {
+        const OWN: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+        match error.raw_os_error() {
+            Some(code) if OWN.contains(&code) => Self::Exhausted(error),
+            _ => Self::Connect(error),
+        }
+    }
+
+    /// Whether the server has had a part in it, so that its health suffers.
+    pub(crate) fn is_servers_fault(&self) -> bool {
+        !self.is_clients_fault() && !matches!(self, Self::Exhausted(_))
     }
 
     /// Whether the client is to blame, so that the server's health does not suffer.

@@ -31,6 +31,8 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
                             server.checked(&name, None);
                         }
                         Ok(Ok(status)) => server.checked(&name, Some(format!("status {status}"))),
+                        // It could not be asked, which says nothing of it.
+                        Ok(Err(UpstreamError::Exhausted(_))) => {}
                         Ok(Err(error)) => server.checked(&name, Some(error.to_string())),
                         Err(_) => server.checked(&name, Some("no answer in time".to_owned())),
                     }

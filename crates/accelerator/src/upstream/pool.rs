@@ -362,7 +362,7 @@ impl Lease {
 
     /// Counts a failure of the server.
     pub(crate) fn failed(&self, error: &UpstreamError) {
-        if !error.is_clients_fault() {
+        if error.is_servers_fault() {
             self.server().failed(error, self.settings(), self.groups.now_ms());
         }
     }
@@ -381,7 +381,8 @@ impl Drop for Lease {
 
 pub(crate) async fn connect(server: &Server, timeout: Duration) -> Result<TcpStream, UpstreamError> {
     let attempt = tokio::time::timeout(timeout, TcpStream::connect(server.address)).await;
-    let stream = attempt.map_err(|_| UpstreamError::ConnectTimeout)?.map_err(UpstreamError::Connect)?;
+    let attempt = attempt.map_err(|_| UpstreamError::ConnectTimeout)?;
+    let stream = attempt.map_err(UpstreamError::of_connecting)?;
     stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
     pacing::leave_out_within_host(&SockRef::from(&stream), server.address.ip());
     Ok(stream)

@@ -349,3 +349,12 @@ async fn requests_that_wait_for_a_connection_are_sent_in_the_order_of_their_clas
     tokio::join!(biased; one("busy", 0), one("low", 2), one("middle", 1), one("high", 0));
     assert_eq!(*answered.borrow(), ["busy", "high", "middle", "low"]);
 }
+
+#[test]
+fn what_this_host_lacks_is_no_fault_of_a_server() {
+    let of = |code| UpstreamError::of_connecting(std::io::Error::from_raw_os_error(code));
+    for code in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::EADDRNOTAVAIL] {
+        assert!(!of(code).is_servers_fault() && of(code).status() == 503, "{}", of(code));
+    }
+    assert!(of(libc::ECONNREFUSED).is_servers_fault() && of(libc::ECONNREFUSED).status() == 502);
+}
