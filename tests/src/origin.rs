@@ -97,6 +97,11 @@ impl Gate {
         self.0.1.notify_all();
     }
 
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        *self.0.0.lock().unwrap()
+    }
+
     /// Waits until it is open.
     pub fn pass(&self) {
         let open = self.0.0.lock().unwrap();

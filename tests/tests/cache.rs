@@ -433,6 +433,41 @@ fn unsafe_request_while_a_response_is_on_its_way_the_response_is_not_stored() {
 }
 
 #[test]
+fn what_is_removed_while_its_body_comes_is_not_stored() {
+    let gate = Gate::default();
+    let may_go = gate.clone();
+    let origin = Origin::start(move |request| {
+        if request.method != "GET" || may_go.is_open() {
+            return Reply::cacheable("new");
+        }
+        let door = may_go.clone();
+        Reply::script(move |stream| {
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 3\r\n\r\no")?;
+            door.pass();
+            stream.write_all(b"ld")
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut clients: Vec<_> = ["/posted", "/kept"]
+        .map(|target| {
+            let mut client = tidegate.connect();
+            client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+            assert_eq!(client.head().0, 200);
+            client
+        })
+        .into();
+    assert_eq!(tidegate.connect().request("POST", "/posted", "Content-Length: 0\r\n").status, 200);
+    gate.open();
+    for client in &mut clients {
+        assert_eq!(client.read_bytes(3), b"old");
+    }
+    for (target, hit) in [("/posted", false), ("/kept", true)] {
+        assert_eq!(tidegate.get(target).is_hit(), hit, "{target}");
+    }
+}
+
+#[test]
 fn not_modified_that_brings_vary_other_variants_are_asked_for() {
     let origin = Origin::start(|request| {
         let language = request.field("Accept-Language");

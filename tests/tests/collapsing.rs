@@ -249,3 +249,29 @@ fn what_takes_longer_than_it_is_fresh_is_not_read_along_and_its_age_is_told() {
     gate.open();
     assert_eq!(first.response().text(), "old!");
 }
+
+#[test]
+fn who_asks_for_more_than_others_get_does_not_read_along() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if request.field("X-First").is_empty() {
+            return Reply::cacheable("mine");
+        }
+        let door = held.clone();
+        Reply::script(move |stream| {
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 6\r\n\r\nsha")?;
+            door.pass();
+            stream.write_all(b"red")
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut first = leader(&tidegate, "X-First: 1");
+    assert_eq!(first.head().0, 200);
+    for field in ["Cache-Control: no-cache\r\n", "If-None-Match: \"x\"\r\n"] {
+        assert_eq!(tidegate.get_with("/", field).text(), "mine", "{field}");
+    }
+    gate.open();
+    assert_eq!(first.read_bytes(6), b"shared");
+}

@@ -24,7 +24,7 @@ fn hop_by_hop_fields_are_removed_in_both_directions() {
     assert!(!request.field("Connection").contains("X-Secret"), "{request:?}");
     assert_eq!(request.field("X-Kept"), "2");
 
-    for name in ["X-Mine", "Keep-Alive"] {
+    for name in ["X-Mine", "Keep-Alive", "Proxy-Authenticate"] {
         assert_eq!(response.fields.get(name), None, "{name} reached the client: {response:?}");
     }
     assert!(!response.field("Connection").contains("X-Mine"), "{response:?}");
@@ -40,6 +40,31 @@ fn via_is_added_in_both_directions() {
     assert!(request.starts_with("1.0 outer, 1.1 "), "{request}");
     let response = response.field("Via");
     assert!(response.starts_with("1.0 inner, 1.1 "), "{response}");
+}
+
+#[test]
+fn request_that_has_come_by_five_times_is_a_loop() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    let own = origin.last().field("Via");
+    assert_eq!(tidegate.get_with("/", &format!("Via: {}\r\n", vec![&*own; 4].join(", "))).status, 200);
+    assert_eq!(tidegate.get_with("/", &format!("Via: {}\r\n", vec![&*own; 5].join(", "))).status, 508);
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn what_follows_a_body_that_was_never_asked_for_is_no_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = format!("root = \"{}\"", directory.path().display());
+    let tidegate = Tidegate::builder().route("/files", &root).start();
+    let mut client = tidegate.connect();
+    // Whether what comes next is the body cannot be told.
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 50\r\n\r\n");
+    client.send("GET /files/ HTTP/1.1\r\nHost: a\r\n\r\n");
+    let responses = String::from_utf8(client.rest()).unwrap();
+    assert!(responses.starts_with("HTTP/1.1 404 "), "{responses}");
+    assert_eq!(responses.matches("HTTP/1.1 ").count(), 1, "{responses}");
 }
 
 #[test]
@@ -73,8 +98,8 @@ fn target_and_host_are_forwarded_in_their_normal_form() {
     client.send("GET http://EXAMPLE.org:80/a/../b/%7ec?q=%41 HTTP/1.1\r\nHost: other.example\r\n\r\n");
     assert_eq!(client.response().status, 200);
     let request = origin.last();
-    assert_eq!(request.target.split('?').next(), Some("/b/~c"));
-    assert!(request.field("Host").starts_with("example.org"), "{request:?}");
+    assert_eq!(request.target, "/b/~c?q=A");
+    assert_eq!(request.field("Host"), "example.org");
 }
 
 #[test]
