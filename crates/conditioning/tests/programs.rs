@@ -43,6 +43,46 @@ fn a_server_with_an_event_loop_in_each_thread() {
     chain.stop();
 }
 
+/// What comes behind a request is none of the server's business until it has answered: it is not told of it all the time.
+fn waits_for_its_turn(way: &str) {
+    let (chain, _site) = compiled("polls.c", &[way]);
+    let mut client = chain.client();
+    client.send("GET /a HTTP/1.1\r\nHost: test\r\n\r\n".repeat(3).as_bytes());
+    for round in 0..3 {
+        let body = String::from_utf8(client.response(false).body).unwrap();
+        let woken: u32 = body.trim().strip_prefix("woken ").unwrap().parse().unwrap();
+        assert!(woken < 50, "{way}, round {round}: {body}");
+    }
+    // A client that leaves meanwhile is noticed, and others are served.
+    let mut leaving = chain.client();
+    leaving.send("GET /a HTTP/1.1\r\nHost: test\r\n\r\n".repeat(2).as_bytes());
+    drop(leaving);
+    assert!(chain.client().get("/b").body.starts_with(b"woken "));
+    chain.stop();
+}
+
+#[test]
+fn a_server_that_polls_is_not_told_of_the_next_request_before_its_turn() {
+    waits_for_its_turn("poll");
+}
+
+#[test]
+fn a_server_that_selects_is_not_told_of_the_next_request_before_its_turn() {
+    waits_for_its_turn("select");
+}
+
+/// Languages' buffered readers ask what there is to read (Java's `available`).
+#[test]
+fn a_server_that_asks_how_much_there_is_to_read_hears_of_its_own_request_only() {
+    let (chain, _site) = compiled("available.c", &[]);
+    let mut client = chain.client();
+    client.send("GET //a/../b HTTP/1.1\r\nHost: test\r\n\r\n".repeat(3).as_bytes());
+    for _ in 0..3 {
+        assert_eq!(client.response(false).body, b"ok\n");
+    }
+    chain.stop();
+}
+
 /// A child that was forked while another thread closed a descriptor waited for ever when it closed one itself.
 #[test]
 fn a_server_that_forks_while_its_threads_close_descriptors() {

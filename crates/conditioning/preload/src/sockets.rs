@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use libc::{c_char, c_int, c_long, c_uint, c_void, epoll_event, sockaddr, socklen_t};
+use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
 use tidegate_conditioning::server::{self, AcceptOptions, Closing, End, address, connection::Interest};
 
@@ -400,6 +400,21 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
     }
     let result = next!(fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int);
     noted(fd, command, argument, result)
+}
+
+/// ioctl(2), of which every request takes at most one argument of a register's size. FIONREAD counts no next request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let result = next!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int);
+    if result == 0 && request == libc::FIONREAD {
+        let there = argument.cast::<c_int>();
+        // SAFETY: the kernel has just stored an int there.
+        unsafe {
+            let bytes = usize::try_from(there.read_unaligned()).unwrap_or(0);
+            there.write_unaligned(server::readable_bytes(fd, bytes).try_into().unwrap_or(c_int::MAX));
+        }
+    }
+    result
 }
 
 /// epoll_create1(2); a set of epoll_create(2) may live on in programs that the process starts.

@@ -1,6 +1,6 @@
 //! Waits: epoll_wait, poll, select. A process that waits for a connection that lingers is woken for other clients too.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, size_t, timespec, timeval};
 use tidegate_conditioning::server::{self, WaitAlone, Waited};
@@ -116,10 +116,88 @@ pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: 
         return answered(descriptors, Waited::Readable);
     }
     match waits_alone(only(descriptors, count), wanted) {
-        Ok(None) => next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int),
+        Ok(None) => poll_hiding(descriptors, count, wanted, |limit| {
+            let timeout = limit.map_or(timeout, milliseconds);
+            next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int)
+        }),
         Ok(Some(waited)) => answered(descriptors, waited),
         Err(error) => fail(error),
     }
+}
+
+/// For how long a wait goes on that hides something, until it looks whether to do so still: another thread may end the response.
+const HIDDEN: Duration = Duration::from_millis(20);
+
+fn milliseconds(time: Duration) -> c_int {
+    c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+}
+
+/// How long to wait at most while something is hidden, or not.
+fn limit(until: Option<Instant>, is_hiding: bool) -> Option<Duration> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    if is_hiding { Some(left.map_or(HIDDEN, |left| left.min(HIDDEN))) } else { left }
+}
+
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}
+
+/// Waits by `real`, which is given the longest time if that is another than the caller's, and tells of no request that is not
+/// the server's turn to read: a client that has sent two would keep the server from waiting.
+fn poll_hiding(
+    descriptors: *mut pollfd,
+    count: nfds_t,
+    wanted: Option<Duration>,
+    real: impl Fn(Option<Duration>) -> c_int,
+) -> c_int {
+    const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
+    let told = real(None);
+    if told <= 0 || descriptors.is_null() {
+        return told;
+    }
+    // SAFETY: the caller passes `count` structures, as for the system call, which has just written to them.
+    let all = unsafe { std::slice::from_raw_parts_mut(descriptors, count as usize) };
+    let tell = |all: &mut [pollfd]| {
+        for one in &mut *all {
+            if one.revents & READ != 0 && server::hides(one.fd) {
+                one.revents &= !READ;
+            }
+        }
+        all.iter().filter(|one| one.revents != 0).count() as c_int
+    };
+    let told = tell(all);
+    if told > 0 {
+        return told;
+    }
+    let until = wanted.map(|wanted| Instant::now() + wanted);
+    let mut asked = Vec::with_capacity(all.len());
+    while !is_over(until) {
+        asked.clear();
+        asked.extend(all.iter().map(|one| one.events));
+        let mut is_hiding = false;
+        for one in all.iter_mut().filter(|one| one.events & READ != 0) {
+            if server::hides(one.fd) {
+                one.events = one.events & !READ | libc::POLLRDHUP;
+                is_hiding = true;
+            }
+        }
+        let told = real(limit(until, is_hiding));
+        for (one, asked) in all.iter_mut().zip(&asked) {
+            let is_hidden = one.events != *asked;
+            one.events = *asked;
+            if is_hidden && one.revents & libc::POLLRDHUP != 0 {
+                one.revents = one.revents & (*asked | !libc::POLLRDHUP) | *asked & READ;
+            }
+        }
+        if told < 0 {
+            return told;
+        }
+        let told = tell(all);
+        if told > 0 {
+            return told;
+        }
+    }
+    0
 }
 
 fn unpark_among(descriptors: *const pollfd, count: nfds_t) {
@@ -170,9 +248,16 @@ pub unsafe extern "C" fn ppoll(
     let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_nsec));
     unpark_among(descriptors, count);
     match waits_alone(only(descriptors, count).filter(|_| signals.is_null()), wanted) {
-        Ok(None) => next!(ppoll(
-            descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const libc::sigset_t
-        ) -> c_int),
+        Ok(None) => poll_hiding(descriptors, count, wanted, |limit| {
+            let limit = limit.map(|limit| timespec {
+                tv_sec: limit.as_secs() as libc::time_t,
+                tv_nsec: limit.subsec_nanos().into(),
+            });
+            let timeout = limit.as_ref().map_or(timeout, std::ptr::from_ref);
+            next!(ppoll(
+                descriptors: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const libc::sigset_t
+            ) -> c_int)
+        }),
         Ok(Some(waited)) => answered(descriptors, waited),
         Err(error) => fail(error),
     }
@@ -221,7 +306,63 @@ pub unsafe extern "C" fn select(
         Ok(_) => timeout,
         Err(error) => return fail(error),
     };
-    next!(select(
-        most: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
-    ) -> c_int)
+    select_hiding(most, [read, write, except], timeout)
+}
+
+/// As [`poll_hiding`], for sets of descriptors.
+fn select_hiding(most: c_int, sets: [*mut fd_set; 3], timeout: *mut timeval) -> c_int {
+    let select = |most: c_int, [read, write, except]: [*mut fd_set; 3], timeout: *mut timeval| {
+        next!(select(
+            most: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+        ) -> c_int)
+    };
+    let read = sets[0];
+    if read.is_null() || most > libc::FD_SETSIZE as c_int {
+        return select(most, sets, timeout);
+    }
+    // SAFETY: the caller passes sets of FD_SETSIZE bits or nothing, and a time or nothing, as for the system call.
+    let (asked, wanted) = unsafe { (sets.map(|set| set.as_ref().copied()), timeout.as_ref()) };
+    let wanted = wanted.map(|time| duration(time.tv_sec, time.tv_usec * 1000));
+    let until = wanted.map(|wanted| Instant::now() + wanted);
+    let hide = |set: *mut fd_set| {
+        // SAFETY: as above; bits below FD_SETSIZE are looked at.
+        let is_in = |fd: c_int| unsafe { libc::FD_ISSET(fd, set) };
+        let mut hidden = 0;
+        for fd in (0..most).filter(|&fd| is_in(fd) && server::hides(fd)) {
+            // SAFETY: as above.
+            unsafe { libc::FD_CLR(fd, set) };
+            hidden += 1;
+        }
+        hidden
+    };
+    let told = select(most, sets, timeout);
+    if told <= 0 {
+        return told;
+    }
+    let told = told - hide(read);
+    if told > 0 {
+        return told;
+    }
+    while !is_over(until) {
+        for (set, asked) in sets.iter().zip(&asked) {
+            if let Some(asked) = asked {
+                // SAFETY: the caller's own set, of which the copy was made.
+                unsafe { set.write(*asked) };
+            }
+        }
+        let is_hiding = hide(read) > 0;
+        let mut time = limit(until, is_hiding).map(|limit| timeval {
+            tv_sec: limit.as_secs() as libc::time_t,
+            tv_usec: limit.subsec_micros().into(),
+        });
+        let told = select(most, sets, time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut));
+        if told < 0 {
+            return told;
+        }
+        let told = if told > 0 { told - hide(read) } else { 0 };
+        if told > 0 {
+            return told;
+        }
+    }
+    0
 }

@@ -93,7 +93,7 @@ pub enum LaunchError {
     },
     /// The command listens, and a client waits in vain.
     #[error(
-        "{command} listens on port {port}, but did not accept its first client within {seconds} s; it may take longer (--start-timeout), make its system calls itself, as statically linked programs do (--via seccomp), or not accept at all with the options that it was given"
+        "{command} listens on port {port}, but did not accept its first client within {seconds} s; it may take longer (--start-timeout), make its system calls itself, as statically linked programs do (--via seccomp), accept by io_uring, which is not followed, start another program with an environment of its own, or not accept at all with the options that it was given"
     )]
     NeverAccepted {
         /// The command.

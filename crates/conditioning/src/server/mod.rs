@@ -284,6 +284,48 @@ pub fn beyond(fd: RawFd) -> Result<(), Errno> {
     Err(Errno::AGAIN)
 }
 
+/// Whether what the kernel has to read on `fd` is the next request, of which the server is not to hear yet: it has read the
+/// one before to its end, and not ended its response.
+pub fn hides(fd: RawFd) -> bool {
+    let Some(connection) = table::connection(fd) else { return false };
+    let is_exhausted = {
+        let connection = connection.lock();
+        connection.source() == Source::Exhausted && connection.lingers().is_none()
+    };
+    let fd = borrow(fd);
+    is_exhausted && has_next(fd) && !is_left(fd) && !has_ended_unseen(fd)
+}
+
+/// Whether the client has ended its side.
+fn is_left(fd: BorrowedFd<'_>) -> bool {
+    let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
+    rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())).is_ok_and(|left| left > 0)
+}
+
+/// A server that waits for the next request has ended its response, in ways that could not be followed.
+fn has_ended_unseen(fd: BorrowedFd<'_>) -> bool {
+    let is_blocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+    is_blocking && has_written_unseen(fd)
+}
+
+/// Whether something is on the socket.
+fn has_next(fd: BorrowedFd<'_>) -> bool {
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    matches!(rustix::net::recv(fd, &mut [0u8; 1][..], flags), Ok((1, _)))
+}
+
+/// Bytes that the server may read of the `there` that the kernel has on `fd` (FIONREAD, tty_ioctl(4)).
+pub fn readable_bytes(fd: RawFd, there: usize) -> usize {
+    let Some(connection) = table::connection(fd) else { return there };
+    let connection = connection.lock();
+    match connection.source() {
+        Source::Copy => connection.unread_copy().len(),
+        Source::Socket(left) => usize::try_from(left).unwrap_or(usize::MAX).min(there),
+        Source::Exhausted if connection.lingers().is_none() => 0,
+        Source::Exhausted => there,
+    }
+}
+
 fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
     let Some(connection) = table::connection(fd.as_raw_fd()) else { return false };
     connection.lock().wrote_unseen(fd)
@@ -292,9 +334,8 @@ fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
 /// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
 /// connection's end until its own end is over (level-triggered epoll).
 fn mute(fd: BorrowedFd<'_>) {
-    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     let Some(connection) = table::connection(fd.as_raw_fd()) else { return };
-    if !matches!(rustix::net::recv(fd, &mut [0u8; 1][..], flags), Ok((1, _))) {
+    if !has_next(fd) {
         return;
     }
     let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;

@@ -1,0 +1,115 @@
+/* A server that waits by poll or select and answers each request a while after it has read it, beside others. What has
+ * arrived behind a request is not its turn: it must not be told of it again and again. Says how often it was woken. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST = 64, WORK_MS = 500 };
+
+static struct pollfd watched[MOST];
+static long due[MOST];
+static int count, by_select;
+static unsigned long woken;
+
+static long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static int wait_for(long most_ms)
+{
+	struct timeval most = { most_ms / 1000, most_ms % 1000 * 1000 };
+	fd_set readable;
+	int i, highest = 0, ready;
+
+	if (!by_select)
+		return poll(watched, count, most_ms);
+	FD_ZERO(&readable);
+	for (i = 0; i < count; i++) {
+		FD_SET(watched[i].fd, &readable);
+		if (watched[i].fd > highest)
+			highest = watched[i].fd;
+	}
+	ready = select(highest + 1, &readable, NULL, NULL, most_ms < 0 ? NULL : &most);
+	for (i = 0; i < count; i++)
+		watched[i].revents = ready > 0 && FD_ISSET(watched[i].fd, &readable) ? POLLIN : 0;
+	return ready;
+}
+
+static void drop(int i)
+{
+	close(watched[i].fd);
+	count--;
+	watched[i] = watched[count];
+	due[i] = due[count];
+}
+
+static void answer(int i)
+{
+	char text[32], response[128];
+
+	snprintf(text, sizeof(text), "woken %lu\n", woken);
+	snprintf(response, sizeof(response), "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(text), text);
+	due[i] = 0;
+	if (write(watched[i].fd, response, strlen(response)) < 0)
+		drop(i);
+}
+
+int main(int arguments, char **argument)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(atoi(argument[1])) };
+	int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+	by_select = arguments > 2 && !strcmp(argument[2], "select");
+	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 64))
+		return 1;
+	watched[count++] = (struct pollfd){ .fd = listener, .events = POLLIN };
+	for (;;) {
+		long now = now_ms(), most_ms = -1;
+		int i;
+
+		for (i = 1; i < count; i++)
+			if (due[i] && (most_ms < 0 || due[i] - now < most_ms))
+				most_ms = due[i] > now ? due[i] - now : 0;
+		wait_for(most_ms);
+		woken++;
+		for (i = count - 1; i > 0; i--) {
+			char request[8192];
+			ssize_t got;
+
+			if (due[i] && due[i] <= now_ms()) {
+				answer(i);
+				continue;
+			}
+			if (!watched[i].revents)
+				continue;
+			got = read(watched[i].fd, request, sizeof(request));
+			if (got > 0)
+				due[i] = now_ms() + WORK_MS;
+			else if (got == 0 || errno != EAGAIN)
+				drop(i);
+		}
+		if (watched[0].revents && count < MOST) {
+			int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
+
+			if (fd >= 0) {
+				due[count] = 0;
+				watched[count++] = (struct pollfd){ .fd = fd, .events = POLLIN };
+			}
+		}
+	}
+}
