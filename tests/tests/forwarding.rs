@@ -48,8 +48,8 @@ fn request_that_has_come_by_five_times_is_a_loop() {
     let tidegate = Tidegate::before(&origin);
     tidegate.get("/");
     let own = origin.last().field("Via");
-    assert_eq!(tidegate.get_with("/", &format!("Via: {}\r\n", vec![&*own; 4].join(", "))).status, 200);
-    assert_eq!(tidegate.get_with("/", &format!("Via: {}\r\n", vec![&*own; 5].join(", "))).status, 508);
+    assert_eq!(tidegate.get_with("/", &format!("Via: {}\r\n", [&*own; 4].join(", "))).status, 200);
+    assert_eq!(tidegate.get_with("/", &format!("Via: {}\r\n", [&*own; 5].join(", "))).status, 508);
     assert_eq!(origin.count(), 2);
 }
 

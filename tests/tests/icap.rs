@@ -316,7 +316,7 @@ fn a_body_that_goes_unchanged_after_all_of_it_was_seen_goes_on_whole() {
 }
 
 #[test]
-fn what_is_longer_than_announced_ends_the_connection() {
+fn what_is_longer_than_announced_is_no_second_response() {
     let origin = Origin::start(|_| Reply::ok("here"));
     let hostile = Hostile::start(
         "",
@@ -325,7 +325,7 @@ fn what_is_longer_than_announced_ends_the_connection() {
     );
     let tidegate = one_core(&origin).tables(&table(hostile.port, "x", "on = \"responses\"")).start();
     let mut client = Client::connect(tidegate.address());
-    client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    client.send("GET / HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n");
     let all = client.rest();
     let text = String::from_utf8_lossy(&all);
     assert!(text.matches("HTTP/1.1").count() <= 1, "one response at most: {text}");
