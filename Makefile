@@ -43,11 +43,13 @@ test: ## everything that must hold: format, lints, licences, all tests, cache su
 	@scripts/test
 
 bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two quiet cores, 17 minutes; installs them from Debian)
+	@scripts/setup run
 	cargo build --release --locked -p tidegate
 	cargo build --release --locked -p tidegate-bench
 	TIDEGATE_BIN=$(release)/tidegate $(release)/tidegate-bench $(if $(BENCH),--only "$(BENCH)" --out $(CARGO_TARGET_DIR)/benchmarks.md)
 
 lab: ## run the papers' experiments again and write docs/papers (two quiet cores; LAB: which, a quarter of an hour for all)
+	@scripts/setup lab
 	cargo build --release --locked -p tidegate -p tidegate-preload
 	cargo build --release --locked -p tidegate-lab -p tidegate-conditioning -p tidegate-cc
 	@status=0; $(release)/tidegate-lab run $(LAB) --out $(CARGO_TARGET_DIR)/lab || status=$$?; \
@@ -57,6 +59,7 @@ fuzz: ## run every fuzz target for FUZZ_SECONDS (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(FUZZ_SECONDS)
 
 soak: ## kill -9 under load KILL_ROUNDS times; TRICKLES_RUNS simulated transfers; Trickles beside TCP for long
+	@scripts/setup test
 	cargo build --locked --workspace --bins --tests
 	TIDEGATE_KILL_ROUNDS=$(KILL_ROUNDS) cargo nextest run --locked -p tidegate-e2e --test kill --no-capture
 	TRICKLES_RUNS=$(TRICKLES_RUNS) cargo nextest run --locked --release -p tidegate-trickles --test simulation every_
@@ -72,6 +75,7 @@ fmt: ## format the sources
 	cargo fmt --all
 
 build: ## build the release binary, the C libraries and the preload libraries
+	@scripts/setup run
 	@$(if $(GUIDED),scripts/profile --fits)
 	cargo build --release --locked -p tidegate -p tidegate-preload
 	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc \
