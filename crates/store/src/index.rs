@@ -44,15 +44,7 @@ impl Shard {
     /// whoever knows early what it will look for need not wait for the memory then.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
-        let slot = self.first.load(Relaxed).wrapping_add(home(hash, self.length));
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: every processor of this architecture has the instruction, which faults at no address.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(slot.cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = slot;
+        crate::memory::prefetch(self.first.load(Relaxed).wrapping_add(home(hash, self.length)));
     }
 }
 

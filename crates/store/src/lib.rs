@@ -23,6 +23,7 @@ mod control;
 mod eviction;
 mod index;
 mod inner;
+mod memory;
 mod object;
 mod open;
 mod record;
@@ -34,6 +35,7 @@ mod writer;
 pub use config::{
     Config, InsertError, MAX_BUDGET_BYTES, MIN_BUDGET_BYTES, OpenReport, SetAside, StoreError, Unusable,
 };
+pub use memory::prefetch;
 pub use object::{Follower, Object, Progress};
 #[doc(hidden)]
 pub use open::reseal;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tidegate_http::cache::Policy;
+use tidegate_store::prefetch;
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -148,6 +149,14 @@ impl Flights {
         *current = Flight::new(&late.key, late.epoch);
         let flight = Arc::clone(current);
         Some(Leader { flights: Arc::clone(self), hash, flight })
+    }
+
+    /// Has the processor fetch what a miss looks at next: each URL has other places in tables too large for its first caches.
+    #[inline]
+    pub(crate) fn prefetch(&self, url_key: &[u8]) {
+        let hash = xxh3_64(url_key);
+        prefetch(&raw const self.epochs[hash as usize % EPOCHS]);
+        prefetch(self.place(hash));
     }
 
     /// The epoch of a URL, to be asked for before the request is sent.

@@ -115,7 +115,10 @@ impl Asker {
         let Some(store) = store else { return exchange(None, false) };
         let hit = match lookup::look(core, store, head, key) {
             Lookup::Hit(hit) => hit,
-            Lookup::Absent => return exchange(None, true),
+            Lookup::Absent => {
+                core.flights.prefetch(key);
+                return exchange(None, true);
+            }
             Lookup::Miss => return exchange(None, false),
         };
         if let Some((decision, reply)) =
