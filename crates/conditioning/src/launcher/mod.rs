@@ -3,10 +3,12 @@
 //! The launcher owns both ends of every link. A filter that dies is started anew on the same links, so that nothing that
 //! was under way in them is lost and no neighbour has to connect again.
 
+mod asker;
 mod children;
 mod error;
 mod notify;
 mod plan;
+mod questions;
 mod relay;
 
 use std::ffi::OsString;

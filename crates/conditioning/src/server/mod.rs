@@ -8,6 +8,7 @@ pub mod connection;
 mod ended;
 mod exec;
 mod lingering;
+pub mod options;
 mod parking;
 mod passing;
 mod process;
