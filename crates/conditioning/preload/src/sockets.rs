@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
+use libc::{c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
 use tidegate_conditioning::server::{
     self, AcceptOptions, Closing, End, address, connection::Interest, options,
@@ -445,42 +445,6 @@ pub unsafe extern "C" fn epoll_ctl(
         Ok(()) => 0,
         Err(error) => fail(error),
     }
-}
-
-/// execve(2): connections that the new program does not inherit are let go.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(
-    path: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
-) -> c_int {
-    server::before_exit(true);
-    next!(execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
-}
-
-/// execv(3)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    server::before_exit(true);
-    next!(execv(path: *const c_char, arguments: *const *const c_char) -> c_int)
-}
-
-/// execvp(3)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    server::before_exit(true);
-    next!(execvp(path: *const c_char, arguments: *const *const c_char) -> c_int)
-}
-
-/// execvpe(3)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvpe(
-    path: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
-) -> c_int {
-    server::before_exit(true);
-    next!(execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
 }
 
 /// _exit(2)
