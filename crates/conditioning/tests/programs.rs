@@ -63,12 +63,12 @@ fn waits_for_its_turn(way: &str) {
 
 #[test]
 fn a_server_that_polls_is_not_told_of_the_next_request_before_its_turn() {
-    waits_for_its_turn("poll");
+    ["poll", "ppoll"].into_iter().for_each(waits_for_its_turn);
 }
 
 #[test]
 fn a_server_that_selects_is_not_told_of_the_next_request_before_its_turn() {
-    waits_for_its_turn("select");
+    ["select", "pselect"].into_iter().for_each(waits_for_its_turn);
 }
 
 /// Languages' buffered readers ask what there is to read (Java's `available`).
