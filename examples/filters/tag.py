@@ -3,9 +3,12 @@
 
 tidegate condition --listen :8080 --filter persist --filter ./tag.py=value=seen,forbid=/private -- COMMAND...
 
-Nothing is needed but the standard library. The protocol is described in docs/protocol/filter.md.
+Nothing is needed but the standard library and, to refuse, the compiler's libatomic (Debian: libatomic1), because Python has no
+compare-and-swap. The protocol is described in docs/protocol/filter.md.
 """
 
+import ctypes
+import mmap
 import os
 import select
 import socket
@@ -17,6 +20,37 @@ NOTICE = struct.Struct("<4sBBHII")  # 16 bytes
 BUNDLE, CLOSED_LOCALLY, CLOSED_FOR_ALL, HAND_AGAIN = 1, 2, 3, 4
 REWRITTEN, MEMORY_FILE = 1, 2
 INLINE_BYTES = 32 * 1024
+HELD, ENDED_FOR_ALL, ACCEPTED_BY_ONE = 1, 4, 6  # states in the ledger
+ASKED = 1 << 22
+
+
+class Ledger:
+    """Says whose a request is."""
+
+    def __init__(self, file):
+        self.map = mmap.mmap(file, 0)
+        # As an item: a name that starts so would be this class's own.
+        self.compare_exchange = ctypes.CDLL("libatomic.so.1")["__atomic_compare_exchange_8"]
+        self.compare_exchange.restype = ctypes.c_bool
+        self.compare_exchange.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
+
+    def change(self, slot, generation, before, after, low=0, kept=0):
+        """From one state into another, unless the presentation has left the first; bits of `kept` stay as they are."""
+        word = ctypes.c_uint64.from_buffer(self.map, 16 + 16 * slot)
+        known = ctypes.c_uint64(word.value)
+        while known.value >> 24 == generation << 8 | before:
+            wanted = generation << 32 | after << 24 | low | known.value & kept
+            # What is there instead is known after a failure.
+            if self.compare_exchange(ctypes.addressof(word), ctypes.addressof(known), wanted, 5, 5):
+                return True
+        return False
+
+    def take(self, slot, generation):
+        """As a server does. False: a process before this one had handed the request on, and the server has it."""
+        return self.change(slot, generation, HELD, ACCEPTED_BY_ONE, low=os.getpid(), kept=ASKED)
+
+    def end(self, slot, generation):
+        self.change(slot, generation, ACCEPTED_BY_ONE, ENDED_FOR_ALL)
 
 
 def inherited(name):
@@ -87,6 +121,7 @@ def main():
     arguments = dict(part.split("=", 1) for part in "".join(sys.argv[1:2]).split(",") if "=" in part)
     line = f"X-Tag: {arguments.get('value', 'python')}\r\n".encode()
     forbidden = arguments.get("forbid", "").encode()
+    ledger = Ledger(int(os.environ["TIDEGATE_CC_LEDGER"])) if forbidden else None
     upstream, downstream = inherited("TIDEGATE_CC_UPSTREAM"), inherited("TIDEGATE_CC_DOWNSTREAM")
     control = inherited("TIDEGATE_CC_CONTROL")
     control.send(b"R")  # ready
@@ -103,8 +138,12 @@ def main():
             fields, request, client = receive(upstream)
             target = request.split(b" ", 2)[1] if request.count(b" ") > 1 else b""
             if forbidden and target.startswith(forbidden):
-                refuse(client, "403 Forbidden")
-                notice(upstream, CLOSED_FOR_ALL, fields[4], fields[5])
+                presentation = fields[4], fields[5]
+                if ledger.take(*presentation):
+                    refuse(client, "403 Forbidden")
+                    # Not before: whoever sees that it is over ends the connection.
+                    ledger.end(*presentation)
+                    notice(upstream, CLOSED_FOR_ALL, *presentation)
             else:
                 send(downstream, fields, with_field(fields, request, line), client)
             os.close(client)

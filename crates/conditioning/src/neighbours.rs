@@ -443,6 +443,11 @@ pub(crate) mod tests {
             id
         }
 
+        /// The client says that it sends no more.
+        pub(crate) fn end_clients_side(&self) {
+            self.client.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+
         /// The neighbour downstream sends a notice.
         pub(crate) fn notify(&self, notice: Notice) {
             link::send_notice(self.downstream.as_fd(), notice).unwrap();

@@ -64,6 +64,9 @@ fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
     let (code, text) = fails(free_port(), &[], &["--start-timeout", "1"], &["sleep", "60"]);
     assert_eq!(code, 1);
     one_line(&text, "sleep did not listen on port");
+    one_line(&text, "statically linked programs do (--via seccomp), or use another port (--server-port)");
+    let (_, text) = fails(free_port(), &[], &["--start-timeout", "1", "--via", "seccomp"], &["sleep", "60"]);
+    one_line(&text, "it may take longer (--start-timeout), or use another port (--server-port)");
     let elsewhere = "import socket,time; s=socket.create_server(('127.0.0.1',0)); time.sleep(60)";
     let (code, text) = fails(free_port(), &[], &["--start-timeout", "10"], &["python3", "-c", elsewhere]);
     assert_eq!(code, 1);
@@ -73,8 +76,8 @@ fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
     one_line(&text, "cannot start /no/such/server");
 }
 
-#[test]
-fn a_command_that_never_accepts_is_one_line_and_exit_code_1() {
+/// The line of a chain whose command listens and never accepts.
+fn never_accepts(options: &[&str]) -> String {
     let port = free_port();
     let listens = format!("import socket,time; s=socket.create_server(('127.0.0.1',{port})); time.sleep(60)");
     let stop = AtomicBool::new(false);
@@ -89,14 +92,26 @@ fn a_command_that_never_accepts_is_one_line_and_exit_code_1() {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         });
-        let (code, text) = fails(port, &[], &["--start-timeout", "5"], &["python3", "-c", &listens]);
+        let options = [&["--start-timeout", "5"], options].concat();
+        let (code, text) = fails(port, &[], &options, &["python3", "-c", &listens]);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(code, 1);
         let (said, error) = text.split_once('\n').unwrap();
         assert!(said.contains("listening on"), "{text}");
         one_line(error, "did not accept its first client within 5 s");
-        one_line(error, "statically linked programs do (--via seccomp)");
-    });
+        error.to_owned()
+    })
+}
+
+#[test]
+fn a_command_that_never_accepts_is_one_line_and_exit_code_1() {
+    one_line(&never_accepts(&[]), "statically linked programs do (--via seccomp)");
+}
+
+/// It was recommended what was done already.
+#[test]
+fn a_command_that_never_accepts_by_seccomp_is_not_told_to_be_reached_by_it() {
+    assert!(!never_accepts(&["--via", "seccomp"]).contains("seccomp"));
 }
 
 #[test]

@@ -63,12 +63,12 @@ fn waits_for_its_turn(way: &str) {
 
 #[test]
 fn a_server_that_polls_is_not_told_of_the_next_request_before_its_turn() {
-    waits_for_its_turn("poll");
+    ["poll", "ppoll"].into_iter().for_each(waits_for_its_turn);
 }
 
 #[test]
 fn a_server_that_selects_is_not_told_of_the_next_request_before_its_turn() {
-    waits_for_its_turn("select");
+    ["select", "pselect"].into_iter().for_each(waits_for_its_turn);
 }
 
 /// Languages' buffered readers ask what there is to read (Java's `available`).
@@ -173,6 +173,42 @@ fn a_server_that_closes_in_a_way_that_nobody_sees_reads_its_files() {
             assert_eq!(client.get("/").body, expected, "{seen} seen, then {way}, round {round}");
         }
         chain.stop();
+    }
+}
+
+/// Wrappers such as `env -i`, and systemd-socket-activate(1), start servers with an environment of their own.
+fn is_started_with_another_environment(way: &str) {
+    let (chain, _site) = compiled("starts.c", &[way]);
+    let mut client = chain.client();
+    for _ in 0..3 {
+        // Programs that the server starts for its own purposes have the environment that they are given.
+        assert_eq!(String::from_utf8(client.get("/a").body).unwrap(), "A=b\n", "{way}");
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_server_that_is_started_with_another_environment() {
+    let ways = ["execve", "null", "other", "execvpe", "fexecve", "execveat", "execv", "execvp", "vfork"];
+    ways.into_iter().chain(["posix_spawn", "posix_spawnp"]).for_each(is_started_with_another_environment);
+}
+
+#[test]
+fn a_server_that_is_handed_its_socket_by_a_program_that_listened() {
+    is_started_with_another_environment("socket");
+}
+
+/// There is no room to complete it in: the server finds its port taken, as it did before.
+#[test]
+fn a_server_that_is_started_with_an_environment_beyond_the_bounds() {
+    for way in ["many", "long"] {
+        let (site, port) = (Site::new(), free_port());
+        let server = compile("programs/starts.c", &["-pthread"], &site);
+        let mut command = Chain::command(port, CHAIN, &[&server, &port.to_string(), way]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("Address already in use"), "{way}: {said}");
+        assert_eq!(output.status.code(), Some(3), "{way}: {said}");
     }
 }
 

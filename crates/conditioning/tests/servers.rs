@@ -16,6 +16,12 @@ fn run(site: &Site, environment: &[(&str, &str)], command: &dyn Fn(u16) -> Vec<S
     let words: Vec<String> = ["env".to_owned()].into_iter().chain(set).chain(command).collect();
     let chain = Chain::start(port, CHAIN, &common::strs(&words));
     exercise(&chain, site);
+    // A client that says that it sends no more is there for the answer: these servers do not take it for gone.
+    let mut client = chain.client();
+    client.send(b"GET /cgi/slow HTTP/1.1\r\nHost: test\r\n\r\n");
+    client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(client.response(false).body, b"done\n");
+    assert!(client.is_ended());
     chain.stop();
 }
 

@@ -82,3 +82,47 @@ fn a_server_whose_calls_are_interrupted_loses_no_connection() {
     });
     chain.stop();
 }
+
+/// Options of TCP failed on what the server has in the place of a client's socket.
+#[test]
+fn a_server_for_which_a_failing_option_is_fatal() {
+    let site = Site::new();
+    let server = compile("static/options.c", &["-static"], &site);
+    let port = free_port();
+    let chain = Chain::start(port, CHAIN, &[&server, &port.to_string()]);
+    let mut client = chain.client();
+    for round in 0..5 {
+        assert_eq!(String::from_utf8(client.get("/").body).unwrap(), "ok\n", "round {round}");
+    }
+    assert_eq!(chain.get("/").body, b"ok\n");
+    chain.stop();
+}
+
+const ASYNCIO: &str = "
+import asyncio
+async def serve(reader, writer):
+    while head := await reader.readuntil(b'\\r\\n\\r\\n'):
+        assert writer.get_extra_info('peername')[0] == '127.0.0.1'
+        writer.write(b'HTTP/1.1 200 OK\\r\\nContent-Length: 3\\r\\n\\r\\nok\\n')
+        await writer.drain()
+async def main():
+    async with await asyncio.start_server(serve, '127.0.0.1', PORT) as server:
+        await server.serve_forever()
+asyncio.run(main())
+";
+
+/// As servers of asyncio are started that no preload library reaches. Each set TCP_NODELAY, failed, and never closed.
+#[test]
+fn a_server_with_an_event_loop_of_pythons() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, ASYNCIO);
+    let addresses = [format!("127.0.0.1:{port}")];
+    let command = Chain::with_options(&["--via", "seccomp"], &addresses, CHAIN, &["python3", &server]);
+    let chain = Chain::once_it_serves(command, port);
+    let mut client = chain.client();
+    for _ in 0..20 {
+        assert_eq!(client.get("/").body, b"ok\n");
+    }
+    chain.stop();
+}

@@ -9,6 +9,7 @@
 #![allow(clippy::missing_safety_doc, clippy::not_unsafe_ptr_arg_deref)]
 
 mod next;
+mod programs;
 mod reads;
 mod rights;
 mod sockets;

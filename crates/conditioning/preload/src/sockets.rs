@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
+use libc::{c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
-use tidegate_conditioning::server::{self, AcceptOptions, Closing, End, address, connection::Interest};
+use tidegate_conditioning::server::{
+    self, AcceptOptions, Closing, End, address, connection::Interest, options,
+};
 
 use crate::next::next;
 use crate::{errno, fail, state, streams};
@@ -161,20 +163,10 @@ pub unsafe extern "C" fn getsockopt(
             getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
         );
     };
-    let answer = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN | libc::SO_REUSEADDR) => 1,
-        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) if listens_on.is_ipv6() => libc::AF_INET6,
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => libc::AF_INET,
-        // What a server reads here it sets for the connections that it accepts, as Erlang does; 0 would be refused.
-        (libc::IPPROTO_IP, libc::IP_TTL) => 64,
-        (libc::SOL_SOCKET, _) => {
-            return next!(
-                getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
-            );
-        }
-        _ => 0,
+    let Some(answer) = options::of_listener(level, name, listens_on) else {
+        return next!(
+            getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
+        );
     };
     // SAFETY: the caller passes `*length` writable bytes at `value`.
     unsafe {
@@ -200,11 +192,7 @@ pub unsafe extern "C" fn setsockopt(
     let result = next!(
         setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int
     );
-    if result == 0
-        && level == libc::IPPROTO_TCP
-        && name == libc::TCP_CORK
-        && length as usize >= size_of::<c_int>()
-    {
+    if result == 0 && options::is_cork(level, name) && length as usize >= size_of::<c_int>() {
         // SAFETY: the kernel just read an int there.
         server::corked(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0);
     }
@@ -457,42 +445,6 @@ pub unsafe extern "C" fn epoll_ctl(
         Ok(()) => 0,
         Err(error) => fail(error),
     }
-}
-
-/// execve(2): connections that the new program does not inherit are let go.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(
-    path: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
-) -> c_int {
-    server::before_exit(true);
-    next!(execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
-}
-
-/// execv(3)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    server::before_exit(true);
-    next!(execv(path: *const c_char, arguments: *const *const c_char) -> c_int)
-}
-
-/// execvp(3)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    server::before_exit(true);
-    next!(execvp(path: *const c_char, arguments: *const *const c_char) -> c_int)
-}
-
-/// execvpe(3)
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvpe(
-    path: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
-) -> c_int {
-    server::before_exit(true);
-    next!(execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int)
 }
 
 /// _exit(2)

@@ -44,6 +44,7 @@ fn preload() -> Option<Preloaded> {
     if let Some(linger_ms) = std::env::var(environment::LINGER).ok().and_then(|text| text.parse().ok()) {
         server::set_linger(std::time::Duration::from_millis(linger_ms));
     }
+    crate::programs::remember();
     // SAFETY: a plain function; it runs when the program ends by `exit`.
     unsafe { libc::atexit(at_exit) };
     Some(Preloaded { chain, ledger, inherited, address, bound: Mutex::new(Vec::new()) })

@@ -282,6 +282,8 @@ fn only_of_sets(
     waited_for.next().is_none().then_some(only)
 }
 
+type Sets = [*mut fd_set; 3];
+
 /// select(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn select(
@@ -291,38 +293,84 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let mut at_once = timeval { tv_sec: 0, tv_usec: 0 };
     // SAFETY: the caller passes a time or nothing.
     let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_usec * 1000));
-    let only = || only_of_sets(most, read, write, except);
+    select_among(most, [read, write, except], wanted, true, |[read, write, except], limit| {
+        let mut limit = limit.map(|limit| timeval {
+            tv_sec: limit.as_secs() as libc::time_t,
+            tv_usec: limit.subsec_micros().into(),
+        });
+        let timeout = limit.as_mut().map_or(timeout, std::ptr::from_mut);
+        next!(select(
+            most: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+        ) -> c_int)
+    })
+}
+
+/// pselect(2); with a mask of signals, it is the kernel's to change it and wait at once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    most: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    signals: *const libc::sigset_t,
+) -> c_int {
+    // SAFETY: the caller passes a time or nothing.
+    let wanted = unsafe { timeout.as_ref() }.map(|time| duration(time.tv_sec, time.tv_nsec));
+    select_among(most, [read, write, except], wanted, signals.is_null(), |[read, write, except], limit| {
+        let limit = limit.map(|limit| timespec {
+            tv_sec: limit.as_secs() as libc::time_t,
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let timeout = limit.as_ref().map_or(timeout, std::ptr::from_ref);
+        next!(pselect(
+            most: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+            timeout: *const timespec, signals: *const libc::sigset_t
+        ) -> c_int)
+    })
+}
+
+/// Waits for what the sets say by `real`, which is given the longest time if that is another than the caller's.
+fn select_among(
+    most: c_int,
+    sets: Sets,
+    wanted: Option<Duration>,
+    may_wait_alone: bool,
+    real: impl Fn(Sets, Option<Duration>) -> c_int,
+) -> c_int {
+    let [read, write, except] = sets;
     // SAFETY: the caller passes sets or nothing, as for the system call.
     let is_in = |fd: c_int, set: *const fd_set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
     server::unpark_for(
         (0..most.min(libc::FD_SETSIZE as c_int))
             .filter(|fd| [read, write, except].into_iter().any(|set| is_in(*fd, set))),
     );
-    let timeout = match waits_alone(server::lingers().then(only).flatten(), wanted) {
-        Ok(Some(Waited::TimedOut)) => &raw mut at_once,
-        Ok(_) => timeout,
-        Err(error) => return fail(error),
-    };
-    select_hiding(most, [read, write, except], timeout)
+    let only = || only_of_sets(most, read, write, except);
+    match waits_alone((may_wait_alone && server::lingers()).then(only).flatten(), wanted) {
+        Ok(Some(Waited::TimedOut)) => {
+            let at_once = Some(Duration::ZERO);
+            select_hiding(most, sets, at_once, |sets, limit| real(sets, limit.or(at_once)))
+        }
+        Ok(_) => select_hiding(most, sets, wanted, real),
+        Err(error) => fail(error),
+    }
 }
 
 /// As [`poll_hiding`], for sets of descriptors.
-fn select_hiding(most: c_int, sets: [*mut fd_set; 3], timeout: *mut timeval) -> c_int {
-    let select = |most: c_int, [read, write, except]: [*mut fd_set; 3], timeout: *mut timeval| {
-        next!(select(
-            most: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
-        ) -> c_int)
-    };
+fn select_hiding(
+    most: c_int,
+    sets: Sets,
+    wanted: Option<Duration>,
+    real: impl Fn(Sets, Option<Duration>) -> c_int,
+) -> c_int {
     let read = sets[0];
     if read.is_null() || most > libc::FD_SETSIZE as c_int {
-        return select(most, sets, timeout);
+        return real(sets, None);
     }
-    // SAFETY: the caller passes sets of FD_SETSIZE bits or nothing, and a time or nothing, as for the system call.
-    let (asked, wanted) = unsafe { (sets.map(|set| set.as_ref().copied()), timeout.as_ref()) };
-    let wanted = wanted.map(|time| duration(time.tv_sec, time.tv_usec * 1000));
+    // SAFETY: the caller passes sets of FD_SETSIZE bits or nothing, as for the system call.
+    let asked = unsafe { sets.map(|set| set.as_ref().copied()) };
     let until = wanted.map(|wanted| Instant::now() + wanted);
     let hide = |set: *mut fd_set| {
         // SAFETY: as above; bits below FD_SETSIZE are looked at.
@@ -335,7 +383,7 @@ fn select_hiding(most: c_int, sets: [*mut fd_set; 3], timeout: *mut timeval) -> 
         }
         hidden
     };
-    let told = select(most, sets, timeout);
+    let told = real(sets, None);
     if told <= 0 {
         return told;
     }
@@ -351,11 +399,7 @@ fn select_hiding(most: c_int, sets: [*mut fd_set; 3], timeout: *mut timeval) -> 
             }
         }
         let is_hiding = hide(read) > 0;
-        let mut time = limit(until, is_hiding).map(|limit| timeval {
-            tv_sec: limit.as_secs() as libc::time_t,
-            tv_usec: limit.subsec_micros().into(),
-        });
-        let told = select(most, sets, time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut));
+        let told = real(sets, limit(until, is_hiding));
         if told < 0 {
             return told;
         }

@@ -285,8 +285,9 @@ impl Keeper {
         match self.place.ledger.present(connection.slot) {
             Some(id) => {
                 connection.presented(id);
-                // What is there already is not reported again, and without `keep` the end has to be known.
-                if connection.has_more || !self.settings.keep {
+                // What is there already is not reported again, nor the client's end; and without `keep` the server's has to be
+                // known.
+                if connection.has_more || connection.is_half_closed || !self.settings.keep {
                     self.place.ledger.ask(id);
                 }
                 self.queue.push_back(key);

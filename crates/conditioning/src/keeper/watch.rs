@@ -80,13 +80,12 @@ impl Keeper {
                 self.mute(key);
             }
             State::Held => {
-                // Nobody has read yet: is it more than the request?
+                // Nobody has read yet: is it more than the request? The client's end is not reported again.
                 let expected = connection.bundle.as_ref().map_or(0, |bundle| bundle.socket_bytes);
                 let there = rustix::io::ioctl_fionread(&connection.socket).unwrap_or(u64::MAX);
-                if there <= expected {
-                    return;
+                if there > expected || connection.is_half_closed {
+                    self.ask_for_notice(key, id);
                 }
-                self.ask_for_notice(key, id);
             }
             // A socket that was muted reports the request itself once more; what comes after that is reported anew.
             State::Accepted => {
@@ -121,6 +120,42 @@ impl Keeper {
         if connection.phase == Phase::Handed {
             connection.served(self.now);
             self.look(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::arguments::Arguments;
+    use crate::keeper::{PERSIST_ARGUMENTS, Settings};
+    use crate::neighbours::tests::Neighbours;
+    use crate::wire::Notice;
+
+    /// Its end came with its request and is not reported again: it was found a second or two after the response.
+    #[test]
+    fn client_that_ended_its_side_with_its_request_is_ended_when_the_server_is_done() {
+        for is_claimed_first in [false, true] {
+            let (mut place, neighbours) = Neighbours::around();
+            place.keeps = true;
+            let arguments = Arguments::parse("", PERSIST_ARGUMENTS).unwrap();
+            let mut keeper = Keeper::new(place, Settings::read(&arguments, false).unwrap()).unwrap();
+            neighbours.end_clients_side();
+            let id = neighbours.present();
+            assert!(keeper.take_bundles().unwrap().is_continue());
+            keeper.pump().unwrap();
+            assert!(!is_claimed_first || neighbours.ledger.claim(id));
+            for (key, flags) in keeper.poller.wait(Some(Duration::ZERO)).unwrap() {
+                assert!(keeper.event(key, flags).unwrap().is_continue());
+            }
+            assert!(is_claimed_first || neighbours.ledger.claim(id));
+            let end = Some(State::EndedLocally);
+            assert_eq!(neighbours.ledger.release(id, end), Some((State::EndedLocally, true)), "it asked");
+            neighbours.notify(Notice::ClosedLocally(id));
+            keeper.notices();
+            assert_eq!(neighbours.told(), Some(Notice::ClosedForAll(id)));
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
-use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, notify};
+use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, questions};
 use crate::link;
 use crate::neighbours::{environment, out_of_the_way, word};
 
@@ -365,7 +365,7 @@ pub fn start_static_command(command: &[OsString]) -> Result<(Child, OwnedFd), La
     let mut process = Command::new(program);
     process.args(arguments);
     // SAFETY: system calls only, which touch the child alone.
-    unsafe { process.pre_exec(move || notify::install(theirs.as_fd())) };
+    unsafe { process.pre_exec(move || questions::install(theirs.as_fd())) };
     let child = Child::spawn(process, Vec::new(), &name)?;
     let questions = link::receive_descriptor(ours.as_fd());
     Ok((child, questions.map_err(|error| LaunchError::System("seccomp", error))?))

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::keeper::MOST_LISTENERS;
-use crate::launcher::PATIENCE;
+use crate::launcher::{PATIENCE, Via};
 
 /// Why a chain could not be started, or could not go on. One line each.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +81,8 @@ pub enum LaunchError {
     },
     /// The command does not serve.
     #[error(
-        "{command} did not listen on port {port} within {seconds} s; it may use another port (--server-port), or reach the kernel by itself (--via seccomp)"
+        "{command} did not listen on port {port} within {seconds} s; it may take longer (--start-timeout), {}or use another port (--server-port)",
+        other_way(*via)
     )]
     NeverListened {
         /// The command.
@@ -90,10 +91,13 @@ pub enum LaunchError {
         port: u16,
         /// How long it was waited for.
         seconds: u64,
+        /// How it is reached.
+        via: Via,
     },
     /// The command listens, and a client waits in vain.
     #[error(
-        "{command} listens on port {port}, but did not accept its first client within {seconds} s; it may take longer (--start-timeout), make its system calls itself, as statically linked programs do (--via seccomp), accept by io_uring, which is not followed, start another program with an environment of its own, or not accept at all with the options that it was given"
+        "{command} listens on port {port}, but did not accept its first client within {seconds} s; it may take longer (--start-timeout), {}accept by io_uring, which is not followed, or not accept at all with the options that it was given",
+        other_way(*via)
     )]
     NeverAccepted {
         /// The command.
@@ -102,6 +106,8 @@ pub enum LaunchError {
         port: u16,
         /// How long the client was left waiting.
         seconds: u64,
+        /// How it is reached.
+        via: Via,
     },
     /// The command ended before it served.
     #[error("{command} ended (exit code {code}) before it listened on port {port}")]
@@ -140,6 +146,14 @@ impl LaunchError {
             | Self::Listeners(_) => 2,
             _ => 1,
         }
+    }
+}
+
+/// What may be the reason if a command is reached by a library, and could be reached otherwise.
+fn other_way(via: Via) -> &'static str {
+    match via {
+        Via::Preload => "make its system calls itself, as statically linked programs do (--via seccomp), ",
+        Via::Seccomp => "",
     }
 }
 

@@ -3,10 +3,12 @@
 //! The launcher owns both ends of every link. A filter that dies is started anew on the same links, so that nothing that
 //! was under way in them is lost and no neighbour has to connect again.
 
+mod asker;
 mod children;
 mod error;
 mod notify;
 mod plan;
+mod questions;
 mod relay;
 
 use std::ffi::OsString;
@@ -118,8 +120,8 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     // Whoever offers `condition` offers `filter` too.
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let bypasses_libc = args.command.first().is_some_and(|program| notify::bypasses_libc(program.as_ref()));
-    let is_static =
-        args.via.unwrap_or(if bypasses_libc { Via::Seccomp } else { Via::Preload }) == Via::Seccomp;
+    let via = args.via.unwrap_or(if bypasses_libc { Via::Seccomp } else { Via::Preload });
+    let is_static = via == Via::Seccomp;
     let preload = if is_static { PathBuf::new() } else { plan::preload_library(args.preload.as_deref())? };
     let Some(first) = args.listen.first().filter(|_| args.listen.len() <= MOST_LISTENERS) else {
         return Err(LaunchError::Listeners(args.listen.len()));
@@ -144,8 +146,14 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
         started
     };
     let limit = Duration::from_secs(args.start_timeout);
-    let served =
-        Served { child: command, port: server_port, limit, command: &args.command, addresses: &args.listen };
+    let served = Served {
+        child: command,
+        port: server_port,
+        via,
+        limit,
+        command: &args.command,
+        addresses: &args.listen,
+    };
     chain.supervise(Some(served))
 }
 
@@ -232,6 +240,7 @@ fn ends(signal: Signal) -> bool {
 struct Served<'c> {
     child: Child,
     port: u16,
+    via: Via,
     limit: Duration,
     command: &'c [OsString],
     addresses: &'c [SocketAddr],
@@ -250,7 +259,8 @@ fn shown(word: &str) -> String {
 }
 
 fn never_accepted(served: &Served<'_>) -> LaunchError {
-    LaunchError::NeverAccepted { command: served.name(), port: served.port, seconds: served.limit.as_secs() }
+    let (port, seconds, via) = (served.port, served.limit.as_secs(), served.via);
+    LaunchError::NeverAccepted { command: served.name(), port, seconds, via }
 }
 
 /// The chain while it runs.
@@ -497,7 +507,7 @@ impl RunningChain {
         let (port, seconds) = (served.port, served.limit.as_secs());
         match self.ledger.other_port() {
             Some(other) => LaunchError::ListensElsewhere { command, port, other },
-            None => LaunchError::NeverListened { command, port, seconds },
+            None => LaunchError::NeverListened { command, port, seconds, via: served.via },
         }
     }
 

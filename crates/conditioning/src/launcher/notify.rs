@@ -3,43 +3,30 @@
 //!
 //! On the chain's port nothing is bound, and `listen` puts the chain's link in the socket's place, under the same number,
 //! so that the server's poll and epoll work on it. `accept` returns one end of a pair; the launcher relays between the
-//! other end and the client, with the request's end and the response's end in view (see [`super::relay`]).
+//! other end and the client, with the request's end and the response's end in view (see [`super::relay`]). Options of TCP
+//! that the server sets at its end are set at the client's socket.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::net::SocketType;
 
+use crate::launcher::asker::{
+    flags_of, kind_of, name_of, read_address, read_value, room_at, write_address_at, write_value,
+};
 use crate::launcher::relay::Relay;
-use crate::server::{self, AcceptOptions, address, table::Chain};
-
-/// What is asked about. Everything else runs at full speed.
-const CALLS: [libc::c_long; 6] = [
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
-];
+use crate::server::{self, AcceptOptions, options, table::Chain};
 
 // linux/seccomp.h: _IOWR('!', 0, struct seccomp_notif) and its neighbours.
 const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 const NOTIF_ADDFD: libc::c_ulong = 0x4018_2103;
-
-#[cfg(target_arch = "x86_64")]
-const AUDIT_ARCH: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const AUDIT_ARCH: u32 = 0xc000_00b7;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const AUDIT_ARCH: u32 = 0;
 
 /// Whether a program makes its system calls itself: it is statically linked, or written in Go.
 pub fn bypasses_libc(program: &Path) -> bool {
@@ -95,43 +82,6 @@ fn has_note_of_go(mut notes: &[u8], alignment: usize) -> bool {
         notes = notes.get(length..).unwrap_or_default();
     }
     false
-}
-
-/// Makes [`CALLS`] of this process and its descendants questions to whoever holds the descriptor, which is sent over
-/// `to`. For the time between fork and exec: nothing here allocates.
-pub fn install(to: BorrowedFd<'_>) -> io::Result<()> {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    const LENGTH: usize = CALLS.len() + 5;
-    let mut program = [step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW); LENGTH];
-    // struct seccomp_data: the call's number at 0, the architecture at 4.
-    program[0] = step(LOAD, 0, 0, 4);
-    program[1] = step(EQUAL, 0, (CALLS.len() + 1) as u8, AUDIT_ARCH);
-    program[2] = step(LOAD, 0, 0, 0);
-    for (at, &call) in CALLS.iter().enumerate() {
-        program[3 + at] = step(EQUAL, (CALLS.len() - at) as u8, 0, call as u32);
-    }
-    program[LENGTH - 1] = step(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF);
-    let program = libc::sock_fprog { len: LENGTH as u16, filter: program.as_mut_ptr() };
-    let set = || {
-        let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-        // SAFETY: the program outlives the call, which copies it.
-        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
-    };
-    let mut listener = set();
-    if listener < 0 {
-        // Without privileges, a filter is allowed to those who cannot gain any.
-        rustix::thread::set_no_new_privs(true)?;
-        listener = set();
-    }
-    if listener < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just opened it for us.
-    let listener = unsafe { OwnedFd::from_raw_fd(listener as RawFd) };
-    crate::link::send_descriptor(to, listener.as_fd())
 }
 
 /// Answers the questions of one server.
@@ -246,6 +196,9 @@ impl Supervisor {
                 None => self.of_relay(process, arguments, &name, false),
             },
             libc::SYS_getpeername => self.of_relay(process, arguments, &name, true),
+            libc::SYS_getsockopt => self.get_option(process, arguments, &name, is_link),
+            libc::SYS_setsockopt if is_link => Answer::Value(0),
+            libc::SYS_setsockopt => self.set_option(process, arguments, &name),
             _ => Answer::Continue,
         };
         let (value, error, flags) = match answer {
@@ -348,6 +301,64 @@ impl Supervisor {
         }
     }
 
+    /// What stands for a listening socket answers like one, and a relay like the client's socket.
+    fn get_option(&self, process: u32, arguments: [u64; 6], name: &str, is_link: bool) -> Answer {
+        let [_, level, option, at, length_at, _] = arguments;
+        let (level, option) = (level as libc::c_int, option as libc::c_int);
+        let mut value = [0; options::MOST_BYTES];
+        let number = if is_link {
+            options::of_listener(level, option, self.listens_on)
+        } else if let Some((peer, _)) = self.relay.addresses(name) {
+            let of_stream = || options::of_stream(option, peer);
+            (level == libc::SOL_SOCKET).then(of_stream).flatten()
+        } else {
+            return Answer::Continue;
+        };
+        let room = match room_at(process, length_at) {
+            Ok(room) => room.min(value.len()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Answer::Error(Errno::INVAL),
+            Err(_) => return Answer::Error(Errno::FAULT),
+        };
+        let length = match (number, self.relay.client(name)) {
+            (Some(number), _) => {
+                value[..4].copy_from_slice(&number.to_ne_bytes());
+                room.min(4)
+            }
+            (None, _) if level == libc::SOL_SOCKET => return Answer::Continue,
+            (None, Some(client)) => match options::get(client, level, option, &mut value[..room]) {
+                Ok(length) => length,
+                Err(error) => return Answer::Error(error),
+            },
+            // The connection is over, which the server has yet to read.
+            (None, None) => room.min(4),
+        };
+        match write_value(process, &value[..length], at, length_at) {
+            Ok(()) => Answer::Value(0),
+            Err(_) => Answer::Error(Errno::FAULT),
+        }
+    }
+
+    /// Options of TCP are set at the client's socket, on which they mean what the server wants.
+    fn set_option(&self, process: u32, arguments: [u64; 6], name: &str) -> Answer {
+        let [_, level, option, at, length, _] = arguments;
+        let (level, option) = (level as libc::c_int, option as libc::c_int);
+        if level == libc::SOL_SOCKET || self.relay.addresses(name).is_none() {
+            return Answer::Continue;
+        }
+        // Nothing is left to set where the connection is over.
+        let Some(client) = self.relay.client(name) else { return Answer::Value(0) };
+        let Ok(value) = read_value(process, at, length) else { return Answer::Error(Errno::FAULT) };
+        match options::set(client, level, option, &value) {
+            Ok(()) => {
+                if let Some(value) = value.first_chunk().filter(|_| options::is_cork(level, option)) {
+                    server::corked(client.as_raw_fd(), i32::from_ne_bytes(*value) != 0);
+                }
+                Answer::Value(0)
+            }
+            Err(error) => Answer::Error(error),
+        }
+    }
+
     /// Opens `fd` in the process that asked.
     fn add(&self, id: u64, fd: RawFd, flags: u32, place: RawFd, cloexec: bool) -> Result<(), Errno> {
         let newfd_flags = if cloexec { libc::O_CLOEXEC as u32 } else { 0 };
@@ -365,74 +376,11 @@ fn chain_fd(chain: &Chain) -> RawFd {
     chain.link.as_raw_fd()
 }
 
-/// What a descriptor of a process is called: `socket:[12345]`.
-pub fn name_of(process: u32, fd: RawFd) -> Option<String> {
-    let name = std::fs::read_link(format!("/proc/{process}/fd/{fd}")).ok()?;
-    Some(name.to_string_lossy().into_owned()).filter(|name| name.starts_with("socket:"))
-}
-
-fn flags_of(process: u32, fd: RawFd) -> libc::c_int {
-    let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).unwrap_or_default();
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0)
-}
-
-fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
-    let process = rustix::process::Pid::from_raw(process as i32)?;
-    // The process that asked may be a thread: its group's descriptors are the same.
-    let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
-    let pidfd = open(process).or_else(|_| open(leader_of(process)?)).ok()?;
-    let socket = rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
-    rustix::net::sockopt::socket_type(&socket).ok()
-}
-
-fn leader_of(thread: rustix::process::Pid) -> Result<rustix::process::Pid, Errno> {
-    let status =
-        std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_nonzero())).unwrap_or_default();
-    let group =
-        status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|id| id.trim().parse().ok());
-    group.and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)
-}
-
-fn memory(process: u32) -> io::Result<File> {
-    File::options().read(true).write(true).open(format!("/proc/{process}/mem"))
-}
-
-fn read_address(process: u32, arguments: [u64; 6]) -> Option<SocketAddr> {
-    // Room for any address (struct sockaddr_storage), aligned as one.
-    let mut bytes = [0u64; 16];
-    let length = (arguments[2] as usize).min(size_of_val(&bytes));
-    // SAFETY: plain data seen as bytes, for its whole length.
-    let view = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<u8>(), length) };
-    memory(process).ok()?.read_exact_at(view, arguments[1]).ok()?;
-    // SAFETY: `length` bytes at an aligned address.
-    unsafe { address::read(bytes.as_ptr().cast(), length as libc::socklen_t) }
-}
-
 fn write_address(process: u32, arguments: [u64; 6], value: SocketAddr) -> Answer {
     match write_address_at(process, arguments[1], arguments[2], value) {
         Ok(()) => Answer::Value(0),
         Err(_) => Answer::Error(Errno::FAULT),
     }
-}
-
-/// Writes an address where getsockname(2) would: cut to the room there is, with the full length reported.
-fn write_address_at(process: u32, at: u64, length_at: u64, value: SocketAddr) -> io::Result<()> {
-    if at == 0 || length_at == 0 {
-        return Ok(());
-    }
-    let memory = memory(process)?;
-    let mut room = [0u8; 4];
-    memory.read_exact_at(&mut room, length_at)?;
-    let mut bytes = [0u64; 16];
-    let mut length = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: as much room as is said.
-    unsafe { address::write(value, bytes.as_mut_ptr().cast(), &raw mut length) };
-    // SAFETY: plain data seen as bytes, less than its whole length.
-    let written = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), length as usize) };
-    let fits = written.len().min(u32::from_ne_bytes(room) as usize);
-    memory.write_all_at(&written[..fits], at)?;
-    memory.write_all_at(&length.to_ne_bytes(), length_at)
 }
 
 #[cfg(test)]

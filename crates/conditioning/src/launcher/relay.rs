@@ -1,6 +1,6 @@
 //! Carries bytes between clients' sockets and the descriptors that a statically linked server was given in their place.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
-use crate::launcher::notify::name_of;
+use crate::launcher::asker::name_of;
 use crate::server::{self, Closing, End, Reading};
 
 const KEY_QUESTIONS: u64 = u64::MAX;
@@ -68,11 +68,39 @@ pub struct Ready {
     pub link: bool,
 }
 
+/// What a connection's ends are called: the client's and the server's address.
+type Addresses = (SocketAddr, SocketAddr);
+
+/// Connections that are over, and that the server may have yet: it is to find what it knew them by. The kernel names no
+/// other socket the same for long.
+#[derive(Default)]
+struct Ended {
+    addresses: HashMap<String, Addresses>,
+    in_order: VecDeque<String>,
+}
+
+/// A server closes what is over soon: those that it has not are a few, unless it is very busy.
+const MOST_ENDED: usize = 4096;
+
+impl Ended {
+    fn add(&mut self, name: String, addresses: Addresses) {
+        if self.in_order.len() >= MOST_ENDED
+            && let Some(oldest) = self.in_order.pop_front()
+        {
+            self.addresses.remove(&oldest);
+        }
+        if self.addresses.insert(name.clone(), addresses).is_none() {
+            self.in_order.push_back(name);
+        }
+    }
+}
+
 /// All connections of one server.
 pub struct Relay {
     epoll: OwnedFd,
     connections: HashMap<u64, Connection>,
     by_name: HashMap<String, u64>,
+    ended: Ended,
     next_key: u64,
     watches_questions: bool,
     watches_link: bool,
@@ -84,6 +112,7 @@ impl Relay {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             connections: HashMap::new(),
             by_name: HashMap::new(),
+            ended: Ended::default(),
             next_key: 0,
             watches_questions: false,
             watches_link: false,
@@ -131,10 +160,18 @@ impl Relay {
         Ok(theirs)
     }
 
-    /// The client's and the server's address of the connection whose descriptor has that name.
-    pub fn addresses(&self, name: &str) -> Option<(SocketAddr, SocketAddr)> {
+    /// The client's and the server's address of the connection whose descriptor has that name, which may be over.
+    pub fn addresses(&self, name: &str) -> Option<Addresses> {
+        match self.by_name.get(name).and_then(|key| self.connections.get(key)) {
+            Some(connection) => Some((connection.peer, connection.local)),
+            None => self.ended.addresses.get(name).copied(),
+        }
+    }
+
+    /// The client's socket of the connection whose descriptor has that name, unless it is over.
+    pub fn client(&self, name: &str) -> Option<BorrowedFd<'_>> {
         let connection = self.connections.get(self.by_name.get(name)?)?;
-        Some((connection.peer, connection.local))
+        Some(connection.client.as_fd())
     }
 
     /// Waits for events, moves what can be moved, and says what else is ready.
@@ -209,6 +246,7 @@ impl Relay {
         }
         if let Some(connection) = self.connections.remove(&key) {
             self.by_name.remove(&connection.name);
+            self.ended.add(connection.name, (connection.peer, connection.local));
             server::closing(connection.client.as_raw_fd(), Closing::AsFollowed);
         }
     }

@@ -26,12 +26,16 @@ const SAID_LOCAL: u32 = 1 << 23;
 /// Among the same: somebody asked to be told when the server is done, although the connection goes on.
 const TELL: u32 = 1 << 22;
 const HOLDERS: u32 = TELL - 1;
+/// The state that stands for [`State::Accepted`] while one process alone has the request, and its number in the place of how
+/// many. Linux gives no number that has more bits (PID_MAX_LIMIT). So a claim says at once whose it is.
+const ACCEPTED_BY: u64 = 6;
 
 #[repr(C)]
 struct Slot {
-    /// Generation (32 bits), state (8), processes that hold the socket (24, see [`SAID_LOCAL`] and [`TELL`]).
+    /// Generation (32 bits), state (8), processes that hold the socket (24, see [`SAID_LOCAL`], [`TELL`] and
+    /// [`ACCEPTED_BY`]).
     word: AtomicU64,
-    /// The process that took the socket last.
+    /// The process that took the socket last, if several have it.
     holder: AtomicU32,
     reserved: u32,
 }
@@ -71,7 +75,7 @@ impl State {
     fn from_bits(word: u64) -> Self {
         match (word >> 24) as u8 {
             1 => Self::Held,
-            2 => Self::Accepted,
+            2 | 6 => Self::Accepted,
             3 => Self::EndedLocally,
             4 => Self::EndedForAll,
             5 => Self::Lingering,
@@ -90,6 +94,17 @@ impl State {
         };
         u64::from(generation) << 32 | state << 24 | u64::from(holders & 0x00ff_ffff)
     }
+}
+
+/// The word of a request that `process` alone has taken.
+fn accepted_by(process: u32, generation: u32, flags: u32) -> u64 {
+    let low = process & HOLDERS | flags;
+    u64::from(generation) << 32 | ACCEPTED_BY << 24 | u64::from(low)
+}
+
+/// The process that alone has the request.
+fn only_holder(word: u64) -> Option<u32> {
+    ((word >> 24) as u8 == ACCEPTED_BY as u8).then_some(word as u32 & HOLDERS)
 }
 
 /// A mapping of the ledger.
@@ -194,9 +209,14 @@ impl Ledger {
         ((word >> 32) as u32, State::from_bits(word))
     }
 
-    /// The process that took the slot's socket last.
+    /// The process that took the slot's request last and is not done with it; 0: nobody, or it is not known.
     pub fn holder(&self, slot: u32) -> u32 {
-        self.slot(slot).map_or(0, |slot| slot.holder.load(Ordering::Acquire))
+        let Some(slot) = self.slot(slot) else { return 0 };
+        let word = slot.word.load(Ordering::Acquire);
+        match State::from_bits(word) {
+            State::Accepted => only_holder(word).unwrap_or_else(|| slot.holder.load(Ordering::Acquire)),
+            _ => 0,
+        }
     }
 
     /// Whether exactly this presentation waits to be served.
@@ -204,11 +224,20 @@ impl Ledger {
         self.state(id.slot) == (id.generation, State::Held)
     }
 
+    /// `change` is given the generation, the state, and the processes that hold the socket with what is said beside.
     fn update(&self, slot: u32, mut change: impl FnMut(u32, State, u32) -> Option<u64>) -> Option<u64> {
+        self.update_word(slot, |word| {
+            let holders = word as u32 & 0x00ff_ffff;
+            let holders = if only_holder(word).is_some() { holders & !HOLDERS | 1 } else { holders };
+            change((word >> 32) as u32, State::from_bits(word), holders)
+        })
+    }
+
+    fn update_word(&self, slot: u32, mut change: impl FnMut(u64) -> Option<u64>) -> Option<u64> {
         let slot = self.slot(slot)?;
         let mut word = slot.word.load(Ordering::Acquire);
         loop {
-            let next = change((word >> 32) as u32, State::from_bits(word), word as u32 & 0x00ff_ffff)?;
+            let next = change(word)?;
             match slot.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(next),
                 Err(now) => word = now,
@@ -238,18 +267,14 @@ impl Ledger {
         self.update(slot, |generation, _, _| Some(State::Free.word(generation, 0)));
     }
 
-    /// Takes a request to serve it, in the process `holder`: true for one process only.
+    /// Takes a request to serve it, in the process `holder`: true for one process only. Who sees that it was taken sees by
+    /// whom, so that nobody waits for a process that was killed at that moment.
     pub fn claim_for(&self, id: Id, holder: u32) -> bool {
-        let claimed = self
-            .update(id.slot, |generation, state, holders| {
-                (generation == id.generation && state == State::Held)
-                    .then(|| State::Accepted.word(generation, 1 | holders & TELL))
-            })
-            .is_some();
-        if let Some(slot) = self.slot(id.slot).filter(|_| claimed) {
-            slot.holder.store(holder, Ordering::Release);
-        }
-        claimed
+        self.update(id.slot, |generation, state, holders| {
+            (generation == id.generation && state == State::Held)
+                .then(|| accepted_by(holder, generation, holders & TELL))
+        })
+        .is_some()
     }
 
     /// As [`Self::claim_for`], in this process: a server that serves the request, or a filter that answers it itself.
@@ -259,8 +284,13 @@ impl Ledger {
 
     /// Writes down that this process holds the socket.
     pub fn note_holder(&self, slot: u32) {
-        if let Some(slot) = self.slot(slot) {
-            slot.holder.store(rustix::process::getpid().as_raw_nonzero().get() as u32, Ordering::Release);
+        let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+        let is_only = self.update_word(slot, |word| {
+            only_holder(word)?;
+            Some(accepted_by(me, (word >> 32) as u32, word as u32 & (TELL | SAID_LOCAL)))
+        });
+        if let Some(slot) = self.slot(slot).filter(|_| is_only.is_none()) {
+            slot.holder.store(me, Ordering::Release);
         }
     }
 
@@ -274,7 +304,7 @@ impl Ledger {
         (0..SLOTS).filter(by_holder).filter_map(accepted).collect()
     }
 
-    /// Nobody is known to hold the socket.
+    /// Of those who hold the socket, nobody is known.
     pub fn forget_holder(&self, slot: u32) {
         if let Some(slot) = self.slot(slot) {
             slot.holder.store(0, Ordering::Release);
@@ -283,6 +313,12 @@ impl Ledger {
 
     /// One more process is about to hold the socket (§3.2, cc_fork).
     pub fn share(&self, id: Id) {
+        if let Some(slot) = self.slot(id.slot)
+            && let Some(only) = only_holder(slot.word.load(Ordering::Acquire))
+        {
+            // Only those who hold it share it: nobody else changes this meanwhile.
+            slot.holder.store(only, Ordering::Release);
+        }
         self.update(id.slot, |generation, state, holders| {
             (generation == id.generation && state == State::Accepted && (holders & HOLDERS) < HOLDERS)
                 .then(|| State::Accepted.word(generation, holders + 1))
@@ -304,9 +340,9 @@ impl Ledger {
     /// Asks that a notice be sent when the server is done with this presentation. False if it is over already: then none
     /// may come.
     pub fn ask(&self, id: Id) -> bool {
-        self.update(id.slot, |generation, state, holders| {
-            let is_open = matches!(state, State::Held | State::Accepted);
-            (generation == id.generation && is_open).then(|| state.word(generation, holders | TELL))
+        self.update_word(id.slot, |word| {
+            let is_open = matches!(State::from_bits(word), State::Held | State::Accepted);
+            ((word >> 32) as u32 == id.generation && is_open).then_some(word | u64::from(TELL))
         })
         .is_some()
     }
@@ -344,11 +380,11 @@ impl Ledger {
         .is_some()
     }
 
-    /// The server that lingers takes the next request: its presentation. `None` if a filter was first.
-    pub fn resume(&self, id: Id) -> Option<Id> {
+    /// The server that lingers takes the next request, in the process `holder`: its presentation. `None` if a filter was first.
+    pub fn resume_for(&self, id: Id, holder: u32) -> Option<Id> {
         let word = self.update(id.slot, |generation, state, _| {
             (generation == id.generation && state == State::Lingering)
-                .then(|| State::Accepted.word(generation.wrapping_add(1), 1))
+                .then(|| accepted_by(holder, generation.wrapping_add(1), 0))
         })?;
         Some(Id { slot: id.slot, generation: (word >> 32) as u32 })
     }
@@ -468,9 +504,9 @@ mod tests {
         let first = ledger.present(7).unwrap();
         assert!(!ledger.linger(first), "nobody has it");
         assert!(ledger.claim(first) && ledger.linger(first));
-        let second = ledger.resume(first).unwrap();
+        let second = ledger.resume_for(first, 9).unwrap();
         assert_eq!((second.generation, ledger.state(7).1), (first.generation + 1, State::Accepted));
-        assert_eq!(ledger.resume(first), None);
+        assert_eq!(ledger.resume_for(first, 9), None);
         assert!(ledger.ask(second) && !ledger.linger(second), "somebody waits for the end");
         assert_eq!(ledger.release(second, Some(State::EndedLocally)), Some((State::EndedLocally, true)));
         let third = ledger.present(7).unwrap();
@@ -480,7 +516,61 @@ mod tests {
         assert_eq!(ledger.release(third, None), None);
         assert!(ledger.linger(third) && !ledger.ask(third));
         assert!(ledger.let_go(third, State::EndedLocally) && !ledger.let_go(third, State::EndedLocally));
-        assert_eq!((ledger.resume(third), ledger.state(7).1), (None, State::EndedLocally));
+        assert_eq!((ledger.resume_for(third, 9), ledger.state(7).1), (None, State::EndedLocally));
+    }
+
+    /// A process that was killed between the two left a request that nobody answered for, ever.
+    #[test]
+    fn whoever_sees_a_claim_sees_who_claimed() {
+        const ROUNDS: u32 = 300_000;
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.take(2));
+        let holder = |generation: u32| generation % 4_194_303 + 1;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    let id = ledger.present(2).unwrap();
+                    assert!(ledger.claim_for(id, holder(id.generation)));
+                    assert!(ledger.release(id, Some(State::EndedLocally)).is_some());
+                }
+            });
+            loop {
+                let seen @ (generation, state) = ledger.state(2);
+                let by = ledger.holder(2);
+                if state == State::Accepted && ledger.state(2) == seen {
+                    assert_eq!(by, holder(generation));
+                }
+                if generation > ROUNDS {
+                    break;
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_holder_is_known_whatever_else_is_said_of_the_request() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.take(4));
+        let id = ledger.present(4).unwrap();
+        assert!(ledger.ask(id));
+        assert_eq!(ledger.holder(4), 0);
+        assert!(ledger.claim_for(id, HOLDERS) && ledger.ask(id));
+        assert_eq!((ledger.holder(4), ledger.accepted_by(HOLDERS).as_slice()), (HOLDERS, &[id][..]));
+        ledger.note_holder(4);
+        let me = std::process::id();
+        assert_eq!(ledger.holder(4), me);
+        ledger.share(id);
+        assert_eq!(ledger.holder(4), me);
+        assert_eq!(ledger.release(id, None), None);
+        assert_eq!(ledger.holder(4), me);
+        let end = Some(State::EndedLocally);
+        assert_eq!(ledger.release(id, end), Some((State::EndedLocally, true)), "somebody asked");
+        assert_eq!(ledger.holder(4), 0);
+        let id = ledger.present(4).unwrap();
+        assert!(ledger.claim_for(id, 7) && ledger.linger(id));
+        assert_eq!(ledger.holder(4), 0);
+        ledger.resume_for(id, 8).unwrap();
+        assert_eq!(ledger.holder(4), 8);
     }
 
     #[test]

@@ -9,9 +9,9 @@ use tidegate_http::Method;
 use crate::keeper::whole::Whole;
 use crate::ledger::{Passage, State};
 use crate::link;
-use crate::server::lingering;
 use crate::server::response::{Extent, ResponseTracker};
 use crate::server::table::Chain;
+use crate::server::{lingering, process};
 use crate::wire::{Bundle, Id, Notice, flags};
 
 /// Where the next bytes of the request come from.
@@ -137,7 +137,7 @@ impl Connection {
 
     /// The next request is there, at the start of `bytes`: takes it, if no filter was first.
     pub fn resume(&mut self, whole: &Whole, bytes: &[u8]) -> bool {
-        let Some(id) = self.chain.ledger.resume(self.id) else { return false };
+        let Some(id) = self.chain.ledger.resume_for(self.id, process::owner()) else { return false };
         lingering::left();
         self.lingers = None;
         self.resumed += 1;

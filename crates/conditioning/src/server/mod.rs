@@ -8,6 +8,7 @@ pub mod connection;
 mod ended;
 mod exec;
 mod lingering;
+pub mod options;
 mod parking;
 mod passing;
 mod process;
@@ -30,7 +31,7 @@ use crate::wire::{Notice, REQUEST_BYTES};
 use connection::{Connection, Interest, Source};
 use ended::{at_end_of_file, replace};
 pub use ended::{is_ended, status_flags};
-pub use exec::inherit_standard_streams;
+pub use exec::{inherit_standard_streams, programs_may_serve};
 use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
@@ -78,6 +79,7 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
 /// # Errors
 /// The number is too high.
 pub fn listen(fd: RawFd, chain: Arc<Chain>, address: SocketAddr) -> Result<(), Errno> {
+    exec::listens();
     chain.ledger.set_listening();
     if table::set(fd, Entry::Listener { chain, address }) { Ok(()) } else { Err(Errno::MFILE) }
 }

@@ -158,7 +158,7 @@ impl ResponseTracker {
             // RFC 9110 §6.2: who forwards a message sends a version of its own; the field is what HTTP/1.0 has instead.
             patched[7] = b'1';
         }
-        blank_connection_close(&mut patched[..length]);
+        remove_connection_close(&mut patched[..length]);
         self.framed_head(&patched).filter(|&found| found == (length, true)).map(|_| patched)
     }
 
@@ -237,18 +237,53 @@ impl ResponseTracker {
     }
 }
 
-/// Puts spaces in place of the option `close` (RFC 9110 §7.6.1: a list may be empty).
-fn blank_connection_close(head: &mut [u8]) {
-    let mut at = 0;
-    while let Some(end) = head[at..].iter().position(|&byte| byte == b'\n') {
-        let line = &mut head[at..at + end];
-        at += end + 1;
-        let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
-        let (name, value) = line.split_at_mut(colon);
-        if name.eq_ignore_ascii_case(b"connection") && value[1..].trim_ascii().eq_ignore_ascii_case(b"close")
-        {
-            value[1..].iter_mut().filter(|byte| byte.is_ascii_alphabetic()).for_each(|byte| *byte = b' ');
+/// Removes fields that say `Connection: close` and nothing else. What the head loses in length it gets back as white space
+/// around a neighbour's value (RFC 9110 §5.6.3), or in the reason phrase if there is no other field.
+fn remove_connection_close(head: &mut [u8]) {
+    let (mut start, mut end_before) = (0, 0);
+    while let Some(length) = head[start..].iter().position(|&byte| byte == b'\n') {
+        let next = start + length + 1;
+        let end = if length > 0 && head[next - 2] == b'\r' { next - 2 } else { next - 1 };
+        if is_connection_close(&head[start..end]) {
+            match following_name(&head[next..]) {
+                Following::Name(name) => {
+                    let both = &mut head[start..next + name];
+                    both.rotate_left(next - start);
+                    both[name..].fill(b' ');
+                    continue;
+                }
+                Following::Nothing => head[end_before..end].fill(b' '),
+                Following::Other => {}
+            }
         }
+        (start, end_before) = (next, end);
+    }
+}
+
+fn is_connection_close(line: &[u8]) -> bool {
+    let Some(colon) = line.iter().position(|&byte| byte == b':') else { return false };
+    let (name, value) = line.split_at(colon);
+    name.eq_ignore_ascii_case(b"connection") && value[1..].trim_ascii().eq_ignore_ascii_case(b"close")
+}
+
+/// What comes behind a field.
+enum Following {
+    /// Another field, whose name and colon have so many bytes.
+    Name(usize),
+    /// The end of the head.
+    Nothing,
+    /// What still belongs to the field (obs-fold), or is no field.
+    Other,
+}
+
+fn following_name(rest: &[u8]) -> Following {
+    match rest {
+        [b'\r' | b'\n', ..] => Following::Nothing,
+        [b' ' | b'\t' | b':', ..] => Following::Other,
+        _ => match rest.iter().position(|byte| b":\n".contains(byte)) {
+            Some(at) if rest[at] == b':' => Following::Name(at + 1),
+            _ => Following::Other,
+        },
     }
 }
 
@@ -306,20 +341,36 @@ mod tests {
             let mut tracker = ResponseTracker::new(Method::Get);
             tracker.without_close(response.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
         };
-        assert_eq!(
-            patched("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\na").unwrap(),
-            "HTTP/1.1 200 OK\r\nConnection:      \r\nContent-Length: 1\r\n\r\na"
-        );
-        assert_eq!(
-            patched("HTTP/1.0 200 OK\r\nconnection: Close\r\nContent-Length: 1\r\n\r\n").unwrap(),
-            "HTTP/1.1 200 OK\r\nconnection:      \r\nContent-Length: 1\r\n\r\n"
-        );
+        for (before, after) in [
+            // RFC 9110 §5.6.3: white space may take the place of what is filtered out.
+            (
+                "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\na",
+                "HTTP/1.1 200 OK\r\nContent-Length:                    1\r\n\r\na",
+            ),
+            (
+                "HTTP/1.0 200 OK\r\nContent-Length: 1\r\nconnection:Close \r\n\r\n",
+                "HTTP/1.1 200 OK\r\nContent-Length: 1                   \r\n\r\n",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nA: b\r\nConnection: close\r\nCONNECTION:\tclose\r\nContent-Length:1\r\n\r\n",
+                "HTTP/1.1 200 OK\r\nA: b\r\nContent-Length:                                      1\r\n\r\n",
+            ),
+            (
+                "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n",
+                "HTTP/1.1 204 No Content                   \r\n\r\n",
+            ),
+        ] {
+            assert_eq!(patched(before).unwrap(), after);
+            assert_eq!(before.len(), after.len());
+        }
         for untouched in [
             "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end",
             "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n",
             "HTTP/1.1 200 OK\r\nX: close\r\nContent-Length: 1\r\n\r\n",
             "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nX: close\r\n\r\n",
             "HTTP/1.0 200 OK\r\n\r\nuntil the end",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n folded\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close, x\r\n\r\n",
         ] {
             assert_eq!(patched(untouched), None, "{untouched}");
         }

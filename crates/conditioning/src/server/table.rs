@@ -139,6 +139,12 @@ pub fn take(fd: RawFd) -> Option<Entry> {
     lock(&ENTRIES[index]).take()
 }
 
+/// The numbers of what stands for listening sockets, and of connections. Takes no lock.
+pub fn numbers() -> impl Iterator<Item = RawFd> {
+    let is_of_use = |kind: &AtomicU8| matches!(kind.load(Ordering::Acquire), LISTENER | CONNECTION);
+    KINDS.iter().enumerate().filter(move |(_, kind)| is_of_use(kind)).map(|(index, _)| index as RawFd)
+}
+
 /// Every descriptor that is ours and what it is.
 pub fn numbered_entries() -> impl Iterator<Item = (RawFd, Entry)> {
     let used = KINDS.iter().enumerate().filter(|(_, kind)| kind.load(Ordering::Acquire) != NONE);

@@ -1,4 +1,4 @@
-/* A server that waits by poll or select and answers each request a while after it has read it, beside others. What has
+/* A server that waits by poll or select, or their kin, and answers each request a while after it has read it, beside others. What has
  * arrived behind a request is not its turn: it must not be told of it again and again. Says how often it was woken. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -17,7 +17,7 @@ enum { MOST = 64, WORK_MS = 500 };
 
 static struct pollfd watched[MOST];
 static long due[MOST];
-static int count, by_select;
+static int count, by_select, precisely;
 static unsigned long woken;
 
 static long now_ms(void)
@@ -31,18 +31,22 @@ static long now_ms(void)
 static int wait_for(long most_ms)
 {
 	struct timeval most = { most_ms / 1000, most_ms % 1000 * 1000 };
+	struct timespec precise = { most_ms / 1000, most_ms % 1000 * 1000000 }, *limit = most_ms < 0 ? NULL : &precise;
 	fd_set readable;
 	int i, highest = 0, ready;
 
 	if (!by_select)
-		return poll(watched, count, most_ms);
+		return precisely ? ppoll(watched, count, limit, NULL) : poll(watched, count, most_ms);
 	FD_ZERO(&readable);
 	for (i = 0; i < count; i++) {
 		FD_SET(watched[i].fd, &readable);
 		if (watched[i].fd > highest)
 			highest = watched[i].fd;
 	}
-	ready = select(highest + 1, &readable, NULL, NULL, most_ms < 0 ? NULL : &most);
+	if (precisely)
+		ready = pselect(highest + 1, &readable, NULL, NULL, limit, NULL);
+	else
+		ready = select(highest + 1, &readable, NULL, NULL, most_ms < 0 ? NULL : &most);
 	for (i = 0; i < count; i++)
 		watched[i].revents = ready > 0 && FD_ISSET(watched[i].fd, &readable) ? POLLIN : 0;
 	return ready;
@@ -72,7 +76,8 @@ int main(int arguments, char **argument)
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(atoi(argument[1])) };
 	int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 
-	by_select = arguments > 2 && !strcmp(argument[2], "select");
+	by_select = arguments > 2 && strstr(argument[2], "select");
+	precisely = arguments > 2 && argument[2][0] == 'p' && argument[2][1] != 'o';
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 64))

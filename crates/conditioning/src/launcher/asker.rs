@@ -1,0 +1,96 @@
+//! The process that asks: its descriptors and its memory.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::io::Errno;
+use rustix::net::SocketType;
+
+use crate::server::{address, options::MOST_BYTES};
+
+/// What a descriptor of a process is called: `socket:[12345]`.
+pub fn name_of(process: u32, fd: RawFd) -> Option<String> {
+    let name = std::fs::read_link(format!("/proc/{process}/fd/{fd}")).ok()?;
+    Some(name.to_string_lossy().into_owned()).filter(|name| name.starts_with("socket:"))
+}
+
+pub fn flags_of(process: u32, fd: RawFd) -> libc::c_int {
+    let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0)
+}
+
+pub fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
+    let process = rustix::process::Pid::from_raw(process as i32)?;
+    // The process that asked may be a thread: its group's descriptors are the same.
+    let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    let pidfd = open(process).or_else(|_| open(leader_of(process)?)).ok()?;
+    let socket = rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
+    rustix::net::sockopt::socket_type(&socket).ok()
+}
+
+fn leader_of(thread: rustix::process::Pid) -> Result<rustix::process::Pid, Errno> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_nonzero())).unwrap_or_default();
+    let group =
+        status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|id| id.trim().parse().ok());
+    group.and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)
+}
+
+fn memory(process: u32) -> io::Result<File> {
+    File::options().read(true).write(true).open(format!("/proc/{process}/mem"))
+}
+
+pub fn read_address(process: u32, arguments: [u64; 6]) -> Option<SocketAddr> {
+    // Room for any address (struct sockaddr_storage), aligned as one.
+    let mut bytes = [0u64; 16];
+    let length = (arguments[2] as usize).min(size_of_val(&bytes));
+    // SAFETY: plain data seen as bytes, for its whole length.
+    let view = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<u8>(), length) };
+    memory(process).ok()?.read_exact_at(view, arguments[1]).ok()?;
+    // SAFETY: `length` bytes at an aligned address.
+    unsafe { address::read(bytes.as_ptr().cast(), length as libc::socklen_t) }
+}
+
+/// Writes an address where getsockname(2) would: cut to the room there is, with the full length reported.
+pub fn write_address_at(process: u32, at: u64, length_at: u64, value: SocketAddr) -> io::Result<()> {
+    if at == 0 || length_at == 0 {
+        return Ok(());
+    }
+    let memory = memory(process)?;
+    let mut room = [0u8; 4];
+    memory.read_exact_at(&mut room, length_at)?;
+    let mut bytes = [0u64; 16];
+    let mut length = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: as much room as is said.
+    unsafe { address::write(value, bytes.as_mut_ptr().cast(), &raw mut length) };
+    // SAFETY: plain data seen as bytes, less than its whole length.
+    let written = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), length as usize) };
+    let fits = written.len().min(u32::from_ne_bytes(room) as usize);
+    memory.write_all_at(&written[..fits], at)?;
+    memory.write_all_at(&length.to_ne_bytes(), length_at)
+}
+
+/// An option's value, as setsockopt(2) reads it, unless it is longer than those that are known.
+pub fn read_value(process: u32, at: u64, length: u64) -> io::Result<Vec<u8>> {
+    let mut value = vec![0; (length as usize).min(MOST_BYTES)];
+    memory(process)?.read_exact_at(&mut value, at)?;
+    Ok(value)
+}
+
+/// How much room there is for an option's value.
+pub fn room_at(process: u32, length_at: u64) -> io::Result<usize> {
+    let mut room = [0u8; 4];
+    memory(process)?.read_exact_at(&mut room, length_at)?;
+    usize::try_from(i32::from_ne_bytes(room)).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+/// Writes an option's value where getsockopt(2) would.
+pub fn write_value(process: u32, value: &[u8], at: u64, length_at: u64) -> io::Result<()> {
+    let memory = memory(process)?;
+    memory.write_all_at(value, at)?;
+    memory.write_all_at(&(value.len() as u32).to_ne_bytes(), length_at)
+}

@@ -1,0 +1,120 @@
+//! Options of sockets in whose place the server has something else.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libc::{c_int, socklen_t};
+use rustix::io::Errno;
+
+/// Longest value of an option that is handed on. The kernel cuts what it tells to the room there is (`struct tcp_info`).
+pub const MOST_BYTES: usize = 512;
+
+/// What getsockopt(2) says of a listening socket at `listens_on`, where the chain's link stands in its place; `None`: the
+/// same as of the link.
+pub fn of_listener(level: c_int, name: c_int, listens_on: SocketAddr) -> Option<c_int> {
+    Some(match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_ACCEPTCONN) => 1,
+        // What a server reads here it sets for the connections that it accepts, as Erlang does; 0 would be refused.
+        (libc::IPPROTO_IP, libc::IP_TTL) => 64,
+        (libc::SOL_SOCKET, _) => return of_stream(name, listens_on),
+        _ => 0,
+    })
+}
+
+/// What tells a TCP socket at `address` from others.
+pub fn of_stream(name: c_int, address: SocketAddr) -> Option<c_int> {
+    match name {
+        libc::SO_TYPE => Some(libc::SOCK_STREAM),
+        libc::SO_PROTOCOL => Some(libc::IPPROTO_TCP),
+        libc::SO_DOMAIN if address.is_ipv6() => Some(libc::AF_INET6),
+        libc::SO_DOMAIN => Some(libc::AF_INET),
+        _ => None,
+    }
+}
+
+/// Whether a server that has a relay in the place of a client's socket may set this option of the socket. What takes
+/// privileges is not among them, because it is the relay that sets it, nor what changes the meaning of the bytes.
+fn may_set(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::IPPROTO_TCP => matches!(
+            name,
+            libc::TCP_NODELAY
+                | libc::TCP_MAXSEG
+                | libc::TCP_CORK
+                | libc::TCP_KEEPIDLE
+                | libc::TCP_KEEPINTVL
+                | libc::TCP_KEEPCNT
+                | libc::TCP_SYNCNT
+                | libc::TCP_LINGER2
+                | libc::TCP_DEFER_ACCEPT
+                | libc::TCP_WINDOW_CLAMP
+                | libc::TCP_QUICKACK
+                | libc::TCP_USER_TIMEOUT
+                | libc::TCP_THIN_LINEAR_TIMEOUTS
+                | libc::TCP_NOTSENT_LOWAT
+        ),
+        libc::IPPROTO_IP => matches!(
+            name,
+            libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER | libc::IP_RECVTOS | libc::IP_RECVERR
+        ),
+        libc::IPPROTO_IPV6 => {
+            matches!(name, libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS | libc::IPV6_MTU_DISCOVER)
+        }
+        _ => false,
+    }
+}
+
+/// Whether the server may ask for it. Some options of TCP take addresses, which would be the relay's.
+fn may_get(level: c_int, name: c_int) -> bool {
+    may_set(level, name)
+        || level == libc::IPPROTO_TCP
+            && matches!(name, libc::TCP_INFO | libc::TCP_CONGESTION | libc::TCP_FASTOPEN)
+        || level == libc::IPPROTO_IP && name == libc::IP_MTU
+        || level == libc::IPPROTO_IPV6 && matches!(name, libc::IPV6_V6ONLY | libc::IPV6_MTU)
+}
+
+/// Whether what is written after it is set waits for more.
+pub fn is_cork(level: c_int, name: c_int) -> bool {
+    (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
+}
+
+/// Sets an option of the client's `socket`.
+///
+/// # Errors
+/// As setsockopt(2); ENOPROTOOPT: it is not the server's to set.
+pub fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+    if !may_set(level, name) {
+        return Err(Errno::NOPROTOOPT);
+    }
+    // SAFETY: reads `value`, for its whole length.
+    let done = unsafe {
+        let (fd, length) = (socket.as_raw_fd(), value.len() as socklen_t);
+        libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), length)
+    };
+    outcome(done)
+}
+
+/// Asks for an option of the client's `socket`. Returns how much of `room` was written to.
+///
+/// # Errors
+/// As getsockopt(2); ENOPROTOOPT: it is not the server's to ask for.
+pub fn get(socket: BorrowedFd<'_>, level: c_int, name: c_int, room: &mut [u8]) -> Result<usize, Errno> {
+    if !may_get(level, name) {
+        return Err(Errno::NOPROTOOPT);
+    }
+    let mut length = room.len() as socklen_t;
+    // SAFETY: as much room as is said.
+    let done = unsafe {
+        let (fd, to, length) = (socket.as_raw_fd(), room.as_mut_ptr(), &raw mut length);
+        libc::syscall(libc::SYS_getsockopt, fd, level, name, to, length)
+    };
+    outcome(done)?;
+    Ok(length as usize)
+}
+
+fn outcome(done: libc::c_long) -> Result<(), Errno> {
+    if done == 0 {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
