@@ -244,6 +244,36 @@ fn access_log_in_json_is_an_object_a_line() {
 }
 
 #[test]
+fn access_log_escapes_what_is_not_ascii_as_other_servers_do() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    tidegate.get_with("/", "User-Agent: é \\x41 \"\r\n");
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    assert!(line.ends_with("\"\\xc3\\xa9 \\\\x41 \\\"\""), "{line}");
+}
+
+#[test]
+fn access_log_has_the_size_of_what_answered_a_refused_head() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n");
+    let response = client.response();
+    assert_eq!(response.status, 400);
+    assert!(!response.body.is_empty());
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    assert!(line.contains(&format!("\" 400 {} \"", response.body.len())), "{line}");
+}
+
+#[test]
 fn access_log_has_responses_that_ended_early_and_clients_that_left() {
     let gate = Gate::default();
     let held = gate.clone();

@@ -421,3 +421,24 @@ fn static_files_are_purged_by_their_url_and_by_the_name_in_the_list() {
         assert_eq!(tidegate.get(&format!("/{file}")).text(), file);
     }
 }
+
+#[test]
+fn access_log_in_json_is_read_back_as_what_the_client_sent() {
+    let origin = cacheable();
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"json\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    let agent = "Mozilla \"é\" 中\\🦀\u{9b}";
+    let mut client = tidegate.connect();
+    let mut request =
+        format!("GET /a HTTP/1.1\r\nHost: a.example\r\nUser-Agent: {agent}\r\nReferer: ").into_bytes();
+    request.extend_from_slice(b"http://r.example/\xff\r\n\r\n");
+    client.send(request);
+    assert_eq!(client.response().status, 200);
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    let object: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&object["user_agent"], &object["target"]), (&agent.into(), &"/a".into()), "{line}");
+    assert_eq!(object["referer"], "http://r.example/\\xff", "{line}");
+}
