@@ -287,6 +287,12 @@ impl Policy {
         self.may_serve_stale(request, now_s, limit_s.max(request.stale_if_error_s.unwrap_or(0)))
     }
 
+    /// Whether a response is stale that must not be reused without validation then (RFC 9111 §5.2.2.2, §5.2.2.8): where the
+    /// upstream cannot be reached, the answer is 504.
+    pub fn must_fail_when_disconnected(&self, now_s: u64) -> bool {
+        self.has(NEVER_STALE) && self.ttl_s(now_s) <= 0
+    }
+
     fn may_serve_stale(&self, request: &RequestDirectives, now_s: u64, limit_s: u32) -> bool {
         let age_s = self.age_s(now_s);
         let staleness_s = age_s.saturating_sub(u64::from(self.lifetime_s));
