@@ -312,6 +312,40 @@ fn access_log_has_responses_that_ended_early_and_clients_that_left() {
 }
 
 #[test]
+fn stored_response_whose_client_leaves_is_counted_as_broken_and_logged_with_what_was_sent() {
+    // More than all socket buffers on the way hold.
+    const BODY: usize = 14 << 20;
+    let origin = Origin::start(|_| Reply::cacheable(vec![b'x'; BODY]));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let cache = "memory = \"64MiB\"\nmax_object = \"16MiB\"";
+    let tidegate = Tidegate::builder().origin(&origin).cache(cache).tables(table).start();
+    eventually("it is stored", || tidegate.get("/large").is_hit().then_some(()));
+    let broken = || tidegate.metric("tidegate_responses_broken_total");
+    assert_eq!(broken(), 0.0);
+    let mut client = tidegate.connect();
+    client.send("GET /large HTTP/1.1\r\nHost: example.org\r\nUser-Agent: leaves\r\n\r\n");
+    assert_eq!(client.head().0, 200);
+    client.read_bytes(1000);
+    rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
+    drop(client);
+    eventually("it is counted", || (broken() == 1.0).then_some(()));
+    let mut client = tidegate.connect();
+    client.send("GET /large HTTP/1.1\r\nHost: example.org\r\nUser-Agent: stays\r\n\r\n");
+    assert_eq!(client.response().body.len(), BODY);
+    let lines = eventually("both lines", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        (text.contains("\"leaves\"") && text.contains("\"stays\"")).then_some(text)
+    });
+    let bytes = |agent: &str| -> usize {
+        let line = lines.lines().find(|line| line.contains(agent)).unwrap();
+        line.split("\" 200 ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+    };
+    assert!((1000..BODY).contains(&bytes("leaves")), "{lines}");
+    assert_eq!(bytes("stays"), BODY);
+    assert_eq!(broken(), 1.0);
+}
+
+#[test]
 fn more_connections_than_allowed_the_rest_is_turned_away_and_room_is_made_again() {
     let origin = Origin::start(|_| Reply::ok("ok"));
     let tidegate = Tidegate::builder().origin(&origin).limits("connections = 8").start();

@@ -120,7 +120,7 @@ pub(crate) fn send_hit(
     let written = match written {
         Ok(written) => written as u64,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-        Err(_) => return (Sent::Broken, 0),
+        Err(_) => return (Sent::Broken, total),
     };
     if written == total {
         return (Sent::All, total);
@@ -221,17 +221,18 @@ pub(crate) async fn flush(
     client: &Client,
     core: &Rc<DataCore>,
     watch: &mut RateWatch,
-    mut unsent: Unsent,
+    unsent: &mut Unsent,
 ) -> io::Result<()> {
     loop {
         let before = unsent.left();
-        let is_full = match advance(client, &mut unsent) {
+        let advanced = advance(client, unsent);
+        watch.sent += before - unsent.left();
+        let is_full = match advanced {
             Ok(true) => return Ok(()),
             Ok(false) => false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
             Err(error) => return Err(error),
         };
-        watch.sent += before - unsent.left();
         match is_full {
             true => watch.writable(client, core).await?,
             false => tokio::task::yield_now().await,
@@ -240,7 +241,7 @@ pub(crate) async fn flush(
 }
 
 impl Unsent {
-    fn left(&self) -> u64 {
+    pub(super) fn left(&self) -> u64 {
         (self.bytes.len() - self.sent) as u64 + self.body.as_ref().map_or(0, |(_, start, end)| end - start)
     }
 }
