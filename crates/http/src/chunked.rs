@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn extensions_are_bounded_over_all_chunks_of_a_body_and_each_body_has_its_own_bound() {
         let mut decoder = ChunkedDecoder::new(ChunkLimits { extension_bytes: 10, ..ChunkLimits::default() });
-        let mut decode = |mut input: &[u8], decoder: &mut ChunkedDecoder| {
+        let decode = |mut input: &[u8], decoder: &mut ChunkedDecoder| {
             while !input.is_empty() {
                 input = &input[decoder.decode(input)?.consumed..];
             }
