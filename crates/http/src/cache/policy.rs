@@ -319,6 +319,11 @@ impl Policy {
         i64::from(self.lifetime_s).saturating_sub(i64::try_from(self.age_s(now_s)).unwrap_or(i64::MAX))
     }
 
+    /// Whether it stays fresh at any time: content that this server is itself the origin of.
+    pub fn never_expires(&self) -> bool {
+        self.response_time_s == u64::MAX
+    }
+
     /// When the response was generated, in seconds since 1970. `If-Modified-Since` is compared with it where there is no
     /// `Last-Modified` (RFC 9111 §4.3.2).
     pub fn date_s(&self) -> u64 {
