@@ -149,8 +149,8 @@ impl Asker {
                 ready.ended(core, head);
                 Handled::Answered { keep_alive }
             }
-            transmit::Sent::Broken => {
-                ready.broke_off(core, head, total);
+            transmit::Sent::Broken(left) => {
+                ready.broke_off(core, head, left);
                 Handled::Answered { keep_alive: false }
             }
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive, ready: Box::new(ready) },

@@ -24,7 +24,8 @@ use crate::session::respond::{self, HitForm};
 pub(crate) enum Sent {
     All,
     Part(Unsent),
-    Broken,
+    /// The connection is gone, with so many bytes left.
+    Broken(u64),
 }
 
 /// What the client has not taken yet.
@@ -120,7 +121,7 @@ pub(crate) fn send_hit(
     let written = match written {
         Ok(written) => written as u64,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-        Err(_) => return (Sent::Broken, total),
+        Err(_) => return (Sent::Broken(total), total),
     };
     if written == total {
         return (Sent::All, total);
@@ -148,7 +149,7 @@ pub(crate) fn send_large_file(
         Ok(true) => Sent::All,
         Ok(false) => Sent::Part(unsent),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Part(unsent),
-        Err(_) => Sent::Broken,
+        Err(_) => Sent::Broken(unsent.left()),
     };
     (sent, total)
 }
