@@ -131,7 +131,7 @@ fn nothing_outside_the_root_is_served() {
 }
 
 #[test]
-fn edited_file_is_served_anew() {
+fn edited_file_is_served_anew_whichever_way_it_is_saved() {
     let site = site(&[("page.html", b"old")]);
     assert_eq!(site.tidegate.get("/page.html").text(), "old");
     for round in 0..3 {

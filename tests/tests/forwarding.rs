@@ -5,6 +5,25 @@ use std::io::Write;
 
 use tidegate_e2e::{Origin, Reply, Tidegate, eventually};
 
+/// RFC 9110 §2.5: who does not know a minor version takes the message for one of the highest that it knows.
+#[test]
+fn later_minor_version_on_either_side_is_taken_for_1_1() {
+    let origin = Origin::start(|_| {
+        Reply::Raw(b"HTTP/1.2 200 OK\r\nCache-Control: max-age=60\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n".to_vec())
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    // Both on one connection, each answered with the version that we speak.
+    for is_hit in [false, true] {
+        client.send("GET / HTTP/1.2\r\nHost: example.org\r\n\r\n");
+        let response = client.response();
+        assert_eq!((response.status, response.text().as_str(), response.is_hit()), (200, "ok", is_hit));
+    }
+    assert_eq!(tidegate.refusal(b"GET / HTTP/1.2\r\n\r\n"), (400, true), "1.1 wants a host");
+    assert_eq!(origin.count(), 1);
+    assert!(origin.last().field("Via").starts_with("1."), "{:?}", origin.last());
+}
+
 #[test]
 fn hop_by_hop_fields_are_removed_in_both_directions() {
     let origin = Origin::start(|_| {

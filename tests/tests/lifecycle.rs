@@ -244,6 +244,36 @@ fn access_log_in_json_is_an_object_a_line() {
 }
 
 #[test]
+fn access_log_escapes_what_is_not_ascii_as_other_servers_do() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    tidegate.get_with("/", "User-Agent: é \\x41 \"\r\n");
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    assert!(line.ends_with("\"\\xc3\\xa9 \\\\x41 \\\"\""), "{line}");
+}
+
+#[test]
+fn access_log_has_the_size_of_what_answered_a_refused_head() {
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    let mut client = tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n");
+    let response = client.response();
+    assert_eq!(response.status, 400);
+    assert!(!response.body.is_empty());
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    assert!(line.contains(&format!("\" 400 {} \"", response.body.len())), "{line}");
+}
+
+#[test]
 fn access_log_has_responses_that_ended_early_and_clients_that_left() {
     let gate = Gate::default();
     let held = gate.clone();
@@ -279,6 +309,40 @@ fn access_log_has_responses_that_ended_early_and_clients_that_left() {
     });
     assert!(lines.contains("\"GET /cut HTTP/1.1\" 200 5 "), "{lines}");
     assert!(lines.contains("\"GET /left HTTP/1.1\" 499 0 "), "{lines}");
+}
+
+#[test]
+fn stored_response_whose_client_leaves_is_counted_as_broken_and_logged_with_what_was_sent() {
+    // More than all socket buffers on the way hold.
+    const BODY: usize = 14 << 20;
+    let origin = Origin::start(|_| Reply::cacheable(vec![b'x'; BODY]));
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let cache = "memory = \"64MiB\"\nmax_object = \"16MiB\"";
+    let tidegate = Tidegate::builder().origin(&origin).cache(cache).tables(table).start();
+    eventually("it is stored", || tidegate.get("/large").is_hit().then_some(()));
+    let broken = || tidegate.metric("tidegate_responses_broken_total");
+    assert_eq!(broken(), 0.0);
+    let mut client = tidegate.connect();
+    client.send("GET /large HTTP/1.1\r\nHost: example.org\r\nUser-Agent: leaves\r\n\r\n");
+    assert_eq!(client.head().0, 200);
+    client.read_bytes(1000);
+    rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
+    drop(client);
+    eventually("it is counted", || (broken() == 1.0).then_some(()));
+    let mut client = tidegate.connect();
+    client.send("GET /large HTTP/1.1\r\nHost: example.org\r\nUser-Agent: stays\r\n\r\n");
+    assert_eq!(client.response().body.len(), BODY);
+    let lines = eventually("both lines", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        (text.contains("\"leaves\"") && text.contains("\"stays\"")).then_some(text)
+    });
+    let bytes = |agent: &str| -> usize {
+        let line = lines.lines().find(|line| line.contains(agent)).unwrap();
+        line.split("\" 200 ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+    };
+    assert!((1000..BODY).contains(&bytes("leaves")), "{lines}");
+    assert_eq!(bytes("stays"), BODY);
+    assert_eq!(broken(), 1.0);
 }
 
 #[test]

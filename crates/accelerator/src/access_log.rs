@@ -184,20 +184,49 @@ impl LogBuffer {
     }
 }
 
-/// Writes bytes that a client chose so that they can neither end the line nor the quoted string.
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+/// Writes bytes that a client chose so that they can neither end the line nor the quoted string: as Apache does, what is
+/// not printable ASCII is `\xhh`.
 fn write_escaped(bytes: &[u8], out: &mut Vec<u8>) {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
     for &byte in bytes {
         match byte {
             b'"' | b'\\' => out.extend_from_slice(&[b'\\', byte]),
             0x20..=0x7e => out.push(byte),
             _ => {
-                out.extend_from_slice(b"\\u00");
-                out.push(HEX[usize::from(byte >> 4)]);
-                out.push(HEX[usize::from(byte & 15)]);
+                out.extend_from_slice(b"\\x");
+                write_hex(byte, out);
             }
         }
     }
+}
+
+/// Writes bytes that a client chose as the inside of a JSON string (RFC 8259 §7). What is UTF-8 is the same when it is read;
+/// control characters, of Unicode's second half too, are escaped because lines are looked at on terminals. Of what is no
+/// UTF-8 each byte becomes the four characters `\xhh`.
+fn write_json_string(bytes: &[u8], out: &mut Vec<u8>) {
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '"' | '\\' => out.extend_from_slice(&[b'\\', character as u8]),
+                ' '..='~' => out.push(character as u8),
+                // All of them lie below U+00A0.
+                _ if character.is_control() => {
+                    out.extend_from_slice(b"\\u00");
+                    write_hex(character as u8, out);
+                }
+                _ => out.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
+        }
+        for &byte in chunk.invalid() {
+            out.extend_from_slice(b"\\\\x");
+            write_hex(byte, out);
+        }
+    }
+}
+
+fn write_hex(byte: u8, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
 }
 
 fn or_dash(bytes: &[u8]) -> &[u8] {
@@ -220,11 +249,11 @@ fn write_combined(record: &Record<'_>, out: &mut Vec<u8>) {
 
 fn write_json(record: &Record<'_>, out: &mut Vec<u8>) {
     let _ = write!(out, "{{\"time\":{},\"client\":\"{}\",\"method\":\"", record.unix_s, record.client);
-    write_escaped(record.method, out);
+    write_json_string(record.method, out);
     out.extend_from_slice(b"\",\"target\":\"");
-    write_escaped(record.target, out);
+    write_json_string(record.target, out);
     out.extend_from_slice(b"\",\"host\":\"");
-    write_escaped(record.host, out);
+    write_json_string(record.host, out);
     let version = if record.http11 { "1.1" } else { "1.0" };
     let _ = write!(
         out,
@@ -235,9 +264,9 @@ fn write_json(record: &Record<'_>, out: &mut Vec<u8>) {
         record.cache
     );
     out.extend_from_slice(b",\"referer\":\"");
-    write_escaped(record.referer, out);
+    write_json_string(record.referer, out);
     out.extend_from_slice(b"\",\"user_agent\":\"");
-    write_escaped(record.user_agent, out);
+    write_json_string(record.user_agent, out);
     out.extend_from_slice(b"\"}\n");
 }
 
@@ -276,7 +305,7 @@ mod tests {
         assert_eq!(
             String::from_utf8(line).unwrap(),
             "192.0.2.7 - - [06/Nov/1994:08:49:37 +0000] \"GET /a?b=\\\"c HTTP/1.1\" 200 612 \"-\" \
-             \"curl\\u000a\\\"8\\u00ff\"\n"
+             \"curl\\x0a\\\"8\\xff\"\n"
         );
     }
 
@@ -290,6 +319,20 @@ mod tests {
              \"host\":\"a.example\",\"protocol\":\"HTTP/1.1\",\"status\":200,\"bytes\":612,\
              \"duration_us\":1234,\"cache\":\"hit\",\"referer\":\"\",\"user_agent\":\"x\\\\y\"}\n"
         );
+    }
+
+    #[test]
+    fn json_lines_say_utf_8_as_it_is_and_what_is_none_byte_by_byte() {
+        for (bytes, expected) in [
+            ("é 中 🦀".as_bytes(), "é 中 🦀"),
+            (b"\"8\" c:\\", "\\\"8\\\" c:\\\\"),
+            ("\t\u{0}\u{7f}\u{9b}\u{a0}".as_bytes(), "\\u0009\\u0000\\u007f\\u009b\u{a0}"),
+            (b"\xff|\xe4\xb8|\xc3\xa9", "\\\\xff|\\\\xe4\\\\xb8|é"),
+        ] {
+            let mut out = Vec::new();
+            write_json_string(bytes, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
     }
 
     #[test]

@@ -400,6 +400,23 @@ mod tests {
     }
 
     #[test]
+    fn extensions_are_bounded_over_all_chunks_of_a_body_and_each_body_has_its_own_bound() {
+        let mut decoder = ChunkedDecoder::new(ChunkLimits { extension_bytes: 10, ..ChunkLimits::default() });
+        let decode = |mut input: &[u8], decoder: &mut ChunkedDecoder| {
+            while !input.is_empty() {
+                input = &input[decoder.decode(input)?.consumed..];
+            }
+            Ok(decoder.is_done())
+        };
+        let (at_most, beyond) = (b"1;12345\r\nx\r\n0;67890\r\n\r\n", b"1;12345\r\nx\r\n0;67890+\r\n\r\n");
+        for _ in 0..2 {
+            assert_eq!(decode(at_most, &mut decoder), Ok(true));
+            decoder.reset();
+        }
+        assert_eq!(decode(beyond, &mut decoder), Err(BodyError::ExtensionsTooLarge { limit: 10 }));
+    }
+
+    #[test]
     fn the_greatest_chunk_size_does_not_overflow() {
         let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
         let input = b"ffffffffffffffff\r\nabc";

@@ -19,7 +19,7 @@ pub enum HeadError {
     /// RFC 9112 §2.3: the version is not `HTTP/` digit `.` digit; also a request line without a version (HTTP/0.9).
     #[error("malformed HTTP version")]
     BadVersion,
-    /// RFC 9110 §15.6.6: neither HTTP/1.0 nor HTTP/1.1.
+    /// RFC 9110 §15.6.6: of another major version than HTTP/1.
     #[error("unsupported HTTP version")]
     UnsupportedVersion,
     /// RFC 9112 §4: the status code is not three digits from 100 to 999.

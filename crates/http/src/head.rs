@@ -36,7 +36,7 @@ impl Method {
 pub enum Version {
     /// HTTP/1.0
     Http10,
-    /// HTTP/1.1
+    /// HTTP/1.1, or a later HTTP/1
     Http11,
 }
 

@@ -98,6 +98,30 @@ fn what_is_kept_of_a_head_says_the_same_when_the_parser_has_gone_on() {
 }
 
 #[test]
+fn a_higher_minor_version_is_read_as_1_1() {
+    for minor in 2..=9 {
+        let head = format!("GET /a HTTP/1.{minor}\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for split in 0..head.len() {
+            let mut parser = RequestParser::new(HeadLimits::default());
+            assert_eq!(parser.parse(&head.as_bytes()[..split]), Ok(Progress::Incomplete));
+            assert_eq!(parser.parse(head.as_bytes()), Ok(Progress::Complete { length: head.len() }));
+            let request = parser.head(head.as_bytes());
+            assert_eq!((request.version, request.target), (Version::Http11, &b"/a"[..]));
+            assert_eq!((request.framing, request.keep_alive), (BodyFraming::Chunked, true));
+        }
+        let head = format!("HTTP/1.{minor} 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for split in 0..head.len() {
+            let mut parser = ResponseParser::new(HeadLimits::default());
+            assert_eq!(parser.parse(&head.as_bytes()[..split]), Ok(Progress::Incomplete));
+            assert_eq!(parser.parse(head.as_bytes()), Ok(Progress::Complete { length: head.len() }));
+            let response = parser.head(head.as_bytes());
+            assert_eq!((response.version, response.status), (Version::Http11, 200));
+            assert_eq!((response.framing, response.keep_alive), (BodyFraming::Chunked, true));
+        }
+    }
+}
+
+#[test]
 fn a_request_says_what_its_fields_say() {
     let (get, old, post, other, upgrade) = (CORPUS[3], CORPUS[1], CORPUS[4], CORPUS[5], CORPUS[6]);
     let parser = parsed(get.as_bytes());

@@ -107,10 +107,11 @@ fn on_zipf_traces_the_hit_ratio_is_at_least_that_of_lru() {
 }
 
 #[test]
-fn on_scan_polluted_traces_the_hit_ratio_is_at_least_that_of_lru() {
+fn on_scan_polluted_traces_the_hit_ratio_is_better_than_that_of_lru() {
     for (seed, exponent) in [(4, 0.9), (5, 1.0), (6, 1.1)] {
         let (store, lru) = ratios(&scan_trace(exponent, seed));
         println!("scan {exponent}: store {store:.4}, LRU {lru:.4}");
-        assert!(store >= lru, "scan {exponent}, seed {seed}: store {store:.4}, LRU {lru:.4}");
+        // What a scan leaves is asked for once: it must not push out what is asked for again.
+        assert!(store > lru * 1.05, "scan {exponent}, seed {seed}: store {store:.4}, LRU {lru:.4}");
     }
 }

@@ -296,6 +296,39 @@ fn records_that_lie_about_their_extents_do_no_harm() {
 }
 
 #[test]
+fn a_file_whose_records_claim_the_same_bytes_over_and_over_is_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = open(directory.path());
+    put(&store, b"where they lie", 1, 20_000, true).unwrap();
+    put(&store, b"large", 2, 200_000, true).unwrap();
+    drop(store);
+    let arena = directory.path().join("arena");
+    let intact = fs::read(&arena).unwrap();
+    let mut records = (4096..intact.len()).step_by(256).filter(|at| intact[*at..].starts_with(b"TGrc"));
+    let (small, large) = (records.next().unwrap(), records.next().unwrap());
+    // Heads that are in order, of bodies that have to be hashed to the end before they are known not to be: with enough of
+    // them a start would take hours. Four times its length may be hashed.
+    let open_with_heads = |count: usize| {
+        let mut bytes = intact.clone();
+        (0..count).for_each(|n| bytes.copy_within(large..large + 256, small + 256 * n));
+        fs::write(&arena, bytes).unwrap();
+        tidegate_store::reseal(&arena).unwrap();
+        open(directory.path())
+    };
+    let (store, report) = open_with_heads(40);
+    assert!(report.set_aside.is_none());
+    assert_eq!((report.objects, report.torn_dropped), (1, 40));
+    assert_eq!(verify(&store.get(b"large").unwrap()), 2);
+    drop(store);
+
+    let (store, report) = open_with_heads(43);
+    assert_eq!(report.set_aside.expect("set aside").reason, Unusable::Overlapping);
+    assert_eq!(store.stats().objects, 0);
+    fill(&store, 5);
+    store.check_invariants();
+}
+
+#[test]
 fn a_directory_that_cannot_be_created_is_one_clear_error_at_open() {
     let error = Store::open(Config::new(BUDGET).with_path("/proc/tidegate-store")).unwrap_err();
     assert!(error.to_string().starts_with("/proc/tidegate-store: cannot create directory"), "{error}");

@@ -549,9 +549,12 @@ async fn cache_list(State(admin): State<Admin>, Params(query): Params<ListQuery>
         .cache_entries(limit)
         .into_iter()
         .map(|entry| {
+            let selected_by: serde_json::Map<String, Value> =
+                entry.selected_by.into_iter().map(|(name, value)| (name, value.into())).collect();
             json!({
                 "url": entry.url, "status": entry.status, "size_bytes": entry.size_bytes,
                 "age_s": entry.age_s, "ttl_s": entry.ttl_s, "tags": entry.tags,
+                "selected_by": selected_by,
             })
         })
         .collect();

@@ -88,11 +88,29 @@ pub(crate) fn cache_list(admin: SocketAddr, limit: usize, json: bool) -> Result<
     }
     let rows: Vec<Vec<String>> = array(&entries)
         .iter()
-        .map(|row| ["status", "size_bytes", "age_s", "ttl_s", "url"].map(|key| text(&row[key])).into())
+        .map(|row| {
+            let of = |key: &str| text(&row[key]);
+            let ttl = if row["ttl_s"].is_null() { "never".into() } else { of("ttl_s") };
+            let selected_by = selection(&row["selected_by"]);
+            vec![of("status"), of("size_bytes"), of("age_s"), ttl, of("url"), selected_by]
+        })
         .collect();
     let mut out = String::new();
-    write_table(&["STATUS", "BYTES", "AGE S", "TTL S", "URL"], &rows, &mut out);
+    write_table(&["STATUS", "BYTES", "AGE S", "TTL S", "URL", "SELECTED BY"], &rows, &mut out);
     print(&out)
+}
+
+/// The request fields that select a variant: `name: value`, or `no name`.
+fn selection(fields: &Value) -> String {
+    const SHOWN: usize = 60;
+    let shown = |(name, value): (&String, &Value)| match value.as_str() {
+        None => format!("no {name}"),
+        Some(value) if value.chars().count() > SHOWN => {
+            format!("{name}: {}…", value.chars().take(SHOWN).collect::<String>())
+        }
+        Some(value) => format!("{name}: {value}"),
+    };
+    fields.as_object().into_iter().flatten().map(shown).collect::<Vec<_>>().join("; ")
 }
 
 /// `tidegate cache purge`

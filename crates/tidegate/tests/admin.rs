@@ -421,3 +421,80 @@ fn static_files_are_purged_by_their_url_and_by_the_name_in_the_list() {
         assert_eq!(tidegate.get(&format!("/{file}")).text(), file);
     }
 }
+
+#[test]
+fn variants_of_one_url_are_told_apart_and_files_do_not_expire() {
+    let site = tempfile::tempdir().unwrap();
+    std::fs::write(site.path().join("page.txt"), "page").unwrap();
+    let origin = Origin::start(|_| {
+        Reply::ok("x").with("Cache-Control", "max-age=600").with("Vary", "Accept-Language, Cookie, X-Kind")
+    });
+    let tidegate = Tidegate::builder()
+        .top("trusted_proxies = [\"127.0.0.0/8\"]")
+        .group("app", &[origin.address()], "")
+        .route("/", "upstream = \"app\"")
+        .route("/files/", &format!("root = \"{}\"", site.path().display()))
+        .start();
+    let languages = ["Accept-Language: de, en;q=0.5\r\nCookie: session=secret\r\n", "X-Kind: a, b\r\n", ""];
+    let proxied = "X-Forwarded-Host: b.example\r\n";
+    for fields in languages.iter().chain([&proxied]) {
+        eventually("it is stored", || tidegate.get_with("/v", fields).is_hit().then_some(()));
+    }
+    std::fs::create_dir(site.path().join("files")).unwrap();
+    for name in ["page.txt", "files/page.txt"] {
+        std::fs::write(site.path().join(name), "page").unwrap();
+    }
+    eventually("the file is served", || (tidegate.get("/files/page.txt").status == 200).then_some(()));
+    let listed = || -> Vec<Value> {
+        let text = out(&tidegate.command(&["cache", "list", "--json"]));
+        serde_json::from_str::<Value>(&text).unwrap().as_array().unwrap().clone()
+    };
+    let is_file = |entry: &Value| entry["url"].as_str().unwrap().starts_with("file:");
+    let entries = eventually("all are listed", || {
+        Some(listed()).filter(|entries| entries.len() >= 5 && entries.iter().any(is_file))
+    });
+    let (files, variants): (Vec<&Value>, Vec<&Value>) = entries.iter().partition(|entry| is_file(entry));
+    assert!(files.iter().all(|file| file["ttl_s"].is_null() && file["selected_by"] == serde_json::json!({})));
+    assert!(
+        variants.iter().all(|entry| (1..=600).contains(&entry["ttl_s"].as_i64().unwrap())),
+        "{entries:?}"
+    );
+    let selections: Vec<&Value> = variants.iter().map(|entry| &entry["selected_by"]).collect();
+    let with = |name: &str, value: Value| {
+        let found: Vec<_> = selections.iter().filter(|fields| fields[name] == value).collect();
+        found.len()
+    };
+    assert_eq!(selections.len(), 4, "{selections:?}");
+    assert_eq!(with("accept-language", "de, en;q=0.5".into()), 1, "{selections:?}");
+    assert_eq!(with("x-kind", "a,b".into()), 1, "{selections:?}");
+    assert_eq!(with("x-forwarded-host", "b.example".into()), 1, "{selections:?}");
+    assert_eq!(with("cookie", Value::Null), 3, "{selections:?}");
+    let table = out(&tidegate.command(&["cache", "list"]));
+    assert!(!table.contains("secret"), "a session's cookie is shown: {table}");
+    let line =
+        |word: &str| table.lines().find(|line| line.contains(word)).unwrap_or_else(|| panic!("{table}"));
+    assert!(line("de, en;q=0.5").contains("; cookie: #"), "{table}");
+    assert!(line("x-kind: a,b").ends_with("no accept-language; no cookie; x-kind: a,b"), "{table}");
+    assert!(line("page.txt").contains(" never "), "{table}");
+}
+
+#[test]
+fn access_log_in_json_is_read_back_as_what_the_client_sent() {
+    let origin = cacheable();
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"json\"";
+    let tidegate = Tidegate::builder().origin(&origin).tables(table).start();
+    let agent = "Mozilla \"é\" 中\\🦀\u{9b}";
+    let mut client = tidegate.connect();
+    let mut request =
+        format!("GET /a HTTP/1.1\r\nHost: a.example\r\nUser-Agent: {agent}\r\nReferer: ").into_bytes();
+    request.extend_from_slice(b"http://r.example/\xff\r\n\r\n");
+    client.send(request);
+    assert_eq!(client.response().status, 200);
+    let line = eventually("a line", || {
+        let text = std::fs::read_to_string(tidegate.directory().join("access.txt")).ok()?;
+        text.lines().next().map(str::to_owned)
+    });
+    let object: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&object["user_agent"], &object["target"]), (&agent.into(), &"/a".into()), "{line}");
+    assert_eq!(object["referer"], "http://r.example/\\xff", "{line}");
+}

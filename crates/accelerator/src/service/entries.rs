@@ -24,9 +24,9 @@ const FILE: u8 = 4;
 pub(crate) const KEY_SEPARATOR: u8 = 0;
 
 /// Precedes a host that only the origin is told of.
-const OTHER_HOST: u8 = 1;
+pub(super) const OTHER_HOST: u8 = 1;
 /// Precedes what else the origin is told about the URL.
-const OTHER_CLAIMS: u8 = 2;
+pub(super) const OTHER_CLAIMS: u8 = 2;
 
 /// What is stored with an object.
 pub(crate) enum Entry<'a> {
@@ -152,48 +152,6 @@ fn has_tag(tags: &[u8], tag: &[u8]) -> bool {
 pub(crate) fn url_of(key: &[u8]) -> &[u8] {
     let end = memchr::memchr(KEY_SEPARATOR, key).unwrap_or(key.len());
     key.get(..end).unwrap_or(key)
-}
-
-/// A stored response as `tidegate cache list` shows it.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct CacheEntry {
-    /// The normalized URL, or `file:` and the path for a static file.
-    pub url: String,
-    /// The status code.
-    pub status: u16,
-    /// Bytes of the body.
-    pub size_bytes: u64,
-    /// RFC 9111 §4.2.3, in seconds.
-    pub age_s: u64,
-    /// Seconds of freshness left; negative when stale.
-    pub ttl_s: i64,
-    /// Cache tags, separated by spaces or commas.
-    pub tags: String,
-}
-
-impl CacheEntry {
-    /// At most `limit` stored responses.
-    pub(crate) fn list(store: &Store, limit: usize) -> Vec<Self> {
-        let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs());
-        let mut entries = Vec::new();
-        store.for_each(|key, info: &ObjectInfo<'_>| {
-            if entries.len() >= limit {
-                return Visit::Stop;
-            }
-            if let Some(Entry::Response(entry)) = Entry::decode(info.meta) {
-                entries.push(Self {
-                    url: String::from_utf8_lossy(url_of(key)).into_owned(),
-                    status: entry.status,
-                    size_bytes: info.body_length,
-                    age_s: entry.policy.age_s(now_s),
-                    ttl_s: entry.policy.ttl_s(now_s),
-                    tags: String::from_utf8_lossy(entry.tags).into_owned(),
-                });
-            }
-            Visit::Keep
-        });
-        entries
-    }
 }
 
 /// What a purge removes.

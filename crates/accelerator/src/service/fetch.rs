@@ -399,15 +399,18 @@ impl Fetch<'_> {
                 tracing::debug!(%error, "a stale response is served");
                 return self.hit_of(stale.clone(), true, self.forward(reason, 0));
             }
-            (Err(error), _) => {
+            (Err(error), stale) => {
+                let status = match stale {
+                    Some(stale) if error.is_disconnection() && self.must_fail_disconnected(stale) => 504,
+                    _ => error.status(),
+                };
                 if let Some(leader) = leader.filter(|_| !error.is_clients_fault()) {
-                    let status = error.status();
                     leader.finish(match error.is_servers_state() {
                         true => Outcome::Unreachable(status),
                         false => Outcome::Failed { status, client: network_of(self.incoming.seen.client) },
                     });
                 }
-                return self.failed(error);
+                return self.failed_as(status, error);
             }
         };
         let forward = self.forward(reason, response.head().status);
@@ -460,6 +463,11 @@ impl Fetch<'_> {
         self.policy_allows(object, Policy::may_serve_stale_when_disconnected)
     }
 
+    fn must_fail_disconnected(&self, object: &Object) -> bool {
+        let now_s = self.core.clock.unix_s();
+        matches!(Entry::decode(object.meta()), Some(Entry::Response(entry)) if entry.policy.must_fail_when_disconnected(now_s))
+    }
+
     fn policy_allows(&self, object: &Object, rule: fn(&Policy, &RequestDirectives, u64) -> bool) -> bool {
         let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
         let directives = directives(self.core, &self.incoming.head.fields);
@@ -500,6 +508,10 @@ impl Fetch<'_> {
     }
 
     fn failed(&self, error: UpstreamError) -> Answer {
+        self.failed_as(error.status(), error)
+    }
+
+    fn failed_as(&self, status: u16, error: UpstreamError) -> Answer {
         if !error.is_clients_fault() {
             self.core.metrics.upstream_errors_total.add(1);
             if self.core.quiet.upstream.may_log(self.core.clock.elapsed_ms()) {
@@ -508,7 +520,7 @@ impl Fetch<'_> {
                 tracing::warn!(%error, upstream = group, %target, "no answer from the upstream");
             }
         }
-        Answer::status(error.status())
+        Answer::status(status)
     }
 
     async fn send<B: RequestBody>(

@@ -8,6 +8,7 @@ pub(crate) mod flights;
 mod follow;
 pub(crate) mod large_files;
 pub(crate) mod listed;
+pub(crate) mod listing;
 pub(crate) mod lookup;
 pub mod plan;
 pub(crate) mod seen;

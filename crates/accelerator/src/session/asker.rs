@@ -37,9 +37,11 @@ pub(super) enum Handled {
     },
     /// The answer is ready, and sent with those of others.
     Later,
+    /// The client has not taken all of it yet; it is counted when it has ended.
     Unsent {
         unsent: Unsent,
         keep_alive: bool,
+        ready: Box<Ready>,
     },
     /// `held`: the defence lets the request wait first. `is_absent`: the cache has been looked into, and has nothing.
     NeedsExchange {
@@ -140,15 +142,21 @@ impl Asker {
             Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
             None => transmit::send_hit(client, &hit.object, &form, out, whole),
         };
-        let bytes = Bytes { head: total.saturating_sub(body), body: total.min(body) };
-        core.account(self.peer.ip(), head, form.status, bytes, hit.label(), self.began);
+        let bytes = Bytes { head: total.saturating_sub(body), body };
+        let ready = Ready { asker: self, status: form.status, sent: bytes, cache: hit.label() };
         if form.status >= 400 {
             self.responded(core, &seen, &normalized, form.status, CameFrom::HERE);
         }
         Ok(match sent {
-            transmit::Sent::All => Handled::Answered { keep_alive },
-            transmit::Sent::Broken => Handled::Answered { keep_alive: false },
-            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive },
+            transmit::Sent::All => {
+                ready.ended(core, head);
+                Handled::Answered { keep_alive }
+            }
+            transmit::Sent::Broken(left) => {
+                ready.broke_off(core, head, left);
+                Handled::Answered { keep_alive: false }
+            }
+            transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive, ready: Box::new(ready) },
         })
     }
 

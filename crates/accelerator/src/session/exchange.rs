@@ -272,9 +272,9 @@ impl Connection<'_> {
         let (bytes, form) = respond::stored_head(self.core, head, &hit, Some(keep_alive));
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
-        let unsent = Unsent::new(bytes, Some((Source::Stored(hit.object), start, end)));
+        let mut unsent = Unsent::new(bytes, Some((Source::Stored(hit.object), start, end)));
         progress.begin(form.status, sent.head, label);
-        transmit::flush(self.client, self.core, &mut progress.watch, unsent).await?;
+        transmit::flush(self.client, self.core, &mut progress.watch, &mut unsent).await?;
         Ok(Delivered { status: form.status, bytes: sent, keep_alive, cache: label })
     }
 

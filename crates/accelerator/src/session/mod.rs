@@ -31,7 +31,7 @@ use crate::defence::Hold;
 use crate::service::lookup::{self, Hit};
 use crate::session::asker::{Asker, Handled};
 use crate::session::deadlines::Waiting;
-use crate::session::round::Later;
+use crate::session::round::{Later, Sending};
 use crate::session::transmit::Unsent;
 
 /// Reads from one client before others have their turn.
@@ -77,11 +77,14 @@ async fn wait(busy: Busy, mut step: Step) {
                 Vec::new()
             }
             Step::Flush(flush) => {
-                let Flush { unsent, rest, keep_alive } = *flush;
+                let Flush { mut unsent, rest, keep_alive, sending } = *flush;
                 // Nothing is owed by the client but to take what it asked for.
                 connection.client.slot.clear();
-                let sent = Box::pin(connection.flush(unsent)).await;
+                let sent = Box::pin(connection.flush(&mut unsent)).await;
                 connection.watch_reading(&sent);
+                if let Some(sending) = sending {
+                    sending.ended(connection.core, &sent, unsent.left());
+                }
                 if sent.is_err() || !keep_alive {
                     return Box::pin(connection.finish()).await;
                 }
@@ -156,16 +159,15 @@ struct Flush {
     /// What the client sent after the request.
     rest: Vec<u8>,
     keep_alive: bool,
+    /// What is counted when it has ended, if it was not counted before.
+    sending: Option<Sending>,
 }
 
 impl Step {
-    fn flush(unsent: Unsent, rest: Vec<u8>, keep_alive: bool) -> Self {
-        Self::Flush(Box::new(Flush { unsent, rest, keep_alive }))
-    }
-
     /// The connection ends when the client has what was sent.
     fn finish() -> Self {
-        Self::flush(Unsent::nothing(), Vec::new(), false)
+        let (unsent, rest) = (Unsent::nothing(), Vec::new());
+        Self::Flush(Box::new(Flush { unsent, rest, keep_alive: false, sending: None }))
     }
 }
 
@@ -353,7 +355,11 @@ impl Connection<'_> {
             Ok(Handled::Answered { keep_alive: false }) => {
                 Some(self.close(parser.head(input).keep_alive, &rest()))
             }
-            Ok(Handled::Unsent { unsent, keep_alive }) => Some(Step::flush(unsent, rest(), keep_alive)),
+            Ok(Handled::Unsent { unsent, keep_alive, ready }) => {
+                let buffer = input.get(..length).unwrap_or(&[]).to_vec();
+                let sending = Some(Sending { ready, buffer, parsed: parser.parsed() });
+                Some(Step::Flush(Box::new(Flush { unsent, rest: rest(), keep_alive, sending })))
+            }
             Ok(Handled::Refused(verdict)) => self.turn_away(asker, verdict, &parser.head(input)),
             Ok(Handled::TurnedAway(decision, reply)) => {
                 self.refuse_client(asker, decision, reply.as_deref(), &parser.head(input))
@@ -458,7 +464,7 @@ impl Connection<'_> {
         }
     }
 
-    async fn flush(self, unsent: Unsent) -> io::Result<()> {
+    async fn flush(self, unsent: &mut Unsent) -> io::Result<()> {
         transmit::flush(self.client, self.core, &mut transmit::RateWatch::new(self.core), unsent).await
     }
 }

@@ -7,6 +7,7 @@ use tidegate_core::hooks::{Decision, Reply};
 use tidegate_http::{BodyFraming, HeadError, RequestHead};
 
 use crate::access_log::Record;
+use crate::data_core::Bytes;
 use crate::session::asker::Asker;
 use crate::session::{Connection, Step, respond};
 
@@ -68,7 +69,7 @@ impl Connection<'_> {
             self.core.metrics.requests_policed_total.add(1);
             return Step::Close;
         }
-        self.last_words(error.status());
+        let sent = self.last_words(error.status());
         if let Some(log) = &self.core.log {
             let record = Record {
                 client: self.client.peer().ip().to_canonical(),
@@ -79,7 +80,7 @@ impl Connection<'_> {
                 target: b"-",
                 http11: true,
                 status: error.status(),
-                bytes: 0,
+                bytes: sent.body,
                 referer: b"",
                 user_agent: b"",
                 cache: "none",
@@ -89,11 +90,14 @@ impl Connection<'_> {
         Step::finish()
     }
 
-    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.
-    pub(super) fn last_words(self, status: u16) {
+    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it. Returns what it has
+    /// taken.
+    pub(super) fn last_words(self, status: u16) -> Bytes {
         let mut out = Vec::with_capacity(256);
-        respond::write_error(status, &self.core.clock.date(), false, &mut out);
+        let body = respond::write_error(status, &self.core.clock.date(), false, &mut out);
         self.core.metrics.count_response(status, out.len() as u64);
-        let _ = self.client.try_write(&out);
+        let sent = self.client.try_write(&out).unwrap_or(0) as u64;
+        let head = out.len() as u64 - body;
+        Bytes { head: sent.min(head), body: sent.saturating_sub(head) }
     }
 }

@@ -241,9 +241,10 @@ pub(crate) fn reply(
     (out, bytes)
 }
 
-/// A complete error response with a short text.
-pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &mut Vec<u8>) {
+/// A complete error response with a short text. Returns how many bytes of it are content.
+pub(crate) fn write_error(status: u16, date: &[u8; 29], keep_alive: bool, out: &mut Vec<u8>) -> u64 {
     write_error_for(Version::Http11, false, status, date, keep_alive, b"", out);
+    error_body(status).len() as u64
 }
 
 /// A complete error response for a known request; `fields` are further field lines.

@@ -8,13 +8,13 @@ use std::cell::RefCell;
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 
-use tidegate_http::{HeadLimits, RequestParser};
+use tidegate_http::{HeadLimits, ParsedRequest, RequestHead, RequestParser};
 
 use crate::clients::Client;
 use crate::data_core::{Bytes, DataCore};
 use crate::session::asker::Asker;
 use crate::session::transmit::Unsent;
-use crate::session::{self, Connection, Step};
+use crate::session::{self, Connection, Flush, Step};
 
 /// Clients that are read from before the first of them is answered. More gain nothing, and keep those waiting that are first.
 pub(crate) const AT_ONCE: usize = 16;
@@ -47,6 +47,41 @@ pub(super) struct Ready {
     pub status: u16,
     pub sent: Bytes,
     pub cache: &'static str,
+}
+
+impl Ready {
+    /// Counts and logs it: the kernel has all of it.
+    pub(super) fn ended(&self, core: &DataCore, head: &RequestHead<'_>) {
+        let Self { asker, status, sent, cache } = *self;
+        core.account(asker.peer.ip(), head, status, sent, cache, asker.began);
+    }
+
+    /// The client left, or was left, before it had the last `left` bytes.
+    pub(super) fn broke_off(&self, core: &DataCore, head: &RequestHead<'_>, left: u64) {
+        let Self { asker, status, sent, cache } = *self;
+        core.metrics.responses_broken_total.add(1);
+        let taken = (sent.head + sent.body).saturating_sub(left);
+        let sent = Bytes { head: taken.min(sent.head), body: taken.saturating_sub(sent.head) };
+        core.log(asker.peer.ip(), head, status, sent, cache, asker.began);
+    }
+}
+
+/// An answer that the client takes bit by bit, with the request's head.
+pub(super) struct Sending {
+    pub ready: Box<Ready>,
+    pub buffer: Vec<u8>,
+    pub parsed: ParsedRequest,
+}
+
+impl Sending {
+    /// Counts and logs it when it has ended, well or not, with so many bytes `left`.
+    pub(super) fn ended(&self, core: &DataCore, sent: &io::Result<()>, left: u64) {
+        let head = self.parsed.head(&self.buffer);
+        match sent {
+            Ok(()) => self.ready.ended(core, &head),
+            Err(_) => self.ready.broke_off(core, &head, left),
+        }
+    }
 }
 
 impl Round {
@@ -124,19 +159,23 @@ impl Seat {
         let connection = Connection { core, client: &client };
         let step = connection.caught(|| {
             let (written, length) = (client.try_write(&self.later.bytes), self.later.bytes.len());
-            let Ready { asker, status, sent, cache } = ready;
-            let head = self.parser.head(self.input.get(self.later.head_at..self.length).unwrap_or(&[]));
-            let sent = if is_broken(&written) { Bytes::default() } else { sent };
-            core.account(asker.peer.ip(), &head, status, sent, cache, asker.began);
+            let buffer = self.input.get(self.later.head_at..self.length).unwrap_or(&[]);
+            let head = self.parser.head(buffer);
             match written {
                 Ok(written) if written == length => {
+                    ready.ended(core, &head);
                     connection.await_next();
                     Step::Read
                 }
-                written if is_broken(&written) => connection.close(true, &[]),
+                written if is_broken(&written) => {
+                    ready.broke_off(core, &head, length as u64);
+                    connection.close(true, &[])
+                }
                 written => {
-                    let rest = self.later.bytes.split_off(written.unwrap_or(0));
-                    Step::flush(Unsent::new(rest, None), Vec::new(), true)
+                    let unsent = Unsent::new(self.later.bytes.split_off(written.unwrap_or(0)), None);
+                    let (buffer, parsed) = (buffer.to_vec(), self.parser.parsed());
+                    let sending = Some(Sending { ready: Box::new(ready), buffer, parsed });
+                    Step::Flush(Box::new(Flush { unsent, rest: Vec::new(), keep_alive: true, sending }))
                 }
             }
         });

@@ -24,7 +24,8 @@ use crate::session::respond::{self, HitForm};
 pub(crate) enum Sent {
     All,
     Part(Unsent),
-    Broken,
+    /// The connection is gone, with so many bytes left.
+    Broken(u64),
 }
 
 /// What the client has not taken yet.
@@ -120,7 +121,7 @@ pub(crate) fn send_hit(
     let written = match written {
         Ok(written) => written as u64,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-        Err(_) => return (Sent::Broken, 0),
+        Err(_) => return (Sent::Broken(total), total),
     };
     if written == total {
         return (Sent::All, total);
@@ -148,7 +149,7 @@ pub(crate) fn send_large_file(
         Ok(true) => Sent::All,
         Ok(false) => Sent::Part(unsent),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Part(unsent),
-        Err(_) => Sent::Broken,
+        Err(_) => Sent::Broken(unsent.left()),
     };
     (sent, total)
 }
@@ -221,17 +222,18 @@ pub(crate) async fn flush(
     client: &Client,
     core: &Rc<DataCore>,
     watch: &mut RateWatch,
-    mut unsent: Unsent,
+    unsent: &mut Unsent,
 ) -> io::Result<()> {
     loop {
         let before = unsent.left();
-        let is_full = match advance(client, &mut unsent) {
+        let advanced = advance(client, unsent);
+        watch.sent += before - unsent.left();
+        let is_full = match advanced {
             Ok(true) => return Ok(()),
             Ok(false) => false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
             Err(error) => return Err(error),
         };
-        watch.sent += before - unsent.left();
         match is_full {
             true => watch.writable(client, core).await?,
             false => tokio::task::yield_now().await,
@@ -240,7 +242,7 @@ pub(crate) async fn flush(
 }
 
 impl Unsent {
-    fn left(&self) -> u64 {
+    pub(super) fn left(&self) -> u64 {
         (self.bytes.len() - self.sent) as u64 + self.body.as_ref().map_or(0, |(_, start, end)| end - start)
     }
 }

@@ -100,6 +100,11 @@ impl UpstreamError {
         )
     }
 
+    /// Whether no server could be reached, as opposed to one that was and gave no answer, or to want of something here.
+    pub(crate) fn is_disconnection(&self) -> bool {
+        matches!(self, Self::NoServer | Self::Connect(_) | Self::ConnectTimeout)
+    }
+
     /// Why the server was not asked: because it could not be reached, or for want of something here.
     pub(crate) fn of_connecting(error: io::Error) -> Self {
         const OWN: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];

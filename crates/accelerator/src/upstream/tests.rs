@@ -215,6 +215,44 @@ async fn a_change_of_protocol_is_taken_only_when_it_was_asked_for() {
     assert!(response.into_tunnel().is_some());
 }
 
+/// A body of which one piece comes and then nothing more.
+struct Stalled(Option<&'static [u8]>);
+
+impl RequestBody for Stalled {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        match self.0.take() {
+            Some(piece) => Ok(Some(piece)),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn put_back(&mut self, _: Vec<u8>) {
+        unreachable!("nobody reads ahead");
+    }
+
+    fn is_replayable(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_change_of_protocol_in_the_middle_of_a_requests_body_is_a_bad_gateway() {
+    let answer: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n";
+    let asked = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n";
+    for framing in [BodyFraming::Length(9), BodyFraming::Chunked] {
+        let (address, _thread) = server(vec![vec![answer]]);
+        let mut parser = RequestParser::new(HeadLimits::default());
+        parser.parse(asked).unwrap();
+        let upgrade = Some(parser.head(asked).fields);
+        let request = OutgoingRequest { method: Method::Post, framing, upgrade, ..get(asked) };
+        let sent = pools(vec![address], |_| {}).send(0, request, Stalled(Some(b"half"))).await;
+        // What the client still sends of its body would be taken for the other protocol.
+        let error = sent.err().unwrap();
+        assert!(matches!(error, UpstreamError::UnexpectedUpgrade), "{error}");
+        assert_eq!(error.status(), 502);
+    }
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn failures_in_a_row_take_a_server_out() {
     let address = nobody();

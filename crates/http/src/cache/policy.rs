@@ -287,6 +287,12 @@ impl Policy {
         self.may_serve_stale(request, now_s, limit_s.max(request.stale_if_error_s.unwrap_or(0)))
     }
 
+    /// Whether a response is stale that must not be reused without validation then (RFC 9111 §5.2.2.2, §5.2.2.8): where the
+    /// upstream cannot be reached, the answer is 504.
+    pub fn must_fail_when_disconnected(&self, now_s: u64) -> bool {
+        self.has(NEVER_STALE) && self.ttl_s(now_s) <= 0
+    }
+
     fn may_serve_stale(&self, request: &RequestDirectives, now_s: u64, limit_s: u32) -> bool {
         let age_s = self.age_s(now_s);
         let staleness_s = age_s.saturating_sub(u64::from(self.lifetime_s));
@@ -311,6 +317,11 @@ impl Policy {
     #[inline]
     pub fn ttl_s(&self, now_s: u64) -> i64 {
         i64::from(self.lifetime_s).saturating_sub(i64::try_from(self.age_s(now_s)).unwrap_or(i64::MAX))
+    }
+
+    /// Whether it stays fresh at any time: content that this server is itself the origin of.
+    pub fn never_expires(&self) -> bool {
+        self.response_time_s == u64::MAX
     }
 
     /// When the response was generated, in seconds since 1970. `If-Modified-Since` is compared with it where there is no

@@ -243,7 +243,11 @@ fn failures_allow_stale_within_what_was_said() {
     for strict in ["must-revalidate", "proxy-revalidate", "s-maxage=10", "no-cache"] {
         let answered = format!("max-age=10, stale-if-error=50, {strict}");
         assert!(!on_error(&answered, "", 12) && !cut_off(&answered, 12), "{strict}");
+        let must_fail = |later_s: u64| cc(&answered).must_fail_when_disconnected(NOW_S + later_s);
+        assert!(!must_fail(9), "{strict}");
+        assert_eq!(must_fail(10), strict != "no-cache", "{strict}");
     }
+    assert!(!cc("max-age=10").must_fail_when_disconnected(NOW_S + 100_000));
 }
 
 #[test]

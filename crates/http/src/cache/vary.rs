@@ -74,6 +74,59 @@ pub fn write_secondary_key(names: &[u8], request: &Fields<'_>, own_cookie: &[u8]
     }
 }
 
+/// A request field that selects a response, and its value in a request for that, if it had one.
+pub type Selecting<'n> = (&'n [u8], Option<Vec<u8>>);
+
+/// What [`write_secondary_key`] wrote for `names`, to be shown: a value may look other than in the request. `None` if it is
+/// not for these names.
+pub fn read_secondary_key<'n>(names: &'n [u8], mut key: &[u8]) -> Option<Vec<Selecting<'n>>> {
+    let mut fields = Vec::new();
+    for name in names.split(|&byte| byte == b',').filter(|name| !name.is_empty()) {
+        let value = match key.split_first()? {
+            (&ABSENT, rest) => {
+                key = rest;
+                None
+            }
+            (&FIELD_END, rest) => {
+                key = rest;
+                Some(shown_weights(until_end(&mut key)?))
+            }
+            _ => Some(shown_lines(until_end(&mut key)?)),
+        };
+        fields.push((name, value));
+    }
+    key.is_empty().then_some(fields)
+}
+
+/// Takes what stands before the end of a field out of `key`, with its end.
+fn until_end<'k>(key: &mut &'k [u8]) -> Option<&'k [u8]> {
+    let length = key.iter().position(|&byte| byte == FIELD_END)?;
+    let field = &key[..length];
+    *key = &key[length + 1..];
+    Some(field)
+}
+
+fn shown_lines(field: &[u8]) -> Vec<u8> {
+    let field = field.strip_suffix(&[LINE_END]).unwrap_or(field);
+    field.split(|&byte| byte == LINE_END).collect::<Vec<_>>().join(&b", "[..])
+}
+
+fn shown_weights(field: &[u8]) -> Vec<u8> {
+    let shown = |member: &[u8]| {
+        let mut parts = member.splitn(2, |&byte| byte == b';');
+        let mut out = parts.next().unwrap_or(b"").to_vec();
+        let digits = parts.next().and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(unwanted) = digits.and_then(|digits| u16::from_str_radix(digits, 16).ok()) {
+            let weight = format!("{:04}", 1000_u16.saturating_sub(unwanted));
+            let thousandths = weight[1..].trim_end_matches('0');
+            let point = if thousandths.is_empty() { "" } else { "." };
+            out.extend_from_slice(format!(";q={}{point}{thousandths}", &weight[..1]).as_bytes());
+        }
+        out
+    };
+    field.split(|&byte| byte == b',').map(shown).collect::<Vec<_>>().join(&b", "[..])
+}
+
 // A field is written as `ABSENT`, as one or more times a line (or a list) and `LINE_END` and then `FIELD_END`, or as
 // `FIELD_END`, weights and `FIELD_END`. None of these bytes can be in a field value, so that no value looks like another.
 const ABSENT: u8 = 0;
@@ -224,6 +277,39 @@ mod tests {
     }
 
     #[test]
+    fn what_selects_a_response_can_be_read_from_its_key() {
+        let names = "accept,accept-encoding,accept-language,cookie,x-a,x-b";
+        let lines = [
+            ("Accept", "text/html , */*"),
+            ("Accept-Encoding", "gzip;q=0.25, BR, zstd;q=0, x;q=0.999"),
+            ("Accept-Language", "de; level=1"),
+            ("Cookie", "a=1"),
+            ("Cookie", "pass=2; b=2"),
+            ("X-A", ""),
+        ];
+        let written = key(names, &lines);
+        let read = read_secondary_key(names.as_bytes(), &written[b"prefix".len()..]).unwrap();
+        let shown: Vec<(&str, Option<String>)> = read
+            .into_iter()
+            .map(|(name, value)| {
+                (std::str::from_utf8(name).unwrap(), value.map(|it| String::from_utf8(it).unwrap()))
+            })
+            .collect();
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            shown,
+            [
+                ("accept", some("text/html,*/*")),
+                ("accept-encoding", some("br, x;q=0.999, gzip;q=0.25, zstd;q=0")),
+                ("accept-language", some("de; level=1")),
+                ("cookie", some("a=1, b=2")),
+                ("x-a", some("")),
+                ("x-b", None),
+            ]
+        );
+    }
+
+    #[test]
     fn a_star_anywhere_matches_nothing() {
         for value in ["*", "*, *", ", *", "*, Foo", "Foo, *", "X-A; X-B", "X-A X-B", "\"a, b\"", "a,b=\"c"] {
             assert!(is_any(&OwnedFields::new(&[("Vary", value)]).view()), "{value}");
@@ -309,6 +395,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn no_key_makes_it_panic_and_every_written_one_is_read(
+            names in "(accept-encoding|cookie|x-a)(,accept-language|,x-b){0,3}",
+            key in prop::collection::vec(any::<u8>(), 0..30),
+            value in "[a-z0-9;=., ]{0,20}",
+        ) {
+            let _ = read_secondary_key(names.as_bytes(), &key);
+            let lines: Vec<(&str, &str)> = names.split(',').map(|name| (name, value.trim())).collect();
+            let mut written = Vec::new();
+            write_secondary_key(names.as_bytes(), &OwnedFields::new(&lines).view(), b"pass", &mut written);
+            let read = read_secondary_key(names.as_bytes(), &written);
+            prop_assert_eq!(read.map(|fields| fields.len()), Some(names.split(',').count()));
+        }
+
         #[test]
         fn no_bytes_make_it_panic(
             names in prop::collection::vec(any::<u8>(), 0..30),

@@ -336,14 +336,14 @@ impl Method {
     }
 }
 
-/// The version that `rest` starts with, byte by byte so that every split gives the same answer.
+/// The version that `rest` starts with, byte by byte so that every split gives the same answer. A higher minor version is
+/// read as HTTP/1.1 (RFC 9110 §2.5): what it adds may be ignored.
 pub(super) fn version(rest: &[u8]) -> Result<Option<Version>, HeadError> {
     for (i, &byte) in rest.iter().take(8).enumerate() {
         let expected = b"HTTP/1.1"[i];
         match i {
             5 if byte.is_ascii_digit() && byte != b'1' => return Err(HeadError::UnsupportedVersion),
-            7 if byte == b'0' => {}
-            7 if byte.is_ascii_digit() && byte != b'1' => return Err(HeadError::UnsupportedVersion),
+            7 if byte.is_ascii_digit() => {}
             _ if byte != expected => return Err(HeadError::BadVersion),
             _ => {}
         }
