@@ -448,6 +448,33 @@ fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
     chain.stop();
 }
 
+/// A program of somebody's own gives up root before it begins, unless it would not begin then. This test needs root.
+#[test]
+fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let site = Site::new();
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let filter = directory.path().join("tag.py");
+    let source =
+        include_str!("../../../examples/filters/tag.py").replace("/usr/bin/env python3", "/usr/bin/python3");
+    std::fs::write(&filter, source).unwrap();
+    std::fs::set_permissions(&filter, PermissionsExt::from_mode(0o755)).unwrap();
+    for (mode, user) in [(0o755, 65534), (0o700, 0)] {
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();
+        let port = free_port();
+        let chain =
+            Chain::start(port, &[&format!("{}=value=seen", filter.display())], &strs(&site.nginx(port)));
+        assert_eq!(chain.get("/small").field("x-tag").as_deref(), Some("seen"));
+        let pid = chain.process("tag.py value=seen");
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        for line in [format!("Uid:\t{user}\t{user}\t{user}\t{user}"), "NoNewPrivs:\t1".to_owned()] {
+            assert!(status.contains(&line), "{line}: {status}");
+        }
+        assert_eq!(chain.errors().contains("keeps root: --filter-user may not read it"), user == 0);
+        chain.stop();
+    }
+}
+
 /// The document's table of bytes is the one that the code writes.
 #[test]
 fn the_protocol_document_names_the_sizes_that_the_code_has() {

@@ -49,10 +49,12 @@ fn render(mut command: Command, name: &str, page: &mut Vec<u8>) -> io::Result<()
     if let Some(text) = examples {
         write_examples(&text, page)?;
     }
-    writeln!(
-        page,
-        ".SH \"EXIT STATUS\"\n0 done, 1 an error while it ran, 2 a command line that cannot be understood."
-    )?;
+    let done = match name {
+        "tidegate-condition" => "That of COMMAND, or 128 and the number of the signal that ended it;",
+        _ => "0 done,",
+    };
+    let errors = "1 an error while it ran, 2 a command line that cannot be understood.";
+    writeln!(page, ".SH \"EXIT STATUS\"\n{done} {errors}")?;
     match name.rsplit_once('-') {
         Some((above, _)) => writeln!(page, ".SH \"SEE ALSO\"\n.BR {} (1)", escaped(above)),
         None => Ok(()),

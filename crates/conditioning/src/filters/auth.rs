@@ -59,6 +59,12 @@ impl Credentials {
                 line.split_once(':').filter(|(_, secret)| !secret.is_empty()).ok_or_else(wrong)?;
             let secret = match secret.strip_prefix("sha256:") {
                 Some(digest) => from_hex(digest).ok_or_else(wrong)?,
+                // Taken for a secret, the hash itself would let in whoever has seen the file.
+                None if is_crypt(secret) => {
+                    return Err(format!(
+                        "line {number}: a hash of crypt(3) or htpasswd; NAME:sha256:DIGEST is known"
+                    ));
+                }
                 None => Sha256::digest(secret).into(),
             };
             by_name.insert(name.as_bytes().to_vec(), secret);
@@ -85,6 +91,13 @@ impl Credentials {
             _ => false,
         }
     }
+}
+
+/// What htpasswd(1) and mkpasswd(1) write: `$apr1$…`, `$2y$…`, `$6$…`, `{SHA}…`.
+fn is_crypt(secret: &str) -> bool {
+    let scheme = secret.strip_prefix('$').and_then(|rest| rest.split_once('$'));
+    scheme.is_some_and(|(scheme, hash)| matches!(scheme.len(), 1..=8) && !hash.is_empty())
+        || secret.starts_with("{SHA}")
 }
 
 fn from_hex(text: &str) -> Option<Secret> {
@@ -186,6 +199,25 @@ mod tests {
 
     fn basic(pair: &str) -> String {
         format!("Authorization: Basic {}\r\n", base64::engine::general_purpose::STANDARD.encode(pair))
+    }
+
+    #[test]
+    fn hashes_that_are_not_known_are_no_secrets() {
+        for hash in [
+            "$apr1$Zf3.$0k1/",
+            "$2y$05$c4WoMPo3SXsafkva.HHa6u",
+            "$6$salt$hash",
+            "$y$j9T$a$b",
+            "{SHA}W6ph5Mm5Pz8=",
+        ] {
+            let text = format!("alice:secret\nbob:{hash}\n");
+            let error = Credentials::read(Scheme::Basic, &text).err();
+            let expected = "line 2: a hash of crypt(3) or htpasswd; NAME:sha256:DIGEST is known";
+            assert_eq!(error.as_deref(), Some(expected), "{hash}");
+        }
+        for secret in ["$ecret", "$", "5$ or 6$", "$much longer than any scheme$x", "$a$"] {
+            assert!(Credentials::read(Scheme::Basic, &format!("alice:{secret}")).is_ok(), "{secret}");
+        }
     }
 
     #[test]

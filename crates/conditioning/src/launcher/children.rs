@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -147,7 +148,8 @@ impl Child {
     }
 }
 
-static FILTER_USER: OnceLock<String> = OnceLock::new();
+/// User and group.
+static FILTER_USER: OnceLock<(libc::uid_t, libc::gid_t)> = OnceLock::new();
 static PREEMPTS: AtomicBool = AtomicBool::new(false);
 
 /// Whether processes started from now on interrupt others when they wake.
@@ -168,8 +170,43 @@ pub fn become_user(name: &str) -> Result<(), LaunchError> {
     // SAFETY: a terminated string; the launcher has one thread, so that nobody else uses the static result.
     let numbers = unsafe { libc::getpwnam(name.as_ptr()).as_ref() }.map(|user| (user.pw_uid, user.pw_gid));
     let (user, group) = numbers.ok_or_else(unknown)?;
-    let _ = FILTER_USER.set(format!("{user}:{group}"));
+    let _ = FILTER_USER.set((user, group));
     Ok(())
+}
+
+/// Has a program that knows nothing of [`crate::confine`] begin without what filters give up by themselves: root, unless the
+/// filters' user may not read it, and the ability to gain privileges.
+fn confine_program(command: &mut Command, program: &Path) {
+    let user = FILTER_USER.get().copied();
+    let path = std::ffi::CString::new(program.as_os_str().as_bytes()).unwrap_or_default();
+    let kept = format!("tidegate: {} keeps root: --filter-user may not read it\n", program.display());
+    let become_user = move || {
+        let Some((user, group)) = user else { return Ok(()) };
+        let check = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+        // SAFETY: system calls with numbers, an empty list and terminated strings, in a child that nobody shares memory with.
+        unsafe {
+            check(libc::setgroups(0, std::ptr::null()))?;
+            check(libc::setegid(group))?;
+            check(libc::seteuid(user))?;
+            let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let may_read = file >= 0 && libc::close(file) == 0;
+            check(libc::seteuid(0))?;
+            if !may_read {
+                libc::write(libc::STDERR_FILENO, kept.as_ptr().cast(), kept.len());
+                return check(libc::setegid(0));
+            }
+            check(libc::setgid(group))?;
+            check(libc::setuid(user))
+        }
+    };
+    // SAFETY: async-signal-safe calls only, which touch the child alone.
+    unsafe {
+        command.pre_exec(move || {
+            become_user()?;
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            Ok(())
+        });
+    }
 }
 
 /// A filter's process and everything that it is started with, again and again if need be.
@@ -232,6 +269,7 @@ impl FilterProcess {
         let mut command = if self.is_program() {
             let mut command = Command::new(&name);
             command.args(self.specs.iter().map(|spec| &spec.arguments));
+            confine_program(&mut command, Path::new(&name));
             command
         } else {
             let mut command = Command::new(&self.program);
@@ -264,8 +302,8 @@ impl FilterProcess {
             }
         }
         inherits.extend(listeners);
-        if let Some(user) = FILTER_USER.get() {
-            command.env(environment::USER, user);
+        if let Some((user, group)) = FILTER_USER.get() {
+            command.env(environment::USER, format!("{user}:{group}"));
         }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;

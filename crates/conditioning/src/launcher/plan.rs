@@ -1,5 +1,7 @@
 //! Which filters a chain has, and where the installation's files are.
 
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -105,7 +107,20 @@ fn places(relative: &[&str]) -> Vec<PathBuf> {
 pub fn filter_program(asked: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let named = std::env::var_os("TIDEGATE_CC").map(PathBuf::from);
     let asked = asked.or(named.as_deref());
-    find("tidegate-cc", "TIDEGATE_CC", asked, &places(&[".", "..", "../libexec/tidegate"]))
+    let mut places = places(&[".", "..", "../libexec/tidegate"]);
+    places.extend(library_directory().map(|library| library.join("tidegate")));
+    find("tidegate-cc", "TIDEGATE_CC", asked, &places)
+}
+
+/// Where the library lies that this code is in, if it is in one.
+fn library_directory() -> Option<PathBuf> {
+    // SAFETY: plain data, which is filled; the address is one within this code, and the name lives as long as it.
+    let name = unsafe {
+        let mut information: libc::Dl_info = std::mem::zeroed();
+        let is_known = libc::dladdr(library_directory as *const libc::c_void, &raw mut information) != 0;
+        (is_known && !information.dli_fname.is_null()).then(|| CStr::from_ptr(information.dli_fname))?
+    };
+    Some(Path::new(OsStr::from_bytes(name.to_bytes())).canonicalize().ok()?.parent()?.to_owned())
 }
 
 /// The preload library.
