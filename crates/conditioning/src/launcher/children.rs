@@ -189,9 +189,10 @@ fn confine_program(command: &mut Command, program: &Path) {
             check(libc::setegid(group))?;
             check(libc::seteuid(user))?;
             let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-            let may_read = file >= 0 && libc::close(file) == 0;
+            let is_refused = file < 0 && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied;
+            libc::close(file);
             check(libc::seteuid(0))?;
-            if !may_read {
+            if is_refused {
                 libc::write(libc::STDERR_FILENO, kept.as_ptr().cast(), kept.len());
                 return check(libc::setegid(0));
             }
