@@ -43,6 +43,16 @@ fn a_server_with_an_event_loop_in_each_thread() {
     chain.stop();
 }
 
+/// Its process in the background is no child of the launcher's before the first one has ended.
+#[test]
+fn a_signal_is_for_the_server_although_its_first_process_is_not_gone() {
+    let (chain, _site) = compiled("late.c", &[]);
+    assert_eq!(chain.get("/").body, b"hung  0\n");
+    chain.signal(libc::SIGHUP);
+    wait_until("it was told", || chain.get("/").body == b"hung  1\n");
+    chain.stop();
+}
+
 /// What comes behind a request is none of the server's business until it has answered: it is not told of it all the time.
 fn waits_for_its_turn(way: &str) {
     let (chain, _site) = compiled("polls.c", &[way]);

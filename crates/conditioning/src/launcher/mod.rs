@@ -33,6 +33,8 @@ pub use plan::{FilterSpec, filter_program, plan};
 const FRUITLESS_STARTS: u32 = 5;
 /// How long filters may take to become ready, and the command to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a command may serve already by a process in the background before it ends itself.
+const GOING_TO_BACKGROUND: Duration = Duration::from_secs(1);
 
 /// The arguments of `tidegate condition`.
 #[derive(clap::Args, Clone, Debug)]
@@ -383,6 +385,7 @@ impl RunningChain {
         let mut ending: Option<Instant> = None;
         let mut in_vain_since: Option<Instant> = None;
         let mut is_in_background = false;
+        let mut passed_on: Vec<(Signal, Instant)> = Vec::new();
         let mut tended = None;
         let mut is_announced = false;
         loop {
@@ -401,7 +404,10 @@ impl RunningChain {
             match foreground.map(|served| served.child.exit_code()) {
                 // It left its work to processes of its own that have the server's end of the chain.
                 Some(Some(0)) if ending.is_none() && !self.wait(None, Duration::ZERO) => {
-                    is_in_background = true
+                    is_in_background = true;
+                    // Whom they were meant for was not this process's child then, and who got them was about to end.
+                    let late = passed_on.drain(..).filter(|(_, when)| when.elapsed() < GOING_TO_BACKGROUND);
+                    late.for_each(|(signal, _)| self.tell_server(signal));
                 }
                 Some(Some(code)) if ending.is_some() || self.ledger.is_listening() => return Ok(code),
                 Some(Some(code)) => return Err(self.ended_early(served.as_ref(), code)),
@@ -439,6 +445,9 @@ impl RunningChain {
                 self.tell_server(if again { Signal::KILL } else { signal });
                 if ends(signal) {
                     ending.get_or_insert_with(Instant::now);
+                } else if !is_in_background {
+                    passed_on.retain(|(_, when)| when.elapsed() < GOING_TO_BACKGROUND);
+                    passed_on.push((signal, Instant::now()));
                 }
             }
             if ending.is_some_and(|since| since.elapsed() > PATIENCE) {
