@@ -71,6 +71,19 @@ fn a_server_that_selects_is_not_told_of_the_next_request_before_its_turn() {
     ["select", "pselect"].into_iter().for_each(waits_for_its_turn);
 }
 
+/// libuv, and so uvloop and Node, registers with epoll by an io_uring where there is one: the library never saw that, and the server
+/// was told of a connection's end for ever, or aborted. Without one it does so by epoll_ctl(2).
+#[test]
+fn a_server_that_would_register_by_an_io_uring_does_without() {
+    let (chain, _site) = compiled("rings.c", &[]);
+    let mut client = chain.client();
+    for _ in 0..5 {
+        assert_eq!(String::from_utf8(client.get("/a").body).unwrap(), "no ring, calls\n");
+        assert_eq!(chain.get("/a").status, 200);
+    }
+    chain.stop();
+}
+
 /// Languages' buffered readers ask what there is to read (Java's `available`).
 #[test]
 fn a_server_that_asks_how_much_there_is_to_read_hears_of_its_own_request_only() {
