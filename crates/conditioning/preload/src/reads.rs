@@ -7,7 +7,8 @@ use crate::fail;
 use crate::next::next;
 use crate::rights;
 
-const MOST_VECTORS: usize = 1024;
+/// The kernel takes no more at a time (UIO_MAXIOV).
+pub(crate) const MOST_VECTORS: usize = 1024;
 
 /// Reads into one buffer; `real` reads at most so many bytes from the socket.
 fn read_one(
@@ -131,8 +132,19 @@ fn cut(vectors: &[iovec], most: usize) -> Vec<iovec> {
     result
 }
 
-fn total(vectors: &[iovec]) -> usize {
-    vectors.iter().map(|vector| vector.iov_len).sum()
+/// What `vectors` describe behind the first `skipped` bytes.
+pub(crate) fn behind(vectors: &[iovec], skipped: usize) -> impl Iterator<Item = iovec> {
+    let mut left = skipped;
+    vectors.iter().filter_map(move |vector| {
+        let now = vector.iov_len.min(left);
+        left -= now;
+        let iov_base = vector.iov_base.wrapping_byte_add(now);
+        (vector.iov_len > now).then_some(iovec { iov_base, iov_len: vector.iov_len - now })
+    })
+}
+
+pub(crate) fn total(vectors: &[iovec]) -> usize {
+    vectors.iter().fold(0, |sum, vector| sum.saturating_add(vector.iov_len))
 }
 
 /// Reads into several buffers; `real` is given vectors that hold as much as may be read from the socket.

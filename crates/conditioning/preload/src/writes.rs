@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Reading};
 
 use crate::next::next;
-use crate::reads::vectors;
+use crate::reads::{self, vectors};
 use crate::rights::Sending;
 use crate::{errno, fail};
 
@@ -17,21 +17,35 @@ fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
     }
 }
 
-/// Writes one buffer by `real`, or what is to be written instead.
+/// Writes one buffer by `real`, with what is to be written instead of its beginning.
 fn write_one(
     fd: c_int,
     buffer: *const c_void,
     length: size_t,
     real: impl Fn(*const c_void) -> ssize_t,
 ) -> ssize_t {
-    let instead = match server::before_write(fd, bytes(buffer, length)) {
+    let bytes = bytes(buffer, length);
+    let instead = match server::before_write(fd, bytes) {
         Ok(instead) => instead,
         Err(error) => return fail(error) as ssize_t,
     };
-    let buffer = instead.as_ref().map_or(buffer, |instead| instead.as_ptr().cast());
-    let written = real(buffer);
-    wrote(fd, buffer, written);
+    let Some((bytes, instead)) = bytes.zip(instead) else {
+        let written = real(buffer);
+        wrote(fd, buffer, written);
+        return written;
+    };
+    let replaced = instead.len().min(length);
+    let patched = [&instead[..replaced], &bytes[replaced..]].concat();
+    let written = real(patched.as_ptr().cast());
+    wrote_instead(fd, &instead, written);
+    wrote(fd, patched.as_ptr().cast(), written);
     written
+}
+
+fn wrote_instead(fd: c_int, instead: &[u8], written: ssize_t) {
+    if let Ok(written) = usize::try_from(written) {
+        server::wrote_instead(fd, instead, written);
+    }
 }
 
 fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
@@ -42,7 +56,7 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
     Some(unsafe { std::slice::from_raw_parts(buffer.cast(), length) })
 }
 
-/// Writes several buffers by `real`, or what is to be written instead: a response's head is in the first one.
+/// Writes several buffers by `real`, with what is to be written instead of their beginning: a response's head is in the first one.
 fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
     let head = first.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));
@@ -50,20 +64,19 @@ fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) 
         Ok(instead) => instead,
         Err(error) => return fail(error) as ssize_t,
     };
-    match first.zip(instead) {
-        None => {
-            let written = real(vectors);
-            wrote_vectors(fd, vectors.as_ptr(), vectors.len(), written);
-            written
-        }
-        Some((first, instead)) => {
-            let mut patched = vectors.to_vec();
-            patched[first].iov_base = instead.as_ptr().cast_mut().cast();
-            let written = real(&patched);
-            wrote_vectors(fd, patched.as_ptr(), patched.len(), written);
-            written
-        }
-    }
+    let Some(instead) = instead else {
+        let written = real(vectors);
+        wrote_vectors(fd, vectors.as_ptr(), vectors.len(), written);
+        return written;
+    };
+    let replaced = instead.len().min(reads::total(vectors));
+    let mut patched = vec![iovec { iov_base: instead.as_ptr().cast_mut().cast(), iov_len: replaced }];
+    // Beyond as many as the kernel takes, the server writes the rest next.
+    patched.extend(reads::behind(vectors, replaced).take(reads::MOST_VECTORS - 1));
+    let written = real(&patched);
+    wrote_instead(fd, &instead, written);
+    wrote_vectors(fd, patched.as_ptr(), patched.len(), written);
+    written
 }
 
 fn wrote_vectors(fd: c_int, first: *const iovec, count: usize, written: ssize_t) {

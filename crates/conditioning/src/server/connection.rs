@@ -49,6 +49,8 @@ pub struct Connection {
     keeps_alive: bool,
     /// The server announced its end, of which the client was not told.
     ends_itself: bool,
+    /// What is left of a head that is written instead of the server's.
+    head_left: Vec<u8>,
     /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
     pub presents_v6: bool,
     /// Whether its descriptors close on exec.
@@ -106,6 +108,7 @@ impl Connection {
             is_read_elsewhere: false,
             keeps_alive,
             ends_itself: false,
+            head_left: Vec::new(),
             presents_v6: false,
             cloexec: false,
             is_blocking: false,
@@ -149,6 +152,7 @@ impl Connection {
         self.tracker = persists.then(|| ResponseTracker::new(method));
         self.keeps_alive = persists && speaks_http_1_1(bytes);
         self.ends_itself = false;
+        self.head_left = Vec::new();
         true
     }
 
@@ -275,15 +279,23 @@ impl Connection {
         self.wrote_lingering |= self.lingers.is_some();
     }
 
-    /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
-    /// locally, and the client that wanted to keep its connection need not be told.
+    /// What the server is to write instead of the first of `bytes`, or of as many as there are: a server that ends each connection
+    /// after one response does so locally, and the client that wanted to keep its connection need not be told.
     pub fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
-        if !self.keeps_alive {
+        if !self.head_left.is_empty() {
+            return Some(self.head_left.clone());
+        }
+        if !self.keeps_alive || self.source() != Source::Exhausted {
             return None;
         }
         let instead = self.tracker.as_mut()?.without_close(bytes)?;
         self.ends_itself = true;
         Some(instead)
+    }
+
+    /// The server wrote so many bytes of which the first are `instead`: the rest of it is still to be written.
+    pub fn wrote_instead(&mut self, instead: &[u8], written: usize) {
+        self.head_left = instead.get(written..).unwrap_or_default().to_vec();
     }
 
     /// Whether the server said that it ends the connection after this response.

@@ -1,0 +1,55 @@
+//! What servers write, and how they end: each byte and each end reaches the client as it would without a chain.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Read;
+
+use common::{Chain, Client, Site, compile, free_port, needs};
+
+const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
+
+/// Ways in which a server writes that are followed.
+const WAYS: [&str; 8] = ["write", "send", "sendto", "writev", "sendmsg", "sendmmsg", "sendfile", "any"];
+
+/// What a client gets of a response that announces the end of its connection.
+const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length:                    3\r\n\r\n";
+
+/// `heads.c`, whose writes `cuts.c` cuts short.
+fn heads() -> (Chain, Site) {
+    let (site, port) = (Site::new(), free_port());
+    let cuts = site.path().join("cuts.so");
+    std::fs::rename(compile("programs/cuts.c", &["-shared", "-fPIC"], &site), &cuts).unwrap();
+    let flags = ["-Wl,--no-as-needed", cuts.to_str().unwrap()];
+    let server = compile("programs/heads.c", &flags, &site);
+    (Chain::start(port, CHAIN, &[&server, &port.to_string()]), site)
+}
+
+fn answers(client: &mut Client, path: &str) {
+    client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes());
+    let response = client.try_response(false).unwrap_or_else(|error| panic!("{path}: {error}"));
+    assert_eq!((response.head.as_str(), &response.body[..]), (HEAD, &b"ok\n"[..]), "{path}");
+}
+
+#[test]
+fn a_server_that_announces_its_end_keeps_its_clients_in_whichever_way_it_writes() {
+    let (chain, _site) = heads();
+    let mut client = chain.client();
+    WAYS.into_iter().chain(["stream"]).for_each(|way| answers(&mut client, &format!("/{way}/100")));
+    chain.stop();
+}
+
+/// The announcement is taken out by moving what follows; the rest was sent from the server's own buffer, where it had not moved.
+#[test]
+fn a_head_whose_announcement_is_taken_out_is_whole_however_little_the_socket_takes() {
+    let (chain, _site) = heads();
+    let mut client = chain.client();
+    for most in 1..HEAD.len() + 3 {
+        for way in WAYS {
+            answers(&mut client, &format!("/{way}/{most}/0"));
+            answers(&mut client, &format!("/{way}/{most}/1"));
+        }
+        answers(&mut client, &format!("/stream/{most}/0"));
+    }
+    chain.stop();
+}
