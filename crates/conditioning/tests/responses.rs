@@ -53,3 +53,37 @@ fn a_head_whose_announcement_is_taken_out_is_whole_however_little_the_socket_tak
     }
     chain.stop();
 }
+
+/// Answers with a part of a response, in a framing of its own for each path, and ends the connection by a reset.
+const ABORTS: &str = "
+import socket, struct
+listener = socket.create_server(('127.0.0.1', PORT))
+framings = {b'/length': b'Content-Length: 100\\r\\n', b'/chunked': b'Transfer-Encoding: chunked\\r\\n', b'/close': b''}
+while True:
+    client, _ = listener.accept()
+    path = client.recv(65536).split()[1]
+    client.sendall(b'HTTP/1.1 200 OK\\r\\n' + framings.get(path, b'') + b'\\r\\n64\\r\\nof it')
+    if path != b'/':
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    client.close()
+";
+
+/// It ended like a response that is whole, which one without a length then is.
+#[test]
+fn a_response_that_the_server_resets_is_reset_for_the_client() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, ABORTS);
+    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+    for path in ["/close", "/length", "/chunked"] {
+        let mut client = chain.client();
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes());
+        let mut got = Vec::new();
+        let end = client.stream.read_to_end(&mut got).map_err(|error| error.kind());
+        assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset), "{path}");
+        assert!(got.ends_with(b"of it"), "{path}: {}", String::from_utf8_lossy(&got));
+    }
+    // One that only ends is none.
+    assert_eq!(chain.get("/").body, b"64\r\nof it");
+    chain.stop();
+}

@@ -396,7 +396,11 @@ impl Connection {
         let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.
-            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+            if resets(fd) {
+                let _ = rustix::net::connect_unspec(fd);
+            } else {
+                let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+            }
         }
         let notice = if locally { Notice::ClosedLocally(self.id) } else { Notice::ClosedForAll(self.id) };
         // A full link loses nothing: the ledger says the same, and filters look there.
@@ -440,6 +444,12 @@ fn written(fd: BorrowedFd<'_>) -> Option<u64> {
     let long = |at: usize| Some(u64::from_ne_bytes(*information.get(at..)?.first_chunk()?));
     let notsent = u32::from_ne_bytes(*information.get(NOTSENT_BYTES..)?.first_chunk()?);
     Some(long(BYTES_SENT)?.wrapping_sub(long(BYTES_RETRANS)?).wrapping_add(notsent.into()))
+}
+
+/// Whether the server's close is to reset the connection (SO_LINGER with no time, socket(7)): it tells the client that what it got is not
+/// all. To connect it to nothing does that at once (connect(2)), however many have the socket.
+fn resets(fd: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::socket_linger(fd) == Ok(Some(std::time::Duration::ZERO))
 }
 
 fn speaks_http_1_1(head: &[u8]) -> bool {
