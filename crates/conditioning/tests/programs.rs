@@ -84,6 +84,24 @@ fn a_server_that_would_register_by_an_io_uring_does_without() {
     chain.stop();
 }
 
+/// What a filter rewrote and what is on the socket are one request.
+#[test]
+fn a_server_that_waits_for_all_of_a_request_gets_all_of_it() {
+    for way in ["recv", "recvfrom", "recvmsg"] {
+        let (chain, _site) = compiled("waitall.c", &[way]);
+        let mut client = chain.client();
+        for length in [0, 10, 100_000] {
+            let content: Vec<u8> = (0..length).map(|at| b'a' + (at % 23) as u8).collect();
+            let head = format!("POST //a/../b HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+            client.send(&[head.as_bytes(), &content].concat());
+            let response = client.response(false);
+            assert_eq!(response.status, 200, "{way}: {}", response.head);
+            assert!(response.body == content, "{way}, {length}");
+        }
+        chain.stop();
+    }
+}
+
 /// Languages' buffered readers ask what there is to read (Java's `available`).
 #[test]
 fn a_server_that_asks_how_much_there_is_to_read_hears_of_its_own_request_only() {
