@@ -54,6 +54,15 @@ fn a_head_whose_announcement_is_taken_out_is_whole_however_little_the_socket_tak
     chain.stop();
 }
 
+/// What is corked would wait for the next response.
+#[test]
+fn a_connection_that_a_server_corked_is_not_corked_for_the_next_one() {
+    let (chain, _site) = heads();
+    let mut client = chain.client();
+    (0..3).for_each(|_| answers(&mut client, "/cork/100"));
+    chain.stop();
+}
+
 /// Answers with a part of a response, in a framing of its own for each path, and ends the connection by a reset.
 const ABORTS: &str = "
 import socket, struct
@@ -85,5 +94,29 @@ fn a_response_that_the_server_resets_is_reset_for_the_client() {
     }
     // One that only ends is none.
     assert_eq!(chain.get("/").body, b"64\r\nof it");
+    chain.stop();
+}
+
+/// Asks for its client's address by getpeername(2), as many do for their logs.
+const NAMES: &str = "
+import socket
+listener = socket.create_server(('::', PORT), family=socket.AF_INET6)
+while True:
+    client, peer = listener.accept()
+    client.recv(65536)
+    body = repr((client.getpeername() == peer, client.getpeername()[0], client.getsockname()[0])).encode()
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+    client.close()
+";
+
+/// A socket of IPv6 has no other addresses, so servers know no others.
+#[test]
+fn a_server_that_listens_for_ipv6_is_told_an_ipv4_clients_address_as_a_mapped_one() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, NAMES);
+    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+    let named = String::from_utf8(chain.get("/").body).unwrap();
+    assert_eq!(named, "(True, '::ffff:127.0.0.1', '::ffff:127.0.0.1')");
     chain.stop();
 }
