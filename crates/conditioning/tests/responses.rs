@@ -63,38 +63,65 @@ fn a_connection_that_a_server_corked_is_not_corked_for_the_next_one() {
     chain.stop();
 }
 
-/// Answers with a part of a response, in a framing of its own for each path, and ends the connection by a reset.
-const ABORTS: &str = "
-import socket, struct
-listener = socket.create_server(('127.0.0.1', PORT))
-framings = {b'/length': b'Content-Length: 100\\r\\n', b'/chunked': b'Transfer-Encoding: chunked\\r\\n', b'/close': b''}
-while True:
-    client, _ = listener.accept()
-    path = client.recv(65536).split()[1]
-    client.sendall(b'HTTP/1.1 200 OK\\r\\n' + framings.get(path, b'') + b'\\r\\n64\\r\\nof it')
-    if path != b'/':
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-    client.close()
-";
+/// `aborts.c`, which is linked as `flags` say.
+fn aborts(flags: &[&str]) -> (Chain, Site) {
+    let (site, port) = (Site::new(), free_port());
+    let server = compile("programs/aborts.c", flags, &site);
+    (Chain::start(port, CHAIN, &[&server, &port.to_string()]), site)
+}
+
+/// What comes until the connection ends, and whether it ends in order.
+fn until_the_end(client: &mut Client, path: &str) -> (String, Result<(), std::io::ErrorKind>) {
+    client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes());
+    let mut got = Vec::new();
+    let end = client.stream.read_to_end(&mut got).map_err(|error| error.kind());
+    (String::from_utf8(got).unwrap(), end.map(|_| ()))
+}
 
 /// It ended like a response that is whole, which one without a length then is.
-#[test]
-fn a_response_that_the_server_resets_is_reset_for_the_client() {
-    needs("python3", "python3");
-    let (site, port) = (Site::new(), free_port());
-    let server = site.configuration("server.py", port, ABORTS);
-    let chain = Chain::start(port, CHAIN, &["python3", &server]);
+fn is_reset_for_the_client(flags: &[&str]) {
+    let (chain, _site) = aborts(flags);
     for path in ["/close", "/length", "/chunked"] {
-        let mut client = chain.client();
-        client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes());
-        let mut got = Vec::new();
-        let end = client.stream.read_to_end(&mut got).map_err(|error| error.kind());
+        let (got, end) = until_the_end(&mut chain.client(), path);
         assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset), "{path}");
-        assert!(got.ends_with(b"of it"), "{path}: {}", String::from_utf8_lossy(&got));
+        assert!(got.ends_with("a part"), "{path}: {got}");
     }
     // One that only ends is none.
-    assert_eq!(chain.get("/").body, b"64\r\nof it");
+    let (got, end) = until_the_end(&mut chain.client(), "/");
+    assert!(got.ends_with("a part") && end.is_ok(), "{got}, {end:?}");
     chain.stop();
+}
+
+#[test]
+fn a_response_that_the_server_resets_is_reset_for_the_client() {
+    is_reset_for_the_client(&[]);
+}
+
+#[test]
+fn a_response_that_a_statically_linked_server_resets_is_reset_for_the_client() {
+    is_reset_for_the_client(&["-static"]);
+}
+
+/// It is the server's end that it asked for: the client's connection goes on, with servers that did not.
+fn what_close_does_is_one_servers(flags: &[&str]) {
+    let (chain, _site) = aborts(flags);
+    let mut client = chain.client();
+    for path in ["/whole", "/whole", "/timed", "/timed", "/whole"] {
+        assert_eq!(client.get(path).body, b"0\n", "{path}");
+    }
+    let (got, end) = until_the_end(&mut client, "/");
+    assert!(got.ends_with("a part") && end.is_ok(), "{got}, {end:?}");
+    chain.stop();
+}
+
+#[test]
+fn what_a_servers_close_does_is_not_done_to_the_clients_next_request() {
+    what_close_does_is_one_servers(&[]);
+}
+
+#[test]
+fn what_a_statically_linked_servers_close_does_is_not_done_to_the_clients_next_request() {
+    what_close_does_is_one_servers(&["-static"]);
 }
 
 /// Asks for its client's address by getpeername(2), as many do for their logs.

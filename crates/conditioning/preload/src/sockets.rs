@@ -196,6 +196,9 @@ pub unsafe extern "C" fn setsockopt(
         // SAFETY: the kernel just read an int there.
         server::corked(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0);
     }
+    if result == 0 && options::is_linger(level, name) {
+        server::set_linger_option(fd);
+    }
     result
 }
 

@@ -42,6 +42,8 @@ pub struct Connection {
     /// What [`written`] was before the response, if that is worth knowing.
     written_before: Option<u64>,
     corked: bool,
+    /// The server said what its close does (SO_LINGER).
+    has_linger_option: bool,
     is_untouched: bool,
     is_shared: bool,
     is_read_elsewhere: bool,
@@ -103,6 +105,7 @@ impl Connection {
             tracker: follow.then(|| ResponseTracker::new(method)),
             written_before: None,
             corked: false,
+            has_linger_option: false,
             is_untouched: true,
             is_shared: false,
             is_read_elsewhere: false,
@@ -308,6 +311,11 @@ impl Connection {
         self.corked = corked;
     }
 
+    /// The server set SO_LINGER.
+    pub fn set_linger_option(&mut self) {
+        self.has_linger_option = true;
+    }
+
     /// Whether the server's end is over although it keeps its descriptor: the request is read to its end, the response
     /// complete, and both sides want to keep the connection.
     pub fn is_over(&self) -> bool {
@@ -374,6 +382,11 @@ impl Connection {
         if let Some(fd) = fd.filter(|_| locally == Some(true) && self.corked) {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
+        }
+        if let Some(fd) = fd.filter(|&fd| self.has_linger_option && (locally == Some(true) || !resets(fd))) {
+            // It is of this end alone, and a filter that closes the connection must not wait for the client.
+            let _ = rustix::net::sockopt::set_socket_linger(fd, None);
+            self.has_linger_option = false;
         }
         let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
         if is_due || self.resumed > 0 {

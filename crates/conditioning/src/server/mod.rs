@@ -469,6 +469,13 @@ pub fn corked(fd: RawFd, on: bool) {
     }
 }
 
+/// The server set what its close does (SO_LINGER).
+pub fn set_linger_option(fd: RawFd) {
+    if let Some(connection) = table::connection(fd) {
+        connection.lock().set_linger_option();
+    }
+}
+
 /// Whether `fd` is a connection, or was one.
 pub fn is_ours(fd: RawFd) -> bool {
     table::is_connection(fd) || table::is_ended(fd)
