@@ -54,6 +54,18 @@ fn a_head_whose_announcement_is_taken_out_is_whole_however_little_the_socket_tak
     chain.stop();
 }
 
+/// The kernel reads what is sent so when it likes (MSG_ZEROCOPY): only the server knows how long the bytes stay what they are.
+#[test]
+fn a_head_that_the_kernel_does_not_copy_is_sent_as_it_is() {
+    let (chain, _site) = heads();
+    let mut client = chain.client();
+    let response = client.get("/zerocopy/100");
+    assert_eq!(response.field("connection").as_deref(), Some("close"), "{}", response.head);
+    assert_eq!(response.body, b"ok\n");
+    assert!(client.is_ended());
+    chain.stop();
+}
+
 /// What is corked would wait for the next response.
 #[test]
 fn a_connection_that_a_server_corked_is_not_corked_for_the_next_one() {

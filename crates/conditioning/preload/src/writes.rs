@@ -17,14 +17,20 @@ fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
     }
 }
 
-/// Writes one buffer by `real`, with what is to be written instead of its beginning.
+/// Whether the bytes that are sent with these flags have been copied when the call returns: only then others may take their place.
+fn are_copied(flags: c_int) -> bool {
+    flags & libc::MSG_ZEROCOPY == 0
+}
+
+/// Writes one buffer by `real`, which sends with `flags`, with what is to be written instead of its beginning.
 fn write_one(
     fd: c_int,
     buffer: *const c_void,
     length: size_t,
+    flags: c_int,
     real: impl Fn(*const c_void) -> ssize_t,
 ) -> ssize_t {
-    let bytes = bytes(buffer, length);
+    let bytes = bytes(buffer, length).filter(|_| are_copied(flags));
     let instead = match server::before_write(fd, bytes) {
         Ok(instead) => instead,
         Err(error) => return fail(error) as ssize_t,
@@ -56,10 +62,11 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
     Some(unsafe { std::slice::from_raw_parts(buffer.cast(), length) })
 }
 
-/// Writes several buffers by `real`, with what is to be written instead of their beginning: a response's head is in the first one.
-fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+/// Writes several buffers by `real`, which sends with `flags`, with what is to be written instead of their beginning: a response's head is in the first one.
+fn write_many(fd: c_int, vectors: &[iovec], flags: c_int, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
-    let head = first.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));
+    let head = first.filter(|_| are_copied(flags));
+    let head = head.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));
     let instead = match server::before_write(fd, head) {
         Ok(instead) => instead,
         Err(error) => return fail(error) as ssize_t,
@@ -109,6 +116,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: size_t)
         fd,
         buffer,
         length,
+        0,
         |buffer| next!(write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t),
     )
 }
@@ -120,6 +128,7 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, length: size_t, 
         fd,
         buffer,
         length,
+        flags,
         |buffer| next!(send(fd: c_int, buffer: *const c_void, length: size_t, flags: c_int) -> ssize_t),
     )
 }
@@ -134,7 +143,7 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     address_length: socklen_t,
 ) -> ssize_t {
-    write_one(fd, buffer, length, |buffer| {
+    write_one(fd, buffer, length, flags, |buffer| {
         next!(sendto(
             fd: c_int, buffer: *const c_void, length: size_t, flags: c_int,
             address: *const sockaddr, address_length: socklen_t
@@ -148,7 +157,7 @@ pub unsafe extern "C" fn writev(fd: c_int, first: *const iovec, count: c_int) ->
     let Some(all) = vectors(first, count.max(0) as usize).filter(|_| server::is_ours(fd)) else {
         return next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t);
     };
-    write_many(fd, all, |vectors| {
+    write_many(fd, all, 0, |vectors| {
         let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
         next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
     })
@@ -175,7 +184,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         return fail(error) as ssize_t;
     }
     let Some(all) = vectors(header.msg_iov, header.msg_iovlen) else { return plain() };
-    write_many(fd, all, |vectors| {
+    write_many(fd, all, flags, |vectors| {
         let mut header = *header;
         header.msg_iov = vectors.as_ptr().cast_mut();
         header.msg_iovlen = vectors.len();

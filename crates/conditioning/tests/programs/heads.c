@@ -39,6 +39,8 @@ static ssize_t write_rest(int client, const char *way, size_t done)
 		return write(client, whole + done, sizeof(whole) - done);
 	if (!strcmp(way, "send"))
 		return send(client, whole + done, sizeof(whole) - done, MSG_NOSIGNAL);
+	if (!strcmp(way, "zerocopy"))
+		return send(client, whole + done, sizeof(whole) - done, MSG_ZEROCOPY);
 	if (!strcmp(way, "sendto"))
 		return sendto(client, whole + done, sizeof(whole) - done, MSG_NOSIGNAL, NULL, 0);
 	if (done < HEAD && !strcmp(way, "sendfile"))
@@ -84,6 +86,8 @@ static void respond(int client, const char *way)
 		setsockopt(client, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
 		way = "write";
 	}
+	if (!strcmp(way, "zerocopy"))
+		setsockopt(client, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof(on));
 	while (done < HEAD + CONTENT) {
 		ssize_t now = write_rest(client, strcmp(way, "any") ? way : ways[round++ % 6], done);
 
