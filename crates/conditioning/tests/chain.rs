@@ -518,12 +518,13 @@ fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
 /// The document's table of bytes is the one that the code writes.
 #[test]
 fn the_protocol_document_names_the_sizes_that_the_code_has() {
-    use tidegate_conditioning::{ledger, wire};
+    use tidegate_conditioning::{ledger, neighbours::word, wire};
     let text = include_str!("../../../docs/protocol/filter.md");
     for size in [wire::INLINE_BYTES, wire::REQUEST_BYTES, ledger::SLOTS as usize, wire::NOTICE_BYTES] {
         assert!(text.contains(&size.to_string()), "{size}");
     }
     assert!(text.contains(&format!("| {} | … |", wire::HEADER_BYTES)));
+    assert!(text.contains(&format!("up to {} bytes of UTF-8", word::REASON_BYTES - 1)));
 }
 
 #[test]

@@ -378,3 +378,20 @@ impl Connection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_the_place_of_something_stays_there_however_little_is_sent() {
+        let mut pipe = Pipe { bytes: b"Connection: close\n\nok".to_vec(), ..Pipe::default() };
+        let instead = b"Connection:      \n\n";
+        pipe.replace(instead);
+        for sent in 0..instead.len() {
+            assert_eq!(pipe.pending(), &b"Connection:      \n\nok"[sent..]);
+            pipe.took(1);
+        }
+        assert_eq!(pipe.pending(), b"ok");
+    }
+}
