@@ -84,6 +84,20 @@ impl Arguments {
         value.parse().map_err(|_| ArgumentError::Value { key, value: value.to_owned(), expected: "a number" })
     }
 
+    /// A number of which 0 makes no sense.
+    ///
+    /// # Errors
+    /// It cannot be read, or is 0.
+    pub fn positive<N: FromStr + Default + PartialEq>(&self, key: &'static str) -> Result<N, ArgumentError> {
+        let expected = "a number from 1 on";
+        match self.number(key)? {
+            zero if zero == N::default() => {
+                Err(ArgumentError::Value { key, value: self.text(key).to_owned(), expected })
+            }
+            number => Ok(number),
+        }
+    }
+
     /// `yes` or `no`.
     ///
     /// # Errors
@@ -116,6 +130,19 @@ impl Arguments {
             _ => return Err(wrong()),
         };
         number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(wrong)
+    }
+
+    /// A duration that is to take a while.
+    ///
+    /// # Errors
+    /// It is no duration, or none at all.
+    pub fn some_duration(&self, key: &'static str) -> Result<Duration, ArgumentError> {
+        let expected = "a duration such as 500ms, 10s or 2m";
+        Some(self.duration(key)?).filter(|duration| !duration.is_zero()).ok_or_else(|| ArgumentError::Value {
+            key,
+            value: self.text(key).to_owned(),
+            expected,
+        })
     }
 }
 

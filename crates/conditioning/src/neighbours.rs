@@ -50,6 +50,10 @@ pub fn out_of_the_way(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 pub mod word {
     /// From the filter: it is ready.
     pub const READY: u8 = b'R';
+    /// From the filter: it cannot run, for the reason that follows.
+    pub const FAILED: u8 = b'F';
+    /// So many bytes of a reason are told.
+    pub const REASON_BYTES: usize = 1000;
     /// The downstream neighbour was started anew: hand again what nobody took.
     pub const HAND_AGAIN: u8 = b'H';
     /// Write the counters to standard error.

@@ -130,6 +130,73 @@ fn a_preload_library_that_is_not_there_is_named_as_it_was_given() {
     one_line(&text, "--preload or TIDEGATE_PRELOAD: there is no file \"/no/such.so\"; without it, ");
 }
 
+/// The questions of a command that has ended were waited for, as long as it may take to listen.
+#[test]
+fn a_command_that_ends_before_it_listens_is_one_line_however_it_is_reached() {
+    for via in ["preload", "seccomp"] {
+        let (code, text) = fails(free_port(), &[], &["--via", via], &["true"]);
+        assert_eq!(code, 1, "{via}: {text}");
+        one_line(&text, "true ended (exit code 0) before it listened on port");
+        // What it left in the background has ended, too.
+        let (code, text) = fails(free_port(), &[], &["--via", via], &["sh", "-c", "sleep 0.2 & exit 0"]);
+        assert_eq!(code, 1, "{via}: {text}");
+        one_line(&text, "sh ended (exit code 0) before it listened on port");
+    }
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused() {
+    for option in ["--server-port", "--start-timeout", "--backlog"] {
+        let (code, text) = fails(free_port(), &[], &[option, "0"], &["true"]);
+        assert_eq!(code, 2, "{text}");
+        let first = format!("error: invalid value '0' for '{option} ");
+        assert!(text.starts_with(&first) && text.contains("0 is not in 1.."), "{text}");
+    }
+    for (filters, about) in [
+        (
+            &["package=timeout=0s"][..],
+            "filter package: timeout=0s: expected a duration such as 500ms, 10s or 2m",
+        ),
+        (&["persist=timeout=0ms"], "filter persist: timeout=0ms: expected a duration such as"),
+        (&["prior=nodes=0"], "filter prior: nodes=0: expected a number from 1 on"),
+        (&["police=port=0"], "filter police: port=0: expected a number from 1 on"),
+        (&["persist", "normalize", "persist"], "filter persist: a chain has one at most"),
+    ] {
+        let (code, text) = fails(free_port(), filters, &[], &["true"]);
+        assert_eq!(code, 2, "{text}");
+        one_line(&text, about);
+    }
+    let (code, text) = fails(free_port(), &[], &[], &[""]);
+    assert_eq!(code, 1);
+    one_line(&text, "cannot start \"\": No such file or directory");
+}
+
+/// The parser's picture of the place took four lines more.
+#[test]
+fn a_file_of_rules_that_cannot_be_read_is_one_line_with_the_place() {
+    let site = Site::new();
+    for (text, about) in [
+        ("[[request]]\npath = 5\n", "line 2, column 8: invalid type: integer `5`, expected a string"),
+        ("root:x:0:0\n", "line 1, column 11: key with no value, expected `=`"),
+        ("[[request]]\nmethod = \"\"\"\n", "line 3, column 1: invalid multi-line basic string"),
+    ] {
+        let rules = site.configuration("rules.toml", 0, text);
+        let (code, text) = fails(free_port(), &[&format!("police=rules={rules}")], &[], &["true"]);
+        assert_eq!(code, 2);
+        one_line(&text, &format!("filter police: {rules}: {about}"));
+    }
+}
+
+/// The filter said why in a line of its own.
+#[test]
+fn a_filter_that_cannot_start_is_one_line_that_says_why() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stats = format!("stats=listen={}", taken.local_addr().unwrap());
+    let (code, text) = fails(free_port(), &[&stats], &[], &["true"]);
+    assert_eq!(code, 1);
+    one_line(&text, "filter stats exited at start (listen of stats: Address already in use (os error 98))");
+}
+
 /// One line says who serves where, once somebody does.
 #[test]
 fn a_chain_that_serves_says_where_through_what_and_for_which_command() {
@@ -478,12 +545,13 @@ fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
 /// The document's table of bytes is the one that the code writes.
 #[test]
 fn the_protocol_document_names_the_sizes_that_the_code_has() {
-    use tidegate_conditioning::{ledger, wire};
+    use tidegate_conditioning::{ledger, neighbours::word, wire};
     let text = include_str!("../../../docs/protocol/filter.md");
     for size in [wire::INLINE_BYTES, wire::REQUEST_BYTES, ledger::SLOTS as usize, wire::NOTICE_BYTES] {
         assert!(text.contains(&size.to_string()), "{size}");
     }
     assert!(text.contains(&format!("| {} | … |", wire::HEADER_BYTES)));
+    assert!(text.contains(&format!("up to {} bytes of UTF-8", word::REASON_BYTES - 1)));
 }
 
 #[test]

@@ -81,6 +81,37 @@ fn a_server_that_selects_is_not_told_of_the_next_request_before_its_turn() {
     ["select", "pselect"].into_iter().for_each(waits_for_its_turn);
 }
 
+/// libuv, and so uvloop and Node, registers with epoll by an io_uring where there is one: the library never saw that, and the server
+/// was told of a connection's end for ever, or aborted. Without one it does so by epoll_ctl(2).
+#[test]
+fn a_server_that_would_register_by_an_io_uring_does_without() {
+    let (chain, _site) = compiled("rings.c", &[]);
+    let mut client = chain.client();
+    for _ in 0..5 {
+        assert_eq!(String::from_utf8(client.get("/a").body).unwrap(), "no ring, calls\n");
+        assert_eq!(chain.get("/a").status, 200);
+    }
+    chain.stop();
+}
+
+/// What a filter rewrote and what is on the socket are one request.
+#[test]
+fn a_server_that_waits_for_all_of_a_request_gets_all_of_it() {
+    for way in ["recv", "recvfrom", "recvmsg"] {
+        let (chain, _site) = compiled("waitall.c", &[way]);
+        let mut client = chain.client();
+        for length in [0, 10, 100_000] {
+            let content: Vec<u8> = (0..length).map(|at| b'a' + (at % 23) as u8).collect();
+            let head = format!("POST //a/../b HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+            client.send(&[head.as_bytes(), &content].concat());
+            let response = client.response(false);
+            assert_eq!(response.status, 200, "{way}: {}", response.head);
+            assert!(response.body == content, "{way}, {length}");
+        }
+        chain.stop();
+    }
+}
+
 /// Languages' buffered readers ask what there is to read (Java's `available`).
 #[test]
 fn a_server_that_asks_how_much_there_is_to_read_hears_of_its_own_request_only() {

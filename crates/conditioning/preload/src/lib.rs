@@ -10,6 +10,7 @@
 
 mod next;
 mod programs;
+mod raw;
 mod reads;
 mod rights;
 mod sockets;

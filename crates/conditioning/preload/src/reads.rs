@@ -7,35 +7,43 @@ use crate::fail;
 use crate::next::next;
 use crate::rights;
 
-const MOST_VECTORS: usize = 1024;
+/// The kernel takes no more at a time (UIO_MAXIOV).
+pub(crate) const MOST_VECTORS: usize = 1024;
 
-/// Reads into one buffer; `real` reads at most so many bytes from the socket.
+/// Reads into one buffer, with flags of recv(2); `real` reads at most so many bytes from the socket to there.
 fn read_one(
     fd: c_int,
-    buffer: *mut u8,
+    buffer: *mut c_void,
     length: size_t,
-    peek: bool,
-    real: impl Fn(size_t) -> ssize_t,
+    flags: c_int,
+    real: &dyn Fn(*mut c_void, size_t) -> ssize_t,
 ) -> ssize_t {
+    let peek = flags & libc::MSG_PEEK != 0;
     if length == 0 {
-        return real(0);
+        return real(buffer, 0);
     }
     if server::is_ended(fd) {
         return 0;
     }
     match server::reading(fd, length) {
-        Reading::AsUsual => real(length),
+        Reading::AsUsual => real(buffer, length),
         Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `length` writable bytes, and `bytes` are no more.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), bytes.len()) };
             if !peek {
                 server::took(fd, bytes.len(), true, true);
             }
-            bytes.len() as ssize_t
+            let mut got = bytes.len() as ssize_t;
+            if bytes.len() < length && wants_the_rest(fd, flags) {
+                // SAFETY: behind what was copied there is room for the rest.
+                let behind = unsafe { buffer.add(bytes.len()) };
+                got += read_one(fd, behind, length - bytes.len(), flags, real).max(0);
+            }
+            got
         }
         Reading::Socket(most) => {
-            let got = real(most);
+            let got = real(buffer, most);
             if got > 0 && !peek {
                 server::took(fd, got as usize, false, true);
             }
@@ -48,15 +56,20 @@ fn read_one(
     }
 }
 
+/// Whether a read that took a part of a request waits for the rest of it, too (MSG_WAITALL).
+fn wants_the_rest(fd: c_int, flags: c_int) -> bool {
+    flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL && !server::is_read(fd)
+}
+
 /// read(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
     read_one(
         fd,
-        buffer.cast(),
+        buffer,
         length,
-        false,
-        |most| next!(read(fd: c_int, buffer: *mut c_void, most: size_t) -> ssize_t),
+        0,
+        &|buffer, most| next!(read(fd: c_int, buffer: *mut c_void, most: size_t) -> ssize_t),
     )
 }
 
@@ -75,10 +88,10 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, length: size
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) -> ssize_t {
     read_one(
         fd,
-        buffer.cast(),
+        buffer,
         length,
-        flags & libc::MSG_PEEK != 0,
-        |most| next!(recv(fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int) -> ssize_t),
+        flags,
+        &|buffer, most| next!(recv(fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int) -> ssize_t),
     )
 }
 
@@ -108,7 +121,7 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     address_length: *mut socklen_t,
 ) -> ssize_t {
-    read_one(fd, buffer.cast(), length, flags & libc::MSG_PEEK != 0, |most| {
+    read_one(fd, buffer, length, flags, &|buffer, most| {
         next!(recvfrom(
             fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int,
             address: *mut sockaddr, address_length: *mut socklen_t
@@ -131,12 +144,24 @@ fn cut(vectors: &[iovec], most: usize) -> Vec<iovec> {
     result
 }
 
-fn total(vectors: &[iovec]) -> usize {
-    vectors.iter().map(|vector| vector.iov_len).sum()
+/// What `vectors` describe behind the first `skipped` bytes.
+pub(crate) fn behind(vectors: &[iovec], skipped: usize) -> impl Iterator<Item = iovec> {
+    let mut left = skipped;
+    vectors.iter().filter_map(move |vector| {
+        let now = vector.iov_len.min(left);
+        left -= now;
+        let iov_base = vector.iov_base.wrapping_byte_add(now);
+        (vector.iov_len > now).then_some(iovec { iov_base, iov_len: vector.iov_len - now })
+    })
 }
 
-/// Reads into several buffers; `real` is given vectors that hold as much as may be read from the socket.
-fn read_many(fd: c_int, vectors: &[iovec], peek: bool, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+pub(crate) fn total(vectors: &[iovec]) -> usize {
+    vectors.iter().fold(0, |sum, vector| sum.saturating_add(vector.iov_len))
+}
+
+/// Reads into several buffers, with flags of recv(2); `real` is given vectors that hold as much as may be read from the socket.
+fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec]) -> ssize_t) -> ssize_t {
+    let peek = flags & libc::MSG_PEEK != 0;
     match server::reading(fd, total(vectors)) {
         Reading::AsUsual => real(vectors),
         Reading::Fails(error) => fail(error) as ssize_t,
@@ -151,7 +176,12 @@ fn read_many(fd: c_int, vectors: &[iovec], peek: bool, real: impl Fn(&[iovec]) -
             if !peek {
                 server::took(fd, bytes.len(), true, true);
             }
-            bytes.len() as ssize_t
+            let mut got = bytes.len() as ssize_t;
+            if bytes.len() < total(vectors) && wants_the_rest(fd, flags) {
+                let rest: Vec<iovec> = behind(vectors, bytes.len()).collect();
+                got += read_many(fd, &rest, flags, real).max(0);
+            }
+            got
         }
         Reading::Socket(most) => {
             let got = real(&cut(vectors, most));
@@ -184,7 +214,7 @@ pub unsafe extern "C" fn readv(fd: c_int, first: *const iovec, count: c_int) -> 
         next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
     };
     match vectors(first, count.max(0) as usize).filter(|_| count > 0) {
-        Some(vectors) => read_many(fd, vectors, false, real),
+        Some(vectors) => read_many(fd, vectors, 0, &real),
         None => next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t),
     }
 }
@@ -205,7 +235,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     let header = unsafe { message.as_ref() };
     let found = header.and_then(|header| vectors(header.msg_iov, header.msg_iovlen));
     let Some(vectors) = found.filter(|vectors| total(vectors) > 0) else { return plain() };
-    read_many(fd, vectors, flags & libc::MSG_PEEK != 0, |cut| {
+    read_many(fd, vectors, flags, &|cut| {
         if cut.len() == vectors.len() && total(cut) == total(vectors) {
             return plain();
         }

@@ -10,7 +10,7 @@ use tidegate_conditioning::server::{
 };
 
 use crate::next::next;
-use crate::{errno, fail, state, streams};
+use crate::{errno, fail, raw, state, streams};
 
 fn borrow(fd: c_int) -> BorrowedFd<'static> {
     // SAFETY: a number from the server, used for single system calls that fail with EBADF if it is none.
@@ -196,6 +196,9 @@ pub unsafe extern "C" fn setsockopt(
         // SAFETY: the kernel just read an int there.
         server::corked(fd, unsafe { value.cast::<c_int>().read_unaligned() } != 0);
     }
+    if result == 0 && options::is_linger(level, name) {
+        server::set_linger_option(fd);
+    }
     result
 }
 
@@ -222,7 +225,8 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     next!(close(fd: c_int) -> c_int)
 }
 
-/// syscall(2): some programs close this way, libuv among them.
+/// syscall(2): some programs close this way, libuv among them. It would also register with epoll by an io_uring, of which nothing could
+/// be followed; where there is none, it calls epoll_ctl(2), as all do that know older kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -246,12 +250,13 @@ pub unsafe extern "C" fn syscall(
         libc::SYS_dup2 => return unsafe { dup2(a as c_int, b as c_int) }.into(),
         // SAFETY: as above.
         libc::SYS_dup3 => return unsafe { dup3(a as c_int, b as c_int, c as c_int) }.into(),
+        libc::SYS_io_uring_setup if state::is_behind_chain() => {
+            return fail(rustix::io::Errno::NOSYS).into();
+        }
         _ => {}
     }
     // Those that a call does not have are whatever the registers hold, as in libc's own wrapper.
-    next!(
-        syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long
-    )
+    raw::call(number, [a, b, c, d, e, f])
 }
 
 fn closing(fd: c_int) {

@@ -175,6 +175,11 @@ pub(crate) fn forget(fd: RawFd) {
     }
 }
 
+/// Whether this process has a chain. Takes no lock.
+pub(crate) fn is_behind_chain() -> bool {
+    known().is_some()
+}
+
 /// The chain, if this process has one.
 pub(crate) fn chain() -> Option<Arc<Chain>> {
     known().map(|known| known.chain.clone())

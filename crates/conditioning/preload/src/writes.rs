@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Reading};
 
 use crate::next::next;
-use crate::reads::vectors;
+use crate::reads::{self, vectors};
 use crate::rights::Sending;
 use crate::{errno, fail};
 
@@ -17,21 +17,41 @@ fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
     }
 }
 
-/// Writes one buffer by `real`, or what is to be written instead.
+/// Whether the bytes that are sent with these flags have been copied when the call returns: only then others may take their place.
+fn are_copied(flags: c_int) -> bool {
+    flags & libc::MSG_ZEROCOPY == 0
+}
+
+/// Writes one buffer by `real`, which sends with `flags`, with what is to be written instead of its beginning.
 fn write_one(
     fd: c_int,
     buffer: *const c_void,
     length: size_t,
+    flags: c_int,
     real: impl Fn(*const c_void) -> ssize_t,
 ) -> ssize_t {
-    let instead = match server::before_write(fd, bytes(buffer, length)) {
+    let bytes = bytes(buffer, length).filter(|_| are_copied(flags));
+    let instead = match server::before_write(fd, bytes) {
         Ok(instead) => instead,
         Err(error) => return fail(error) as ssize_t,
     };
-    let buffer = instead.as_ref().map_or(buffer, |instead| instead.as_ptr().cast());
-    let written = real(buffer);
-    wrote(fd, buffer, written);
+    let Some((bytes, instead)) = bytes.zip(instead) else {
+        let written = real(buffer);
+        wrote(fd, buffer, written);
+        return written;
+    };
+    let replaced = instead.len().min(length);
+    let patched = [&instead[..replaced], &bytes[replaced..]].concat();
+    let written = real(patched.as_ptr().cast());
+    wrote_instead(fd, &instead, written);
+    wrote(fd, patched.as_ptr().cast(), written);
     written
+}
+
+fn wrote_instead(fd: c_int, instead: &[u8], written: ssize_t) {
+    if let Ok(written) = usize::try_from(written) {
+        server::wrote_instead(fd, instead, written);
+    }
 }
 
 fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
@@ -42,28 +62,28 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
     Some(unsafe { std::slice::from_raw_parts(buffer.cast(), length) })
 }
 
-/// Writes several buffers by `real`, or what is to be written instead: a response's head is in the first one.
-fn write_many(fd: c_int, vectors: &[iovec], real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+/// Writes several buffers by `real`, which sends with `flags`, with what is to be written instead of their beginning: a response's head is in the first one.
+fn write_many(fd: c_int, vectors: &[iovec], flags: c_int, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
-    let head = first.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));
+    let head = first.filter(|_| are_copied(flags));
+    let head = head.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));
     let instead = match server::before_write(fd, head) {
         Ok(instead) => instead,
         Err(error) => return fail(error) as ssize_t,
     };
-    match first.zip(instead) {
-        None => {
-            let written = real(vectors);
-            wrote_vectors(fd, vectors.as_ptr(), vectors.len(), written);
-            written
-        }
-        Some((first, instead)) => {
-            let mut patched = vectors.to_vec();
-            patched[first].iov_base = instead.as_ptr().cast_mut().cast();
-            let written = real(&patched);
-            wrote_vectors(fd, patched.as_ptr(), patched.len(), written);
-            written
-        }
-    }
+    let Some(instead) = instead else {
+        let written = real(vectors);
+        wrote_vectors(fd, vectors.as_ptr(), vectors.len(), written);
+        return written;
+    };
+    let replaced = instead.len().min(reads::total(vectors));
+    let mut patched = vec![iovec { iov_base: instead.as_ptr().cast_mut().cast(), iov_len: replaced }];
+    // Beyond as many as the kernel takes, the server writes the rest next.
+    patched.extend(reads::behind(vectors, replaced).take(reads::MOST_VECTORS - 1));
+    let written = real(&patched);
+    wrote_instead(fd, &instead, written);
+    wrote_vectors(fd, patched.as_ptr(), patched.len(), written);
+    written
 }
 
 fn wrote_vectors(fd: c_int, first: *const iovec, count: usize, written: ssize_t) {
@@ -96,6 +116,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: size_t)
         fd,
         buffer,
         length,
+        0,
         |buffer| next!(write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t),
     )
 }
@@ -107,6 +128,7 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, length: size_t, 
         fd,
         buffer,
         length,
+        flags,
         |buffer| next!(send(fd: c_int, buffer: *const c_void, length: size_t, flags: c_int) -> ssize_t),
     )
 }
@@ -121,7 +143,7 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     address_length: socklen_t,
 ) -> ssize_t {
-    write_one(fd, buffer, length, |buffer| {
+    write_one(fd, buffer, length, flags, |buffer| {
         next!(sendto(
             fd: c_int, buffer: *const c_void, length: size_t, flags: c_int,
             address: *const sockaddr, address_length: socklen_t
@@ -135,7 +157,7 @@ pub unsafe extern "C" fn writev(fd: c_int, first: *const iovec, count: c_int) ->
     let Some(all) = vectors(first, count.max(0) as usize).filter(|_| server::is_ours(fd)) else {
         return next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t);
     };
-    write_many(fd, all, |vectors| {
+    write_many(fd, all, 0, |vectors| {
         let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
         next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
     })
@@ -162,7 +184,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         return fail(error) as ssize_t;
     }
     let Some(all) = vectors(header.msg_iov, header.msg_iovlen) else { return plain() };
-    write_many(fd, all, |vectors| {
+    write_many(fd, all, flags, |vectors| {
         let mut header = *header;
         header.msg_iov = vectors.as_ptr().cast_mut();
         header.msg_iovlen = vectors.len();

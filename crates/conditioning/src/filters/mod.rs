@@ -8,12 +8,14 @@ pub mod prior;
 pub mod slowread;
 pub mod stats;
 
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+
 use tidegate_core::metrics::Sample;
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
 use crate::host::{self, Filter};
 use crate::keeper::{Keeper, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
-use crate::neighbours::{FilterError, Place, say};
+use crate::neighbours::{FilterError, Place, environment, say, word};
 
 /// One filter: a row of the table that names, help texts, checks and starts come from.
 pub struct Kind {
@@ -203,13 +205,32 @@ pub fn run(args: &FilterArgs) -> u8 {
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, most);
     // A filter never needs more than it was started with.
     let _ = rustix::thread::set_no_new_privs(true);
+    let launcher = launcher();
     match start(&kinds) {
         Ok(()) => 0,
         Err(error) => {
-            say(&format!("{name}: {error}"));
+            if !launcher.is_some_and(|launcher| tell(&launcher, &error)) {
+                say(&format!("{name}: {error}"));
+            }
             if matches!(error, FilterError::Arguments(_) | FilterError::NotInAChain(_)) { 2 } else { 1 }
         }
     }
+}
+
+/// The launcher, if there is one: what has begun to run takes its descriptors over.
+fn launcher() -> Option<OwnedFd> {
+    let number: RawFd = std::env::var(environment::CONTROL).ok()?.parse().ok()?;
+    // SAFETY: borrowed for one fcntl, which fails on a number that is no open descriptor.
+    let borrowed = if number > 2 { unsafe { BorrowedFd::borrow_raw(number) } } else { return None };
+    rustix::io::fcntl_dupfd_cloexec(borrowed, 3).ok()
+}
+
+/// Has the launcher say why this filter cannot run; false if it is not heard.
+fn tell(launcher: &OwnedFd, error: &FilterError) -> bool {
+    let mut message = [&[word::FAILED], error.to_string().as_bytes()].concat();
+    message.truncate(word::REASON_BYTES);
+    let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+    rustix::net::send(launcher, &message, flags).is_ok()
 }
 
 fn start(kinds: &[(&Kind, &str)]) -> Result<(), FilterError> {

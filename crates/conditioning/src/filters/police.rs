@@ -157,9 +157,9 @@ impl Entry {
 /// Reads the `[[request]]` and `[[connection]]` tables of a configuration; its other tables are not looked at.
 ///
 /// # Errors
-/// What is wrong, with its place.
+/// What is wrong, with its place: one line.
 pub fn rules(text: &str) -> Result<RuleSet, String> {
-    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    let file: File = toml::from_str(text).map_err(|error| in_one_line(&error, text))?;
     let numbered = |table: &str, at: usize, error: String| format!("[[{table}]] number {}: {error}", at + 1);
     let requests = file.request.iter().enumerate();
     let requests =
@@ -172,6 +172,15 @@ pub fn rules(text: &str) -> Result<RuleSet, String> {
         connections: connections.collect::<Result<_, _>>()?,
         ..RuleSet::default()
     })
+}
+
+/// What is wrong, without the picture of the place.
+fn in_one_line(error: &toml::de::Error, text: &str) -> String {
+    let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or(text);
+    let line = before.bytes().filter(|&byte| byte == b'\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+    let reason = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    format!("line {line}, column {column}: {reason}")
 }
 
 /// The filter around a [`Policer`].
@@ -274,7 +283,7 @@ impl Filter for PoliceFilter {
 
 pub(super) fn check(arguments: &Arguments) -> Result<PoliceFilter, FilterError> {
     arguments.number::<usize>("window")?;
-    let (port, overload) = (arguments.number("port")?, arguments.number("overload")?);
+    let (port, overload) = (arguments.positive("port")?, arguments.number("overload")?);
     let file = arguments.text("rules");
     let text = if file.is_empty() { String::new() } else { super::read_file("rules", file)? };
     let filter = rules(&text).and_then(|rules| PoliceFilter::new(&rules, port, overload));

@@ -66,5 +66,5 @@ impl Filter for Prior {
 
 pub(super) fn check(arguments: &Arguments) -> Result<Prior, FilterError> {
     arguments.number::<usize>("window")?;
-    Ok(Prior::new(arguments.number("nodes")?))
+    Ok(Prior::new(arguments.positive("nodes")?))
 }

@@ -80,7 +80,7 @@ impl Settings {
             usize::try_from(files).unwrap_or(1024).saturating_sub(64) * if is_first { 8 } else { 7 } / 8;
         let asked: usize = arguments.number("connections")?;
         Ok(Self {
-            timeout: arguments.duration("timeout")?,
+            timeout: arguments.some_duration("timeout")?,
             idle: arguments.duration("idle")?,
             keep: if is_first { arguments.flag("keep")? } else { true },
             content_bytes: arguments.number("content")?,

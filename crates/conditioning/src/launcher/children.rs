@@ -225,6 +225,8 @@ pub struct FilterProcess {
     pub keeps: bool,
     /// Whether the server is its downstream neighbour.
     pub is_last: bool,
+    /// Why the process cannot run, in its own words.
+    reason: Option<String>,
     running: Option<(Child, OwnedFd)>,
 }
 
@@ -246,6 +248,7 @@ impl FilterProcess {
             listeners,
             keeps: false,
             is_last: false,
+            reason: None,
             running: None,
         }
     }
@@ -308,6 +311,7 @@ impl FilterProcess {
         }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;
+        self.reason = None;
         self.running = Some((Child::spawn(command, inherits, &name)?, ours));
         Ok(())
     }
@@ -326,9 +330,17 @@ impl FilterProcess {
     /// Takes note of what the filter said.
     pub fn hear(&mut self) {
         if let Some((_, control)) = &self.running {
-            let mut byte = [0; 1];
-            if let Ok((1, _)) = rustix::net::recv(control, &mut byte[..], RecvFlags::DONTWAIT) {
-                self.is_ready |= byte[0] == word::READY;
+            let mut message = [0; word::REASON_BYTES];
+            while let Ok((length @ 1.., _)) =
+                rustix::net::recv(control, &mut message[..], RecvFlags::DONTWAIT)
+            {
+                match message[0] {
+                    word::READY => self.is_ready = true,
+                    word::FAILED => {
+                        self.reason = Some(String::from_utf8_lossy(&message[1..length]).into_owned());
+                    }
+                    _ => {}
+                }
             }
         }
     }
@@ -339,10 +351,15 @@ impl FilterProcess {
         }
     }
 
-    /// How the process ended, if it has.
+    /// How the process ended, if it has, or why.
     pub fn has_ended(&mut self) -> Option<String> {
         let status = self.running.as_ref()?.0.status()?;
+        // What it said last.
+        self.hear();
         self.running = None;
+        if let Some(reason) = self.reason.take() {
+            return Some(reason);
+        }
         Some(match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("signal {signal}"),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::keeper::MOST_LISTENERS;
-use crate::launcher::{PATIENCE, Via};
+use crate::launcher::{PATIENCE, Via, shown};
 
 /// Why a chain could not be started, or could not go on. One line each.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum LaunchError {
         file: &'static str,
     },
     /// A program could not be started.
-    #[error("cannot start {program}: {reason}")]
+    #[error("cannot start {}: {reason}", shown(program))]
     Start {
         /// The program.
         program: String,
@@ -70,7 +70,7 @@ pub enum LaunchError {
     FilterExited {
         /// The filter.
         name: String,
-        /// Its exit status.
+        /// What it said of the reason, or its exit status.
         status: String,
     },
     /// A filter did not become ready in time.

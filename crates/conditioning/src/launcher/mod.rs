@@ -49,16 +49,16 @@ pub struct ConditionArgs {
     #[arg(long = "filter", value_name = "NAME[=ARGS]")]
     pub filters: Vec<FilterSpec>,
     /// Port that COMMAND listens on, if it is not the one of the first --listen.
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub server_port: Option<u16>,
     /// How COMMAND is reached; by default, what its program file calls for.
     #[arg(long, value_enum)]
     pub via: Option<Via>,
     /// How long COMMAND may take until it listens, and to accept its first client.
-    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     pub start_timeout: u64,
     /// Connections that may wait to be accepted.
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(i32).range(1..))]
     pub backlog: i32,
     /// Leave scheduling as it is, instead of SCHED_BATCH: lower latency where cores are shared with other work, less
     /// throughput.
@@ -135,6 +135,8 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let server_end = chain.take_server_end();
     let command = if is_static {
         let (command, questions) = children::start_static_command(&args.command)?;
+        let watched = questions.try_clone().map_err(|error| LaunchError::System("seccomp", error))?;
+        chain.questions = Some(watched);
         let link = server_end.ok_or(LaunchError::System("link", io::ErrorKind::NotFound.into()))?;
         let supervisor = notify::Supervisor::new(questions, link, &chain.ledger_file, address)
             .map_err(|error| LaunchError::System("seccomp", error))?;
@@ -272,6 +274,8 @@ struct RunningChain {
     ledger: Ledger,
     ledger_file: OwnedFd,
     server_end: Option<OwnedFd>,
+    /// What the server's processes ask, if they are reached so.
+    questions: Option<OwnedFd>,
 }
 
 impl RunningChain {
@@ -296,7 +300,8 @@ impl RunningChain {
     ) -> Result<Self, LaunchError> {
         let signals = Signals::take().map_err(|error| LaunchError::System("signalfd", error))?;
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-        let mut chain = Self { filters: Vec::new(), signals, ledger, ledger_file, server_end };
+        let mut chain =
+            Self { filters: Vec::new(), signals, ledger, ledger_file, server_end, questions: None };
         let mut upstream: Option<OwnedFd> = None;
         let mut last = Some(filter_end);
         let processes: Vec<_> = plan::processes(filters).collect();
@@ -367,8 +372,10 @@ impl RunningChain {
         if let Some(command) = command {
             watched.push(PollFd::from_borrowed_fd(command.pidfd(), PollFlags::IN));
         }
-        // Only its hang-up is of interest: the server's processes are gone.
+        // Only its hang-up is of interest: the server's processes are gone. Where they ask, this process has the other end of the
+        // link, and the last of them takes its questions with it once it has been collected.
         let last_link = self.filters.last().map(FilterProcess::downstream);
+        let last_link = self.questions.as_ref().map(AsFd::as_fd).or(last_link);
         if let Some(link) = last_link {
             watched.push(PollFd::from_borrowed_fd(link, PollFlags::empty()));
         }
@@ -412,6 +419,9 @@ impl RunningChain {
                 Some(Some(code)) if ending.is_some() || self.ledger.is_listening() => return Ok(code),
                 Some(Some(code)) => return Err(self.ended_early(served.as_ref(), code)),
                 Some(None) => {}
+                None if hung_up && served.is_some() && ending.is_none() && !self.ledger.is_listening() => {
+                    return Err(self.ended_early(served.as_ref(), 0));
+                }
                 None if hung_up => return Ok(0),
                 None => {}
             }

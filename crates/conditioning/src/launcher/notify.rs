@@ -338,11 +338,12 @@ impl Supervisor {
         }
     }
 
-    /// Options of TCP are set at the client's socket, on which they mean what the server wants.
+    /// Options of TCP, and what close does, are set at the client's socket, on which they mean what the server wants.
     fn set_option(&self, process: u32, arguments: [u64; 6], name: &str) -> Answer {
         let [_, level, option, at, length, _] = arguments;
         let (level, option) = (level as libc::c_int, option as libc::c_int);
-        if level == libc::SOL_SOCKET || self.relay.addresses(name).is_none() {
+        let is_linger = options::is_linger(level, option);
+        if level == libc::SOL_SOCKET && !is_linger || self.relay.addresses(name).is_none() {
             return Answer::Continue;
         }
         // Nothing is left to set where the connection is over.
@@ -352,6 +353,11 @@ impl Supervisor {
             Ok(()) => {
                 if let Some(value) = value.first_chunk().filter(|_| options::is_cork(level, option)) {
                     server::corked(client.as_raw_fd(), i32::from_ne_bytes(*value) != 0);
+                }
+                if is_linger {
+                    server::set_linger_option(client.as_raw_fd());
+                    // The server's own end says so, too, if it is asked.
+                    return Answer::Continue;
                 }
                 Answer::Value(0)
             }

@@ -69,6 +69,11 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
         if at > 0 && filter.name == "package" {
             return Err(refused("only the first filter can own the listening socket".to_owned()));
         }
+        if filter.name == "persist" && chain[..at].iter().any(|before| before.name == filter.name) {
+            return Err(refused(
+                "a chain has one at most: there is nothing left to do for another".to_owned(),
+            ));
+        }
     }
     for pair in chain.windows(2).filter(|pair| pair[1].shares) {
         let may_share = |filter: &FilterSpec| {

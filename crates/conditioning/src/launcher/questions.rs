@@ -15,7 +15,8 @@ const CALLS: [libc::c_long; 6] = [
 
 /// So are getsockopt and setsockopt, of every level but SOL_SOCKET, and of these there: what stands in a TCP socket's place
 /// has the others itself.
-const OF_SOCKETS: [libc::c_int; 4] = [libc::SO_TYPE, libc::SO_PROTOCOL, libc::SO_DOMAIN, libc::SO_ACCEPTCONN];
+const OF_SOCKETS: [libc::c_int; 5] =
+    [libc::SO_TYPE, libc::SO_PROTOCOL, libc::SO_DOMAIN, libc::SO_ACCEPTCONN, libc::SO_LINGER];
 
 #[cfg(target_arch = "x86_64")]
 const AUDIT_ARCH: u32 = 0xc000_003e;

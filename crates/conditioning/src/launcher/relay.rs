@@ -35,6 +35,13 @@ impl Pipe {
         &self.bytes[self.sent..]
     }
 
+    /// Puts `instead` in the place of the first of what is pending.
+    fn replace(&mut self, instead: &[u8]) {
+        for (byte, instead) in self.bytes[self.sent..].iter_mut().zip(instead) {
+            *byte = *instead;
+        }
+    }
+
     fn took(&mut self, length: usize) {
         self.sent += length;
         if self.is_empty() {
@@ -332,7 +339,10 @@ impl Connection {
         }
         let fd = self.client.as_raw_fd();
         let Ok(instead) = server::before_write(fd, Some(self.response.pending())) else { return Break(()) };
-        let bytes = instead.as_deref().unwrap_or(self.response.pending());
+        if let Some(instead) = instead {
+            self.response.replace(&instead);
+        }
+        let bytes = self.response.pending();
         match rustix::net::send(&self.client, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => {
                 let written = bytes[..sent].to_vec();
@@ -366,5 +376,22 @@ impl Connection {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_the_place_of_something_stays_there_however_little_is_sent() {
+        let mut pipe = Pipe { bytes: b"Connection: close\n\nok".to_vec(), ..Pipe::default() };
+        let instead = b"Connection:      \n\n";
+        pipe.replace(instead);
+        for sent in 0..instead.len() {
+            assert_eq!(pipe.pending(), &b"Connection:      \n\nok"[sent..]);
+            pipe.took(1);
+        }
+        assert_eq!(pipe.pending(), b"ok");
     }
 }

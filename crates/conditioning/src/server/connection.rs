@@ -42,6 +42,8 @@ pub struct Connection {
     /// What [`written`] was before the response, if that is worth knowing.
     written_before: Option<u64>,
     corked: bool,
+    /// The server said what its close does (SO_LINGER).
+    has_linger_option: bool,
     is_untouched: bool,
     is_shared: bool,
     is_read_elsewhere: bool,
@@ -49,6 +51,8 @@ pub struct Connection {
     keeps_alive: bool,
     /// The server announced its end, of which the client was not told.
     ends_itself: bool,
+    /// What is left of a head that is written instead of the server's.
+    head_left: Vec<u8>,
     /// The server's listening socket is an IPv6 one, which shows IPv4 clients as mapped addresses.
     pub presents_v6: bool,
     /// Whether its descriptors close on exec.
@@ -101,11 +105,13 @@ impl Connection {
             tracker: follow.then(|| ResponseTracker::new(method)),
             written_before: None,
             corked: false,
+            has_linger_option: false,
             is_untouched: true,
             is_shared: false,
             is_read_elsewhere: false,
             keeps_alive,
             ends_itself: false,
+            head_left: Vec::new(),
             presents_v6: false,
             cloexec: false,
             is_blocking: false,
@@ -149,6 +155,7 @@ impl Connection {
         self.tracker = persists.then(|| ResponseTracker::new(method));
         self.keeps_alive = persists && speaks_http_1_1(bytes);
         self.ends_itself = false;
+        self.head_left = Vec::new();
         true
     }
 
@@ -275,15 +282,23 @@ impl Connection {
         self.wrote_lingering |= self.lingers.is_some();
     }
 
-    /// What the server is to write instead of `bytes`: a server that ends each connection after one response does so
-    /// locally, and the client that wanted to keep its connection need not be told.
+    /// What the server is to write instead of the first of `bytes`, or of as many as there are: a server that ends each connection
+    /// after one response does so locally, and the client that wanted to keep its connection need not be told.
     pub fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
-        if !self.keeps_alive {
+        if !self.head_left.is_empty() {
+            return Some(self.head_left.clone());
+        }
+        if !self.keeps_alive || self.source() != Source::Exhausted {
             return None;
         }
         let instead = self.tracker.as_mut()?.without_close(bytes)?;
         self.ends_itself = true;
         Some(instead)
+    }
+
+    /// The server wrote so many bytes of which the first are `instead`: the rest of it is still to be written.
+    pub fn wrote_instead(&mut self, instead: &[u8], written: usize) {
+        self.head_left = instead.get(written..).unwrap_or_default().to_vec();
     }
 
     /// Whether the server said that it ends the connection after this response.
@@ -294,6 +309,11 @@ impl Connection {
     /// The server set TCP_CORK.
     pub fn set_corked(&mut self, corked: bool) {
         self.corked = corked;
+    }
+
+    /// The server set SO_LINGER.
+    pub fn set_linger_option(&mut self) {
+        self.has_linger_option = true;
     }
 
     /// Whether the server's end is over although it keeps its descriptor: the request is read to its end, the response
@@ -363,6 +383,11 @@ impl Connection {
             // What is corked would otherwise wait for the next response, or 200 ms.
             let _ = rustix::net::sockopt::set_tcp_cork(fd, false);
         }
+        if let Some(fd) = fd.filter(|&fd| self.has_linger_option && (locally == Some(true) || !resets(fd))) {
+            // It is of this end alone, and a filter that closes the connection must not wait for the client.
+            let _ = rustix::net::sockopt::set_socket_linger(fd, None);
+            self.has_linger_option = false;
+        }
         let Some((end, is_due)) = self.chain.ledger.release(self.id, end) else { return };
         if is_due || self.resumed > 0 {
             self.tell_end(fd, end);
@@ -384,7 +409,11 @@ impl Connection {
         let locally = end == State::EndedLocally;
         if !locally && let Some(fd) = fd {
             // The filters close their copies a moment later; the client need not wait for that.
-            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+            if resets(fd) {
+                let _ = rustix::net::connect_unspec(fd);
+            } else {
+                let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+            }
         }
         let notice = if locally { Notice::ClosedLocally(self.id) } else { Notice::ClosedForAll(self.id) };
         // A full link loses nothing: the ledger says the same, and filters look there.
@@ -428,6 +457,12 @@ fn written(fd: BorrowedFd<'_>) -> Option<u64> {
     let long = |at: usize| Some(u64::from_ne_bytes(*information.get(at..)?.first_chunk()?));
     let notsent = u32::from_ne_bytes(*information.get(NOTSENT_BYTES..)?.first_chunk()?);
     Some(long(BYTES_SENT)?.wrapping_sub(long(BYTES_RETRANS)?).wrapping_add(notsent.into()))
+}
+
+/// Whether the server's close is to reset the connection (SO_LINGER with no time, socket(7)): it tells the client that what it got is not
+/// all. To connect it to nothing does that at once (connect(2)), however many have the socket.
+fn resets(fd: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::socket_linger(fd) == Ok(Some(std::time::Duration::ZERO))
 }
 
 fn speaks_http_1_1(head: &[u8]) -> bool {

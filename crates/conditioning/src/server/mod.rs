@@ -350,8 +350,8 @@ fn mute(fd: BorrowedFd<'_>) {
     }
 }
 
-/// The server is about to write `bytes`, or the kernel for it, or to shut `fd` down: what is to be written instead, which is
-/// as long; `None`: these bytes. What only lingers goes on without the server.
+/// The server is about to write `bytes`, or the kernel for it, or to shut `fd` down: what is to be written instead of the first of them,
+/// or of as many as there are, followed by [`wrote_instead`]; `None`: these bytes. What only lingers goes on without the server.
 ///
 /// # Errors
 /// EPIPE: the server's end of the connection is over. It was before, or its response is complete, and what it writes now is
@@ -360,12 +360,19 @@ pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, 
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
         if connection.lingers().is_none() {
-            let is_answer = connection.source() == Source::Exhausted;
-            return Ok(bytes.filter(|_| is_answer).and_then(|bytes| connection.instead_of(bytes)));
+            return Ok(bytes.and_then(|bytes| connection.instead_of(bytes)));
         }
         end_locally(&mut connection);
     }
     if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
+}
+
+/// The server wrote `written` bytes that begin with `instead`, or with a part of it: what is left of it takes the place of what the server
+/// writes next, since it goes on from bytes of its own.
+pub fn wrote_instead(fd: RawFd, instead: &[u8], written: usize) {
+    if let Some(connection) = table::connection(fd) {
+        connection.lock().wrote_instead(instead, written);
+    }
 }
 
 /// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
@@ -459,6 +466,13 @@ fn note_interest(interests: &mut Vec<Interest>, interest: Interest, operation: i
 pub fn corked(fd: RawFd, on: bool) {
     if let Some(connection) = table::connection(fd) {
         connection.lock().set_corked(on);
+    }
+}
+
+/// The server set what its close does (SO_LINGER).
+pub fn set_linger_option(fd: RawFd) {
+    if let Some(connection) = table::connection(fd) {
+        connection.lock().set_linger_option();
     }
 }
 

@@ -57,6 +57,7 @@ fn may_set(level: c_int, name: c_int) -> bool {
             name,
             libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER | libc::IP_RECVTOS | libc::IP_RECVERR
         ),
+        libc::SOL_SOCKET => is_linger(level, name),
         libc::IPPROTO_IPV6 => {
             matches!(name, libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS | libc::IPV6_MTU_DISCOVER)
         }
@@ -76,6 +77,11 @@ fn may_get(level: c_int, name: c_int) -> bool {
 /// Whether what is written after it is set waits for more.
 pub fn is_cork(level: c_int, name: c_int) -> bool {
     (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
+}
+
+/// Whether it says what close(2) does.
+pub fn is_linger(level: c_int, name: c_int) -> bool {
+    (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER)
 }
 
 /// Sets an option of the client's `socket`.

@@ -132,7 +132,7 @@ impl ResponseTracker {
         }
     }
 
-    /// `bytes` without the announcement that the connection ends after this response, if they start with the response's
+    /// The head at the start of `bytes` without the announcement that the connection ends after this response, if it is the response's
     /// whole head, its framing says where it ends, and it announces so. The length stays the same.
     pub fn without_close(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.announced = None;
@@ -153,12 +153,12 @@ impl ResponseTracker {
         if keep_alive {
             return None;
         }
-        let mut patched = bytes.to_vec();
+        let mut patched = bytes[..length].to_vec();
         if is_1_0 {
             // RFC 9110 §6.2: who forwards a message sends a version of its own; the field is what HTTP/1.0 has instead.
             patched[7] = b'1';
         }
-        remove_connection_close(&mut patched[..length]);
+        remove_connection_close(&mut patched);
         self.framed_head(&patched).filter(|&found| found == (length, true)).map(|_| patched)
     }
 
@@ -360,7 +360,8 @@ mod tests {
                 "HTTP/1.1 204 No Content                   \r\n\r\n",
             ),
         ] {
-            assert_eq!(patched(before).unwrap(), after);
+            let patched = patched(before).unwrap();
+            assert_eq!(patched, after.trim_end_matches('a'));
             assert_eq!(before.len(), after.len());
         }
         for untouched in [
