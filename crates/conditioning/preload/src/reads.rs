@@ -1,7 +1,7 @@
 //! Reads stop at the end of the request: what follows on the socket is the next one, and the filters'.
 
-use libc::{c_int, c_uint, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
-use tidegate_conditioning::server::{self, Reading};
+use libc::{c_int, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use tidegate_conditioning::server::{self, Calls, Reading};
 
 use crate::fail;
 use crate::next::next;
@@ -9,21 +9,31 @@ use crate::rights;
 
 const MOST_VECTORS: usize = 1024;
 
+/// What a read may do, once it may do something; `flags` are those of recv(2).
+pub(crate) fn ready(fd: c_int, wanted: usize, flags: c_int) -> Reading {
+    let calls = Calls {
+        recv: |buffer: *mut c_void, length: size_t, flags: c_int| next!(recv(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) -> ssize_t),
+        poll: |descriptors: *mut pollfd, count: nfds_t, timeout: c_int| next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int),
+    };
+    server::ready(fd, wanted, flags & libc::MSG_DONTWAIT != 0, &calls)
+}
+
 /// Reads into one buffer; `real` reads at most so many bytes from the socket.
 fn read_one(
     fd: c_int,
     buffer: *mut u8,
     length: size_t,
-    peek: bool,
+    flags: c_int,
     real: impl Fn(size_t) -> ssize_t,
 ) -> ssize_t {
+    let peek = flags & libc::MSG_PEEK != 0;
     if length == 0 {
         return real(0);
     }
     if server::is_ended(fd) {
         return 0;
     }
-    match server::reading(fd, length) {
+    match ready(fd, length, flags) {
         Reading::AsUsual => real(length),
         Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
@@ -41,10 +51,7 @@ fn read_one(
             }
             got
         }
-        Reading::Exhausted => match server::beyond(fd) {
-            Ok(()) => 0,
-            Err(error) => fail(error) as ssize_t,
-        },
+        Reading::Ended => 0,
     }
 }
 
@@ -55,7 +62,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) ->
         fd,
         buffer.cast(),
         length,
-        false,
+        0,
         |most| next!(read(fd: c_int, buffer: *mut c_void, most: size_t) -> ssize_t),
     )
 }
@@ -77,7 +84,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, length: size_t, fl
         fd,
         buffer.cast(),
         length,
-        flags & libc::MSG_PEEK != 0,
+        flags,
         |most| next!(recv(fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int) -> ssize_t),
     )
 }
@@ -108,12 +115,30 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     address_length: *mut socklen_t,
 ) -> ssize_t {
-    read_one(fd, buffer.cast(), length, flags & libc::MSG_PEEK != 0, |most| {
+    read_one(fd, buffer.cast(), length, flags, |most| {
         next!(recvfrom(
             fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int,
             address: *mut sockaddr, address_length: *mut socklen_t
         ) -> ssize_t)
     })
+}
+
+/// recvfrom(2) as fortified programs call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    room: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_length: *mut socklen_t,
+) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { recvfrom(fd, buffer, length, flags, address, address_length) }
 }
 
 /// The first `most` bytes of what `vectors` describe.
@@ -136,8 +161,9 @@ fn total(vectors: &[iovec]) -> usize {
 }
 
 /// Reads into several buffers; `real` is given vectors that hold as much as may be read from the socket.
-fn read_many(fd: c_int, vectors: &[iovec], peek: bool, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
-    match server::reading(fd, total(vectors)) {
+fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+    let peek = flags & libc::MSG_PEEK != 0;
+    match ready(fd, total(vectors), flags) {
         Reading::AsUsual => real(vectors),
         Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
@@ -160,10 +186,7 @@ fn read_many(fd: c_int, vectors: &[iovec], peek: bool, real: impl Fn(&[iovec]) -
             }
             got
         }
-        Reading::Exhausted => match server::beyond(fd) {
-            Ok(()) => 0,
-            Err(error) => fail(error) as ssize_t,
-        },
+        Reading::Ended => 0,
     }
 }
 
@@ -184,7 +207,7 @@ pub unsafe extern "C" fn readv(fd: c_int, first: *const iovec, count: c_int) -> 
         next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
     };
     match vectors(first, count.max(0) as usize).filter(|_| count > 0) {
-        Some(vectors) => read_many(fd, vectors, false, real),
+        Some(vectors) => read_many(fd, vectors, 0, real),
         None => next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t),
     }
 }
@@ -205,7 +228,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     let header = unsafe { message.as_ref() };
     let found = header.and_then(|header| vectors(header.msg_iov, header.msg_iovlen));
     let Some(vectors) = found.filter(|vectors| total(vectors) > 0) else { return plain() };
-    read_many(fd, vectors, flags & libc::MSG_PEEK != 0, |cut| {
+    read_many(fd, vectors, flags, |cut| {
         if cut.len() == vectors.len() && total(cut) == total(vectors) {
             return plain();
         }
@@ -218,7 +241,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     })
 }
 
-/// recvmmsg(2): descriptors may come with any of the messages.
+/// recvmmsg(2): descriptors may come with any of the messages. Of a request, there is one message at a time, as the system call
+/// may return fewer than were asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -227,6 +251,14 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut libc::timespec,
 ) -> c_int {
+    if count > 0 && !messages.is_null() && server::is_ours(fd) {
+        // SAFETY: the caller passes `count` messages.
+        let got = unsafe { recvmsg(fd, &raw mut (*messages).msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        let Ok(length) = c_uint::try_from(got) else { return -1 };
+        // SAFETY: as above.
+        unsafe { (*messages).msg_len = length };
+        return 1;
+    }
     let got = next!(recvmmsg(
         fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, timeout: *mut libc::timespec
     ) -> c_int);

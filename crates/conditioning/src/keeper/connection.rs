@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::keeper::list::{Place, Places};
 use crate::keeper::whole::Whole;
 use crate::neighbours::monotonic_ns;
-use crate::wire::{Bundle, Id};
+use crate::wire::{Bundle, Id, UNKNOWN_END};
 
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,7 +43,7 @@ pub struct Connection {
     pub is_muted: bool,
     /// Whether the client has ended its side.
     pub is_half_closed: bool,
-    /// More than the request is on the socket: the next one may not be reported.
+    /// More than the request is on the socket, or may be by its end: the next one may not be reported.
     pub has_more: bool,
     /// Whether a request of it was served before.
     pub has_served: bool,
@@ -112,7 +112,7 @@ impl Connection {
     /// A request is whole; `seen` starts with it.
     pub fn arrived(&mut self, whole: Whole, seen: &[u8]) {
         let head = &seen[..(whole.head_bytes as usize).min(seen.len())];
-        self.has_more = seen.len() as u64 > whole.socket_bytes;
+        self.has_more = whole.socket_bytes == UNKNOWN_END || seen.len() as u64 > whole.socket_bytes;
         let id = Id { slot: self.slot, generation: 0 };
         self.bundle = Some(Box::new(Bundle {
             id,

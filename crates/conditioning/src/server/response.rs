@@ -29,6 +29,8 @@ enum At {
     Length(u64),
     Chunked(Box<ChunkedDecoder>),
     Complete,
+    /// Another protocol.
+    Changed,
     Unknown,
 }
 
@@ -64,9 +66,19 @@ impl ResponseTracker {
     pub fn extent(&self) -> Extent {
         match self.at {
             At::Complete => Extent::Complete { keep_alive: self.keep_alive },
-            At::Unknown => Extent::Unknown,
+            At::Unknown | At::Changed => Extent::Unknown,
             _ => Extent::Unfinished,
         }
+    }
+
+    /// Whether the connection is of another protocol from here on (RFC 9110 §7.8, §9.3.6).
+    pub fn changes_protocol(&self) -> bool {
+        matches!(self.at, At::Changed)
+    }
+
+    /// The method of the request.
+    pub fn method(&self) -> Method {
+        self.method
     }
 
     /// How many bytes the server wrote, as far as it was told.
@@ -100,7 +112,7 @@ impl ResponseTracker {
                 },
                 // More than a whole response: our reading of it was wrong, or the server's.
                 At::Complete => return self.at = At::Unknown,
-                At::Unknown => return,
+                At::Unknown | At::Changed => return,
             };
         }
     }
@@ -127,6 +139,7 @@ impl ResponseTracker {
                     }
                 }
             }
+            At::Changed => {}
             _ if length == 0 => {}
             _ => self.at = At::Unknown,
         }
@@ -175,7 +188,7 @@ impl ResponseTracker {
 
     /// The whole head at the start of `bytes`, if it needs no parser.
     fn plain(&self, bytes: &[u8]) -> Option<plain::Response> {
-        if self.method == Method::Head { None } else { plain::response(bytes) }
+        if matches!(self.method, Method::Head | Method::Connect) { None } else { plain::response(bytes) }
     }
 
     fn head_bytes<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
@@ -221,10 +234,10 @@ impl ResponseTracker {
         let (status, framing) = (head.status, head.framing);
         self.keep_alive = head.keep_alive;
         self.head.clear();
-        if (100..200).contains(&status) && status != 101 {
+        if status == 101 || method == Method::Connect && (200..300).contains(&status) {
+            self.at = At::Changed;
+        } else if (100..200).contains(&status) {
             parser.reset(method);
-        } else if status == 101 {
-            self.at = At::Unknown;
         } else {
             self.at = match framing {
                 BodyFraming::None | BodyFraming::Length(0) => At::Complete,
@@ -333,6 +346,22 @@ mod tests {
         assert_eq!(extent(Method::Get, b"not HTTP\r\n"), Extent::Unknown);
         let beyond = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab";
         assert_eq!(extent(Method::Get, beyond), Extent::Unknown);
+    }
+
+    #[test]
+    fn a_response_may_change_the_protocol() {
+        let changes = |method, response: &[u8]| {
+            let mut tracker = ResponseTracker::new(method);
+            tracker.wrote(response);
+            tracker.wrote(b"another protocol");
+            tracker.changes_protocol()
+        };
+        let (upgrade, tunnel) = (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n");
+        assert!(changes(Method::Get, upgrade) && changes(Method::Connect, tunnel));
+        assert!(!changes(Method::Get, tunnel));
+        assert!(!changes(Method::Connect, b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"));
+        let interim = [&b"HTTP/1.1 100 Continue\r\n\r\n"[..], upgrade].concat();
+        assert!(changes(Method::Get, &interim));
     }
 
     #[test]

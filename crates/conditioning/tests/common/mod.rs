@@ -296,6 +296,11 @@ impl Client {
         Ok(response)
     }
 
+    /// What comes, for whoever reads something else than responses.
+    pub fn reader(&mut self) -> &mut impl Read {
+        &mut self.reader
+    }
+
     /// Whether the server's side ends before anything else comes from it.
     pub fn is_ended(&mut self) -> bool {
         match self.reader.fill_buf() {
