@@ -7,7 +7,9 @@
  *   dontwait  likewise, by recv(2) with MSG_DONTWAIT
  *   cancel    another thread reads, and is cancelled before the answer
  *   flags     answers three connections, of which it changes the flags afterwards, and keeps them
- *   shuts     shuts its listening socket down in a child before it serves
+ *   shuts     shuts its listening socket down in a child, and closes it, before it serves
+ *   range     closes all descriptors that it does not know, and becomes the same program anew before it listens
+ *   each      likewise, one after the other
  *
  * A response is what the last read before it returned, or the read behind the response before it.
  */
@@ -134,6 +136,14 @@ int main(int argc, char **argv)
 	if (argc != 3)
 		return 2;
 	way = argv[2];
+	if (is("range") || is("each")) {
+		for (client = 3; is("each") && client < 70000; client++)
+			close(client);
+		if (is("range"))
+			close_range(3, ~0U, 0);
+		execl(argv[0], argv[0], argv[1], "shuts", NULL);
+		return 4;
+	}
 	signal(SIGPIPE, SIG_IGN);
 	address.sin_port = htons((unsigned short)atoi(argv[1]));
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
