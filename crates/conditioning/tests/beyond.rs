@@ -225,6 +225,16 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
                 echoes(&mut client, status, early);
             }
         }
+        // Other requests than the filters see are none of the server's, whether the client asked for nothing else or for one of
+        // several, or for nothing.
+        let both = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c, echo").into_bytes();
+        let only = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c").into_bytes();
+        for request in [both, only, get("/h2c")] {
+            let mut client = chain.client();
+            client.send(&[&request[..], b"PRI * HTTP/2.0\r\n\r\n"].concat());
+            assert_eq!(client.response(true).status, 101);
+            assert!(client.is_ended());
+        }
         // It may say no as well, and be asked again.
         let mut client = chain.client();
         client.send(&[upgrade("/no"), upgrade("/no"), upgrade("/")].concat());
@@ -235,7 +245,7 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
     }
 }
 
-/// Of 20 clients, which close nothing, each is served by one thread, which waits for each no longer than it wants to.
+/// One thread serves clients that close nothing: it waits for each no longer than it wants to.
 #[test]
 fn a_read_beyond_the_request_ends_when_the_socket_says_so() {
     let (chain, _site) = compiled("beyond.c", &["-pthread"], "drains", CHAIN);
@@ -254,6 +264,19 @@ fn a_read_beyond_the_request_ends_when_the_socket_says_so() {
         assert_eq!(client.response(false).body, b"EAGAIN", "{way}");
         chain.stop();
     }
+}
+
+#[test]
+fn a_read_of_the_rest_of_a_request_ends_when_the_socket_says_so() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "rest", CHAIN);
+    let long = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n".to_vec();
+    for mut request in [[long, vec![b'x'; 100_000]].concat(), chunked("/", 100_000)] {
+        request.truncate(50_000);
+        let mut client = chain.client();
+        client.send(&request);
+        assert_eq!(client.response(false).body, b"EAGAIN");
+    }
+    chain.stop();
 }
 
 #[test]

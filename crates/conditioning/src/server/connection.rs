@@ -10,7 +10,7 @@ use crate::keeper::whole::Whole;
 use crate::ledger::{Passage, Passed, State};
 use crate::link;
 use crate::server::content::Chunks;
-use crate::server::response::{Extent, ResponseTracker};
+use crate::server::response::{Change, Extent, ResponseTracker};
 use crate::server::table::Chain;
 use crate::server::{lingering, process};
 use crate::wire::{Bundle, Id, Notice, UNKNOWN_END, flags};
@@ -47,7 +47,7 @@ pub struct Connection {
     replaces: u64,
     /// Bytes on the socket that belong to the request as far as is known; all, unless there are `chunks`.
     socket_left: u64,
-    /// Content whose end was not seen, behind those.
+    /// Content whose end was not seen, behind those; or that has none.
     chunks: Option<Box<Chunks>>,
     /// The connection is of another protocol: all that comes may be read.
     is_the_servers: bool,
@@ -317,17 +317,17 @@ impl Connection {
         self.tracker.as_mut()
     }
 
-    /// The server's answer to a request that may change the protocol says that it does: all that comes is the server's from
-    /// now on. True once.
+    /// The response says that the protocol changes: all that comes is the server's from now on if the request asked for that;
+    /// and nobody's if it did not, or if what comes are requests that no filter could see. True once.
     pub fn changes_protocol(&mut self) -> bool {
-        let is_asked = self.flags & flags::FINAL != 0 && !self.is_the_servers;
-        let changes = is_asked && self.tracker.as_ref().is_some_and(ResponseTracker::changes_protocol);
-        if changes {
-            self.is_the_servers = true;
-            self.tracker = None;
-            self.keeps_alive = false;
+        let Some(change) = self.tracker.as_ref().and_then(ResponseTracker::change) else { return false };
+        self.is_the_servers = self.flags & flags::FINAL != 0 && change == Change::Another;
+        if !self.is_the_servers {
+            self.chunks = Some(Box::new(Chunks::lost()));
         }
-        changes
+        self.tracker = None;
+        self.keeps_alive = false;
+        true
     }
 
     /// The server has begun to read: has [`Self::wrote_unseen`] find out what it writes from now on; `socket` is the

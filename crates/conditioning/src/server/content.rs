@@ -21,7 +21,7 @@ impl Chunks {
         Self { decoder, is_untouched: true, is_malformed: false }
     }
 
-    /// Content of which another process has looked at a part: where it goes on is not known here.
+    /// Content of which nothing more can be read, such as some of which another process has looked at a part.
     pub fn lost() -> Self {
         Self { is_malformed: true, ..Self::new() }
     }

@@ -1,6 +1,9 @@
 //! Follows what a server writes, to know when its response is complete by its own framing (RFC 9112 §6.3).
 
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, ResponseParser};
+use tidegate_http::forward::upgrade_protocols;
+use tidegate_http::{
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Method, Progress, ResponseParser,
+};
 
 use crate::plain;
 
@@ -24,13 +27,21 @@ pub enum Extent {
     Unknown,
 }
 
+/// What a response that changes the protocol changes it to (RFC 9110 §7.8, §9.3.6).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Change {
+    /// To one that carries no requests of its own, as far as is known.
+    Another,
+    /// To another version of HTTP, or to TLS: requests that no filter could see.
+    Requests,
+}
+
 enum At {
     Head,
     Length(u64),
     Chunked(Box<ChunkedDecoder>),
     Complete,
-    /// Another protocol.
-    Changed,
+    Changed(Change),
     Unknown,
 }
 
@@ -66,14 +77,14 @@ impl ResponseTracker {
     pub fn extent(&self) -> Extent {
         match self.at {
             At::Complete => Extent::Complete { keep_alive: self.keep_alive },
-            At::Unknown | At::Changed => Extent::Unknown,
+            At::Unknown | At::Changed(_) => Extent::Unknown,
             _ => Extent::Unfinished,
         }
     }
 
-    /// Whether the connection is of another protocol from here on (RFC 9110 §7.8, §9.3.6).
-    pub fn changes_protocol(&self) -> bool {
-        matches!(self.at, At::Changed)
+    /// Whether the connection is of another protocol from here on.
+    pub fn change(&self) -> Option<Change> {
+        if let At::Changed(change) = self.at { Some(change) } else { None }
     }
 
     /// The method of the request.
@@ -112,7 +123,7 @@ impl ResponseTracker {
                 },
                 // More than a whole response: our reading of it was wrong, or the server's.
                 At::Complete => return self.at = At::Unknown,
-                At::Unknown | At::Changed => return,
+                At::Unknown | At::Changed(_) => return,
             };
         }
     }
@@ -139,7 +150,7 @@ impl ResponseTracker {
                     }
                 }
             }
-            At::Changed => {}
+            At::Changed(_) => {}
             _ if length == 0 => {}
             _ => self.at = At::Unknown,
         }
@@ -232,10 +243,14 @@ impl ResponseTracker {
         };
         let head = parser.head(if before == 0 { bytes } else { &self.head });
         let (status, framing) = (head.status, head.framing);
+        let names_requests =
+            head.fields.has(FieldId::Upgrade) && upgrade_protocols(&head.fields).next().is_none();
         self.keep_alive = head.keep_alive;
         self.head.clear();
-        if status == 101 || method == Method::Connect && (200..300).contains(&status) {
-            self.at = At::Changed;
+        if status == 101 {
+            self.at = At::Changed(if names_requests { Change::Requests } else { Change::Another });
+        } else if method == Method::Connect && (200..300).contains(&status) {
+            self.at = At::Changed(Change::Another);
         } else if (100..200).contains(&status) {
             parser.reset(method);
         } else {
@@ -354,14 +369,24 @@ mod tests {
             let mut tracker = ResponseTracker::new(method);
             tracker.wrote(response);
             tracker.wrote(b"another protocol");
-            tracker.changes_protocol()
+            tracker.change()
         };
         let (upgrade, tunnel) = (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n");
-        assert!(changes(Method::Get, upgrade) && changes(Method::Connect, tunnel));
-        assert!(!changes(Method::Get, tunnel));
-        assert!(!changes(Method::Connect, b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"));
+        let another = Some(Change::Another);
+        assert_eq!((changes(Method::Get, upgrade), changes(Method::Connect, tunnel)), (another, another));
+        assert_eq!(changes(Method::Get, tunnel), None);
+        assert_eq!(changes(Method::Connect, b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"), None);
         let interim = [&b"HTTP/1.1 100 Continue\r\n\r\n"[..], upgrade].concat();
-        assert!(changes(Method::Get, &interim));
+        assert_eq!(changes(Method::Get, &interim), another);
+        let to = |protocol: &str| {
+            let head =
+                format!("HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\r\n");
+            changes(Method::Get, head.as_bytes())
+        };
+        assert_eq!(
+            (to("websocket"), to("h2c"), to("TLS/1.0")),
+            (another, Some(Change::Requests), Some(Change::Requests))
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
  *   drains    answers, ends its sending side, and reads until the client has ended or a second has passed (SO_RCVTIMEO)
  *   ends      likewise, without a limit
  *   timeout   reads for more than the request before it answers, for a tenth of a second at most
+ *   rest      likewise, for all of a request whose rest does not come
  *   dontwait  likewise, by recv(2) with MSG_DONTWAIT
  *   cancel    another thread reads, and is cancelled before the answer
  *   flags     answers three connections, of which it changes the flags afterwards, and keeps them
@@ -102,12 +103,17 @@ static void serve(int client)
 	}
 	if (is("drains"))
 		limit(client, 1000);
-	if (is("timeout"))
+	if (is("timeout") || is("rest"))
 		limit(client, 100);
 	if (head(client) <= 0)
 		return;
 	if (is("timeout"))
 		note(read(client, bytes, sizeof(bytes)));
+	if (is("rest")) {
+		while ((got = read(client, bytes, sizeof(bytes))) > 0)
+			;
+		note(got);
+	}
 	if (is("dontwait"))
 		note(recv(client, bytes, sizeof(bytes), MSG_DONTWAIT));
 	answer(client);
