@@ -92,7 +92,9 @@ fn reads_one_request_at_a_time(chain: &Chain) {
 
 #[test]
 fn a_server_reads_one_request_at_a_time_in_whichever_way() {
-    for way in ["read", "recv", "recvfrom", "readv", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice"] {
+    for way in
+        ["read", "recv", "recvfrom", "readv", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice", "edge"]
+    {
         eprintln!("{way}");
         let (chain, _site) = compiled("reads.c", &[], way, CHAIN);
         reads_one_request_at_a_time(&chain);
@@ -314,7 +316,10 @@ fn flags_of_a_connection_that_is_over_are_its_own() {
 #[test]
 fn a_child_that_shuts_the_listening_socket_down_shuts_nobody_elses() {
     let (chain, _site) = compiled("beyond.c", &["-pthread"], "shuts", CHAIN);
-    assert_eq!(chain.get("/").body, b"nothing");
+    // The first may have come before.
+    for _ in 0..3 {
+        assert_eq!(chain.get("/").body, b"nothing");
+    }
     chain.stop();
 }
 

@@ -209,3 +209,19 @@ impl Places for Connections {
         &mut self.slots[index as usize].as_mut().expect("a connection in a list").place
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of an upload whose end is not known, the next request was found a second or two after it had come.
+    #[test]
+    fn what_may_be_more_than_a_request_counts_as_more() {
+        let socket = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let mut connection = Connection::new(socket, ([127, 0, 0, 1], 1).into(), 0, Instant::now());
+        for (socket_bytes, has_more) in [(4, false), (3, true), (9, false), (UNKNOWN_END, true)] {
+            connection.arrived(Whole { head_bytes: 3, socket_bytes, flags: 0 }, b"seen");
+            assert_eq!(connection.has_more, has_more, "{socket_bytes}");
+        }
+    }
+}

@@ -314,6 +314,11 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
     }
     if from_copy {
         guard.took_copy(borrow(fd), length);
+        // Behind what was rewritten, the rest of the request may be on the socket since before it was told of any: a server that
+        // got less than it wanted takes that for all that there is.
+        if guard.unread_copy().is_empty() && guard.source() != Source::Exhausted {
+            report_again(&guard, libc::EPOLLET as u32);
+        }
     } else {
         guard.took_from_socket(length as u64);
     }
@@ -475,19 +480,21 @@ pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     }
     note_holder(&guard);
     if guard.changes_protocol() {
-        report_again(&mut guard);
+        guard.is_muted = false;
+        report_again(&guard, 0);
     }
     if guard.is_over() {
         over(&mut guard);
     }
 }
 
-/// What is on the socket is the server's now, which was not told of it, or could not read it when it was.
-fn report_again(connection: &mut Connection) {
-    connection.is_muted = false;
+/// The server is to be told of what is on the socket, although it was told of it before; by sets that have `events`.
+fn report_again(connection: &Connection, events: u32) {
     // A registration for one event may be spent: the server will ask again.
-    let lasting = |interest: &&Interest| interest.events & libc::EPOLLONESHOT as u32 == 0;
-    for interest in connection.interests.iter().filter(lasting) {
+    let is_meant = |interest: &&Interest| {
+        interest.events & libc::EPOLLONESHOT as u32 == 0 && interest.events & events == events
+    };
+    for interest in connection.interests.iter().filter(is_meant) {
         let events = epoll::EventFlags::from_bits_retain(interest.events);
         let data = epoll::EventData::new_u64(interest.data);
         let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
