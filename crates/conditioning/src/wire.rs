@@ -24,6 +24,9 @@ pub struct Id {
     pub generation: u32,
 }
 
+/// The length of a request whose content is chunked and not whole: where it ends is found by who reads it.
+pub const UNKNOWN_END: u64 = u64::MAX;
+
 /// What a bundle says about its request, one bit each.
 pub mod flags {
     /// The copy replaces the first `replaces` bytes on the socket. Without it the copy is for filters to look at only.
@@ -34,8 +37,8 @@ pub mod flags {
     pub const PERSISTENT: u16 = 4;
     /// The request's method is HEAD: its response has no content.
     pub const HEAD_METHOD: u16 = 8;
-    /// Where the request ends is unknown, or it turns the connection into something else: the connection is the
-    /// server's from here on and ends with its close.
+    /// The response may change the connection's protocol (101 to `Upgrade`, 2xx to CONNECT): from then on it is the server's,
+    /// and ends with its close.
     pub const FINAL: u16 = 16;
     /// All flags that version 1 knows.
     pub const KNOWN: u16 = 31;
@@ -50,7 +53,7 @@ pub struct Bundle {
     pub flags: u16,
     /// The client's address.
     pub peer: SocketAddr,
-    /// Length in bytes of the request on the socket, head and content; `u64::MAX` if [`flags::FINAL`].
+    /// Length in bytes of the request on the socket, head and content, or [`UNKNOWN_END`].
     pub socket_bytes: u64,
     /// When the request was whole, in nanoseconds of CLOCK_MONOTONIC.
     pub arrived_ns: u64,

@@ -207,6 +207,15 @@ impl ChunkedDecoder {
         Ok((taken, false))
     }
 
+    /// Passes over what the current chunk still has of data, which need not be seen. Returns how many bytes that is.
+    pub fn pass_data(&mut self) -> u64 {
+        if self.at != At::Data {
+            return 0;
+        }
+        self.at = At::DataReturn;
+        std::mem::take(&mut self.remaining)
+    }
+
     /// Whether the body is complete.
     pub fn is_done(&self) -> bool {
         self.at == At::Done

@@ -11,7 +11,9 @@ use libc::{
 };
 use libc::{ssize_t, timeval};
 use rustix::io::Errno;
-use tidegate_conditioning::server::{self, AcceptOptions, Closing, Reading, address, connection::Interest};
+use tidegate_conditioning::server::{
+    self, AcceptOptions, Calls, Closing, Reading, address, connection::Interest,
+};
 
 fn fail(error: Errno) -> c_int {
     // SAFETY: the calling thread's errno.
@@ -73,10 +75,16 @@ pub unsafe extern "C" fn cc_accept(s: c_int, addr: *mut sockaddr, addrlen: *mut 
 /// See `tidegate/cc.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cc_read(fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    match server::reading(fd, count) {
+    let calls = Calls {
+        // SAFETY: as [`server::ready`] asks for.
+        recv: |to, length, flags| unsafe { libc::recv(fd, to, length, flags) },
+        // SAFETY: likewise.
+        poll: |descriptors, count, timeout| unsafe { libc::poll(descriptors, count, timeout) },
+    };
+    match server::ready(fd, count, false, &calls) {
         // SAFETY: the caller's own arguments.
-        // Connections of servers that close by themselves never linger.
-        Reading::AsUsual | Reading::Fails(_) => unsafe { libc::read(fd, buf, count) },
+        Reading::AsUsual => unsafe { libc::read(fd, buf, count) },
+        Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `count` writable bytes, and `bytes` are no more.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast(), bytes.len()) };
@@ -91,10 +99,7 @@ pub unsafe extern "C" fn cc_read(fd: c_int, buf: *mut c_void, count: size_t) -> 
             }
             got
         }
-        Reading::Exhausted => match server::beyond(fd) {
-            Ok(()) => 0,
-            Err(error) => fail(error) as ssize_t,
-        },
+        Reading::Ended => 0,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads stop at the end of the request: what follows on the socket is the next one, and the filters'.
 
-use libc::{c_int, c_uint, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
-use tidegate_conditioning::server::{self, Reading};
+use libc::{c_int, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use tidegate_conditioning::server::{self, Calls, Reading};
 
 use crate::fail;
 use crate::next::next;
@@ -9,6 +9,15 @@ use crate::rights;
 
 /// The kernel takes no more at a time (UIO_MAXIOV).
 pub(crate) const MOST_VECTORS: usize = 1024;
+
+/// What a read may do, once it may do something; `flags` are those of recv(2).
+pub(crate) fn ready(fd: c_int, wanted: usize, flags: c_int) -> Reading {
+    let calls = Calls {
+        recv: |buffer: *mut c_void, length: size_t, flags: c_int| next!(recv(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) -> ssize_t),
+        poll: |descriptors: *mut pollfd, count: nfds_t, timeout: c_int| next!(poll(descriptors: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int),
+    };
+    server::ready(fd, wanted, flags & libc::MSG_DONTWAIT != 0, &calls)
+}
 
 /// Reads into one buffer, with flags of recv(2); `real` reads at most so many bytes from the socket to there.
 fn read_one(
@@ -25,7 +34,7 @@ fn read_one(
     if server::is_ended(fd) {
         return 0;
     }
-    match server::reading(fd, length) {
+    match ready(fd, length, flags) {
         Reading::AsUsual => real(buffer, length),
         Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
@@ -43,16 +52,19 @@ fn read_one(
             got
         }
         Reading::Socket(most) => {
-            let got = real(buffer, most);
+            let mut got = real(buffer, most);
             if got > 0 && !peek {
                 server::took(fd, got as usize, false, true);
             }
+            // Of content without a known end, no more than was there may be asked for at a time.
+            if got == most as ssize_t && most < length && wants_the_rest(fd, flags) {
+                // SAFETY: behind what was read there is room for the rest.
+                let behind = unsafe { buffer.add(most) };
+                got += read_one(fd, behind, length - most, flags, real).max(0);
+            }
             got
         }
-        Reading::Exhausted => match server::beyond(fd) {
-            Ok(()) => 0,
-            Err(error) => fail(error) as ssize_t,
-        },
+        Reading::Ended => 0,
     }
 }
 
@@ -129,6 +141,24 @@ pub unsafe extern "C" fn recvfrom(
     })
 }
 
+/// recvfrom(2) as fortified programs call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    room: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_length: *mut socklen_t,
+) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { recvfrom(fd, buffer, length, flags, address, address_length) }
+}
+
 /// The first `most` bytes of what `vectors` describe.
 fn cut(vectors: &[iovec], most: usize) -> Vec<iovec> {
     let mut left = most;
@@ -162,7 +192,7 @@ pub(crate) fn total(vectors: &[iovec]) -> usize {
 /// Reads into several buffers, with flags of recv(2); `real` is given vectors that hold as much as may be read from the socket.
 fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec]) -> ssize_t) -> ssize_t {
     let peek = flags & libc::MSG_PEEK != 0;
-    match server::reading(fd, total(vectors)) {
+    match ready(fd, total(vectors), flags) {
         Reading::AsUsual => real(vectors),
         Reading::Fails(error) => fail(error) as ssize_t,
         Reading::Copy(bytes) => {
@@ -190,10 +220,7 @@ fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec])
             }
             got
         }
-        Reading::Exhausted => match server::beyond(fd) {
-            Ok(()) => 0,
-            Err(error) => fail(error) as ssize_t,
-        },
+        Reading::Ended => 0,
     }
 }
 
@@ -248,7 +275,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     })
 }
 
-/// recvmmsg(2): descriptors may come with any of the messages.
+/// recvmmsg(2): descriptors may come with any of the messages. Of a request, there is one message at a time, as the system call
+/// may return fewer than were asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -257,6 +285,14 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut libc::timespec,
 ) -> c_int {
+    if count > 0 && !messages.is_null() && server::is_ours(fd) {
+        // SAFETY: the caller passes `count` messages.
+        let got = unsafe { recvmsg(fd, &raw mut (*messages).msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        let Ok(length) = c_uint::try_from(got) else { return -1 };
+        // SAFETY: as above.
+        unsafe { (*messages).msg_len = length };
+        return 1;
+    }
     let got = next!(recvmmsg(
         fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, timeout: *mut libc::timespec
     ) -> c_int);

@@ -256,18 +256,14 @@ pub unsafe extern "C" fn splice(
     if let Err(error) = server::before_write(to, None) {
         return fail(error) as ssize_t;
     }
-    let length = match server::reading(from, length) {
+    let waits = if flags & libc::SPLICE_F_NONBLOCK == 0 { 0 } else { libc::MSG_DONTWAIT };
+    let length = match reads::ready(from, length, waits) {
         Reading::AsUsual => length,
         Reading::Fails(error) => return fail(error) as ssize_t,
         Reading::Socket(most) => most,
         // Who asks for bytes that are not on a socket reads them instead (splice(2), EINVAL).
         Reading::Copy(_) => return fail(Errno::INVAL) as ssize_t,
-        Reading::Exhausted => {
-            return match server::beyond(from) {
-                Ok(()) => 0,
-                Err(error) => fail(error) as ssize_t,
-            };
-        }
+        Reading::Ended => return 0,
     };
     let written = next!(splice(
         from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, length: size_t, flags: c_uint

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::keeper::list::{Place, Places};
 use crate::keeper::whole::Whole;
 use crate::neighbours::monotonic_ns;
-use crate::wire::{Bundle, Id};
+use crate::wire::{Bundle, Id, UNKNOWN_END};
 
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,7 +43,7 @@ pub struct Connection {
     pub is_muted: bool,
     /// Whether the client has ended its side.
     pub is_half_closed: bool,
-    /// More than the request is on the socket: the next one may not be reported.
+    /// More than the request is on the socket, or may be by its end: the next one may not be reported.
     pub has_more: bool,
     /// Whether a request of it was served before.
     pub has_served: bool,
@@ -112,7 +112,7 @@ impl Connection {
     /// A request is whole; `seen` starts with it.
     pub fn arrived(&mut self, whole: Whole, seen: &[u8]) {
         let head = &seen[..(whole.head_bytes as usize).min(seen.len())];
-        self.has_more = seen.len() as u64 > whole.socket_bytes;
+        self.has_more = whole.socket_bytes == UNKNOWN_END || seen.len() as u64 > whole.socket_bytes;
         let id = Id { slot: self.slot, generation: 0 };
         self.bundle = Some(Box::new(Bundle {
             id,
@@ -207,5 +207,21 @@ impl Places for Connections {
     fn place(&mut self, index: u32) -> &mut Place {
         // Only connections that exist are in lists; a place for one that does not would be our own fault.
         &mut self.slots[index as usize].as_mut().expect("a connection in a list").place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of an upload whose end is not known, the next request was found a second or two after it had come.
+    #[test]
+    fn what_may_be_more_than_a_request_counts_as_more() {
+        let socket = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let mut connection = Connection::new(socket, ([127, 0, 0, 1], 1).into(), 0, Instant::now());
+        for (socket_bytes, has_more) in [(4, false), (3, true), (9, false), (UNKNOWN_END, true)] {
+            connection.arrived(Whole { head_bytes: 3, socket_bytes, flags: 0 }, b"seen");
+            assert_eq!(connection.has_more, has_more, "{socket_bytes}");
+        }
     }
 }

@@ -4,14 +4,14 @@ use tidegate_http::{
     BodyFraming, ChunkLimits, ChunkedDecoder, HeadError, HeadLimits, Method, Progress, RequestParser,
 };
 
-use crate::wire::{INLINE_BYTES, flags};
+use crate::wire::{INLINE_BYTES, UNKNOWN_END, flags};
 
 /// A request that can be handed on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Whole {
     /// Length of the head in bytes.
     pub head_bytes: u32,
-    /// Length of head and content on the socket; `u64::MAX` if [`flags::FINAL`].
+    /// Length of head and content on the socket, or [`UNKNOWN_END`].
     pub socket_bytes: u64,
     /// Bits of [`flags`].
     pub flags: u16,
@@ -62,7 +62,9 @@ impl Reader {
         if head.keep_alive {
             flags |= flags::PERSISTENT;
         }
-        let becomes_something_else = head.method == Method::Connect || head.upgrade;
+        if head.method == Method::Connect || head.upgrade {
+            flags |= flags::FINAL;
+        }
         let content_length = match framing {
             BodyFraming::None => Some(0),
             BodyFraming::Length(length) => Some(length),
@@ -73,12 +75,9 @@ impl Reader {
                 None => None,
             },
         };
-        let Some(content_length) = content_length.filter(|_| !becomes_something_else) else {
-            return Ok(Progression::Whole(Whole {
-                head_bytes: present.len() as u32,
-                socket_bytes: u64::MAX,
-                flags: (flags | flags::FINAL) & !flags::PERSISTENT,
-            }));
+        let Some(content_length) = content_length else {
+            let head_bytes = present.len() as u32;
+            return Ok(Progression::Whole(Whole { head_bytes, socket_bytes: UNKNOWN_END, flags }));
         };
         // RFC 9110 §10.1.1: the client waits for the server's word before it sends the content.
         let arrived = content.len() as u64 >= content_length.min(self.content_bytes);
@@ -93,7 +92,7 @@ impl Reader {
     }
 }
 
-/// Where chunked content ends within `bytes`. Malformed chunks have no end: their connection cannot go on.
+/// Where chunked content ends within `bytes`. Malformed chunks have no end: the server reads as far as they are not.
 fn chunked_end(mut bytes: &[u8]) -> Option<u64> {
     let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
     let mut end = 0;
@@ -156,13 +155,19 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_known_end_is_the_servers_for_good() {
+    fn what_may_be_another_protocol_and_what_has_no_known_end_is_handed_on_as_such() {
         let mut chunked = b"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nfff\r\n".to_vec();
         chunked.resize(chunked.len() + CONTENT as usize, b'x');
         let upgrade = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
-        for request in [&chunked[..], &upgrade[..]] {
+        let tunnel = b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n";
+        let length = |request: &[u8]| request.len() as u64;
+        for (request, flags, socket_bytes) in [
+            (&chunked[..], flags::PERSISTENT, UNKNOWN_END),
+            (&upgrade[..], flags::PERSISTENT | flags::FINAL, length(upgrade)),
+            (&tunnel[..], flags::PERSISTENT | flags::FINAL, length(tunnel)),
+        ] {
             let Progression::Whole(whole) = judge(request) else { panic!("not whole") };
-            assert_eq!((whole.flags, whole.socket_bytes), (flags::FINAL, u64::MAX));
+            assert_eq!((whole.flags, whole.socket_bytes), (flags, socket_bytes));
         }
     }
 

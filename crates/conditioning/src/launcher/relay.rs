@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use crate::launcher::asker::name_of;
-use crate::server::{self, Closing, End, Reading};
+use crate::server::{self, Awaited, Closing, End, Reading};
 
 const KEY_QUESTIONS: u64 = u64::MAX;
 const KEY_LINK: u64 = u64::MAX - 1;
@@ -262,10 +262,10 @@ impl Relay {
 impl Connection {
     /// Moves what can be moved now. Breaks when the connection is over on either side.
     fn progress(&mut self) -> Flow {
-        while self.upload() {}
         loop {
-            let moved = self.download()?;
-            if !moved {
+            while self.upload() {}
+            // A response may make more of what the client sent the server's.
+            if !self.download()? {
                 return Flow::Continue(());
             }
         }
@@ -303,11 +303,11 @@ impl Connection {
     fn read_request(&mut self) {
         let fd = self.client.as_raw_fd();
         match server::reading(fd, BUFFER_BYTES) {
-            Reading::Copy(bytes) => {
+            Ok(Reading::Copy(bytes)) => {
                 server::took(fd, bytes.len(), true, false);
                 self.request.bytes = bytes;
             }
-            Reading::Socket(most) => {
+            Ok(Reading::Socket(most)) => {
                 self.request.bytes.resize(most.min(BUFFER_BYTES), 0);
                 match rustix::net::recv(&self.client, &mut self.request.bytes[..], RecvFlags::DONTWAIT) {
                     Ok((got, _)) => {
@@ -321,7 +321,14 @@ impl Connection {
                     }
                 }
             }
-            Reading::Exhausted | Reading::Fails(_) | Reading::AsUsual => {}
+            // Nothing of it is there, unless the client has ended.
+            Err(Awaited::Content) => {
+                let seen =
+                    rustix::net::recv(&self.client, &mut [0u8][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+                self.request.has_ended = !matches!(seen, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR));
+            }
+            Ok(Reading::Ended) => self.request.has_ended = true,
+            Ok(Reading::Fails(_) | Reading::AsUsual) | Err(Awaited::End) => {}
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::wire::Id;
-pub use passed::{PASSED_BYTES, Passage};
+pub use passed::{PASSED_BYTES, Passage, Passed};
 pub use turns::{Tended, Turns};
 
 /// Connections that a chain can have at a time.

@@ -18,6 +18,17 @@ const FREE: u64 = 0;
 /// Somebody reads or writes it. One whose process dies meanwhile is lost.
 const TAKEN: u64 = u64::MAX;
 
+/// What goes along of content whose end was not seen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Passed {
+    /// There is none.
+    None,
+    /// Nothing of it was looked at.
+    Untouched,
+    /// A part was: where it goes on is not known to who gets it.
+    Lost,
+}
+
 /// What goes along with a socket.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Passage {
@@ -33,6 +44,12 @@ pub struct Passage {
     pub presents_v6: bool,
     /// No filter presented the request: the server read it from a connection that lingered.
     pub is_resumed: bool,
+    /// The connection is of another protocol: all that comes may be read.
+    pub is_the_servers: bool,
+    /// The method of the request is CONNECT.
+    pub is_connect: bool,
+    /// Content behind `socket_left`.
+    pub chunks: Passed,
     /// Bytes on the socket that `copy` stands for.
     pub replaces: u32,
     /// Bytes of the request on the socket after those.
@@ -45,6 +62,10 @@ const FOLLOWS: u32 = 1 << 16;
 const KEEPS_ALIVE: u32 = 1 << 17;
 const PRESENTS_V6: u32 = 1 << 18;
 const IS_RESUMED: u32 = 1 << 19;
+const IS_THE_SERVERS: u32 = 1 << 20;
+const IS_CONNECT: u32 = 1 << 21;
+const HAS_CHUNKS: u32 = 1 << 22;
+const HAS_LOST_CHUNKS: u32 = 1 << 23;
 
 /// One place; all zero is a free one.
 #[repr(C)]
@@ -84,7 +105,11 @@ impl Place {
             | bit(passage.follows, FOLLOWS)
             | bit(passage.keeps_alive, KEEPS_ALIVE)
             | bit(passage.presents_v6, PRESENTS_V6)
-            | bit(passage.is_resumed, IS_RESUMED);
+            | bit(passage.is_resumed, IS_RESUMED)
+            | bit(passage.is_the_servers, IS_THE_SERVERS)
+            | bit(passage.is_connect, IS_CONNECT)
+            | bit(passage.chunks == Passed::Untouched, HAS_CHUNKS)
+            | bit(passage.chunks == Passed::Lost, HAS_LOST_CHUNKS);
         self.slot.store(passage.id.slot, Ordering::Relaxed);
         self.generation.store(passage.id.generation, Ordering::Relaxed);
         self.flags.store(flags, Ordering::Relaxed);
@@ -110,6 +135,13 @@ impl Place {
             keeps_alive: flags & KEEPS_ALIVE != 0,
             presents_v6: flags & PRESENTS_V6 != 0,
             is_resumed: flags & IS_RESUMED != 0,
+            is_the_servers: flags & IS_THE_SERVERS != 0,
+            is_connect: flags & IS_CONNECT != 0,
+            chunks: match flags & (HAS_CHUNKS | HAS_LOST_CHUNKS) {
+                0 => Passed::None,
+                HAS_CHUNKS => Passed::Untouched,
+                _ => Passed::Lost,
+            },
             replaces: self.replaces.load(Ordering::Relaxed),
             socket_left: self.socket_left.load(Ordering::Relaxed),
             copy,
@@ -197,6 +229,9 @@ mod tests {
             keeps_alive: false,
             presents_v6: true,
             is_resumed: false,
+            is_the_servers: false,
+            is_connect: true,
+            chunks: Passed::Untouched,
             replaces: 3,
             socket_left: 1 << 40,
             copy: copy.to_vec(),

@@ -7,12 +7,16 @@ use rustix::event::epoll;
 use tidegate_http::Method;
 
 use crate::keeper::whole::Whole;
-use crate::ledger::{Passage, State};
+use crate::ledger::{Passage, Passed, State};
 use crate::link;
-use crate::server::response::{Extent, ResponseTracker};
+use crate::server::content::Chunks;
+use crate::server::response::{Change, Extent, ResponseTracker};
 use crate::server::table::Chain;
 use crate::server::{lingering, process};
-use crate::wire::{Bundle, Id, Notice, flags};
+use crate::wire::{Bundle, Id, Notice, UNKNOWN_END, flags};
+
+/// Content without a known end is skipped in pieces of so many bytes.
+const SKIPPED_BYTES: usize = 64 * 1024;
 
 /// Where the next bytes of the request come from.
 #[derive(Debug, Eq, PartialEq)]
@@ -21,8 +25,12 @@ pub enum Source {
     Copy,
     /// From the socket, at most so many bytes.
     Socket(u64),
+    /// From the socket, where nothing is that is known to belong to the request.
+    Unseen,
     /// The request has been read to its end.
     Exhausted,
+    /// The request has no end: what comes next belongs to nobody.
+    Malformed,
 }
 
 /// One accepted request.
@@ -37,7 +45,12 @@ pub struct Connection {
     /// Bytes to discard from the socket once the copy has been read. They stay there until then, so that poll, select
     /// and epoll find the descriptor readable as long as there is something to read.
     replaces: u64,
+    /// Bytes on the socket that belong to the request as far as is known; all, unless there are `chunks`.
     socket_left: u64,
+    /// Content whose end was not seen, behind those; or that has none.
+    chunks: Option<Box<Chunks>>,
+    /// The connection is of another protocol: all that comes may be read.
+    is_the_servers: bool,
     tracker: Option<ResponseTracker>,
     /// What [`written`] was before the response, if that is worth knowing.
     written_before: Option<u64>,
@@ -90,15 +103,27 @@ impl Connection {
     pub fn new(chain: Arc<Chain>, bundle: Bundle, fd: RawFd, follow: bool) -> Self {
         let rewritten = bundle.has(flags::REWRITTEN);
         let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
-        let method = if bundle.has(flags::HEAD_METHOD) { Method::Head } else { Method::Get };
-        let persists = bundle.has(flags::PERSISTENT) && !bundle.has(flags::FINAL);
-        let follow = follow && persists;
-        let keeps_alive = follow && speaks_http_1_1(bundle.head());
+        let method = if bundle.has(flags::HEAD_METHOD) {
+            Method::Head
+        } else if bundle.head().starts_with(b"CONNECT ") {
+            Method::Connect
+        } else {
+            Method::Get
+        };
+        let persists = bundle.has(flags::PERSISTENT);
+        let keeps_alive = follow && persists && speaks_http_1_1(bundle.head());
+        let follow = follow && (persists || bundle.has(flags::FINAL));
+        let has_end = bundle.socket_bytes != UNKNOWN_END;
+        // A copy that was rewritten stands for the head.
+        let head_bytes = if rewritten { replaces } else { bundle.head_bytes.into() };
+        let socket_bytes = if has_end { bundle.socket_bytes } else { head_bytes };
         Self {
             chain,
             id: bundle.id,
             flags: bundle.flags,
-            socket_left: bundle.socket_bytes.saturating_sub(replaces),
+            socket_left: socket_bytes.saturating_sub(replaces),
+            chunks: (!has_end).then(|| Box::new(Chunks::new())),
+            is_the_servers: false,
             copy: if rewritten { bundle.request } else { Vec::new() },
             copy_read: 0,
             replaces,
@@ -156,6 +181,8 @@ impl Connection {
         self.keeps_alive = persists && speaks_http_1_1(bytes);
         self.ends_itself = false;
         self.head_left = Vec::new();
+        // Only what is whole, and stays what it is, is taken so.
+        self.chunks = None;
         true
     }
 
@@ -163,11 +190,12 @@ impl Connection {
     /// connection ends with this program's close.
     pub fn inherited_by_exec(chain: Arc<Chain>, id: Id, fd: RawFd) -> Self {
         let peer = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-        let (socket_bytes, request) = (u64::MAX, Vec::new());
-        let flags = flags::FINAL;
+        let (socket_bytes, request) = (0, Vec::new());
         let bundle =
-            Bundle { id, flags, peer, socket_bytes, arrived_ns: 0, replaces: 0, head_bytes: 0, request };
-        Self::new(chain, bundle, fd, false)
+            Bundle { id, flags: 0, peer, socket_bytes, arrived_ns: 0, replaces: 0, head_bytes: 0, request };
+        let mut connection = Self::new(chain, bundle, fd, false);
+        connection.is_the_servers = true;
+        connection
     }
 
     /// A request that another process of the server accepted, and passed to this one.
@@ -184,6 +212,15 @@ impl Connection {
             request: passage.copy,
         };
         let mut connection = Self::new(chain, bundle, fd, passage.follows);
+        connection.is_the_servers = passage.is_the_servers;
+        connection.chunks = match passage.chunks {
+            Passed::None => None,
+            Passed::Untouched => Some(Box::new(Chunks::new())),
+            Passed::Lost => Some(Box::new(Chunks::lost())),
+        };
+        if let Some(tracker) = connection.tracker.as_mut().filter(|_| passage.is_connect) {
+            *tracker = ResponseTracker::new(Method::Connect);
+        }
         connection.keeps_alive = passage.keeps_alive && connection.tracker.is_some();
         connection.presents_v6 = passage.presents_v6;
         connection.resumed = passage.is_resumed.into();
@@ -199,6 +236,13 @@ impl Connection {
             keeps_alive: self.keeps_alive,
             presents_v6: self.presents_v6,
             is_resumed: self.resumed > 0,
+            is_the_servers: self.is_the_servers,
+            is_connect: self.tracker.as_ref().is_some_and(|tracker| tracker.method() == Method::Connect),
+            chunks: match &self.chunks {
+                None => Passed::None,
+                Some(chunks) if chunks.is_untouched() => Passed::Untouched,
+                Some(_) => Passed::Lost,
+            },
             replaces: u32::try_from(self.replaces).unwrap_or(u32::MAX),
             socket_left: self.socket_left,
             copy: self.unread_copy().to_vec(),
@@ -219,13 +263,32 @@ impl Connection {
     pub fn source(&self) -> Source {
         if self.copy_read < self.copy.len() {
             Source::Copy
-        } else if self.flags & flags::FINAL != 0 {
+        } else if self.is_the_servers {
             Source::Socket(u64::MAX)
         } else if self.socket_left > 0 {
             Source::Socket(self.socket_left)
         } else {
-            Source::Exhausted
+            match &self.chunks {
+                None => Source::Exhausted,
+                Some(chunks) if chunks.is_malformed() => Source::Malformed,
+                Some(_) => Source::Unseen,
+            }
         }
+    }
+
+    /// As [`Self::source`], for up to `wanted` bytes: looks how many of those on the socket belong to the request, if that is
+    /// not known. All that are there are found, because a server takes less than it wanted for all that there was.
+    pub fn source_of(&mut self, fd: BorrowedFd<'_>, wanted: usize) -> Source {
+        let has_looked =
+            self.copy_read < self.copy.len() || self.is_the_servers || self.socket_left >= wanted as u64;
+        if let Some(chunks) = self.chunks.as_mut().filter(|_| !has_looked) {
+            let found = chunks.look(fd, self.socket_left, wanted);
+            self.socket_left = self.socket_left.saturating_add(found);
+            if chunks.is_done() {
+                self.chunks = None;
+            }
+        }
+        self.source()
     }
 
     /// How many bytes of the request are on the socket.
@@ -259,6 +322,19 @@ impl Connection {
     /// The tracker of the response, if it is followed.
     pub fn tracker(&mut self) -> Option<&mut ResponseTracker> {
         self.tracker.as_mut()
+    }
+
+    /// The response says that the protocol changes: all that comes is the server's from now on if the request asked for that;
+    /// and nobody's if it did not, or if what comes are requests that no filter could see. True once.
+    pub fn changes_protocol(&mut self) -> bool {
+        let Some(change) = self.tracker.as_ref().and_then(ResponseTracker::change) else { return false };
+        self.is_the_servers = self.flags & flags::FINAL != 0 && change == Change::Another;
+        if !self.is_the_servers {
+            self.chunks = Some(Box::new(Chunks::lost()));
+        }
+        self.tracker = None;
+        self.keeps_alive = false;
+        true
     }
 
     /// The server has begun to read: has [`Self::wrote_unseen`] find out what it writes from now on; `socket` is the
@@ -323,7 +399,11 @@ impl Connection {
     }
 
     fn is_answered(&self) -> bool {
-        self.tracker.as_ref().is_some_and(|tracker| tracker.extent() == Extent::Complete { keep_alive: true })
+        self.flags & flags::PERSISTENT != 0
+            && self
+                .tracker
+                .as_ref()
+                .is_some_and(|tracker| tracker.extent() == Extent::Complete { keep_alive: true })
     }
 
     /// Whether closing now is a local matter, as far as can be known from following the response. `None`: this process
@@ -341,17 +421,27 @@ impl Connection {
         if self.is_shared && self.is_untouched {
             return None;
         }
-        if self.flags & flags::PERSISTENT == 0 || self.flags & flags::FINAL != 0 {
+        if self.flags & flags::PERSISTENT == 0 || self.is_the_servers {
             return Some(false);
         }
         let left = self.replaces + self.socket_left;
-        if left > 0 && self.is_read_elsewhere {
+        if (left > 0 || self.chunks.is_some()) && self.is_read_elsewhere {
             return Some(false);
         }
-        let skipped = discard(fd, left);
         self.copy = Vec::new();
-        (self.replaces, self.socket_left) = (0, left - skipped);
-        Some(skipped == left)
+        (self.replaces, self.socket_left) = (0, left);
+        loop {
+            let skipped = discard(fd, self.socket_left);
+            self.socket_left -= skipped;
+            if self.socket_left > 0 {
+                return Some(false);
+            }
+            match self.source_of(fd, SKIPPED_BYTES) {
+                Source::Exhausted => return Some(true),
+                Source::Socket(_) => {}
+                _ => return Some(false),
+            }
+        }
     }
 
     /// The process forks: both have the connection.

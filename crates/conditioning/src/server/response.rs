@@ -1,6 +1,9 @@
 //! Follows what a server writes, to know when its response is complete by its own framing (RFC 9112 §6.3).
 
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, HeadLimits, Method, Progress, ResponseParser};
+use tidegate_http::forward::upgrade_protocols;
+use tidegate_http::{
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Method, Progress, ResponseParser,
+};
 
 use crate::plain;
 
@@ -24,11 +27,21 @@ pub enum Extent {
     Unknown,
 }
 
+/// What a response that changes the protocol changes it to (RFC 9110 §7.8, §9.3.6).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Change {
+    /// To one that carries no requests of its own, as far as is known.
+    Another,
+    /// To another version of HTTP, or to TLS: requests that no filter could see.
+    Requests,
+}
+
 enum At {
     Head,
     Length(u64),
     Chunked(Box<ChunkedDecoder>),
     Complete,
+    Changed(Change),
     Unknown,
 }
 
@@ -64,9 +77,19 @@ impl ResponseTracker {
     pub fn extent(&self) -> Extent {
         match self.at {
             At::Complete => Extent::Complete { keep_alive: self.keep_alive },
-            At::Unknown => Extent::Unknown,
+            At::Unknown | At::Changed(_) => Extent::Unknown,
             _ => Extent::Unfinished,
         }
+    }
+
+    /// Whether the connection is of another protocol from here on.
+    pub fn change(&self) -> Option<Change> {
+        if let At::Changed(change) = self.at { Some(change) } else { None }
+    }
+
+    /// The method of the request.
+    pub fn method(&self) -> Method {
+        self.method
     }
 
     /// How many bytes the server wrote, as far as it was told.
@@ -100,7 +123,7 @@ impl ResponseTracker {
                 },
                 // More than a whole response: our reading of it was wrong, or the server's.
                 At::Complete => return self.at = At::Unknown,
-                At::Unknown => return,
+                At::Unknown | At::Changed(_) => return,
             };
         }
     }
@@ -127,6 +150,7 @@ impl ResponseTracker {
                     }
                 }
             }
+            At::Changed(_) => {}
             _ if length == 0 => {}
             _ => self.at = At::Unknown,
         }
@@ -175,7 +199,7 @@ impl ResponseTracker {
 
     /// The whole head at the start of `bytes`, if it needs no parser.
     fn plain(&self, bytes: &[u8]) -> Option<plain::Response> {
-        if self.method == Method::Head { None } else { plain::response(bytes) }
+        if matches!(self.method, Method::Head | Method::Connect) { None } else { plain::response(bytes) }
     }
 
     fn head_bytes<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
@@ -219,12 +243,16 @@ impl ResponseTracker {
         };
         let head = parser.head(if before == 0 { bytes } else { &self.head });
         let (status, framing) = (head.status, head.framing);
+        let names_requests =
+            head.fields.has(FieldId::Upgrade) && upgrade_protocols(&head.fields).next().is_none();
         self.keep_alive = head.keep_alive;
         self.head.clear();
-        if (100..200).contains(&status) && status != 101 {
+        if status == 101 {
+            self.at = At::Changed(if names_requests { Change::Requests } else { Change::Another });
+        } else if method == Method::Connect && (200..300).contains(&status) {
+            self.at = At::Changed(Change::Another);
+        } else if (100..200).contains(&status) {
             parser.reset(method);
-        } else if status == 101 {
-            self.at = At::Unknown;
         } else {
             self.at = match framing {
                 BodyFraming::None | BodyFraming::Length(0) => At::Complete,
@@ -333,6 +361,32 @@ mod tests {
         assert_eq!(extent(Method::Get, b"not HTTP\r\n"), Extent::Unknown);
         let beyond = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab";
         assert_eq!(extent(Method::Get, beyond), Extent::Unknown);
+    }
+
+    #[test]
+    fn a_response_may_change_the_protocol() {
+        let changes = |method, response: &[u8]| {
+            let mut tracker = ResponseTracker::new(method);
+            tracker.wrote(response);
+            tracker.wrote(b"another protocol");
+            tracker.change()
+        };
+        let (upgrade, tunnel) = (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n");
+        let another = Some(Change::Another);
+        assert_eq!((changes(Method::Get, upgrade), changes(Method::Connect, tunnel)), (another, another));
+        assert_eq!(changes(Method::Get, tunnel), None);
+        assert_eq!(changes(Method::Connect, b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"), None);
+        let interim = [&b"HTTP/1.1 100 Continue\r\n\r\n"[..], upgrade].concat();
+        assert_eq!(changes(Method::Get, &interim), another);
+        let to = |protocol: &str| {
+            let head =
+                format!("HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\r\n");
+            changes(Method::Get, head.as_bytes())
+        };
+        assert_eq!(
+            (to("websocket"), to("h2c"), to("TLS/1.0")),
+            (another, Some(Change::Requests), Some(Change::Requests))
+        );
     }
 
     #[test]

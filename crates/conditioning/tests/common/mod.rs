@@ -296,6 +296,11 @@ impl Client {
         Ok(response)
     }
 
+    /// What comes, for whoever reads something else than responses.
+    pub fn reader(&mut self) -> &mut impl Read {
+        &mut self.reader
+    }
+
     /// Whether the server's side ends before anything else comes from it.
     pub fn is_ended(&mut self) -> bool {
         match self.reader.fill_buf() {
@@ -423,6 +428,12 @@ pub fn exercise(chain: &Chain, site: &Site) {
         client.send(&site.big[..length]);
         assert_eq!(String::from_utf8_lossy(&client.response(false).body), format!("POST {length}\n"));
     }
+    for length in [5, 100_000, 2_000_000] {
+        upload_in_chunks(&mut client, &site.big[..length]);
+    }
+    // Nobody here speaks another protocol.
+    client.send(b"GET /small HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: other\r\n\r\n");
+    assert_eq!(client.response(false).body, b"small\n");
     // The request is read to its end, and the answer takes a while: nobody may tell the server that its client left.
     assert_eq!(client.get("/cgi/slow").body, b"done\n");
     let one = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
@@ -439,6 +450,29 @@ pub fn exercise(chain: &Chain, site: &Site) {
         for client in &mut many {
             assert_eq!(client.get("/small").body, b"small\n");
         }
+    }
+}
+
+/// Content whose length is not said before, in two ways: as it comes, and when the server has given leave; each with the next
+/// request right behind it.
+fn upload_in_chunks(client: &mut Client, content: &[u8]) {
+    let coded: Vec<u8> = content
+        .chunks(9000)
+        .chain([&b""[..]])
+        .flat_map(|chunk| [format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat())
+        .collect();
+    for expects in [false, true] {
+        let expect = if expects { "Expect: 100-continue\r\n" } else { "" };
+        let head =
+            format!("POST /cgi/echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n{expect}\r\n");
+        client.send(head.as_bytes());
+        if expects {
+            assert_eq!(client.response(false).status, 100);
+        }
+        client.send(&[&coded[..], b"GET /small HTTP/1.1\r\nHost: test\r\n\r\n"].concat());
+        let said = client.response(false);
+        assert_eq!(String::from_utf8_lossy(&said.body), format!("POST {}\n", content.len()), "{}", said.head);
+        assert_eq!(client.response(false).body, b"small\n");
     }
 }
 

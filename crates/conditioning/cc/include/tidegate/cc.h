@@ -29,8 +29,9 @@ int cc_createlsock6(struct in6_addr sin6_addr, in_port_t sin6_port, int backlog,
 /* As accept(2): a client's socket, of which a whole request can be read with cc_read. */
 int cc_accept(int s, struct sockaddr *addr, socklen_t *addrlen);
 
-/* As read(2), up to the end of the request. Beyond it: EAGAIN on a non-blocking socket, or 0 when the client has
- * left. */
+/* As read(2), up to the end of the request. Beyond it: EAGAIN on a non-blocking socket, and after as long as SO_RCVTIMEO says,
+ * or 0 when the client has left. A server that changes the protocol (101, or 2xx to CONNECT) reads by read(2) from then on, and
+ * closes with `closeAllFilters`. */
 ssize_t cc_read(int fd, void *buf, size_t count);
 
 /* As close(2). With `closeAllFilters` the connection ends; without, a persistent one may bring further requests. A

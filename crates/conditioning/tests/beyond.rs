@@ -1,0 +1,337 @@
+//! What lies beyond the end of a request is the filters', in whichever way a server reads, and whatever the request asks for.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Read;
+use std::net::Shutdown;
+
+use common::{Chain, Client, Site, compile, free_port, strs};
+
+/// With a filter that rewrites: what it wrote is what a server must read.
+const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
+
+/// A server compiled from a C program, behind a chain.
+fn compiled(program: &str, flags: &[&str], way: &str, filters: &[&str]) -> (Chain, Site) {
+    let site = Site::new();
+    let server = compile(&format!("programs/{program}"), flags, &site);
+    let port = free_port();
+    let command = Chain::command(port, filters, &[&server, &port.to_string(), way]);
+    (Chain::once_it_listens(command, port), site)
+}
+
+fn chunked(path: &str, length: usize) -> Vec<u8> {
+    let mut request =
+        format!("POST {path} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n").into_bytes();
+    for chunk in vec![b'x'; length].chunks(7001) {
+        request.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
+        request.extend_from_slice(chunk);
+        request.extend_from_slice(b"\r\n");
+    }
+    request.extend_from_slice(b"0\r\n\r\n");
+    request
+}
+
+fn upgrade(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n").into_bytes()
+}
+
+fn get(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").into_bytes()
+}
+
+/// The request, and how the program `reads` answers it: it read these bytes, as the first of its connection.
+fn with_answer(request: Vec<u8>, is_rewritten: bool) -> (Vec<u8>, Option<String>) {
+    let line = String::from_utf8(request[..request.iter().position(|&byte| byte == b'\r').unwrap()].to_vec());
+    let length = request.len();
+    (request, (!is_rewritten).then(|| format!("{}, {length}, 1", line.unwrap())))
+}
+
+/// All at once and piece by piece, or one after the other; each request is a connection of its own to the server.
+fn reads_one_request_at_a_time(chain: &Chain, pipelines: bool) {
+    let mut upload = b"POST /upload HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n".to_vec();
+    upload.resize(upload.len() + 100_000, b'x');
+    let requests = [
+        with_answer(get("/a"), false),
+        with_answer(get("//b"), true),
+        with_answer(upgrade("/c"), false),
+        with_answer(get("/d"), false),
+        with_answer(upload, false),
+        with_answer(chunked("/e", 100_000), false),
+        with_answer(get("/f"), false),
+        with_answer(chunked("//g", 50_000), true),
+        with_answer(chunked("/h", 100), false),
+        with_answer(upgrade("//i"), true),
+        with_answer(get("/j"), false),
+    ];
+    let all = requests.iter().flat_map(|(bytes, _)| bytes.clone()).collect::<Vec<u8>>();
+    for piece in if pipelines { &[usize::MAX, 4099][..] } else { &[0] } {
+        let mut client = chain.client();
+        let mut sender = client.stream.try_clone().unwrap();
+        let all = &all;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for bytes in all.chunks(*piece.max(&1)).filter(|_| pipelines) {
+                    std::io::Write::write_all(&mut sender, bytes).unwrap();
+                }
+            });
+            for (bytes, answer) in &requests {
+                if !pipelines {
+                    client.send(bytes);
+                }
+                let body = String::from_utf8(client.response(false).body).unwrap();
+                match answer {
+                    Some(answer) => assert_eq!(body, *answer),
+                    // The head that the filter wrote is another one.
+                    None => {
+                        let line = String::from_utf8_lossy(bytes).lines().next().unwrap().replace("//", "/");
+                        assert!(body.starts_with(&format!("{line}, ")) && body.ends_with(", 1"), "{body}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_server_reads_one_request_at_a_time_in_whichever_way() {
+    for way in
+        ["read", "recv", "recvfrom", "readv", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice", "edge"]
+    {
+        eprintln!("{way}");
+        let (chain, _site) = compiled("reads.c", &[], way, CHAIN);
+        // Behind a splice, Linux may leave the socket's window shut for seconds, although it has room for the next upload.
+        reads_one_request_at_a_time(&chain, way != "splice");
+        chain.stop();
+    }
+}
+
+#[test]
+fn a_server_that_makes_its_system_calls_itself_reads_one_request_at_a_time() {
+    let (chain, _site) = compiled("reads.c", &["-static"], "read", CHAIN);
+    reads_one_request_at_a_time(&chain, true);
+    chain.stop();
+}
+
+/// The server would wait for it: it has one thread, and others wait for it.
+fn nobody_waits_for_what_comes_behind(chain: &Chain, request: &[u8]) {
+    let mut slow = chain.client();
+    slow.send(request);
+    assert_eq!(slow.response(false).status, 200);
+    slow.send(b"GET /slow HTTP/1.1\r\nHo");
+    assert_eq!(chain.get("/a").status, 200);
+    slow.send(b"st: test\r\n\r\n");
+    assert_eq!(slow.response(false).status, 200);
+}
+
+#[test]
+fn an_incomplete_request_behind_one_that_asked_for_an_upgrade_keeps_no_server_waiting() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("reads.c", flags, "read", CHAIN);
+        nobody_waits_for_what_comes_behind(&chain, &upgrade("/"));
+        nobody_waits_for_what_comes_behind(&chain, &chunked("/", 100_000));
+        chain.stop();
+    }
+}
+
+/// Without `persist`, and not to be kept by `package` either: the connection ends with the response.
+#[test]
+fn where_no_connection_is_kept_it_ends_with_the_response_to_a_request_that_asked_for_an_upgrade() {
+    let (chain, _site) = compiled("reads.c", &[], "read", &["package=keep=no"]);
+    for request in [upgrade("/"), chunked("/", 100_000)] {
+        let mut client = chain.client();
+        client.send(&[request, get("/more")].concat());
+        assert_eq!(client.response(false).status, 200);
+        assert!(client.is_ended());
+    }
+    chain.stop();
+}
+
+/// Whose framing is not what it must be has no end: nothing behind it is read, by anybody.
+#[test]
+fn a_chunked_upload_that_is_malformed_ends_its_connection() {
+    let (chain, _site) = compiled("reads.c", &[], "read", CHAIN);
+    let mut request = chunked("/", 100_000);
+    let end = request.len() - 5;
+    request.splice(end.., *b"z\r\n0\r\n\r\nGET /behind HTTP/1.1\r\nHost: test\r\n\r\n");
+    let mut client = chain.client();
+    let _ = std::io::Write::write_all(&mut client.stream, &request);
+    assert!(client.is_ended());
+    assert_eq!(chain.get("/a").status, 200);
+    chain.stop();
+}
+
+/// `auth` must see every request.
+fn every_request_needs_a_secret(chain: &Chain) {
+    let secret = "Authorization: Basic dTpw\r\n";
+    let with_secret = |request: Vec<u8>| {
+        let text = String::from_utf8(request).unwrap();
+        text.replacen("Host: test\r\n", &format!("Host: test\r\n{secret}"), 1).into_bytes()
+    };
+    assert_eq!(chain.get("/small").status, 401);
+    for first in [upgrade("/small"), chunked("/upload", 40_000)] {
+        let first = with_secret(first);
+        for pieces in [1, 2] {
+            let mut client = chain.client();
+            let behind = [with_secret(get("/small")), get("/small")].concat();
+            if pieces == 1 {
+                client.send(&[first.clone(), behind].concat());
+                assert_eq!(client.response(false).status, 200);
+            } else {
+                client.send(&first);
+                assert_eq!(client.response(false).status, 200);
+                client.send(&behind);
+            }
+            assert_eq!(client.response(false).status, 200);
+            assert_eq!(client.response(false).status, 401);
+        }
+    }
+}
+
+#[test]
+fn nothing_passes_a_filter_behind_a_request_that_asked_nginx_for_an_upgrade_or_a_long_upload() {
+    let (site, port) = (Site::new(), free_port());
+    let secrets = site.configuration("secrets", port, "u:p\n");
+    let auth = format!("auth=file={secrets}");
+    let filters = ["package", "persist", "normalize", &auth];
+    let chain = Chain::once_it_listens(Chain::command(port, &filters, &strs(&site.nginx(port))), port);
+    every_request_needs_a_secret(&chain);
+    chain.stop();
+}
+
+fn echoes(client: &mut Client, status: u16, early: &[u8]) {
+    let response = client.response(true);
+    assert_eq!(response.status, status, "{}", response.head);
+    let mut echo = vec![0; early.len()];
+    client.reader().read_exact(&mut echo).unwrap();
+    assert_eq!(echo, early);
+    for message in [&b"hello"[..], b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"\0\xff"] {
+        client.send(message);
+        let mut echo = vec![0; message.len()];
+        client.reader().read_exact(&mut echo).unwrap();
+        assert_eq!(echo, message);
+    }
+    client.stream.shutdown(Shutdown::Write).unwrap();
+    assert!(client.is_ended());
+}
+
+/// What the client has sent before the server agreed is there when it has.
+#[test]
+fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
+    let ways = ["blocking", "edge", "level", "thread", "poll"].map(|way| (way, &["-pthread"][..]));
+    for (way, flags) in ways.into_iter().chain([("edge", &["-pthread", "-static"][..])]) {
+        eprintln!("{way} {flags:?}");
+        let (chain, _site) = compiled("upgrades.c", flags, way, &["package", "persist"]);
+        for early in [&b""[..], b"early", b"GET /early HTTP/1.1\r\nHost: test\r\n\r\n"] {
+            for (request, status) in
+                [(upgrade("/"), 101), (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_vec(), 200)]
+            {
+                let mut client = chain.client();
+                client.send(&[&request, early].concat());
+                echoes(&mut client, status, early);
+            }
+        }
+        // Other requests than the filters see are none of the server's, whether the client asked for nothing else or for one of
+        // several, or for nothing.
+        let both = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c, echo").into_bytes();
+        let only = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c").into_bytes();
+        for request in [both, only, get("/h2c")] {
+            let mut client = chain.client();
+            client.send(&[&request[..], b"PRI * HTTP/2.0\r\n\r\n"].concat());
+            assert_eq!(client.response(true).status, 101);
+            assert!(client.is_ended());
+        }
+        // It may say no as well, and be asked again.
+        let mut client = chain.client();
+        client.send(&[upgrade("/no"), upgrade("/no"), upgrade("/")].concat());
+        assert_eq!(client.response(false).body, b"no\n");
+        assert_eq!(client.response(false).body, b"no\n");
+        echoes(&mut client, 101, b"");
+        chain.stop();
+    }
+}
+
+/// One thread serves clients that close nothing: it waits for each no longer than it wants to.
+#[test]
+fn a_read_beyond_the_request_ends_when_the_socket_says_so() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "drains", CHAIN);
+    let close = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+    let mut clients: Vec<Client> = (0..3).map(|_| chain.client()).collect();
+    for (client, said) in clients.iter_mut().zip([&b"nothing"[..], b"EAGAIN", b"EAGAIN"]) {
+        client.send(close);
+        assert_eq!(client.response(false).body, said);
+    }
+    chain.stop();
+    for way in ["timeout", "dontwait"] {
+        let (chain, _site) = compiled("beyond.c", &["-pthread"], way, CHAIN);
+        let mut client = chain.client();
+        client.send(&get("/a").repeat(2));
+        assert_eq!(client.response(false).body, b"EAGAIN", "{way}");
+        assert_eq!(client.response(false).body, b"EAGAIN", "{way}");
+        chain.stop();
+    }
+}
+
+#[test]
+fn a_read_of_the_rest_of_a_request_ends_when_the_socket_says_so() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "rest", CHAIN);
+    let long = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n".to_vec();
+    for mut request in [[long, vec![b'x'; 100_000]].concat(), chunked("/", 100_000)] {
+        request.truncate(50_000);
+        let mut client = chain.client();
+        client.send(&request);
+        assert_eq!(client.response(false).body, b"EAGAIN");
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_server_that_has_shut_its_side_down_reads_the_clients_end() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "ends", CHAIN);
+    for said in [&b"nothing"[..], b"0", b"0"] {
+        let mut client = chain.client();
+        client.send(b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        assert_eq!(client.response(false).body, said);
+        assert!(client.is_ended());
+        client.stream.shutdown(Shutdown::Write).unwrap();
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_thread_that_reads_beyond_the_request_can_be_cancelled() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "cancel", CHAIN);
+    for _ in 0..3 {
+        assert_eq!(chain.get("/").body, b"cancelled");
+    }
+    chain.stop();
+}
+
+/// What has taken the place of each connection that is over is one file.
+#[test]
+fn flags_of_a_connection_that_is_over_are_its_own() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "flags", CHAIN);
+    for said in [&b"nothing"[..], b"nothing", b"non-blocking"] {
+        assert_eq!(chain.get("/").body, said);
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_child_that_shuts_the_listening_socket_down_shuts_nobody_elses() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "shuts", CHAIN);
+    // The first may have come before.
+    for _ in 0..3 {
+        assert_eq!(chain.get("/").body, b"nothing");
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_program_that_closes_what_it_does_not_know_leaves_the_chain_to_the_program_that_it_becomes() {
+    for way in ["range", "each"] {
+        let (chain, _site) = compiled("beyond.c", &["-pthread"], way, CHAIN);
+        assert_eq!(chain.get("/").body, b"nothing");
+        chain.stop();
+    }
+}
