@@ -34,38 +34,34 @@ fn read_one(
     if server::is_ended(fd) {
         return 0;
     }
-    match ready(fd, length, flags) {
-        Reading::AsUsual => real(buffer, length),
-        Reading::Fails(error) => fail(error) as ssize_t,
+    let (got, may_go_on) = match ready(fd, length, flags) {
+        Reading::AsUsual => return real(buffer, length),
+        Reading::Fails(error) => return fail(error) as ssize_t,
+        Reading::Ended => return 0,
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `length` writable bytes, and `bytes` are no more.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), bytes.len()) };
             if !peek {
                 server::took(fd, bytes.len(), true, true);
             }
-            let mut got = bytes.len() as ssize_t;
-            if bytes.len() < length && wants_the_rest(fd, flags) {
-                // SAFETY: behind what was copied there is room for the rest.
-                let behind = unsafe { buffer.add(bytes.len()) };
-                got += read_one(fd, behind, length - bytes.len(), flags, real).max(0);
-            }
-            got
+            (bytes.len() as ssize_t, true)
         }
         Reading::Socket(most) => {
-            let mut got = real(buffer, most);
+            let got = real(buffer, most);
             if got > 0 && !peek {
                 server::took(fd, got as usize, false, true);
             }
             // Of content without a known end, no more than was there may be asked for at a time.
-            if got == most as ssize_t && most < length && wants_the_rest(fd, flags) {
-                // SAFETY: behind what was read there is room for the rest.
-                let behind = unsafe { buffer.add(most) };
-                got += read_one(fd, behind, length - most, flags, real).max(0);
-            }
-            got
+            (got, got == most as ssize_t)
         }
-        Reading::Ended => 0,
+    };
+    let taken = usize::try_from(got).unwrap_or(0);
+    if !may_go_on || taken >= length || !wants_the_rest(fd, flags) {
+        return got;
     }
+    // SAFETY: behind what was taken there is room for the rest.
+    let behind = unsafe { buffer.add(taken) };
+    got + read_one(fd, behind, length - taken, flags, real).max(0)
 }
 
 /// Whether a read that took a part of a request waits for the rest of it, too (MSG_WAITALL).

@@ -148,6 +148,9 @@ impl Child {
     }
 }
 
+/// Messages that are heard of a filter at once, so that one that says more and more keeps the launcher from nothing else.
+const MOST_MESSAGES: usize = 8;
+
 /// User and group.
 static FILTER_USER: OnceLock<(libc::uid_t, libc::gid_t)> = OnceLock::new();
 static PREEMPTS: AtomicBool = AtomicBool::new(false);
@@ -331,9 +334,9 @@ impl FilterProcess {
     pub fn hear(&mut self) {
         if let Some((_, control)) = &self.running {
             let mut message = [0; word::REASON_BYTES];
-            while let Ok((length @ 1.., _)) =
-                rustix::net::recv(control, &mut message[..], RecvFlags::DONTWAIT)
-            {
+            for _ in 0..MOST_MESSAGES {
+                let received = rustix::net::recv(control, &mut message[..], RecvFlags::DONTWAIT);
+                let Ok((length @ 1.., _)) = received else { break };
                 match message[0] {
                     word::READY => self.is_ready = true,
                     word::FAILED => {
