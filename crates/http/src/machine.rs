@@ -10,7 +10,6 @@
 use crate::field::FieldId;
 use crate::head::Method;
 use crate::head::Version;
-use crate::names::NAME_BLOCK;
 
 /// Rank of every byte: letters first, in either case, then the rest of the token characters, so that "a byte of a field
 /// name" is one range; then what the grammar names; then everything else.
@@ -46,23 +45,20 @@ mod rank {
     pub(super) const OTHER: u8 = 52;
 }
 
-/// Edges are ranges of the alphabet, not patterns.
-const RANGES: u8 = 1;
-/// Patterns match letters in either case: [`Machine::known_name`] folds what it compares them with, and need not look.
-const FOLD: u8 = 2;
 /// Targets of edges: 0 is the slow path, from here on it is the end of the walk with a result, else a state.
 const ACCEPT: u8 = 128;
 const SLOW: u8 = 0;
 
-/// One transition. For patterns, `edges` holds two of four bytes, where 0xff matches anything and `lengths` says how
-/// many bytes each consumes; for ranges, four pairs of first rank and number of ranks.
+/// One transition. For patterns, `edges` holds two of four bytes, of which `beyond` says how many bits come after the
+/// pattern's end; for ranges, four pairs of first rank and number of ranks, each of one byte.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 struct Transition {
-    control: u8,
+    /// Which four bytes of the word the patterns are compared with.
+    looks_at: u8,
     /// The next transition of the same state, tried when no edge matches; 0: the slow path.
     otherwise: u8,
-    lengths: [u8; 2],
+    beyond: [u8; 2],
     edges: [u8; 8],
     next: [u8; 4],
 }
@@ -70,7 +66,7 @@ struct Transition {
 const _: () = assert!(size_of::<Transition>() == 16 && 64 / size_of::<Transition>() == 4);
 
 impl Transition {
-    const EMPTY: Self = Self { control: 0, otherwise: SLOW, lengths: [0; 2], edges: [0; 8], next: [SLOW; 4] };
+    const EMPTY: Self = Self { looks_at: 0, otherwise: SLOW, beyond: [0; 2], edges: [0; 8], next: [SLOW; 4] };
 }
 
 /// Transitions in the table; targets from [`ACCEPT`] on are no transitions.
@@ -84,16 +80,8 @@ pub(crate) struct Machine {
     version: u8,
     status_line: u8,
     status_code: u8,
-    /// The first of 26 states, one for each letter that a field name starts with.
-    letters: u8,
-}
-
-/// How a walk ended.
-pub(crate) enum Walk {
-    /// No edge matched, or too few bytes were there: the slow path decides.
-    Slow,
-    /// A word was recognized: its number and the position behind what was matched.
-    Accept(u8, usize),
+    /// Where to go from the letter that a field name starts with: the one state with more edges than a transition holds.
+    letters: [u8; rank::LETTERS.1 as usize],
 }
 
 /// The machine.
@@ -103,123 +91,111 @@ impl Machine {
     /// `GET ` and its like at `at`: the method and the position of the target.
     #[inline(always)]
     pub(crate) fn method(&self, text: &[u8], at: usize) -> Option<(Method, usize)> {
-        match self.walk(self.method, text, at) {
-            Walk::Accept(accept, end) => METHODS.get(usize::from(accept)).map(|&(_, method)| (method, end)),
-            Walk::Slow => None,
+        let block = text.get(at..)?.first_chunk::<LINE_BLOCK>()?;
+        // Where the target of nearly all requests begins need not wait for the table.
+        if block.starts_with(b"GET ") {
+            return Some((Method::Get, at + 4));
         }
+        let number = self.word(self.method, |i| word_of(block, i))?;
+        METHODS.get(number).map(|&(word, method)| (method, at + word.len()))
     }
 
     /// `HTTP/1.1` and CRLF at `at`: the version and the position of the first field line.
     #[inline(always)]
     pub(crate) fn version(&self, text: &[u8], at: usize) -> Option<(Version, usize)> {
-        match self.walk(self.version, text, at) {
-            Walk::Accept(accept, end) => {
-                VERSIONS.get(usize::from(accept)).map(|&(_, version)| (version, end))
-            }
-            Walk::Slow => None,
-        }
+        let block = text.get(at..)?.first_chunk::<LINE_BLOCK>()?;
+        let number = self.word(self.version, |i| word_of(block, i))?;
+        // Not the length of the word that was found: where fields begin must not wait for which it is.
+        VERSIONS.get(number).map(|&(_, version)| (version, at + VERSION_BYTES))
     }
 
     /// `HTTP/1.1 200 ` at the start: version, status and the position of the reason.
     #[inline(always)]
     pub(crate) fn status_line(&self, text: &[u8]) -> Option<(Version, u16, usize)> {
-        let Walk::Accept(accept, code) = self.walk(self.status_line, text, 0) else { return None };
-        let Walk::Accept(_, end) = self.walk(self.status_code, text, code) else { return None };
-        let status =
-            text[code..end - 1].iter().fold(0, |status, digit| status * 10 + u16::from(digit - b'0'));
-        STATUS_LINES.get(usize::from(accept)).map(|&(_, version)| (version, status, end))
+        let number = self.word(self.status_line, |i| four_bytes(text, 4 * i))?;
+        let &(word, version) = STATUS_LINES.get(number)?;
+        let end = self.ranges(self.status_code, text, word.len())?;
+        let digits = &text[word.len()..end - 1];
+        let status = digits.iter().fold(0, |status, digit| status * 10 + u16::from(digit - b'0'));
+        Some((version, status, end))
     }
 
-    /// The number of the one known field that the name at the start of a field line can be.
+    /// The number of the one known field that the name at the start of a field line can be. `word` gives four bytes of the
+    /// line, counted by fours.
     #[inline(always)]
-    pub(crate) fn known_name(&self, block: &[u8; NAME_BLOCK]) -> Option<u8> {
-        // The one state with more edges than a transition holds: a range of the alphabet, each rank with its own target.
-        let rank = ALPHABET[usize::from(block[0])];
-        if rank >= rank::LETTERS.1 {
-            return None;
-        }
-        let (words, _) = block.as_chunks();
-        let (mut state, mut depth) = (self.letters + rank, 0);
-        // As `walk`, through states that are all patterns.
-        loop {
-            let transition = &self.table[usize::from(state) % TRANSITIONS];
-            // Letters in either case; every edge but a name's last takes four bytes.
-            let word = u32::from_le_bytes(words[depth % words.len()]) | 0x2020_2020;
-            match transition.edge(word) {
-                Some(edge) => {
-                    state = transition.next[edge];
-                    depth += 1;
-                }
-                None => state = transition.otherwise,
-            }
-            if state >= ACCEPT {
-                return Some(state - ACCEPT);
-            }
+    pub(crate) fn known_name(&self, word: impl Fn(usize) -> u32) -> Option<usize> {
+        let rank = ALPHABET[word(0) as usize % 256];
+        let state = *self.letters.get(usize::from(rank))?;
+        // Letters in either case.
+        self.word(state, |i| word(i) | 0x2020_2020)
+    }
+
+    /// Follows patterns from `state` to the end of a word. `word` gives four bytes of the input, counted by fours.
+    #[inline(always)]
+    fn word(&self, mut state: u8, word: impl Fn(usize) -> u32) -> Option<usize> {
+        while state < ACCEPT {
             if state == SLOW {
                 return None;
             }
+            let transition = &self.table[usize::from(state)];
+            state = transition.by_pattern(word(usize::from(transition.looks_at)));
         }
+        Some(usize::from(state - ACCEPT))
     }
 
-    /// Follows edges from `state`.
+    /// Follows ranges from `state`, a byte each, to their end and returns where that is.
     #[inline(always)]
-    fn walk(&self, mut state: u8, text: &[u8], mut at: usize) -> Walk {
-        loop {
-            let transition = &self.table[usize::from(state) % TRANSITIONS];
-            let (next, length) = if transition.control & RANGES != 0 {
-                let Some(&byte) = text.get(at) else { return Walk::Slow };
-                transition.by_range(byte)
-            } else {
-                match transition.edge(four_bytes(text, at)) {
-                    Some(edge) => (transition.next[edge], usize::from(transition.lengths[edge])),
-                    None => (transition.otherwise, 0),
-                }
-            };
-            state = next;
-            at += length;
-            if next >= ACCEPT {
-                return Walk::Accept(next - ACCEPT, at);
-            }
-            if next == SLOW {
-                return Walk::Slow;
-            }
+    fn ranges(&self, mut state: u8, text: &[u8], mut at: usize) -> Option<usize> {
+        while state < ACCEPT {
+            let byte = *text.get(at).filter(|_| state != SLOW)?;
+            state = self.table[usize::from(state)].by_range(byte);
+            at += 1;
         }
+        Some(at)
     }
 }
 
 impl Transition {
+    /// Where to go with a byte whose rank is in one of four ranges.
     #[inline(always)]
-    fn by_range(&self, byte: u8) -> (u8, usize) {
+    fn by_range(&self, byte: u8) -> u8 {
         let rank = ALPHABET[usize::from(byte)];
-        let mut i = 0;
-        while i < 4 {
-            if rank.wrapping_sub(self.edges[2 * i]) < self.edges[2 * i + 1] {
-                return (self.next[i], usize::from(self.lengths[0]));
-            }
-            i += 1;
-        }
-        (self.otherwise, 0)
+        let (ranges, _) = self.edges.as_chunks();
+        let found = ranges.iter().position(|&[first, count]| rank.wrapping_sub(first) < count);
+        found.map_or(self.otherwise, |edge| self.next[edge])
     }
 
-    /// Which of the two patterns four bytes match; both are compared at once.
+    /// Where to go with four bytes that match one of two patterns.
     #[inline(always)]
-    fn edge(&self, word: u32) -> Option<usize> {
-        let (word, patterns) = (u64::from(word), u64::from_le_bytes(self.edges));
-        let anything = ((patterns >> 7) & 0x0101_0101_0101_0101) * 0xff;
-        let difference = (word << 32 | word | anything) ^ patterns;
-        if difference as u32 == 0 {
-            Some(0)
-        } else if difference >> 32 == 0 {
-            Some(1)
+    fn by_pattern(&self, word: u32) -> u8 {
+        let (patterns, _) = self.edges.as_chunks();
+        let matches = |edge: usize| {
+            let difference = word ^ u32::from_le_bytes(patterns[edge]);
+            difference.wrapping_shl(u32::from(self.beyond[edge])) == 0
+        };
+        if matches(0) {
+            self.next[0]
+        } else if matches(1) {
+            self.next[1]
         } else {
-            None
+            self.otherwise
         }
     }
 }
 
+/// As many bytes as the shortest head has from its version on.
+const LINE_BLOCK: usize = "HTTP/1.1\r\n\r\n".len();
+
+/// Four bytes of a block, counted by fours; no word of the table looks beyond its block.
+#[inline(always)]
+pub(crate) fn word_of<const N: usize>(block: &[u8; N], at: usize) -> u32 {
+    let (words, _) = block.as_chunks();
+    words.get(at).map_or(0, |&bytes| u32::from_le_bytes(bytes))
+}
+
 /// Four bytes of `text` from `at`; beyond its end zeros, which match no pattern.
 #[inline(always)]
-fn four_bytes(text: &[u8], at: usize) -> u32 {
+pub(crate) fn four_bytes(text: &[u8], at: usize) -> u32 {
     let rest = text.get(at..).unwrap_or(b"");
     match rest.first_chunk() {
         Some(&bytes) => u32::from_le_bytes(bytes),
@@ -242,6 +218,8 @@ const METHODS: [(&str, Method); 10] = [
 ];
 
 const VERSIONS: [(&str, Version); 2] = [("HTTP/1.1\r\n", Version::Http11), ("HTTP/1.0\r\n", Version::Http10)];
+const VERSION_BYTES: usize = 10;
+const _: () = assert!(VERSIONS[0].0.len() == VERSION_BYTES && VERSIONS[1].0.len() == VERSION_BYTES);
 
 const STATUS_LINES: [(&str, Version); 2] = [("HTTP/1.1 ", Version::Http11), ("HTTP/1.0 ", Version::Http10)];
 
@@ -300,17 +278,16 @@ const fn describe() -> Machine {
     let method = builder.words(&methods);
     let version = builder.words(&versions);
     let status_line = builder.words(&status_lines);
-    let code_end = builder.range(1, rank::SP, ACCEPT);
-    let digit = builder.range(1, rank::DIGITS, code_end);
-    let digit = builder.range(1, rank::DIGITS, digit);
-    let status_code = builder.range(1, rank::DIGITS_BUT_ZERO, digit);
+    let code_end = builder.range(rank::SP, ACCEPT);
+    let digit = builder.range(rank::DIGITS, code_end);
+    let digit = builder.range(rank::DIGITS, digit);
+    let status_code = builder.range(rank::DIGITS_BUT_ZERO, digit);
     let letters = builder.names_by_letter(&names);
     Machine { table: builder.table, method, version, status_line, status_code, letters }
 }
 
 /// Words that a state may continue with, in the order in which they are tried.
 struct Words {
-    /// Padded with 0xff, which matches anything.
     text: [[u8; WORD_BYTES]; MOST_WORDS],
     length: [usize; MOST_WORDS],
     accept: [u8; MOST_WORDS],
@@ -322,7 +299,7 @@ const MOST_WORDS: usize = 128;
 
 impl Words {
     const NONE: Self = Self {
-        text: [[0xff; WORD_BYTES]; MOST_WORDS],
+        text: [[0; WORD_BYTES]; MOST_WORDS],
         length: [0; MOST_WORDS],
         accept: [0; MOST_WORDS],
         count: 0,
@@ -358,16 +335,57 @@ impl Words {
         }
     }
 
-    /// Whether words `a` and `b` have the same four bytes at `depth`.
-    const fn agree(&self, a: usize, b: usize, depth: usize) -> bool {
-        let mut at = depth;
-        while at < depth + 4 {
-            if self.text[a][at] != self.text[b][at] {
-                return false;
+    /// Those of `members` that have the same four bytes at `depth` as the first of them.
+    const fn agreeing_with_first(&self, members: u128, depth: usize) -> u128 {
+        let first = members.trailing_zeros() as usize;
+        let mut group = 0;
+        let mut i = first;
+        while i < self.count {
+            let mut at = depth;
+            while at < depth + 4 && self.text[first][at] == self.text[i][at] {
+                at += 1;
             }
-            at += 1;
+            if members & (1 << i) != 0 && at == depth + 4 {
+                group |= 1 << i;
+            }
+            i += 1;
         }
-        true
+        group
+    }
+
+    /// Those of `members` that have ended at `depth`.
+    const fn ended(&self, members: u128, depth: usize) -> u128 {
+        let mut ended = 0;
+        let mut i = 0;
+        while i < self.count {
+            if members & (1 << i) != 0 && self.length[i] <= depth {
+                ended |= 1 << i;
+            }
+            i += 1;
+        }
+        ended
+    }
+
+    /// Where the four bytes of `members` are of most kinds. At most one may have ended there, which is tried last and must
+    /// therefore not be a common one.
+    const fn most_telling_depth(&self, members: u128) -> usize {
+        let (mut best, mut most_kinds) = (0, 0);
+        let mut depth = 0;
+        while depth < WORD_BYTES {
+            let ended = self.ended(members, depth);
+            let may_end = ended.count_ones() <= 1 && ended.trailing_zeros() as usize >= COMMON.len();
+            let mut kinds = 0;
+            let mut remaining = members;
+            while remaining != 0 {
+                remaining &= !self.agreeing_with_first(remaining, depth);
+                kinds += 1;
+            }
+            if may_end && kinds > most_kinds {
+                (best, most_kinds) = (depth, kinds);
+            }
+            depth += 4;
+        }
+        best
     }
 }
 
@@ -385,11 +403,9 @@ impl Builder {
         (self.used - 1) as u8
     }
 
-    /// A state with one range, which consumes `length` bytes.
-    const fn range(&mut self, length: u8, range: rank::Range, next: u8) -> u8 {
+    /// A state with one range.
+    const fn range(&mut self, range: rank::Range, next: u8) -> u8 {
         self.add(Transition {
-            control: RANGES,
-            lengths: [length, length],
             edges: [range.0, range.1, 0, 0, 0, 0, 0, 0],
             next: [next, SLOW, SLOW, SLOW],
             ..Transition::EMPTY
@@ -398,22 +414,34 @@ impl Builder {
 
     /// A state from which each of `words` is read to its end.
     const fn words(&mut self, words: &Words) -> u8 {
-        let state = self.add(Transition::EMPTY);
-        self.branch(state, words, (1 << words.count) - 1, 0, 0);
-        state
+        self.read(words, (1 << words.count) - 1, 0)
     }
 
-    /// States for the 26 letters, one after another, from which each of `names` is read until only one is possible;
-    /// [`NamePattern`](crate::names::NamePattern) compares the rest.
-    const fn names_by_letter(&mut self, names: &Words) -> u8 {
-        let first = self.used;
-        let mut letter = 0;
-        while letter < 26 {
-            self.add(Transition::EMPTY);
-            letter += 1;
+    /// A state from which each word in `members` (bit `i` is word `i`) is read to its end; they agree before `depth`.
+    const fn read(&mut self, words: &Words, members: u128, depth: usize) -> u8 {
+        let mut chain = Chain::begin(self, depth / 4);
+        let mut remaining = members;
+        while remaining != 0 {
+            let group = words.agreeing_with_first(remaining, depth);
+            remaining &= !group;
+            let first = group.trailing_zeros() as usize;
+            let next = if words.length[first] <= depth + 4 {
+                assert!(group.count_ones() == 1, "a word starts with another");
+                ACCEPT + words.accept[first]
+            } else {
+                self.read(words, group, depth + 4)
+            };
+            chain.edge(self, words, first, depth, next);
         }
-        letter = 0;
-        while letter < 26 {
+        chain.first as u8
+    }
+
+    /// For each letter where the names that start with it are told apart; [`NamePattern`](crate::names::NamePattern)
+    /// compares the one that is left.
+    const fn names_by_letter(&mut self, names: &Words) -> [u8; rank::LETTERS.1 as usize] {
+        let mut letters = [SLOW; rank::LETTERS.1 as usize];
+        let mut letter = 0;
+        while letter < letters.len() {
             let mut members = 0;
             let mut i = 0;
             while i < names.count {
@@ -422,57 +450,71 @@ impl Builder {
                 }
                 i += 1;
             }
-            if members != 0 {
-                self.branch((first + letter) as u8, names, members, 0, FOLD);
-            }
+            letters[letter] = self.tell_apart(names, members);
             letter += 1;
         }
-        first as u8
+        letters
     }
 
-    /// Fills the state at `state` with edges for the words in `members` (bit `i` is word `i`), which agree in their first
-    /// `depth` bytes; more than two edges make a chain of transitions.
-    const fn branch(&mut self, state: u8, words: &Words, members: u128, depth: usize, control: u8) {
-        let mut current = state as usize;
-        self.table[current].control = control;
-        let mut remaining = members;
-        let mut slot = 0;
-        while remaining != 0 {
-            let first = remaining.trailing_zeros() as usize;
-            let mut group = 0u128;
-            let mut i = first;
-            while i < words.count {
-                if remaining & (1 << i) != 0 && words.agree(first, i, depth) {
-                    group |= 1 << i;
-                }
-                i += 1;
-            }
-            remaining &= !group;
-            let left = words.length[first].saturating_sub(depth);
-            let certain = group.count_ones() == 1 && (control & FOLD != 0 || left <= 4);
-            let next = if certain {
-                ACCEPT + words.accept[first]
-            } else {
-                let child = self.add(Transition::EMPTY);
-                self.branch(child, words, group, depth + 4, control);
-                child
-            };
-            if slot == 2 {
-                let chained = self.add(Transition { control, ..Transition::EMPTY });
-                self.table[current].otherwise = chained;
-                current = chained as usize;
-                slot = 0;
-            }
-            let transition = &mut self.table[current];
-            let mut at = 0;
-            while at < 4 {
-                transition.edges[4 * slot + at] = words.text[first][depth + at];
-                at += 1;
-            }
-            transition.lengths[slot] = if left < 4 { left as u8 } else { 4 };
-            transition.next[slot] = next;
-            slot += 1;
+    /// Where to go when a name can be any of `members`: compares the four bytes by which most of them differ.
+    const fn tell_apart(&mut self, names: &Words, members: u128) -> u8 {
+        if members == 0 {
+            return SLOW;
         }
+        if members.count_ones() == 1 {
+            return ACCEPT + names.accept[members.trailing_zeros() as usize];
+        }
+        let depth = names.most_telling_depth(members);
+        let ended = names.ended(members, depth);
+        let mut chain = Chain::begin(self, depth / 4);
+        let mut remaining = members & !ended;
+        while remaining != 0 {
+            let group = names.agreeing_with_first(remaining, depth);
+            remaining &= !group;
+            let next = self.tell_apart(names, group);
+            chain.edge(self, names, group.trailing_zeros() as usize, depth, next);
+        }
+        if ended != 0 {
+            self.table[chain.last].otherwise = ACCEPT + names.accept[ended.trailing_zeros() as usize];
+        }
+        chain.first as u8
+    }
+}
+
+/// The transitions of one state with patterns: two edges each, tried one after the other.
+struct Chain {
+    first: usize,
+    last: usize,
+    /// Edges of the last one.
+    edges: usize,
+    looks_at: u8,
+}
+
+impl Chain {
+    const fn begin(builder: &mut Builder, looks_at: usize) -> Self {
+        let looks_at = looks_at as u8;
+        let first = builder.add(Transition { looks_at, ..Transition::EMPTY }) as usize;
+        Self { first, last: first, edges: 0, looks_at }
+    }
+
+    /// An edge with the four bytes of a word from `depth` on, or as many as it has.
+    const fn edge(&mut self, builder: &mut Builder, words: &Words, word: usize, depth: usize, next: u8) {
+        if self.edges == 2 {
+            let chained = builder.add(Transition { looks_at: self.looks_at, ..Transition::EMPTY });
+            builder.table[self.last].otherwise = chained;
+            self.last = chained as usize;
+            self.edges = 0;
+        }
+        let transition = &mut builder.table[self.last];
+        let mut at = 0;
+        while at < 4 {
+            transition.edges[4 * self.edges + at] = words.text[word][depth + at];
+            at += 1;
+        }
+        let left = words.length[word] - depth;
+        transition.beyond[self.edges] = if left < 4 { 8 * (4 - left as u8) } else { 0 };
+        transition.next[self.edges] = next;
+        self.edges += 1;
     }
 }
 
@@ -480,40 +522,40 @@ impl Builder {
 mod tests {
     use super::*;
 
-    fn accepted(state: u8, text: &[u8]) -> Option<(u8, usize)> {
-        match MACHINE.walk(state, text, 0) {
-            Walk::Accept(accept, at) => Some((accept, at)),
-            Walk::Slow => None,
-        }
+    fn accepted(state: u8, text: &[u8]) -> Option<usize> {
+        MACHINE.word(state, |i| four_bytes(text, 4 * i))
     }
 
     #[test]
     fn every_word_is_read_to_its_end_and_no_other() {
-        for (i, (word, _)) in METHODS.iter().enumerate() {
-            let text = [word.as_bytes(), b"/ HTTP"].concat();
-            assert_eq!(accepted(MACHINE.method, &text), Some((i as u8, word.len())));
+        for (i, (word, method)) in METHODS.into_iter().enumerate() {
+            let text = [word.as_bytes(), b"/ HTTP/1.1"].concat();
+            assert_eq!(accepted(MACHINE.method, &text), Some(i));
+            assert_eq!(MACHINE.method(&text, 0), Some((method, word.len())));
             assert_eq!(accepted(MACHINE.method, word.to_lowercase().as_bytes()), None);
             for end in 0..word.len() {
                 assert_eq!(accepted(MACHINE.method, &word.as_bytes()[..end]), None);
             }
         }
-        for (i, (word, _)) in VERSIONS.iter().enumerate() {
-            assert_eq!(accepted(MACHINE.version, word.as_bytes()), Some((i as u8, 10)));
+        for (i, (word, version)) in VERSIONS.into_iter().enumerate() {
+            assert_eq!(accepted(MACHINE.version, word.as_bytes()), Some(i));
+            let text = [b" ", word.as_bytes(), b"\r\n"].concat();
+            assert_eq!(MACHINE.version(&text, 1), Some((version, 1 + word.len())));
         }
         assert_eq!(accepted(MACHINE.version, b"HTTP/1.2\r\n"), None);
-        assert_eq!(accepted(MACHINE.status_code, b"404 "), Some((0, 4)));
-        assert_eq!(accepted(MACHINE.status_code, b"044 "), None);
+        assert_eq!(MACHINE.status_line(b"HTTP/1.0 404 "), Some((Version::Http10, 404, 13)));
+        for odd in ["HTTP/1.1 044 ", "HTTP/1.1 40a ", "HTTP/1.1 4040", "HTTP/1.1 404", "HTTP/1.2 404 "] {
+            assert_eq!(MACHINE.status_line(odd.as_bytes()), None, "{odd}");
+        }
     }
 
     #[test]
     fn every_known_name_is_the_only_candidate_for_itself() {
         for &(id, name) in FieldId::KNOWN {
             for name in [name.to_owned(), name.to_ascii_uppercase()] {
-                let mut block = [0; NAME_BLOCK];
-                block[..name.len()].copy_from_slice(name.as_bytes());
-                block[name.len()] = b':';
-                let candidate = MACHINE.known_name(&block).unwrap();
-                assert_eq!(candidate, id as u8);
+                let line = format!("{name}:");
+                let candidate = MACHINE.known_name(|at| four_bytes(line.as_bytes(), 4 * at));
+                assert_eq!(candidate, Some(id as usize));
             }
         }
     }

@@ -5,6 +5,32 @@ use crate::field::FieldId;
 /// Longest known name plus its colon fits here, so that one fixed-size comparison decides.
 pub(crate) const NAME_BLOCK: usize = 32;
 
+/// A set of known fields: bit `id % 64` of one of two words, because a shift of 128 bits takes longer than all else that is
+/// done for a field.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ids {
+    pub low: u64,
+    pub high: u64,
+}
+
+impl Ids {
+    pub(crate) const NONE: Self = Self { low: 0, high: 0 };
+
+    /// The set of one known field; nothing for [`FieldId::Other`].
+    pub(crate) const fn of(id: FieldId) -> Self {
+        match id {
+            FieldId::Other => Self::NONE,
+            id if (id as u8) < 64 => Self { low: 1 << id as u8, high: 0 },
+            id => Self { low: 0, high: 1 << (id as u8 - 64) },
+        }
+    }
+
+    /// Bit `id as u8` for each.
+    pub(crate) fn bits(self) -> u128 {
+        u128::from(self.low) | u128::from(self.high) << 64
+    }
+}
+
 /// A known name with its colon, ready for a comparison of [`NAME_BLOCK`] bytes without branches:
 /// `(input | fold) == pattern` for every byte. `fold` is 0x20 under letters (either case matches), 0 under `-` and `:`,
 /// and 0xff after the colon, where anything matches.
@@ -16,14 +42,20 @@ pub(crate) struct NamePattern {
     /// Length of the name without its colon, in bytes.
     pub length: u8,
     pub id: FieldId,
+    pub ids: Ids,
 }
 
 impl NamePattern {
     const fn of(id: FieldId, name: &str) -> Self {
         let name = name.as_bytes();
         assert!(name.len() < NAME_BLOCK, "a known field name does not fit its block");
-        let mut this =
-            Self { pattern: [0xff; NAME_BLOCK], fold: [0xff; NAME_BLOCK], length: name.len() as u8, id };
+        let mut this = Self {
+            pattern: [0xff; NAME_BLOCK],
+            fold: [0xff; NAME_BLOCK],
+            length: name.len() as u8,
+            id,
+            ids: Ids::of(id),
+        };
         let mut i = 0;
         while i < name.len() {
             assert!(
@@ -47,6 +79,30 @@ impl NamePattern {
             difference |= (byte | fold) ^ pattern;
         }
         difference == 0
+    }
+
+    /// The same for fewer bytes than fill a block.
+    #[inline(always)]
+    pub(crate) fn starts(&self, input: &[u8]) -> bool {
+        let length = usize::from(self.length) + 1;
+        let Some(input) = input.get(..length) else { return false };
+        // Two words, which may overlap, are all of most names.
+        match length {
+            4..8 => self.has_word::<4>(input, 0) && self.has_word::<4>(input, length - 4),
+            8..=16 => self.has_word::<8>(input, 0) && self.has_word::<8>(input, length - 8),
+            _ => input.eq_ignore_ascii_case(&self.pattern[..length]),
+        }
+    }
+
+    /// Whether `input` has the same `N` bytes at `at`.
+    #[inline(always)]
+    fn has_word<const N: usize>(&self, input: &[u8], at: usize) -> bool {
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..N].copy_from_slice(&bytes[at..at + N]);
+            u64::from_le_bytes(word)
+        };
+        word(input) | word(&self.fold) == word(&self.pattern)
     }
 }
 
@@ -107,10 +163,13 @@ mod tests {
             assert!(!PATTERNS[id as usize].matches(&block));
             block[name.len()] = b':';
             assert!(PATTERNS[id as usize].matches(&block));
+            assert!(PATTERNS[id as usize].starts(&block[..=name.len()]));
+            assert!(!PATTERNS[id as usize].starts(&block[..name.len()]));
             for i in 0..=name.len() {
                 let mut other = block;
                 other[i] ^= 0x40;
                 assert!(!PATTERNS[id as usize].matches(&other), "{name} with byte {i} changed");
+                assert!(!PATTERNS[id as usize].starts(&other), "{name} with byte {i} changed");
             }
         }
         assert_eq!(FieldId::from_name(b""), FieldId::Other);

@@ -53,11 +53,9 @@ pub(crate) fn run_with_each<T: Task>(task: impl Fn() -> T) -> Vec<T::Output> {
 }
 
 /// Without vectors; also the reference that tests hold the others against.
-#[cfg(any(test, not(target_arch = "x86_64")))]
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
 
-#[cfg(any(test, not(target_arch = "x86_64")))]
 impl Scan for Scalar {
     #[inline(always)]
     fn value_end(self, text: &[u8], at: usize) -> usize {

@@ -2,9 +2,9 @@
 
 use crate::error::HeadError;
 use crate::field::{Field, FieldId, Span};
-use crate::machine::MACHINE;
-use crate::names::{NAME_BLOCK, PATTERNS};
-use crate::simd::Scan;
+use crate::machine::{MACHINE, four_bytes, word_of};
+use crate::names::{Ids, PATTERNS};
+use crate::simd::{Scalar, Scan};
 
 /// Where within a field line the parser stopped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -40,29 +40,11 @@ struct Seen {
 
 impl Seen {
     #[inline(always)]
-    fn add(&mut self, id: FieldId) {
-        let number = id as u8;
-        let bit = u64::from(id != FieldId::Other) << (number % 64);
-        let of_high = u64::from(number / 64 % 2).wrapping_neg();
-        let ids = Ids { low: bit & !of_high, high: bit & of_high };
+    fn add(&mut self, ids: Ids) {
         self.repeated.low |= self.present.low & ids.low;
         self.repeated.high |= self.present.high & ids.high;
         self.present.low |= ids.low;
         self.present.high |= ids.high;
-    }
-}
-
-/// A set of known fields: bit `id % 64` of one of two words, because a shift of 128 bits takes longer than all else that is
-/// done for a field.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ids {
-    low: u64,
-    high: u64,
-}
-
-impl Ids {
-    fn bits(self) -> u128 {
-        u128::from(self.low) | u128::from(self.high) << 64
     }
 }
 
@@ -107,7 +89,7 @@ impl FieldLines {
             if self.at == At::LineStart && self.whole_lines(scan, window, usize::from(limit)) {
                 return Ok(true);
             }
-            match self.step(scan, window, limit)? {
+            match self.step(window, limit)? {
                 Step::Taken => {}
                 Step::Incomplete => return Ok(false),
                 Step::End => return Ok(true),
@@ -134,29 +116,31 @@ impl FieldLines {
                 start = end + 2;
                 break true;
             }
-            let last;
-            let block = match window[start..].first_chunk() {
-                Some(block) => block,
-                None => {
-                    last = last_block(window, start);
-                    &last
-                }
+            let rest = &window[start..];
+            let known = match rest.first_chunk() {
+                Some(block) => MACHINE
+                    .known_name(|at| word_of(block, at))
+                    .and_then(|number| PATTERNS.get(number))
+                    .filter(|name| scan.name_matches(block, name)),
+                None => MACHINE
+                    .known_name(|at| four_bytes(rest, 4 * at))
+                    .and_then(|number| PATTERNS.get(number))
+                    .filter(|name| name.starts(rest)),
             };
-            let candidate = MACHINE.known_name(block).and_then(|number| PATTERNS.get(usize::from(number)));
-            let (id, colon) = match candidate {
-                Some(name) if scan.name_matches(block, name) => (name.id, start + usize::from(name.length)),
-                _ => {
+            let (id, ids, colon) = match known {
+                Some(name) => (name.id, name.ids, start + usize::from(name.length)),
+                None => {
                     let colon = scan.token_end(window, start);
                     if window.get(colon) != Some(&b':') || colon == start {
                         break false;
                     }
-                    (FieldId::Other, colon)
+                    (FieldId::Other, Ids::NONE, colon)
                 }
             };
             let Some(slot) = slots.get_mut(count) else { break false };
             *slot = Field { id, name: span(start, colon), value: value_within(window, colon + 1, end) };
             count += 1;
-            seen.add(id);
+            seen.add(ids);
             start = end + 2;
         };
         (self.position, self.count, self.seen) = (start, count, seen);
@@ -165,8 +149,10 @@ impl FieldLines {
 
     /// The slow path: one state, byte by byte but for runs. Decides every rare case and every error, and resumes within
     /// a line.
-    #[inline(always)]
-    fn step<S: Scan>(&mut self, scan: S, window: &[u8], limit: u16) -> Result<Step, HeadError> {
+    #[cold]
+    #[inline(never)]
+    fn step(&mut self, window: &[u8], limit: u16) -> Result<Step, HeadError> {
+        let scan = Scalar;
         let rest = window.get(self.position..).unwrap_or(b"");
         match self.at {
             At::LineStart => match rest {
@@ -238,7 +224,7 @@ impl FieldLines {
             *slot = field;
             self.count += 1;
         }
-        self.seen.add(field.id);
+        self.seen.add(Ids::of(field.id));
     }
 }
 
@@ -247,26 +233,6 @@ enum Step {
     Taken,
     Incomplete,
     End,
-}
-
-/// The bytes from `start`, fewer than fill a block, and zeros after them, which are in no name. Put together in registers:
-/// copies of odd lengths would keep the processor from reading the block before they are all in memory.
-#[inline(always)]
-fn last_block(window: &[u8], start: usize) -> [u8; NAME_BLOCK] {
-    let rest = &window[start..];
-    // The last `count` bytes of the window, at most 16.
-    let last = |count: usize| match window.last_chunk() {
-        Some(bytes) => u128::from_le_bytes(*bytes).checked_shr(128 - 8 * count as u32).unwrap_or(0),
-        None => rest.iter().rev().fold(0, |word, byte| word << 8 | u128::from(*byte)),
-    };
-    let (low, high) = match rest.first_chunk() {
-        Some(bytes) => (u128::from_le_bytes(*bytes), last(rest.len() - 16)),
-        None => (last(rest.len()), 0),
-    };
-    let mut block = [0; NAME_BLOCK];
-    block[..16].copy_from_slice(&low.to_le_bytes());
-    block[16..].copy_from_slice(&high.to_le_bytes());
-    block
 }
 
 /// What lies between whitespace in `start..end`, where all bytes may stand in a value.
