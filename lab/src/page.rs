@@ -6,47 +6,97 @@ use std::path::{Path, PathBuf};
 use crate::record::{Record, save};
 use crate::{Error, Paper, Scenario};
 
-/// What has been run of one paper.
-type Part<'s> = (&'s Paper, Vec<(&'s Scenario, Record)>);
+/// What is published of one paper.
+type Part<'s> = (&'s Paper, Vec<Entry<'s>>);
+
+/// What stands on a page of one scenario: its section, and its row in the table above.
+struct Entry<'s> {
+    scenario: &'s Scenario,
+    verdict: String,
+    section: String,
+}
 
 /// Writes the papers' pages, and plots and raw figures to a folder for each paper, for those of `scenarios` that have
-/// results; the pages' paths. Papers with one page follow each other on it.
+/// results; the pages' paths. What a page already says of the other scenarios stays. Papers with one page follow each other
+/// on it.
 ///
 /// # Errors
 /// When a record cannot be read or a file not be written.
 pub fn publish(results: &Path, pages: &Path, scenarios: &[&Scenario]) -> Result<Vec<PathBuf>, Error> {
     let mut parts: Vec<Part<'_>> = Vec::new();
+    let mut changed = Vec::new();
     for scenario in scenarios {
-        let Some(record) = Record::read(results, scenario.name)? else { continue };
-        let folder = pages.join(scenario.paper.name);
-        std::fs::create_dir_all(&folder).map_err(Error::file("write", &folder))?;
-        let csv = format!("{}.csv", scenario.name);
-        for file in record.plots.iter().chain([&csv]) {
-            let (from, to) = (results.join(file), folder.join(file));
-            std::fs::copy(&from, &to).map_err(Error::file("read", &from))?;
-        }
-        match parts.iter_mut().find(|(paper, _)| paper.name == scenario.paper.name) {
-            Some((_, found)) => found.push((*scenario, record)),
-            None => parts.push((scenario.paper, vec![(*scenario, record)])),
+        let paper = scenario.paper;
+        let entry = match Record::read(results, scenario.name)? {
+            Some(record) => {
+                let folder = pages.join(paper.name);
+                std::fs::create_dir_all(&folder).map_err(Error::file("write", &folder))?;
+                let csv = format!("{}.csv", scenario.name);
+                for file in record.plots.iter().chain([&csv]) {
+                    let (from, to) = (results.join(file), folder.join(file));
+                    std::fs::copy(&from, &to).map_err(Error::file("read", &from))?;
+                }
+                changed.push(paper.page());
+                Entry {
+                    scenario,
+                    verdict: record.verdict.word().to_owned(),
+                    section: section(scenario, &record),
+                }
+            }
+            None => match published(&path(pages, paper), scenario)? {
+                Some(entry) => entry,
+                None => continue,
+            },
+        };
+        match parts.iter_mut().find(|(other, _)| other.name == paper.name) {
+            Some((_, found)) => found.push(entry),
+            None => parts.push((paper, vec![entry])),
         }
     }
     let mut written = Vec::new();
-    while let Some((first, _)) = parts.first() {
-        let name = first.page();
-        let (together, rest): (Vec<Part<'_>>, Vec<Part<'_>>) =
-            parts.into_iter().partition(|(paper, _)| paper.page() == name);
-        let path = pages.join(format!("{name}.md"));
-        save(&path, &page(&together))?;
-        written.push(path);
-        parts = rest;
+    for (paper, _) in &parts {
+        let path = path(pages, paper);
+        if changed.contains(&paper.page()) && !written.contains(&path) {
+            let together = parts.iter().filter(|(other, _)| other.page() == paper.page());
+            save(&path, &page(together))?;
+            written.push(path);
+        }
     }
     Ok(written)
 }
 
+fn path(pages: &Path, paper: &Paper) -> PathBuf {
+    pages.join(format!("{}.md", paper.page()))
+}
+
+/// What the page at `path` says of a scenario.
+fn published<'s>(path: &Path, scenario: &'s Scenario) -> Result<Option<Entry<'s>>, Error> {
+    let page = match std::fs::read_to_string(path) {
+        Ok(page) => page,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::file("read", path)(error)),
+    };
+    let Some((_, section)) = page.split_once(&heading(scenario)) else { return Ok(None) };
+    // Until the next heading of any section.
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let verdict = section.split_once(VERDICT).and_then(|(_, rest)| rest.split_once("**"));
+    Ok(verdict.map(|(verdict, _)| Entry {
+        scenario,
+        verdict: verdict.to_owned(),
+        section: format!("{}{section}", heading(scenario)),
+    }))
+}
+
+fn heading(scenario: &Scenario) -> String {
+    format!("\n## {}\n", scenario.name)
+}
+
+const VERDICT: &str = "**Verdict: ";
+
 /// The text of one page.
-pub fn page(parts: &[Part<'_>]) -> String {
+fn page<'p>(parts: impl Iterator<Item = &'p Part<'p>>) -> String {
     let mut page = String::new();
-    for (index, (paper, found)) in parts.iter().enumerate() {
+    for (index, (paper, found)) in parts.enumerate() {
         let _ = match index {
             0 => writeln!(
                 page,
@@ -60,36 +110,34 @@ pub fn page(parts: &[Part<'_>]) -> String {
             "\n{}\n\n| figure | scenario | claim | verdict |\n|---|---|---|---|\n",
             paper.setting
         );
-        for (scenario, record) in found {
+        for Entry { scenario, verdict, .. } in found {
             let _ = writeln!(
                 page,
-                "| {} | [`{name}`](#{name}) | {} | {} |",
+                "| {} | [`{name}`](#{name}) | {} | {verdict} |",
                 scenario.figure,
                 scenario.claim,
-                record.verdict.word(),
                 name = scenario.name
             );
         }
-        for (scenario, record) in found {
-            section(&mut page, paper, scenario, record);
-        }
+        page.extend(found.iter().map(|entry| entry.section.as_str()));
     }
     page
 }
 
-fn section(page: &mut String, paper: &Paper, scenario: &Scenario, record: &Record) {
-    let name = scenario.name;
+fn section(scenario: &Scenario, record: &Record) -> String {
+    let (paper, name) = (scenario.paper, scenario.name);
+    let mut page = heading(scenario);
     let conditions = &record.conditions;
     let is_published = ["Figure", "Table", "§"].iter().any(|start| scenario.figure.starts_with(start));
     let of_the_paper = if is_published { " of the paper" } else { "" };
     let _ = writeln!(
         page,
-        "\n## {name}\n\n{}{of_the_paper}. {}\n\n{}\n",
+        "\n{}{of_the_paper}. {}\n\n{}\n",
         scenario.figure, scenario.published, scenario.method
     );
     let _ = writeln!(
         page,
-        "Claim: {}.\n\n**Verdict: {}**: {}.\n",
+        "Claim: {}.\n\n{VERDICT}{}**: {}.\n",
         scenario.claim,
         record.verdict.word(),
         record.verdict.text
@@ -108,6 +156,7 @@ fn section(page: &mut String, paper: &Paper, scenario: &Scenario, record: &Recor
          meanwhile. To reproduce: `tidegate-lab run {name}`.",
         paper.name, conditions.kernel, conditions.processor, conditions.others_percent
     );
+    page
 }
 
 #[cfg(test)]
@@ -164,6 +213,29 @@ mod tests {
         for file in ["paper-fig1.svg", "paper-fig1-cpu.svg", "paper-fig1.csv"] {
             assert!(pages.join("paper").join(file).is_file(), "{file}");
         }
+    }
+
+    #[test]
+    fn what_was_not_run_again_stays_on_the_page() {
+        let directory = tempfile::tempdir().unwrap();
+        let pages = directory.path().join("pages");
+        let run = |scenario: &Scenario, folder: &str, text: &str| {
+            let results = directory.path().join(folder);
+            let conditions = Watch::start().conditions(Vec::new(), false);
+            let mut outcome = outcome();
+            outcome.verdict.text = text.to_owned();
+            Record::write(&results, scenario, &outcome, conditions).unwrap();
+            publish(&results, &pages, &[&SCENARIO, &UNRUN, &LAST]).unwrap();
+            std::fs::read_to_string(pages.join("paper.md")).unwrap()
+        };
+        static LAST: Scenario = Scenario { name: "paper-fig3", ..SCENARIO };
+        run(&SCENARIO, "first", "once");
+        run(&LAST, "second", "third");
+        let before = run(&UNRUN, "third", "between");
+        assert_eq!(before.matches("\n## ").count(), 3);
+        assert_eq!(before.matches("| does not hold |\n").count(), 3);
+        let after = run(&UNRUN, "fourth", "again");
+        assert_eq!(after, before.replace("between", "again"));
     }
 
     #[test]
