@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Chain, Client, Site, compile, free_port, needs, wait_until};
@@ -55,14 +56,22 @@ fn a_signal_is_for_the_server_although_its_first_process_is_not_gone() {
 
 /// What comes behind a request is none of the server's business until it has answered: it is not told of it all the time.
 fn waits_for_its_turn(way: &str) {
-    let (chain, _site) = compiled("polls.c", &[way]);
-    let mut client = chain.client();
-    client.send("GET /a HTTP/1.1\r\nHost: test\r\n\r\n".repeat(3).as_bytes());
-    for round in 0..3 {
-        let body = String::from_utf8(client.response(false).body).unwrap();
-        let woken: u32 = body.trim().strip_prefix("woken ").unwrap().parse().unwrap();
-        assert!(woken < 50, "{way}, round {round}: {body}");
+    // A client that ends its side at once is answered like one that does not: its end comes behind its requests.
+    for ends in [false, true] {
+        let (chain, _site) = compiled("polls.c", &[way]);
+        let mut client = chain.client();
+        client.send("GET /a HTTP/1.1\r\nHost: test\r\n\r\n".repeat(3).as_bytes());
+        if ends {
+            client.stream.shutdown(Shutdown::Write).unwrap();
+        }
+        for round in 0..if ends { 2 } else { 3 } {
+            let body = String::from_utf8(client.response(false).body).unwrap();
+            let woken: u32 = body.trim().strip_prefix("woken ").unwrap().parse().unwrap();
+            assert!(woken < 50, "{way}, ends: {ends}, round {round}: {body}");
+        }
+        chain.stop();
     }
+    let (chain, _site) = compiled("polls.c", &[way]);
     // A client that leaves meanwhile is noticed, and others are served.
     let mut leaving = chain.client();
     leaving.send("GET /a HTTP/1.1\r\nHost: test\r\n\r\n".repeat(2).as_bytes());
@@ -74,6 +83,11 @@ fn waits_for_its_turn(way: &str) {
 #[test]
 fn a_server_that_polls_is_not_told_of_the_next_request_before_its_turn() {
     ["poll", "ppoll"].into_iter().for_each(waits_for_its_turn);
+}
+
+#[test]
+fn a_server_that_waits_for_events_is_not_told_of_the_next_request_before_its_turn() {
+    waits_for_its_turn("epoll");
 }
 
 #[test]

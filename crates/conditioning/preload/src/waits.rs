@@ -177,7 +177,9 @@ fn poll_hiding(
         let mut is_hiding = false;
         for one in all.iter_mut().filter(|one| one.events & READ != 0) {
             if server::hides(one.fd) {
-                one.events = one.events & !READ | libc::POLLRDHUP;
+                // The end of a client that has sent requests before it comes behind them.
+                let end = if server::is_left(one.fd) { 0 } else { libc::POLLRDHUP };
+                one.events = one.events & !READ | end;
                 is_hiding = true;
             }
         }

@@ -368,6 +368,12 @@ fn beyond(
         let mut watched = pollfd { fd: number, events: libc::POLLRDHUP, revents: 0 };
         match poll(&raw mut watched, 1, pause.map_or(-1, milliseconds)) {
             0 => {}
+            // It has, but not before requests that it sent are answered, unless nobody can answer this one any more.
+            1.. if has_next(fd) && (is_looked_at || !waits) => {
+                if is_looked_at && poll(&raw mut watched, 0, pause.map_or(-1, milliseconds)) < 0 {
+                    return Err(last_error());
+                }
+            }
             1.. => return Ok(Beyond::End),
             _ => return Err(last_error()),
         }
@@ -397,11 +403,12 @@ pub fn hides(fd: RawFd) -> bool {
         connection.source() == Source::Exhausted && connection.lingers().is_none()
     };
     let fd = borrow(fd);
-    is_exhausted && has_next(fd) && !is_left(fd) && !has_ended_unseen(fd)
+    is_exhausted && has_next(fd) && !has_ended_unseen(fd)
 }
 
 /// Whether the client has ended its side.
-fn is_left(fd: BorrowedFd<'_>) -> bool {
+pub fn is_left(fd: RawFd) -> bool {
+    let fd = borrow(fd);
     let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
     rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())).is_ok_and(|left| left > 0)
 }
@@ -436,17 +443,18 @@ fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
-/// connection's end until its own end is over (level-triggered epoll).
+/// connection's end until its own end is over (level-triggered epoll), and not of that if it comes behind requests.
 fn mute(fd: BorrowedFd<'_>) {
     let Some(connection) = table::connection(fd.as_raw_fd()) else { return };
     if !has_next(fd) {
         return;
     }
     let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+    let told = if is_left(fd.as_raw_fd()) { libc::EPOLLIN | libc::EPOLLRDHUP } else { libc::EPOLLIN };
     let mut connection = connection.lock();
     connection.is_muted = true;
     for interest in connection.interests.iter().filter(|interest| interest.events & once == 0) {
-        let events = epoll::EventFlags::from_bits_retain(interest.events & !(libc::EPOLLIN as u32));
+        let events = epoll::EventFlags::from_bits_retain(interest.events & !(told as u32));
         let data = epoll::EventData::new_u64(interest.data);
         let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
     }

@@ -1,4 +1,4 @@
-/* A server that waits by poll or select, or their kin, and answers each request a while after it has read it, beside others. What has
+/* A server that waits by poll, select or epoll, or their kin, and answers each request a while after it has read it, beside others. What has
  * arrived behind a request is not its turn: it must not be told of it again and again. Says how often it was woken. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -17,7 +18,7 @@ enum { MOST = 64, WORK_MS = 500 };
 
 static struct pollfd watched[MOST];
 static long due[MOST];
-static int count, by_select, precisely;
+static int count, by_select, precisely, set = -1;
 static unsigned long woken;
 
 static long now_ms(void)
@@ -28,6 +29,30 @@ static long now_ms(void)
 	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+static int wait_for_events(long most_ms)
+{
+	struct epoll_event events[MOST];
+	int ready = epoll_wait(set, events, MOST, (int)most_ms), i, event;
+
+	for (i = 0; i < count; i++) {
+		watched[i].revents = 0;
+		for (event = 0; event < ready; event++)
+			if (events[event].data.fd == watched[i].fd)
+				watched[i].revents = POLLIN;
+	}
+	return ready;
+}
+
+static void watch(int fd)
+{
+	struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP, .data.fd = fd };
+
+	due[count] = 0;
+	watched[count++] = (struct pollfd){ .fd = fd, .events = POLLIN };
+	if (set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fd, &event))
+		exit(1);
+}
+
 static int wait_for(long most_ms)
 {
 	struct timeval most = { most_ms / 1000, most_ms % 1000 * 1000 };
@@ -35,6 +60,8 @@ static int wait_for(long most_ms)
 	fd_set readable;
 	int i, highest = 0, ready;
 
+	if (set >= 0)
+		return wait_for_events(most_ms);
 	if (!by_select)
 		return precisely ? ppoll(watched, count, limit, NULL) : poll(watched, count, most_ms);
 	FD_ZERO(&readable);
@@ -82,7 +109,9 @@ int main(int arguments, char **argument)
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 64))
 		return 1;
-	watched[count++] = (struct pollfd){ .fd = listener, .events = POLLIN };
+	if (arguments > 2 && !strcmp(argument[2], "epoll"))
+		set = epoll_create1(0);
+	watch(listener);
 	for (;;) {
 		long now = now_ms(), most_ms = -1;
 		int i;
@@ -111,10 +140,8 @@ int main(int arguments, char **argument)
 		if (watched[0].revents && count < MOST) {
 			int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
 
-			if (fd >= 0) {
-				due[count] = 0;
-				watched[count++] = (struct pollfd){ .fd = fd, .events = POLLIN };
-			}
+			if (fd >= 0)
+				watch(fd);
 		}
 	}
 }
