@@ -13,6 +13,7 @@ pub mod options;
 mod parking;
 mod passing;
 mod process;
+mod reading;
 pub mod response;
 pub mod table;
 mod turns;
@@ -21,26 +22,23 @@ mod waiting;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use libc::{c_int, c_void, nfds_t, pollfd, size_t, ssize_t};
 use rustix::event::epoll;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, socket_timeout};
 
 use crate::ledger::Ledger;
 use crate::link::{self, Received};
-use crate::wire::{Notice, REQUEST_BYTES};
-use connection::{Connection, Interest, Source};
+use crate::wire::Notice;
+use connection::{Connection, Interest};
 use ended::{at_end_of_file, replace};
 pub use ended::{is_ended, status_flags};
 pub use exec::{inherit_standard_streams, programs_may_serve};
-use lingering::Next;
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
+pub use reading::{Awaited, Calls, Reading, hides, is_left, is_read, readable_bytes, reading, ready, took};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, lock};
 pub use waiting::{Wait, waits};
@@ -56,30 +54,6 @@ pub struct AcceptOptions {
     pub follow: bool,
     /// The listening descriptor counts as a non-blocking one, whatever its flags say.
     pub dont_wait: bool,
-}
-
-/// What a read of a descriptor may do.
-#[derive(Debug)]
-pub enum Reading {
-    /// The descriptor is none of ours: read as usual.
-    AsUsual,
-    /// Nothing can be read: EAGAIN because nothing is there yet, or EINTR.
-    Fails(Errno),
-    /// Take from these bytes, then report with [`took`].
-    Copy(Vec<u8>),
-    /// Read from the socket at most this much, then report with [`took`].
-    Socket(usize),
-    /// End-of-file: there is nothing more to read, as if the client had ended.
-    Ended,
-}
-
-/// What a read has to wait for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Awaited {
-    /// Anything on the socket: the request has content whose end was not seen.
-    Content,
-    /// The client's end: the request has been read to its own, and what is on the socket belongs to the next one.
-    End,
 }
 
 fn borrow(fd: RawFd) -> BorrowedFd<'static> {
@@ -222,242 +196,6 @@ fn accept_from(
 /// The flag belongs to the socket, which others had before: it may be either way. To ask first would be as dear as to set it.
 fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
     let _ = rustix::fs::fcntl_setfl(fd, if blocking { OFlags::empty() } else { OFlags::NONBLOCK });
-}
-
-/// What a read of up to `wanted` bytes from `fd` may do.
-///
-/// # Errors
-/// What it has to wait for before it may do anything. Where the server is about to wait for a client's next request on a
-/// connection that lingers, it does so here.
-pub fn reading(fd: RawFd, wanted: usize) -> Result<Reading, Awaited> {
-    loop {
-        match reading_now(fd, wanted) {
-            Ok(reading) => return reading,
-            Err(wait) => match wait.wait(None) {
-                Ok(_) => {}
-                Err(error) => return Ok(Reading::Fails(error)),
-            },
-        }
-    }
-}
-
-fn reading_now(fd: RawFd, wanted: usize) -> Result<Result<Reading, Awaited>, WaitAlone> {
-    let Some(connection) = table::connection(fd) else { return Ok(Ok(Reading::AsUsual)) };
-    let mut connection = connection.lock();
-    Ok(Ok(match connection.source_of(borrow(fd), wanted) {
-        Source::Exhausted if connection.lingers().is_some() => {
-            match lingering::next(&mut connection, borrow(fd)) {
-                Next::Request => Reading::Socket(connection.left().min(wanted)),
-                Next::Nothing => Reading::Fails(Errno::AGAIN),
-                Next::Wait(wait) => return Err(wait),
-                Next::Left => Reading::Socket(wanted),
-                Next::Over => return Ok(Err(Awaited::End)),
-            }
-        }
-        Source::Copy => {
-            let unread = connection.unread_copy();
-            Reading::Copy(unread[..unread.len().min(wanted).min(REQUEST_BYTES)].to_vec())
-        }
-        Source::Socket(left) => Reading::Socket(usize::try_from(left).unwrap_or(usize::MAX).min(wanted)),
-        Source::Unseen => return Ok(Err(Awaited::Content)),
-        Source::Exhausted => return Ok(Err(Awaited::End)),
-        Source::Malformed => Reading::Ended,
-    }))
-}
-
-/// The system calls by which a read waits, each a point of cancellation (pthreads(7)) if it is libc's own.
-pub struct Calls<R, P> {
-    /// recv(2)
-    pub recv: R,
-    /// poll(2)
-    pub poll: P,
-}
-
-/// As [`reading`], once there is something that the read may do: `dont_wait` says that it does not wait whatever the
-/// descriptor's flags say.
-pub fn ready<R, P>(fd: RawFd, wanted: usize, dont_wait: bool, calls: &Calls<R, P>) -> Reading
-where
-    R: Fn(*mut c_void, size_t, c_int) -> ssize_t,
-    P: Fn(*mut pollfd, nfds_t, c_int) -> c_int,
-{
-    loop {
-        match reading(fd, wanted) {
-            Ok(reading) => return reading,
-            Err(Awaited::Content) => {
-                let mut byte = 0u8;
-                let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
-                match (calls.recv)((&raw mut byte).cast(), 1, flags) {
-                    0 => return Reading::Ended,
-                    1 => {}
-                    _ => return Reading::Fails(last_error()),
-                }
-            }
-            Err(Awaited::End) => match beyond(fd, dont_wait, &calls.poll) {
-                Ok(Beyond::End) => return Reading::Ended,
-                Ok(Beyond::News) => {}
-                Err(error) => return Reading::Fails(error),
-            },
-        }
-    }
-}
-
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
-/// The server took `length` bytes after [`reading`] said from where. With `follow`, its end may now be over.
-pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
-    let Some(connection) = table::connection(fd) else { return };
-    let mut guard = connection.lock();
-    if follow {
-        guard.watch_for_unseen(borrow(fd));
-    }
-    if from_copy {
-        guard.took_copy(borrow(fd), length);
-        // Behind what was rewritten, the rest of the request may be on the socket since before it was told of any: a server that
-        // got less than it wanted takes that for all that there is.
-        if guard.unread_copy().is_empty() && guard.source() != Source::Exhausted {
-            report_again(&guard, libc::EPOLLET as u32);
-        }
-    } else {
-        guard.took_from_socket(length as u64);
-    }
-    note_holder(&guard);
-    if follow && guard.is_over() {
-        over(&mut guard);
-    }
-}
-
-/// What came of a read beyond the end of a request.
-enum Beyond {
-    /// The client has ended.
-    End,
-    /// The request is not at its end any more, or the server's end of the connection is over: another thread wrote.
-    News,
-}
-
-/// A wait beyond the end of a request looks again at first so soon, and then less and less often, at last every so often.
-const SOONEST: Duration = Duration::from_millis(10);
-const LATEST: Duration = Duration::from_millis(200);
-
-/// Reads beyond the end of a request: what is on the socket belongs to the next one.
-///
-/// # Errors
-/// EAGAIN while the client is there, of a read that does not wait; and after as long as one waits (SO_RCVTIMEO). EINTR.
-fn beyond(
-    number: RawFd,
-    dont_wait: bool,
-    poll: impl Fn(*mut pollfd, nfds_t, c_int) -> c_int,
-) -> Result<Beyond, Errno> {
-    let fd = borrow(number);
-    let waits = !dont_wait && !rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
-    // A server that waits for the next request has ended its response, in ways that could not be followed.
-    if waits && has_written_unseen(fd) {
-        return Ok(Beyond::End);
-    }
-    let limit = if waits { socket_timeout(fd, Timeout::Recv)? } else { Some(Duration::ZERO) };
-    let until = limit.map(|limit| Instant::now() + limit);
-    let mut look_again = SOONEST;
-    loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // Another thread may end the response, or change the protocol by it.
-        let is_looked_at = waits && !process::has_one_thread();
-        let pause =
-            if is_looked_at { Some(left.map_or(look_again, |left| left.min(look_again))) } else { left };
-        // A blocking server learns here that its client has left, as it would from read(2).
-        let mut watched = pollfd { fd: number, events: libc::POLLRDHUP, revents: 0 };
-        match poll(&raw mut watched, 1, pause.map_or(-1, milliseconds)) {
-            0 => {}
-            // It has, but not before requests that it sent are answered, unless nobody can answer this one any more.
-            1.. if has_next(fd) && (is_looked_at || !waits) => {
-                if is_looked_at && poll(&raw mut watched, 0, pause.map_or(-1, milliseconds)) < 0 {
-                    return Err(last_error());
-                }
-            }
-            1.. => return Ok(Beyond::End),
-            _ => return Err(last_error()),
-        }
-        if is_looked_at && !is_read(number) {
-            return Ok(Beyond::News);
-        }
-        if left.is_some_and(|left| pause.is_some_and(|pause| left <= pause)) {
-            if !waits {
-                mute(fd);
-            }
-            return Err(Errno::AGAIN);
-        }
-        look_again = (2 * look_again).min(LATEST);
-    }
-}
-
-fn milliseconds(time: Duration) -> c_int {
-    c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
-}
-
-/// Whether what the kernel has to read on `fd` is the next request, of which the server is not to hear yet: it has read the
-/// one before to its end, and not ended its response.
-pub fn hides(fd: RawFd) -> bool {
-    let Some(connection) = table::connection(fd) else { return false };
-    let is_exhausted = {
-        let connection = connection.lock();
-        connection.source() == Source::Exhausted && connection.lingers().is_none()
-    };
-    let fd = borrow(fd);
-    is_exhausted && has_next(fd) && !has_ended_unseen(fd)
-}
-
-/// Whether the client has ended its side.
-pub fn is_left(fd: RawFd) -> bool {
-    let fd = borrow(fd);
-    let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::RDHUP)];
-    rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())).is_ok_and(|left| left > 0)
-}
-
-/// A server that waits for the next request has ended its response, in ways that could not be followed.
-fn has_ended_unseen(fd: BorrowedFd<'_>) -> bool {
-    let is_blocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
-    is_blocking && has_written_unseen(fd)
-}
-
-/// Whether something is on the socket.
-fn has_next(fd: BorrowedFd<'_>) -> bool {
-    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    matches!(rustix::net::recv(fd, &mut [0u8; 1][..], flags), Ok((1, _)))
-}
-
-/// Bytes that the server may read of the `there` that the kernel has on `fd` (FIONREAD, tty_ioctl(4)).
-pub fn readable_bytes(fd: RawFd, there: usize) -> usize {
-    let Some(connection) = table::connection(fd) else { return there };
-    let mut connection = connection.lock();
-    match connection.source_of(borrow(fd), there) {
-        Source::Copy => connection.unread_copy().len(),
-        Source::Socket(left) => usize::try_from(left).unwrap_or(usize::MAX).min(there),
-        Source::Exhausted if connection.lingers().is_some() => there,
-        Source::Exhausted | Source::Unseen | Source::Malformed => 0,
-    }
-}
-
-fn has_written_unseen(fd: BorrowedFd<'_>) -> bool {
-    let Some(connection) = table::connection(fd.as_raw_fd()) else { return false };
-    connection.lock().wrote_unseen(fd)
-}
-
-/// The next request is on the socket, and the server is told so again and again: it is to hear of nothing but the
-/// connection's end until its own end is over (level-triggered epoll), and not of that if it comes behind requests.
-fn mute(fd: BorrowedFd<'_>) {
-    let Some(connection) = table::connection(fd.as_raw_fd()) else { return };
-    if !has_next(fd) {
-        return;
-    }
-    let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-    let told = if is_left(fd.as_raw_fd()) { libc::EPOLLIN | libc::EPOLLRDHUP } else { libc::EPOLLIN };
-    let mut connection = connection.lock();
-    connection.is_muted = true;
-    for interest in connection.interests.iter().filter(|interest| interest.events & once == 0) {
-        let events = epoll::EventFlags::from_bits_retain(interest.events & !(told as u32));
-        let data = epoll::EventData::new_u64(interest.data);
-        let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
-    }
 }
 
 /// The server is about to write `bytes`, or the kernel for it, or to shut `fd` down: what is to be written instead of the first of them,
@@ -606,12 +344,6 @@ pub fn set_linger_option(fd: RawFd) {
 /// Whether `fd` is a connection, or was one.
 pub fn is_ours(fd: RawFd) -> bool {
     table::is_connection(fd) || table::is_ended(fd)
-}
-
-/// Whether `fd` is a connection of which the request has been read to its end.
-pub fn is_read(fd: RawFd) -> bool {
-    let Some(connection) = table::connection(fd) else { return false };
-    connection.lock().source() == Source::Exhausted
 }
 
 /// The server changed whether calls on `fd` wait.
