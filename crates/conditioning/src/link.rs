@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
@@ -45,6 +46,43 @@ pub enum Received {
     Refused(WireError),
     /// The bundle came without its socket, because this process is out of descriptors.
     OutOfDescriptors(Bundle),
+}
+
+/// What the next datagram is, which stays in the link.
+#[derive(Debug)]
+pub enum Next {
+    /// None is there.
+    Nothing,
+    /// The request of a connection to this address.
+    To(IpAddr),
+    /// Whatever [`receive`] makes of it.
+    Other,
+}
+
+/// Looks at what [`receive`] would get now.
+///
+/// # Errors
+/// The system call failed, `Interrupted` included.
+pub fn next(link: BorrowedFd<'_>) -> io::Result<Next> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    match rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut [0])], &mut control, flags) {
+        Ok(_) => {}
+        Err(Errno::AGAIN) => return Ok(Next::Nothing),
+        Err(Errno::CONNRESET) => return Ok(Next::Other),
+        Err(error) => return Err(error.into()),
+    }
+    let mut rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    // The socket is the first of them; all are closed here.
+    let local = rights.next().and_then(|mut rights| rights.next()).and_then(|socket| {
+        let local = rustix::net::getsockname(&socket).ok()?;
+        SocketAddr::try_from(local).ok()
+    });
+    Ok(local.map_or(Next::Other, |local| Next::To(local.ip())))
 }
 
 /// A pair of connected ends: the upstream neighbour's and the downstream neighbour's. Both close on exec.

@@ -25,6 +25,9 @@ pub mod environment {
     pub const LEDGER: &str = "TIDEGATE_CC_LEDGER";
     /// The address and port that an unmodified server is expected to listen on; read by the preload library.
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
+    /// Which descriptors stand for the listening sockets of a server that has several, and where each listens: what a program
+    /// learns of those that it inherits.
+    pub const LISTENERS: &str = "TIDEGATE_CC_LISTENERS";
     /// How many milliseconds the preload library may keep a connection for its next request; absent: not at all.
     pub const LINGER: &str = "TIDEGATE_CC_LINGER";
     /// `USER:GROUP` in numbers that a filter started as root becomes.

@@ -6,6 +6,7 @@
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_char, c_int, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use tidegate_conditioning::neighbours::environment;
@@ -27,6 +28,17 @@ struct Variables {
     /// `LD_PRELOAD` with this library alone.
     library: CString,
     others: Vec<CString>,
+}
+
+/// The variable that says which descriptors listen where, or null. One is never freed, because a child of vfork(2) may have
+/// it in hand: a server listens a few times.
+static LISTENERS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Writes down which descriptors listen where.
+pub(crate) fn remember_listeners() {
+    let variable = server::described_listeners()
+        .and_then(|listeners| CString::new(format!("{}={listeners}", environment::LISTENERS)).ok());
+    LISTENERS.store(variable.map_or(std::ptr::null_mut(), CString::into_raw), Ordering::Release);
 }
 
 static VARIABLES: OnceLock<Option<Variables>> = OnceLock::new();
@@ -76,6 +88,8 @@ struct Lack {
     library: bool,
     /// Where `LD_PRELOAD` is.
     preload: Option<usize>,
+    /// Where it says which descriptors listen where, as it was once.
+    listeners: Option<usize>,
     /// A bit for each of the others that it has.
     has: u32,
 }
@@ -92,6 +106,7 @@ impl Variables {
     /// As for execve(2).
     unsafe fn look(&self, given: *const *const c_char) -> Outcome {
         let (mut count, mut preload, mut has, mut has_library) = (0, None, 0, false);
+        let mut listeners = None;
         // SAFETY: as the caller promises, there are strings up to a null pointer.
         while let Some(variable) = unsafe { at(given, count) } {
             if count >= MOST_VARIABLES {
@@ -102,6 +117,9 @@ impl Variables {
                 preload = Some(count);
                 let path = value_of(self.library.to_bytes(), LD_PRELOAD);
                 has_library = value.split(|byte| b" :".contains(byte)).any(|one| Some(one) == path);
+            }
+            if value_of(bytes, environment::LISTENERS).is_some() {
+                listeners = Some(count);
             }
             for (index, ours) in self.others.iter().enumerate() {
                 if bytes.starts_with(Self::name(ours)) {
@@ -114,10 +132,10 @@ impl Variables {
             count += 1;
         }
         let has_all = has_library && has == (1 << self.others.len()) - 1;
-        if has_all {
+        if has_all && listeners.is_none() && LISTENERS.load(Ordering::Acquire).is_null() {
             return Outcome::Leave;
         }
-        Outcome::Complete(Lack { count, library: !has_library, preload, has })
+        Outcome::Complete(Lack { count, library: !has_library, preload, listeners, has })
     }
 }
 
@@ -162,14 +180,14 @@ unsafe fn with_chain<R>(
     // SAFETY: as the caller promises.
     let Outcome::Complete(lack) = (unsafe { ours.look(given) }) else { return run(given) };
     let mut bytes = [0; MOST_BYTES];
-    let mut variables = [MaybeUninit::<*const c_char>::uninit(); MOST_VARIABLES + OURS.len() + 2];
+    let mut variables = [MaybeUninit::<*const c_char>::uninit(); MOST_VARIABLES + OURS.len() + 3];
     let mut length = 0;
     let mut put = |variable: *const c_char| {
         variables[length].write(variable);
         length += 1;
     };
     let replaced = lack.preload.filter(|_| lack.library);
-    for index in (0..lack.count).filter(|&index| replaced != Some(index)) {
+    for index in (0..lack.count).filter(|&index| ![replaced, lack.listeners].contains(&Some(index))) {
         // SAFETY: as above, there are `count`.
         put(unsafe { given.add(index).read() });
     }
@@ -184,6 +202,10 @@ unsafe fn with_chain<R>(
     }
     for (_, variable) in ours.others.iter().enumerate().filter(|(index, _)| lack.has & 1 << index == 0) {
         put(variable.as_ptr());
+    }
+    let listeners = LISTENERS.load(Ordering::Acquire);
+    if !listeners.is_null() {
+        put(listeners);
     }
     put(std::ptr::null());
     run(variables.as_ptr().cast())

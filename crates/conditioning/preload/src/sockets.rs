@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
 use tidegate_conditioning::server::{
-    self, AcceptOptions, Closing, End, address, connection::Interest, options,
+    self, AcceptOptions, Closing, End, Listening, address, connection::Interest, options,
 };
 
 use crate::next::next;
@@ -49,11 +49,14 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         let flags = rustix::fs::fcntl_getfl(borrow(fd))?;
         let cloexec = rustix::io::fcntl_getfd(borrow(fd))?.contains(rustix::io::FdFlags::CLOEXEC);
         let cloexec = if cloexec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
+        let only_v6 = address.is_ipv6() && rustix::net::sockopt::ipv6_v6only(borrow(fd)).unwrap_or(false);
         // SAFETY: the server's own descriptor, which is the link from now on, and is not closed here.
         let mut own = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) });
         rustix::io::dup3(&chain.link, &mut own, cloexec)?;
         rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
-        server::listen(fd, chain, address)
+        server::listen(fd, chain, Listening { address, only_v6 })?;
+        crate::programs::remember_listeners();
+        Ok(())
     };
     put().map_or_else(fail, |()| 0)
 }

@@ -58,6 +58,7 @@ extern "C" fn at_load() {
     let Ok(link) = rustix::fs::fstat(&preloaded.chain.link) else { return };
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers: Vec<RawFd> = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let described = std::env::var(environment::LISTENERS).unwrap_or_default();
     for fd in numbers {
         if is_own(fd) {
             continue;
@@ -65,9 +66,11 @@ extern "C" fn at_load() {
         // SAFETY: borrowed for one fstat, which fails if the number is no open descriptor.
         let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) });
         if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (link.st_dev, link.st_ino)) {
-            let _ = server::listen(fd, preloaded.chain.clone(), preloaded.address);
+            let at = server::described_of(&described, fd).unwrap_or(preloaded.address.into());
+            let _ = server::listen(fd, preloaded.chain.clone(), at);
         }
     }
+    crate::programs::remember_listeners();
 }
 
 #[used]

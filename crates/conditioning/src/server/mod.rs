@@ -9,6 +9,7 @@ mod content;
 mod ended;
 mod exec;
 mod lingering;
+mod listening;
 pub mod options;
 mod parking;
 mod passing;
@@ -35,6 +36,7 @@ use ended::{at_end_of_file, replace};
 pub use ended::{is_ended, status_flags};
 pub use exec::{inherit_standard_streams, programs_may_serve};
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
+pub use listening::{Listening, described as described_listeners, described_of};
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
@@ -65,10 +67,10 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
 ///
 /// # Errors
 /// The number is too high.
-pub fn listen(fd: RawFd, chain: Arc<Chain>, address: SocketAddr) -> Result<(), Errno> {
+pub fn listen(fd: RawFd, chain: Arc<Chain>, at: impl Into<Listening>) -> Result<(), Errno> {
     exec::listens();
     chain.ledger.set_listening();
-    if table::set(fd, Entry::Listener { chain, address }) { Ok(()) } else { Err(Errno::MFILE) }
+    if table::set(fd, Entry::Listener { chain, at: at.into() }) { Ok(()) } else { Err(Errno::MFILE) }
 }
 
 /// A chain from its link and its ledger's memory file.
@@ -94,10 +96,7 @@ pub fn listener(fd: RawFd) -> Option<SocketAddr> {
     if !table::is_listener(fd) {
         return None;
     }
-    match table::get(fd)? {
-        Entry::Listener { address, .. } => Some(address),
-        _ => None,
-    }
+    listening::of(fd).map(|(_, at)| at.address)
 }
 
 /// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has no
@@ -141,22 +140,19 @@ pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
 /// # Errors
 /// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone; ECONNABORTED for a bundle that was refused.
 pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, SocketAddr), Errno>> {
-    match table::get(fd) {
-        Some(Entry::Listener { chain, address }) => Some(accept_from(fd, &chain, address.is_ipv6(), options)),
-        _ => None,
-    }
+    listening::of(fd).map(|(chain, at)| accept_from(fd, &chain, at, options))
 }
 
 fn accept_from(
     fd: RawFd,
     chain: &Arc<Chain>,
-    presents_v6: bool,
+    at: Listening,
     options: AcceptOptions,
 ) -> Result<(RawFd, SocketAddr), Errno> {
     lingering::accepts();
     chain.ledger.set_accepts();
     loop {
-        let received = turns::receive(borrow(fd), chain, options)
+        let received = listening::receive(fd, at, chain, options)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let request = match received {
             Received::Request(request) => request,
@@ -180,6 +176,7 @@ fn accept_from(
             continue;
         }
         set_blocking(socket.as_fd(), !options.nonblocking);
+        let presents_v6 = at.address.is_ipv6();
         let peer = presented(bundle.peer, presents_v6);
         let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
         connection.presents_v6 = presents_v6;
@@ -303,6 +300,7 @@ pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>)
         Some(Entry::Connection(connection)) if result.is_ok() => {
             note_interest(&mut lock(&connection).interests, interest, operation);
         }
+        Some(Entry::Listener { .. }) if result.is_ok() => listening::registered(interest, operation),
         Some(Entry::Ended(interests)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
             // From here on nobody registers for the descriptor but the server.
             waiting::forget(interest.epoll, interest.fd);
@@ -386,6 +384,7 @@ pub enum Closing {
 /// connection in any process.
 pub fn closing(fd: RawFd, closing: Closing) {
     parking::forget(|closed| closed == fd);
+    listening::forget(|closed| closed == fd);
     if table::get(fd).is_none() {
         return;
     }
@@ -466,6 +465,7 @@ pub fn before_exit(becomes_another: bool) {
 /// The server is about to close every descriptor from `first` to `last`.
 pub fn closing_range(first: RawFd, last: RawFd) {
     parking::forget(|closed| (first..=last).contains(&closed));
+    listening::forget(|closed| (first..=last).contains(&closed));
     for (fd, _) in table::numbered_entries() {
         if (first..=last).contains(&fd) {
             closing(fd, Closing::AsFollowed);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::server::table::{self, Entry, lock};
-use crate::server::{lingering, parking, waiting};
+use crate::server::{lingering, listening, parking, waiting};
 
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Held for reading while the table is in use, so that a child of a threaded process never inherits a locked lock.
@@ -103,6 +103,7 @@ extern "C" fn in_child() {
             Entry::Listener { .. } => {}
         }
     }
+    listening::inherited();
     waiting::forget_all();
     lingering::forget_all();
     in_parent();

@@ -1,12 +1,12 @@
 //! What a server process knows about its conditioned descriptors, by number.
 
-use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ledger::Ledger;
 use crate::server::connection::{Connection, Interest};
+use crate::server::listening::{self, Listening};
 use crate::server::process::{self, InUse};
 
 /// Descriptors from this number on are never conditioned; accepting one fails as if the process were out of them.
@@ -28,8 +28,8 @@ pub enum Entry {
     Listener {
         /// The chain.
         chain: Arc<Chain>,
-        /// The address that the server asked to listen on.
-        address: SocketAddr,
+        /// Where the server asked to listen.
+        at: Listening,
     },
     /// A client's socket.
     Connection(Arc<Mutex<Connection>>),
@@ -122,9 +122,18 @@ pub fn set(fd: RawFd, entry: Entry) -> bool {
         Entry::Connection(_) => CONNECTION,
         Entry::Ended(_) => ENDED,
     };
+    let listener = match &entry {
+        Entry::Listener { chain, at } => Some((chain.clone(), *at)),
+        _ => None,
+    };
     let _in_use = process::in_use();
-    let _before = lock(&ENTRIES[index]).replace(entry);
+    let before = lock(&ENTRIES[index]).replace(entry);
     KINDS[index].store(kind, Ordering::Release);
+    match listener {
+        Some((chain, at)) => listening::added(fd, &chain, at),
+        None if matches!(before, Some(Entry::Listener { .. })) => listening::removed(fd),
+        None => {}
+    }
     true
 }
 
@@ -136,7 +145,11 @@ pub fn take(fd: RawFd) -> Option<Entry> {
     }
     let _in_use = process::in_use();
     KINDS[index].store(NONE, Ordering::Release);
-    lock(&ENTRIES[index]).take()
+    let before = lock(&ENTRIES[index]).take();
+    if matches!(before, Some(Entry::Listener { .. })) {
+        listening::removed(fd);
+    }
+    before
 }
 
 /// The numbers of what stands for listening sockets, and of connections. Takes no lock.

@@ -1,0 +1,301 @@
+//! Several listening sockets of one server: each accepts the connections that the kernel would have given it.
+//!
+//! All of them are one file, the chain's link, which is readable when a request is there for any of them. Who accepts looks
+//! first whose the next one is, and leaves what is another's in the link. Sets that tell an event once, or to one of several
+//! waiters (EPOLLET, EPOLLEXCLUSIVE; epoll_ctl(2)), are told of it again for the socket that it is for.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{io, ptr};
+
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::time::Timespec;
+
+use super::connection::Interest;
+use super::table::{self, Chain, Entry, lock};
+use super::{AcceptOptions, add, borrow, note_interest, process, turns};
+use crate::link::{self, Next, Received};
+use crate::wire::Notice;
+
+/// Where a listening socket listens.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Listening {
+    /// The address that the server asked for.
+    pub address: SocketAddr,
+    /// An IPv6 socket takes no IPv4 connections (IPV6_V6ONLY, ipv6(7)).
+    pub only_v6: bool,
+}
+
+impl From<SocketAddr> for Listening {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, only_v6: false }
+    }
+}
+
+impl Listening {
+    /// How well this socket fits a connection to `local`, best first; `None`: not at all.
+    fn fits(&self, local: IpAddr) -> Option<Fit> {
+        let (own, local) = (self.address.ip().to_canonical(), local.to_canonical());
+        if own == local {
+            Some(Fit::Exact)
+        } else if !own.is_unspecified() {
+            None
+        } else if own.is_ipv4() == local.is_ipv4() {
+            Some(Fit::Family)
+        } else {
+            (own.is_ipv6() && !self.only_v6).then_some(Fit::DualStack)
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Fit {
+    Exact,
+    Family,
+    DualStack,
+}
+
+/// Which of `all` gets a connection to `local`, as the kernel chooses; `None`: none fits.
+pub fn chosen(all: impl Iterator<Item = Listening>, local: IpAddr) -> Option<Listening> {
+    all.filter_map(|one| Some((one.fits(local)?, one))).min_by_key(|&(fit, _)| fit).map(|(_, one)| one)
+}
+
+/// The listening descriptors of this process.
+static ALL: Mutex<Vec<Descriptor>> = Mutex::new(Vec::new());
+/// Whether two of them are of one chain and listen at different addresses, so that who has one of them pays a load.
+static DIFFER: AtomicBool = AtomicBool::new(false);
+
+struct Descriptor {
+    fd: RawFd,
+    chain: Arc<Chain>,
+    at: Listening,
+    /// Registrations that tell an event once, or to one of several.
+    interests: Vec<Interest>,
+}
+
+/// Descriptors are looked at one by one: of a server that has more, the others take what comes.
+const MOST: usize = 1024;
+
+fn change(how: impl FnOnce(&mut Vec<Descriptor>)) {
+    let _in_use = process::in_use();
+    let mut all = lock(&ALL);
+    how(&mut all);
+    let differs =
+        |one: &Descriptor, other: &Descriptor| Arc::ptr_eq(&one.chain, &other.chain) && one.at != other.at;
+    let differ = all.iter().any(|one| all.iter().any(|other| differs(one, other)));
+    DIFFER.store(differ, Ordering::Release);
+}
+
+/// `fd` stands for a listening socket from now on.
+pub(super) fn added(fd: RawFd, chain: &Arc<Chain>, at: Listening) {
+    change(|all| {
+        all.retain(|one| one.fd != fd);
+        if all.len() < MOST {
+            all.push(Descriptor { fd, chain: chain.clone(), at, interests: Vec::new() });
+        }
+    });
+}
+
+/// `fd` does so no more.
+pub(super) fn removed(fd: RawFd) {
+    change(|all| all.retain(|one| one.fd != fd));
+}
+
+/// This process is a child: what is registered with epoll is its parent's.
+pub(super) fn inherited() {
+    lock(&ALL).iter_mut().for_each(|one| one.interests.clear());
+}
+
+/// The server changed a registration of a listening descriptor.
+pub(super) fn registered(interest: Interest, operation: i32) {
+    let once = (libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
+    let operation = if interest.events & once == 0 { libc::EPOLL_CTL_DEL } else { operation };
+    let _in_use = process::in_use();
+    if let Some(one) = lock(&ALL).iter_mut().find(|one| one.fd == interest.fd) {
+        note_interest(&mut one.interests, interest, operation);
+    }
+}
+
+/// Descriptors of epoll sets are about to be closed.
+pub(super) fn forget(is_closed: impl Fn(RawFd) -> bool) {
+    if DIFFER.load(Ordering::Acquire) && process::is_owner() {
+        let _in_use = process::in_use();
+        let mut all = lock(&ALL);
+        all.iter_mut().for_each(|one| one.interests.retain(|interest| !is_closed(interest.epoll)));
+    }
+}
+
+/// Which descriptors listen where, for a program that inherits them: "3=0.0.0.0:80 4=[::]:80/only". `None`: all at one
+/// address.
+pub fn described() -> Option<String> {
+    if !DIFFER.load(Ordering::Acquire) {
+        return None;
+    }
+    let _in_use = process::in_use();
+    let all = lock(&ALL);
+    let one =
+        |one: &Descriptor| format!("{}={}{}", one.fd, one.at.address, if one.at.only_v6 { ONLY } else { "" });
+    Some(all.iter().map(one).collect::<Vec<_>>().join(" "))
+}
+
+const ONLY: &str = "/only";
+
+/// Where `fd` listens by such a description.
+pub fn described_of(description: &str, fd: RawFd) -> Option<Listening> {
+    let mut all = description.split(' ').filter_map(|one| one.split_once('='));
+    let (_, at) = all.find(|(number, _)| number.parse() == Ok(fd))?;
+    let (address, only_v6) = at.strip_suffix(ONLY).map_or((at, false), |address| (address, true));
+    Some(Listening { address: address.parse().ok()?, only_v6 })
+}
+
+/// Whom a request is for.
+enum Whose {
+    /// `fd`'s, or anybody's.
+    Own,
+    Others,
+}
+
+fn whose(fd: RawFd, at: Listening, chain: &Chain, local: IpAddr) -> Whose {
+    let _in_use = process::in_use();
+    let all = lock(&ALL);
+    let of_chain = || all.iter().filter(|one| ptr::eq(Arc::as_ptr(&one.chain), chain));
+    let Some(chosen) = chosen(of_chain().map(|one| one.at), local).filter(|&chosen| chosen != at) else {
+        return Whose::Own;
+    };
+    let interests = of_chain().filter(|one| one.at == chosen && one.fd != fd).flat_map(|one| &one.interests);
+    interests.for_each(|&interest| tell_again(interest));
+    Whose::Others
+}
+
+/// Has the kernel look anew whether there is something to tell.
+fn tell_again(interest: Interest) {
+    let events = epoll::EventFlags::from_bits_retain(interest.events);
+    if !events.contains(epoll::EventFlags::EXCLUSIVE) {
+        let data = epoll::EventData::new_u64(interest.data);
+        let _ = epoll::modify(borrow(interest.epoll), borrow(interest.fd), data, events);
+    } else if epoll::delete(borrow(interest.epoll), borrow(interest.fd)).is_ok() {
+        // An exclusive registration cannot be modified.
+        add(interest);
+    }
+}
+
+/// A thread that waits for a request of its own, behind another's, looks again at first so soon, and then less and less often.
+const SOONEST: Duration = Duration::from_micros(200);
+const LATEST: Duration = Duration::from_millis(10);
+
+/// The next request for the listening descriptor `fd`.
+///
+/// # Errors
+/// As [`link::receive`].
+pub(super) fn receive(
+    fd: RawFd,
+    at: Listening,
+    chain: &Chain,
+    options: AcceptOptions,
+) -> io::Result<Received> {
+    if !DIFFER.load(Ordering::Acquire) {
+        return turns::receive(borrow(fd), chain, options);
+    }
+    let listener = borrow(fd);
+    let waits = !options.dont_wait && !rustix::fs::fcntl_getfl(listener)?.contains(OFlags::NONBLOCK);
+    let limit = if waits { socket_timeout(listener, Timeout::Recv)? } else { Some(Duration::ZERO) };
+    let until = limit.map(|limit| Instant::now() + limit);
+    let mut look_again = SOONEST;
+    loop {
+        let pause = match link::next(listener)? {
+            Next::Nothing => None,
+            Next::To(local) if matches!(whose(fd, at, chain, local), Whose::Others) => {
+                look_again = (2 * look_again).min(LATEST);
+                Some(look_again)
+            }
+            Next::To(_) | Next::Other => match link::receive(listener, true, options.cloexec)? {
+                // Another was faster.
+                Received::Nothing => continue,
+                Received::Request(request) if is_others(fd, at, chain, request.socket.as_raw_fd()) => {
+                    let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(request.bundle.id));
+                    continue;
+                }
+                received => {
+                    chain.ledger.turns().took();
+                    return Ok(received);
+                }
+            },
+        };
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Ok(Received::Nothing);
+        }
+        // What is another's is there already: only for what comes next can be waited.
+        let mut watched = [PollFd::new(&listener, PollFlags::IN)];
+        let watched = if pause.is_some() { &mut [][..] } else { &mut watched[..] };
+        let wait = pause.into_iter().chain(left).min();
+        let wait = wait
+            .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) });
+        rustix::event::poll(watched, wait.as_ref())?;
+    }
+}
+
+fn is_others(fd: RawFd, at: Listening, chain: &Chain, socket: RawFd) -> bool {
+    let local = rustix::net::getsockname(borrow(socket))
+        .and_then(|local| SocketAddr::try_from(local).map_err(|_| Errno::INVAL));
+    local.is_ok_and(|local| matches!(whose(fd, at, chain, local.ip()), Whose::Others))
+}
+
+/// Whether `fd` stands for a listening socket, and where that listens.
+pub(super) fn of(fd: RawFd) -> Option<(Arc<Chain>, Listening)> {
+    match table::get(fd)? {
+        Entry::Listener { chain, at } => Some((chain, at)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str) -> Listening {
+        let (address, only_v6) = address.strip_suffix(" only").map_or((address, false), |own| (own, true));
+        Listening { address: SocketAddr::new(address.parse().unwrap(), 80), only_v6 }
+    }
+
+    #[test]
+    fn a_description_says_where_each_descriptor_listens() {
+        let text = "3=0.0.0.0:80 14=[::]:80/only 5=127.0.0.1:80";
+        assert_eq!(described_of(text, 3), Some(at("0.0.0.0")));
+        assert_eq!(described_of(text, 14), Some(at(":: only")));
+        assert_eq!(described_of(text, 4), None);
+        assert_eq!(described_of("3=nowhere", 3), None);
+    }
+
+    #[test]
+    fn a_connection_is_its_sockets_as_the_kernel_chooses() {
+        let cases: [(&[&str], &str, Option<&str>); 14] = [
+            (&["0.0.0.0", ":: only"], "127.0.0.1", Some("0.0.0.0")),
+            (&[":: only", "0.0.0.0"], "::1", Some(":: only")),
+            // As a dual-stack socket in front of the chain shows it.
+            (&[":: only", "0.0.0.0"], "::ffff:127.0.0.1", Some("0.0.0.0")),
+            (&["::", "127.0.0.1"], "127.0.0.2", Some("::")),
+            (&["::", "127.0.0.1"], "127.0.0.1", Some("127.0.0.1")),
+            (&["::", "0.0.0.0"], "127.0.0.1", Some("0.0.0.0")),
+            (&["127.0.0.1", "127.0.0.2"], "127.0.0.2", Some("127.0.0.2")),
+            (&["127.0.0.1", "0.0.0.0"], "10.0.0.1", Some("0.0.0.0")),
+            (&["0.0.0.0", "127.0.0.1"], "127.0.0.1", Some("127.0.0.1")),
+            (&["127.0.0.1", "::1"], "::1", Some("::1")),
+            (&["::ffff:127.0.0.1", "0.0.0.0"], "127.0.0.1", Some("::ffff:127.0.0.1")),
+            // Where nobody listens, whoever accepts takes it.
+            (&["127.0.0.1", "127.0.0.2"], "10.0.0.1", None),
+            (&[":: only"], "127.0.0.1", None),
+            (&["0.0.0.0"], "::1", None),
+        ];
+        for (all, local, expected) in cases {
+            let found = chosen(all.iter().map(|one| at(one)), local.parse().unwrap());
+            assert_eq!(found, expected.map(at), "{local} of {all:?}");
+        }
+    }
+}
