@@ -1,0 +1,66 @@
+//! What would hold a server's processes, or a client, for longer than it must: clients that mean harm, and odd ones.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Write;
+
+use common::{Chain, Client, Site, compile, free_port};
+
+const CHAIN: &[&str] = &["package", "persist"];
+/// More than `package` waits for.
+const LONG: usize = 20_000;
+
+/// A server compiled from a C program, behind a chain.
+fn compiled(program: &str, flags: &[&str], way: &str, filters: &[&str]) -> (Chain, Site) {
+    let site = Site::new();
+    let server = compile(&format!("programs/{program}"), flags, &site);
+    let port = free_port();
+    let command = Chain::command(port, filters, &[&server, &port.to_string(), way]);
+    (Chain::once_it_listens(command, port), site)
+}
+
+/// Sends a byte that is urgent (TCP's urgent data, RFC 9293 §3.8.5).
+fn send_urgent(client: &Client, byte: u8) {
+    let sent = rustix::net::send(&client.stream, &[byte], rustix::net::SendFlags::OOB);
+    assert_eq!(sent, Ok(1));
+}
+
+fn text(mut client: Client) -> String {
+    String::from_utf8(client.response(false).body).unwrap()
+}
+
+/// something was there.
+#[test]
+fn an_urgent_byte_is_one_of_the_content_and_keeps_nobody_busy() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("reads.c", flags, "read", CHAIN);
+        let head = "POST /a HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let long = format!("{head}{LONG:x}\r\n{}\r\n", "x".repeat(LONG));
+        let expects = head.replace("Host", "Expect: 100-continue\r\nHost");
+        for (begin, urgent, end) in [
+            (&*long, b'5', "\r\nhello\r\n0\r\n\r\n"),
+            (&*format!("{long}5\r\nhell"), b'o', "\r\n0\r\n\r\n"),
+            (&*format!("{long}5\r\nhello\r\n0\r\n\r"), b'\n', ""),
+            (&*expects, b'5', "\r\nhello\r\n0\r\n\r\n"),
+        ] {
+            let mut client = chain.client();
+            client.send(begin.as_bytes());
+            // Read until nothing is left before the byte.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            send_urgent(&client, urgent);
+            client.send(end.as_bytes());
+            let length = begin.len() + 1 + end.len();
+            assert_eq!(text(client), format!("POST /a HTTP/1.1, {length}, 1"));
+        }
+        // Where it is none of the content, that is malformed.
+        let mut client = chain.client();
+        client.send(long.as_bytes());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        send_urgent(&client, b'Z');
+        let _ = client.stream.write_all(b"5\r\nhello\r\n0\r\n\r\n");
+        assert!(client.is_ended());
+        assert_eq!(chain.get("/b").status, 200);
+        chain.stop();
+    }
+}
