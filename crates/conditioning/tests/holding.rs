@@ -64,3 +64,17 @@ fn an_urgent_byte_is_one_of_the_content_and_keeps_nobody_busy() {
         chain.stop();
     }
 }
+
+/// Its number is taken as long as its parent does not ask how it ended.
+#[test]
+fn the_client_of_a_process_that_was_killed_and_that_nobody_waits_for_is_told() {
+    for filters in [&["package"][..], CHAIN] {
+        let (chain, _site) = compiled("workers.c", &[], "dies", filters);
+        let mut client = chain.client();
+        client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        assert!(client.is_ended());
+        let died = filters.iter().map(|filter| chain.counted(filter, "server_died_total")).sum::<u64>();
+        assert!(died > 0);
+        chain.stop();
+    }
+}
