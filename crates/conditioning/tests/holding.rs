@@ -78,3 +78,38 @@ fn the_client_of_a_process_that_was_killed_and_that_nobody_waits_for_is_told() {
         chain.stop();
     }
 }
+
+/// It has three bytes to send, and waits for leave to.
+#[test]
+fn a_request_that_waits_for_leave_to_send_its_content_occupies_no_server() {
+    let (chain, _site) = compiled("reads.c", &[], "read", CHAIN);
+    let head = "POST /a HTTP/1.1\r\nHost: test\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
+    let mut kept = chain.client();
+    assert_eq!(kept.get("/first").status, 200);
+    let mut waiting = [kept, chain.client(), chain.client()];
+    for client in &mut waiting {
+        client.send(head.as_bytes());
+        assert_eq!(client.response(false).status, 100);
+    }
+    // The server has one process, and it serves nobody else meanwhile.
+    assert_eq!(chain.get("/b").status, 200);
+    for mut client in waiting {
+        client.send(b"abc");
+        assert_eq!(
+            client.response(false).body,
+            format!("POST /a HTTP/1.1, {}, 1", head.len() + 3).as_bytes()
+        );
+        // Once more: leave is given for each request.
+        client.send(head.as_bytes());
+        assert_eq!(client.response(false).status, 100);
+        client.send(b"abc");
+        assert_eq!(client.response(false).status, 200);
+    }
+    // Nobody asked who sends the content at once, or speaks HTTP/1.0 (RFC 9110 §10.1.1).
+    for request in [format!("{head}abc"), format!("{head}abc").replace("HTTP/1.1", "HTTP/1.0")] {
+        let mut client = chain.client();
+        client.send(request.as_bytes());
+        assert_eq!(client.response(false).status, 200);
+    }
+    chain.stop();
+}
