@@ -79,6 +79,29 @@ fn the_client_of_a_process_that_was_killed_and_that_nobody_waits_for_is_told() {
     }
 }
 
+/// Its processes have numbers that are others', or nobody's, where the filters are.
+#[test]
+fn a_server_in_a_namespace_of_processes_of_its_own_is_not_taken_for_dead() {
+    common::needs("unshare", "util-linux");
+    assert!(rustix::process::geteuid().is_root(), "a namespace needs root");
+    for filters in [&["package"][..], CHAIN] {
+        let (site, port) = (Site::new(), free_port());
+        let server = compile("programs/workers.c", &[], &site);
+        // A number that nobody has outside.
+        let last = (1_000_000..4_000_000).rev().find(|pid| {
+            (pid - 9..pid + 9).all(|pid: i32| !std::path::Path::new(&format!("/proc/{pid}")).exists())
+        });
+        let script =
+            format!("echo {} > /proc/sys/kernel/ns_last_pid && exec {server} {port} slow", last.unwrap());
+        let command = ["unshare", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c", &script];
+        let chain = Chain::once_it_listens(Chain::command(port, filters, &command), port);
+        for _ in 0..2 {
+            assert_eq!(chain.get("/").body, b"ok\n");
+        }
+        chain.stop();
+    }
+}
+
 /// It has three bytes to send, and waits for leave to.
 #[test]
 fn a_request_that_waits_for_leave_to_send_its_content_occupies_no_server() {
