@@ -30,6 +30,7 @@ fn text(mut client: Client) -> String {
     String::from_utf8(client.response(false).body).unwrap()
 }
 
+/// The byte stood in the way of a look at what the server might read: whoever waited for it was told again and again that
 /// something was there.
 #[test]
 fn an_urgent_byte_is_one_of_the_content_and_keeps_nobody_busy() {
@@ -135,4 +136,30 @@ fn a_request_that_waits_for_leave_to_send_its_content_occupies_no_server() {
         assert_eq!(client.response(false).status, 200);
     }
     chain.stop();
+}
+
+/// What is left of a segment of 64 KiB keeps the whole of it in the socket's buffer, and shut the window for what comes behind.
+#[test]
+fn uploads_that_follow_each_other_are_all_served() {
+    for filters in [&["package"][..], CHAIN] {
+        let (chain, _site) = compiled("reads.c", &[], "read", filters);
+        let mut upload = b"POST /a HTTP/1.1\r\nHost: test\r\nContent-Length: 60000\r\n\r\n".to_vec();
+        upload.resize(upload.len() + 60_000, b'x');
+        for times in [4, 12] {
+            let mut client = chain.client();
+            let mut sender = client.stream.try_clone().unwrap();
+            let all = upload.repeat(times);
+            std::thread::scope(|scope| {
+                scope.spawn(move || sender.write_all(&all).unwrap());
+                for number in 0..times {
+                    let response = client.try_response(false);
+                    assert!(
+                        response.is_ok_and(|response| response.status == 200),
+                        "response {number} of {times}"
+                    );
+                }
+            });
+        }
+        chain.stop();
+    }
 }

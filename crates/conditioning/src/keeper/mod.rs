@@ -8,6 +8,7 @@ mod admission;
 mod connection;
 pub mod list;
 mod outcome;
+mod room;
 mod settings;
 mod watch;
 pub mod whole;
@@ -243,6 +244,9 @@ impl Keeper {
         let now = self.now;
         let Some(connection) = self.connections.get(key) else { return };
         let phase = if has_begun || !connection.has_served { Phase::Incomplete } else { Phase::Idle };
+        if has_begun && connection.has_served && !std::mem::replace(&mut connection.has_room, true) {
+            room::make(connection.socket.as_fd());
+        }
         connection.looks = connection.looks.saturating_add(u8::from(has_begun));
         if !self.watch(key) {
             return self.end(index);

@@ -53,7 +53,8 @@ impl Chunks {
         }
         // Room for what is there, and for more than that: what the kernel counts ends before a byte that is urgent (tcp(7)), and what
         // can be read does not.
-        let there = rustix::io::ioctl_fionread(fd).map_or(0, |there| usize::try_from(there).unwrap_or(usize::MAX));
+        let there =
+            rustix::io::ioctl_fionread(fd).map_or(0, |there| usize::try_from(there).unwrap_or(usize::MAX));
         let wanted = there.saturating_add(BEYOND_BYTES).min(wanted);
         let mut room = Vec::<u8>::with_capacity(wanted);
         let room = &mut room.spare_capacity_mut()[..wanted];
