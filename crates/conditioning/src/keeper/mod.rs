@@ -191,6 +191,8 @@ impl Keeper {
             Ok((length, _)) => match self.reader.judge(&self.peeked[..length]) {
                 Ok(whole::Progression::Whole(whole)) => {
                     connection.arrived(whole, &self.peeked[..length]);
+                    // What lies behind a look that was not long enough is not reported again either.
+                    connection.has_more |= length == self.peeked.len();
                     self.leave_lists(index);
                     self.present(key);
                 }
