@@ -38,8 +38,6 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_getsockopt,
     libc::SYS_gettid,
     libc::SYS_ioctl,
-    // Only with signal 0: whether the process that serves a request is alive.
-    libc::SYS_kill,
     libc::SYS_lseek,
     libc::SYS_madvise,
     libc::SYS_memfd_create,
@@ -48,6 +46,8 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_nanosleep,
+    // Whether the process that serves a request is alive.
+    libc::SYS_pidfd_open,
     libc::SYS_ppoll,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,

@@ -4,6 +4,7 @@
 //! (§ numbers in this crate are its). [`wire`], [`link`] and [`ledger`] are the protocol between neighbours;
 //! [`server`] is the server's end of the chain.
 
+mod alive;
 pub mod arguments;
 pub mod confine;
 pub mod filters;

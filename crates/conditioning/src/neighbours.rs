@@ -450,6 +450,11 @@ pub(crate) mod tests {
             id
         }
 
+        /// The client sends.
+        pub(crate) fn send(&mut self, bytes: &[u8]) {
+            self.client.write_all(bytes).unwrap();
+        }
+
         /// The client says that it sends no more.
         pub(crate) fn end_clients_side(&self) {
             self.client.shutdown(std::net::Shutdown::Write).unwrap();

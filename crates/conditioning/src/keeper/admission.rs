@@ -22,6 +22,9 @@ impl Keeper {
                     };
                     self.counters.accepted_total.add(1);
                     let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+                    // HTTP knows no urgent data: to every program of the chain, and to the server, it is what it is to a reader that
+                    // knows none either, a byte like others in its place.
+                    let _ = rustix::net::sockopt::set_socket_oobinline(&socket, true);
                     if !self.make_room() {
                         self.counters.refused_total.add(1);
                         continue;

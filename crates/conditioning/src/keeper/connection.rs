@@ -49,6 +49,10 @@ pub struct Connection {
     pub has_served: bool,
     /// How often its incomplete request was looked at.
     pub looks: u8,
+    /// Whether its socket's buffer was made large enough for an incomplete request.
+    pub has_room: bool,
+    /// Whether it has leave to send the content of its request.
+    pub has_leave: bool,
     /// Whether more of a request that drips in has arrived since the last look.
     pub has_dripped: bool,
     /// The last presentation's, among those handed on.
@@ -81,6 +85,8 @@ impl Connection {
             has_more: false,
             has_served: false,
             looks: 0,
+            has_room: false,
+            has_leave: false,
             has_dripped: false,
             number: 0,
             again: 0,
@@ -134,6 +140,7 @@ impl Connection {
         }
         self.phase = Phase::Queued;
         self.looks = 0;
+        self.has_leave = false;
         self.again = 0;
         self.comes_back = false;
     }

@@ -8,6 +8,7 @@ mod admission;
 mod connection;
 pub mod list;
 mod outcome;
+mod room;
 mod settings;
 mod watch;
 pub mod whole;
@@ -190,6 +191,8 @@ impl Keeper {
             Ok((length, _)) => match self.reader.judge(&self.peeked[..length]) {
                 Ok(whole::Progression::Whole(whole)) => {
                     connection.arrived(whole, &self.peeked[..length]);
+                    // What lies behind a look that was not long enough is not reported again either.
+                    connection.has_more |= length == self.peeked.len();
                     self.leave_lists(index);
                     self.present(key);
                 }
@@ -197,8 +200,9 @@ impl Keeper {
                     self.refuse(index, 413);
                 }
                 // The client has said its last word (RFC 9112 §9.6), and it is no request.
-                Ok(whole::Progression::Incomplete) if is_all => self.end(index),
+                Ok(whole::Progression::Incomplete | whole::Progression::Expects) if is_all => self.end(index),
                 Ok(whole::Progression::Incomplete) => self.wait_for_more(key, true),
+                Ok(whole::Progression::Expects) => self.give_leave(key),
                 Err(error) => {
                     self.counters.malformed_total.add(1);
                     self.refuse(index, error.status());
@@ -207,6 +211,27 @@ impl Keeper {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => self.wait_for_more(key, false),
             Err(_) => self.end(index),
         }
+    }
+
+    /// The client waits for leave to send its content (RFC 9110 §10.1.1), and a server would wait for the client. It may give leave
+    /// once more when it has the request: a client takes any number of interim responses (RFC 9110 §15.2).
+    fn give_leave(&mut self, key: u64) {
+        const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+        let Some(connection) = self.connections.get(key) else { return };
+        if !connection.has_leave {
+            let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+            match rustix::net::send(&connection.socket, CONTINUE, flags) {
+                Ok(sent) if sent == CONTINUE.len() => connection.has_leave = true,
+                // Responses before this one are under way: there is room later.
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                    if !std::mem::replace(&mut connection.has_dripped, true) {
+                        self.dripping.push(key);
+                    }
+                }
+                _ => return self.end(key as u32),
+            }
+        }
+        self.wait_for_more(key, true);
     }
 
     fn refuse(&mut self, index: u32, status: u16) {
@@ -221,6 +246,9 @@ impl Keeper {
         let now = self.now;
         let Some(connection) = self.connections.get(key) else { return };
         let phase = if has_begun || !connection.has_served { Phase::Incomplete } else { Phase::Idle };
+        if has_begun && connection.has_served && !std::mem::replace(&mut connection.has_room, true) {
+            room::make(connection.socket.as_fd());
+        }
         connection.looks = connection.looks.saturating_add(u8::from(has_begun));
         if !self.watch(key) {
             return self.end(index);

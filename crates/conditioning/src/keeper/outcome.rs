@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use crate::alive::is_alive;
 use crate::host::HANDED_AGAIN;
 use crate::keeper::connection::Phase;
 use crate::keeper::{Flow, Keeper, SWEEP};
@@ -208,11 +209,6 @@ impl Keeper {
         connection.id = Some(now);
         Some(now)
     }
-}
-
-fn is_alive(process: u32) -> bool {
-    let Some(process) = rustix::process::Pid::from_raw(process as i32) else { return true };
-    rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH)
 }
 
 #[cfg(test)]

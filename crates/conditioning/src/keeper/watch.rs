@@ -134,6 +134,30 @@ mod tests {
     use crate::neighbours::tests::Neighbours;
     use crate::wire::Notice;
 
+    /// It was there when the upload was looked at, but beyond what was looked at: it was found a second or two after the response.
+    #[test]
+    fn request_behind_an_upload_longer_than_a_look_is_told_of() {
+        let (mut place, mut neighbours) = Neighbours::around();
+        place.keeps = true;
+        let arguments = Arguments::parse("", PERSIST_ARGUMENTS).unwrap();
+        let mut keeper = Keeper::new(place, Settings::read(&arguments, false).unwrap()).unwrap();
+        let first = neighbours.present();
+        assert!(keeper.take_bundles().unwrap().is_continue());
+        keeper.pump().unwrap();
+        let end = Some(State::EndedLocally);
+        assert!(neighbours.ledger.claim(first) && neighbours.ledger.release(first, end).is_some());
+        let mut upload = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n".to_vec();
+        upload.resize(upload.len() + 60_000, b'x');
+        neighbours.send(&upload);
+        neighbours.notify(Notice::ClosedLocally(first));
+        keeper.notices();
+        let (generation, state) = neighbours.ledger.state(first.slot);
+        assert_eq!((generation, state), (first.generation + 1, State::Held));
+        let second = Id { generation, ..first };
+        assert!(neighbours.ledger.claim(second));
+        assert_eq!(neighbours.ledger.release(second, end), Some((State::EndedLocally, true)), "it asked");
+    }
+
     /// Its end came with its request and is not reported again: it was found a second or two after the response.
     #[test]
     fn client_that_ended_its_side_with_its_request_is_ended_when_the_server_is_done() {

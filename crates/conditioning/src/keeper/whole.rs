@@ -22,6 +22,8 @@ pub struct Whole {
 pub enum Progression {
     /// A part of a request.
     Incomplete,
+    /// A head, and the client waits for leave to send the content (RFC 9110 §10.1.1), all of which is waited for.
+    Expects,
     /// A request, whole as far as it is waited for.
     Whole(Whole),
 }
@@ -79,10 +81,12 @@ impl Reader {
             let head_bytes = present.len() as u32;
             return Ok(Progression::Whole(Whole { head_bytes, socket_bytes: UNKNOWN_END, flags }));
         };
-        // RFC 9110 §10.1.1: the client waits for the server's word before it sends the content.
-        let arrived = content.len() as u64 >= content_length.min(self.content_bytes);
-        if !arrived && !expects {
-            return Ok(Progression::Incomplete);
+        // RFC 9110 §10.1.1: the client waits for a word before it sends the content. Of more than is waited for, the server
+        // decides, because to refuse is worth most there.
+        let is_the_servers = expects && content_length > self.content_bytes;
+        if (content.len() as u64) < content_length.min(self.content_bytes) && !is_the_servers {
+            let waits = expects && content.is_empty();
+            return Ok(if waits { Progression::Expects } else { Progression::Incomplete });
         }
         Ok(Progression::Whole(Whole {
             head_bytes: present.len() as u32,
@@ -149,9 +153,26 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_expects_100_continue_is_handed_on_at_once() {
-        let head = b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\nExpect: 100-continue\r\n\r\n";
-        assert_eq!(whole_at(head, head.len()).socket_bytes, head.len() as u64 + 50);
+    fn content_that_a_client_expects_leave_for_is_waited_for_unless_it_is_long() {
+        let expects = |length: u64| {
+            format!("PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n")
+        };
+        let mut request = expects(CONTENT).into_bytes();
+        let head = request.len();
+        for end in 0..head {
+            assert_eq!(judge(&request[..end]), Progression::Incomplete, "{end} bytes");
+        }
+        assert_eq!(judge(&request), Progression::Expects);
+        request.resize(head + CONTENT as usize, b'x');
+        for end in head + 1..request.len() {
+            assert_eq!(judge(&request[..end]), Progression::Incomplete, "{end} bytes");
+        }
+        assert!(matches!(judge(&request), Progression::Whole(_)));
+        let long = expects(CONTENT + 1).into_bytes();
+        assert_eq!(whole_at(&long, long.len()).socket_bytes, long.len() as u64 + CONTENT + 1);
+        let chunked =
+            b"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n";
+        assert_eq!(whole_at(chunked, chunked.len()).socket_bytes, UNKNOWN_END);
     }
 
     #[test]

@@ -430,18 +430,6 @@ pub fn start_static_command(command: &[OsString]) -> Result<(Child, OwnedFd), La
     Ok((child, questions.map_err(|error| LaunchError::System("seccomp", error))?))
 }
 
-/// Whether a process, of the server's, has not ended yet. Its parent need not have collected it.
-pub fn is_alive(process: u32) -> bool {
-    let Some(pid) = i32::try_from(process).ok().and_then(Pid::from_raw) else { return false };
-    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(pidfd) => {
-            let mut watched = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
-            rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())) != Ok(1)
-        }
-        Err(error) => error != rustix::io::Errno::SRCH,
-    }
-}
-
 /// The launcher's children: those that it started, and descendants whose parents have ended, because it is a subreaper.
 pub fn children() -> Vec<Pid> {
     let me = std::process::id();

@@ -503,7 +503,7 @@ impl RunningChain {
         if last.is_some_and(|last| !last.is_due(now)) {
             return;
         }
-        let tended = self.ledger.turns().tend(self.has_unread(), children::is_alive, *last, now);
+        let tended = self.ledger.turns().tend(self.has_unread(), crate::alive::is_alive, *last, now);
         if tended.has_died {
             self.hand_again(self.filters.len());
         }

@@ -325,7 +325,12 @@ impl Connection {
             Err(Awaited::Content) => {
                 let seen =
                     rustix::net::recv(&self.client, &mut [0u8][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-                self.request.has_ended = !matches!(seen, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR));
+                self.request.has_ended = match seen {
+                    // What came since is found now. What cannot be read although it is there would be reported for ever.
+                    Ok((1.., _)) => matches!(server::reading(fd, BUFFER_BYTES), Err(Awaited::Content)),
+                    Err(Errno::AGAIN | Errno::INTR) => false,
+                    _ => true,
+                };
             }
             Ok(Reading::Ended) => self.request.has_ended = true,
             Ok(Reading::Fails(_) | Reading::AsUsual) | Err(Awaited::End) => {}

@@ -4,6 +4,7 @@
 //! handed twice, because a filter died and nobody knows what it had done, is served once. What a dead filter did not
 //! forward is found here.
 
+pub(crate) mod namespace;
 mod passed;
 mod turns;
 
@@ -48,7 +49,8 @@ struct Map {
     other_port: AtomicU32,
     /// 1 once the server has tried to accept.
     accepts: AtomicU32,
-    reserved: u32,
+    /// The PID namespace in which the numbers of processes mean something; 0: it is not known, and they do in any.
+    pid_namespace: AtomicU32,
     slots: [Slot; SLOTS as usize],
     passed: passed::Places,
     turns: Turns,
@@ -126,7 +128,9 @@ impl Ledger {
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let file = rustix::fs::memfd_create("tidegate-ledger", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, size_of::<Map>() as u64)?;
-        Ok((Self::open(file.as_fd())?, file))
+        let ledger = Self::open(file.as_fd())?;
+        ledger.map().pid_namespace.store(namespace::own(), Ordering::Release);
+        Ok((ledger, file))
     }
 
     /// Maps the ledger in `file`.
@@ -137,6 +141,8 @@ impl Ledger {
         if rustix::fs::fstat(file)?.st_size < size_of::<Map>() as i64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        // Looked for now, since a filter gives up its file system.
+        namespace::own();
         // SAFETY: a new mapping at an address of the kernel's choice, of the length just checked.
         let address = unsafe {
             rustix::mm::mmap(
@@ -267,9 +273,21 @@ impl Ledger {
         self.update(slot, |generation, _, _| Some(State::Free.word(generation, 0)));
     }
 
+    /// Whether others know this process by the number by which it knows itself.
+    pub fn knows_this_process(&self) -> bool {
+        let namespace = self.map().pid_namespace.load(Ordering::Acquire);
+        namespace == 0 || namespace == namespace::own()
+    }
+
+    /// What is written for this process: its number, or 0 where that would be looked up as another's.
+    fn known_as(&self, process: u32) -> u32 {
+        if self.knows_this_process() { process } else { 0 }
+    }
+
     /// Takes a request to serve it, in the process `holder`: true for one process only. Who sees that it was taken sees by
     /// whom, so that nobody waits for a process that was killed at that moment.
     pub fn claim_for(&self, id: Id, holder: u32) -> bool {
+        let holder = self.known_as(holder);
         self.update(id.slot, |generation, state, holders| {
             (generation == id.generation && state == State::Held)
                 .then(|| accepted_by(holder, generation, holders & TELL))
@@ -284,7 +302,7 @@ impl Ledger {
 
     /// Writes down that this process holds the socket.
     pub fn note_holder(&self, slot: u32) {
-        let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
+        let me = self.known_as(std::process::id());
         let is_only = self.update_word(slot, |word| {
             only_holder(word)?;
             Some(accepted_by(me, (word >> 32) as u32, word as u32 & (TELL | SAID_LOCAL)))
@@ -294,8 +312,11 @@ impl Ledger {
         }
     }
 
-    /// The requests that the process `holder` took last and is not done with.
+    /// The requests that this process, `holder`, took last and is not done with; none if it is not known by its number.
     pub fn accepted_by(&self, holder: u32) -> Vec<Id> {
+        if !self.knows_this_process() {
+            return Vec::new();
+        }
         let by_holder = |slot: &u32| self.holder(*slot) == holder;
         let accepted = |slot| match self.state(slot) {
             (generation, State::Accepted) => Some(Id { slot, generation }),
@@ -382,6 +403,7 @@ impl Ledger {
 
     /// The server that lingers takes the next request, in the process `holder`: its presentation. `None` if a filter was first.
     pub fn resume_for(&self, id: Id, holder: u32) -> Option<Id> {
+        let holder = self.known_as(holder);
         let word = self.update(id.slot, |generation, state, _| {
             (generation == id.generation && state == State::Lingering)
                 .then(|| accepted_by(holder, generation.wrapping_add(1), 0))
@@ -571,6 +593,31 @@ mod tests {
         assert_eq!(ledger.holder(4), 0);
         ledger.resume_for(id, 8).unwrap();
         assert_eq!(ledger.holder(4), 8);
+    }
+
+    /// The filters took it for dead: its number was nobody's where they are.
+    #[test]
+    fn a_process_of_another_namespace_is_not_known_by_its_number() {
+        let (ledger, _file) = Ledger::create().unwrap();
+        assert!(ledger.knows_this_process());
+        ledger.map().pid_namespace.fetch_add(1, Ordering::Relaxed);
+        assert!(!ledger.knows_this_process() && ledger.take(6));
+        let id = ledger.present(6).unwrap();
+        assert!(ledger.claim(id));
+        let holder = || (ledger.state(6).1, ledger.holder(6));
+        assert_eq!(holder(), (State::Accepted, 0));
+        ledger.note_holder(6);
+        assert_eq!(holder(), (State::Accepted, 0));
+        assert!(ledger.linger(id));
+        let id = ledger.resume_for(id, 8).unwrap();
+        assert_eq!(holder(), (State::Accepted, 0));
+        ledger.share(id);
+        ledger.note_holder(6);
+        assert_eq!(holder(), (State::Accepted, 0));
+        assert!(ledger.accepted_by(0).is_empty());
+        assert_eq!(ledger.release(id, None), None);
+        let end = Some(State::EndedLocally);
+        assert_eq!(ledger.release(id, end), Some((State::EndedLocally, false)));
     }
 
     #[test]

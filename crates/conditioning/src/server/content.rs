@@ -6,6 +6,9 @@ use std::os::fd::BorrowedFd;
 use rustix::net::RecvFlags;
 use tidegate_http::{ChunkLimits, ChunkedDecoder};
 
+/// So many bytes are looked for beyond those that the kernel counts.
+const BEYOND_BYTES: usize = 512;
+
 /// Content of which a part was looked at.
 #[derive(Debug)]
 pub struct Chunks {
@@ -45,11 +48,14 @@ impl Chunks {
     /// more belong to the content, be they there or not.
     pub fn look(&mut self, fd: BorrowedFd<'_>, known: u64, wanted: usize) -> u64 {
         let Ok(known) = usize::try_from(known) else { return 0 };
-        let there = rustix::io::ioctl_fionread(fd).unwrap_or(0);
-        let wanted = usize::try_from(there).unwrap_or(usize::MAX).min(wanted);
         if self.is_malformed || wanted <= known {
             return 0;
         }
+        // Room for what is there, and for more than that: what the kernel counts ends before a byte that is urgent (tcp(7)), and what
+        // can be read does not.
+        let there =
+            rustix::io::ioctl_fionread(fd).map_or(0, |there| usize::try_from(there).unwrap_or(usize::MAX));
+        let wanted = there.saturating_add(BEYOND_BYTES).min(wanted);
         let mut room = Vec::<u8>::with_capacity(wanted);
         let room = &mut room.spare_capacity_mut()[..wanted];
         match rustix::net::recv(fd, room, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -91,6 +97,29 @@ mod tests {
             }
             assert_eq!(known as u64, end, "{step} bytes at a time");
         }
+    }
+
+    /// The kernel counts none, and a reader that looks for them finds some: it was told again and again that they are there.
+    #[test]
+    fn content_behind_a_byte_that_is_urgent_is_found() {
+        use std::io::{Read, Write};
+        use std::os::fd::AsFd;
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        rustix::net::send(&client, b"Z", rustix::net::SendFlags::OOB).unwrap();
+        client.write_all(b"5\r\nhel").unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let is_ended = rustix::event::PollFlags::RDHUP;
+        rustix::event::poll(&mut [rustix::event::PollFd::new(&server, is_ended)], None).unwrap();
+        assert_eq!(rustix::io::ioctl_fionread(&server), Ok(0));
+        let mut chunks = Chunks::new();
+        // All of the chunk, and its end.
+        assert_eq!(chunks.look(server.as_fd(), 0, 4096), 8);
+        let mut read = Vec::new();
+        server.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"5\r\nhel");
     }
 
     #[test]

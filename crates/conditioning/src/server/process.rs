@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::ledger::namespace;
 use crate::server::table::{self, Entry, lock};
 use crate::server::{lingering, listening, parking, waiting};
 
@@ -95,6 +96,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
+    namespace::look();
     // What is registered with epoll is the parent's: the child's closes must not end it.
     for entry in table::entries() {
         match entry {

@@ -87,6 +87,9 @@ pub struct Calls<R, P> {
     pub poll: P,
 }
 
+/// What a wait for content has found may be gone at the next look, because another thread has read it: so often, and no more.
+const MOST_LOOKS: u32 = 100;
+
 /// As [`reading`], once there is something that the read may do: `dont_wait` says that it does not wait whatever the
 /// descriptor's flags say.
 pub fn ready<R, P>(fd: RawFd, wanted: usize, dont_wait: bool, calls: &Calls<R, P>) -> Reading
@@ -94,10 +97,18 @@ where
     R: Fn(*mut c_void, size_t, c_int) -> ssize_t,
     P: Fn(*mut pollfd, nfds_t, c_int) -> c_int,
 {
+    // A read of nothing takes nothing, and waits for nothing.
+    if wanted == 0 {
+        return Reading::AsUsual;
+    }
+    let mut looks = 0;
     loop {
         match reading(fd, wanted) {
             Ok(reading) => return reading,
+            // Something is there, and nothing of it can be read.
+            Err(Awaited::Content) if looks == MOST_LOOKS => return Reading::Ended,
             Err(Awaited::Content) => {
+                looks += 1;
                 let mut byte = 0u8;
                 let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
                 match (calls.recv)((&raw mut byte).cast(), 1, flags) {
