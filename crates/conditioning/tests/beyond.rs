@@ -36,6 +36,10 @@ fn upgrade(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n").into_bytes()
 }
 
+fn connect(authority: &str) -> Vec<u8> {
+    format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").into_bytes()
+}
+
 fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").into_bytes()
 }
@@ -223,19 +227,19 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
         eprintln!("{way} {flags:?}");
         let (chain, _site) = compiled("upgrades.c", flags, way, &["package", "persist"]);
         for early in [&b""[..], b"early", b"GET /early HTTP/1.1\r\nHost: test\r\n\r\n"] {
-            for (request, status) in
-                [(upgrade("/"), 101), (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_vec(), 200)]
-            {
+            // An empty line before it makes no other request of it (RFC 9112 §2.2).
+            let behind_a_line = [b"\r\n", &connect("a:1")[..]].concat();
+            for (request, status) in [(upgrade("/"), 101), (connect("a:1"), 200), (behind_a_line, 200)] {
                 let mut client = chain.client();
                 client.send(&[&request, early].concat());
                 echoes(&mut client, status, early);
             }
         }
         // Other requests than the filters see are none of the server's, whether the client asked for nothing else or for one of
-        // several, or for nothing.
+        // several; nor is anything where it asked for nothing.
         let both = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c, echo").into_bytes();
         let only = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c").into_bytes();
-        for request in [both, only, get("/h2c")] {
+        for request in [both, only, get("/h2c"), get("/")] {
             let mut client = chain.client();
             client.send(&[&request[..], b"PRI * HTTP/2.0\r\n\r\n"].concat());
             assert_eq!(client.response(true).status, 101);
@@ -247,6 +251,12 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
         assert_eq!(client.response(false).body, b"no\n");
         assert_eq!(client.response(false).body, b"no\n");
         echoes(&mut client, 101, b"");
+        // A server that is no proxy takes CONNECT for a request like any other, and so what comes behind it: the filters see it.
+        let mut client = chain.client();
+        for request in [connect("ordinary:1"), get("/no"), connect("ordinary:1"), get("/no")] {
+            client.send(&request);
+            assert_eq!(client.response(false).body, b"no\n");
+        }
         chain.stop();
     }
 }

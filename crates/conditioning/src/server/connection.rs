@@ -105,7 +105,7 @@ impl Connection {
         let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
         let method = if bundle.has(flags::HEAD_METHOD) {
             Method::Head
-        } else if bundle.head().starts_with(b"CONNECT ") {
+        } else if asks_for_a_tunnel(bundle.head()) {
             Method::Connect
         } else {
             Method::Get
@@ -555,9 +555,19 @@ fn resets(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_linger(fd) == Ok(Some(std::time::Duration::ZERO))
 }
 
+/// Empty lines may stand before it (RFC 9112 §2.2).
+fn request_line(head: &[u8]) -> &[u8] {
+    let start = head.iter().position(|byte| !b"\r\n".contains(byte)).unwrap_or(head.len());
+    let line = &head[start..];
+    &line[..memchr::memchr(b'\n', line).unwrap_or(line.len())]
+}
+
+fn asks_for_a_tunnel(head: &[u8]) -> bool {
+    request_line(head).starts_with(b"CONNECT ")
+}
+
 fn speaks_http_1_1(head: &[u8]) -> bool {
-    let line = &head[..memchr::memchr(b'\n', head).unwrap_or(head.len())];
-    line.trim_ascii_end().ends_with(b"HTTP/1.1")
+    request_line(head).trim_ascii_end().ends_with(b"HTTP/1.1")
 }
 
 /// Takes up to `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)). Returns how many.
