@@ -178,6 +178,8 @@ impl Connection {
         let method = if whole.flags & flags::HEAD_METHOD != 0 { Method::Head } else { Method::Get };
         let persists = whole.flags & flags::PERSISTENT != 0;
         self.tracker = persists.then(|| ResponseTracker::new(method));
+        // What was written before was the response to another request.
+        self.written_before = None;
         self.keeps_alive = persists && speaks_http_1_1(bytes);
         self.ends_itself = false;
         self.head_left = Vec::new();
@@ -340,7 +342,8 @@ impl Connection {
     /// The server has begun to read: has [`Self::wrote_unseen`] find out what it writes from now on; `socket` is the
     /// connection's. Worth a system call only for servers that wait in their reads.
     pub fn watch_for_unseen(&mut self, socket: BorrowedFd<'_>) {
-        if self.tracker.is_some() && self.is_blocking && self.is_untouched {
+        let begins = self.is_untouched || self.written_before.is_none();
+        if begins && self.is_blocking && self.tracker.is_some() {
             self.written_before = written(socket);
         }
     }
@@ -589,3 +592,6 @@ fn discard(fd: BorrowedFd<'_>, length: u64) -> u64 {
     }
     length - left
 }
+
+#[cfg(test)]
+mod tests;
