@@ -345,3 +345,31 @@ fn a_program_that_closes_what_it_does_not_know_leaves_the_chain_to_the_program_t
         chain.stop();
     }
 }
+
+/// What `says.c` answers to a request that reaches it as it was sent, and to one that a filter rewrote.
+fn says(way: &str, as_sent: &str, rewritten: &str) {
+    let (chain, _site) = compiled("says.c", &[], way, CHAIN);
+    for (path, said) in [("/a", as_sent), ("//a", rewritten), ("/a", as_sent)] {
+        assert_eq!(String::from_utf8(chain.get(path).body).unwrap(), said, "{way} {path}");
+    }
+    chain.stop();
+}
+
+/// Callers look at what they find there: control data that nobody wrote is whatever was there before.
+#[test]
+fn a_read_says_all_that_the_system_call_says() {
+    for way in ["recvmsg", "recvmmsg"] {
+        // MSG_CMSG_CLOEXEC alone comes back.
+        says(way, "31, 0, 0, 40000000", "31, 0, 0, 40000000");
+    }
+    says("recvfrom", "31, 0", "31, 0");
+}
+
+/// The server aborted. Proxies take what is left off a socket so.
+#[test]
+fn what_is_thrown_away_is_counted_and_not_put_anywhere() {
+    for way in ["trunc", "truncmsg"] {
+        says(way, "31, 0", "31, 0");
+    }
+    says("null", "31, EFAULT", "31, EFAULT");
+}
