@@ -373,3 +373,19 @@ fn what_is_thrown_away_is_counted_and_not_put_anywhere() {
     }
     says("null", "31, EFAULT", "31, EFAULT");
 }
+
+#[test]
+fn a_call_that_fails_to_take_a_connections_place_leaves_it_as_it_is() {
+    for (way, error) in [("dup2", "EBADF"), ("dup3", "EBADF"), ("flags", "EINVAL"), ("range", "EINVAL")] {
+        says(way, error, error);
+    }
+}
+
+#[test]
+fn a_connection_that_close_range_has_close_on_exec_does_so_when_it_is_over() {
+    let (chain, _site) = compiled("says.c", &[], "cloexec", CHAIN);
+    for said in [&b"-1"[..], b"1", b"1"] {
+        assert_eq!(chain.get("/").body, said);
+    }
+    chain.stop();
+}

@@ -206,7 +206,7 @@ pub extern "C" fn cc_dup(oldfd: c_int) -> c_int {
 /// See `tidegate/cc.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cc_dup2(oldfd: c_int, newfd: c_int) -> c_int {
-    if oldfd != newfd {
+    if server::may_duplicate(oldfd, newfd) {
         server::closing(newfd, Closing::Locally);
     }
     // SAFETY: numbers.

@@ -363,6 +363,15 @@ pub fn set_cloexec(fd: RawFd, cloexec: bool) {
     }
 }
 
+/// The server has every descriptor from `first` to `last` close on exec.
+pub fn set_cloexec_range(first: RawFd, last: RawFd) {
+    for (fd, _) in table::numbered_entries() {
+        if (first..=last).contains(&fd) {
+            set_cloexec(fd, true);
+        }
+    }
+}
+
 /// This process serves its connections from here on: filters ask after it if they wonder.
 pub fn adopt_connections() {
     for (_, connection) in table::connections() {
@@ -424,6 +433,13 @@ pub fn closing(fd: RawFd, closing: Closing) {
     if ledger.holder(slot) == process::owner() {
         ledger.forget_holder(slot);
     }
+}
+
+/// Whether dup2(2) would have `new` become a duplicate of `old`, and close it before. If it fails, it closes nothing.
+pub fn may_duplicate(old: RawFd, new: RawFd) -> bool {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let fits = u64::try_from(new).is_ok_and(|new| most.is_none_or(|most| new < most));
+    old != new && fits && rustix::io::fcntl_getfd(borrow(old)).is_ok()
 }
 
 /// `new` has become a duplicate of `old`.
