@@ -139,7 +139,7 @@ pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
 /// Accepts the next request. `None`: `fd` is no listener of ours.
 ///
 /// # Errors
-/// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone; ECONNABORTED for a bundle that was refused.
+/// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone.
 pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, SocketAddr), Errno>> {
     match table::get(fd) {
         Some(Entry::Listener { chain, address }) => Some(accept_from(fd, &chain, address.is_ipv6(), options)),
@@ -162,7 +162,8 @@ fn accept_from(
             Received::Request(request) => request,
             Received::Nothing => return Err(Errno::AGAIN),
             Received::Gone => return Err(Errno::INVAL),
-            Received::Refused(_) => return Err(Errno::CONNABORTED),
+            // The filter's fault: it is as if it had sent nothing.
+            Received::Refused(_) => continue,
             Received::OutOfDescriptors(bundle) => {
                 let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(bundle.id));
                 return Err(Errno::MFILE);
