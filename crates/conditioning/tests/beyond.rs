@@ -36,6 +36,10 @@ fn upgrade(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n").into_bytes()
 }
 
+fn connect(authority: &str) -> Vec<u8> {
+    format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").into_bytes()
+}
+
 fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").into_bytes()
 }
@@ -222,19 +226,19 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
         eprintln!("{way} {flags:?}");
         let (chain, _site) = compiled("upgrades.c", flags, way, &["package", "persist"]);
         for early in [&b""[..], b"early", b"GET /early HTTP/1.1\r\nHost: test\r\n\r\n"] {
-            for (request, status) in
-                [(upgrade("/"), 101), (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_vec(), 200)]
-            {
+            // An empty line before it makes no other request of it (RFC 9112 §2.2).
+            let behind_a_line = [b"\r\n", &connect("a:1")[..]].concat();
+            for (request, status) in [(upgrade("/"), 101), (connect("a:1"), 200), (behind_a_line, 200)] {
                 let mut client = chain.client();
                 client.send(&[&request, early].concat());
                 echoes(&mut client, status, early);
             }
         }
         // Other requests than the filters see are none of the server's, whether the client asked for nothing else or for one of
-        // several, or for nothing.
+        // several; nor is anything where it asked for nothing.
         let both = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c, echo").into_bytes();
         let only = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c").into_bytes();
-        for request in [both, only, get("/h2c")] {
+        for request in [both, only, get("/h2c"), get("/")] {
             let mut client = chain.client();
             client.send(&[&request[..], b"PRI * HTTP/2.0\r\n\r\n"].concat());
             assert_eq!(client.response(true).status, 101);
@@ -246,6 +250,12 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
         assert_eq!(client.response(false).body, b"no\n");
         assert_eq!(client.response(false).body, b"no\n");
         echoes(&mut client, 101, b"");
+        // A server that is no proxy takes CONNECT for a request like any other, and so what comes behind it: the filters see it.
+        let mut client = chain.client();
+        for request in [connect("ordinary:1"), get("/no"), connect("ordinary:1"), get("/no")] {
+            client.send(&request);
+            assert_eq!(client.response(false).body, b"no\n");
+        }
         chain.stop();
     }
 }
@@ -333,4 +343,48 @@ fn a_program_that_closes_what_it_does_not_know_leaves_the_chain_to_the_program_t
         assert_eq!(chain.get("/").body, b"nothing");
         chain.stop();
     }
+}
+
+/// What `says.c` answers to a request that reaches it as it was sent, and to one that a filter rewrote.
+fn says(way: &str, as_sent: &str, rewritten: &str) {
+    let (chain, _site) = compiled("says.c", &[], way, CHAIN);
+    for (path, said) in [("/a", as_sent), ("//a", rewritten), ("/a", as_sent)] {
+        assert_eq!(String::from_utf8(chain.get(path).body).unwrap(), said, "{way} {path}");
+    }
+    chain.stop();
+}
+
+/// Callers look at what they find there: control data that nobody wrote is whatever was there before.
+#[test]
+fn a_read_says_all_that_the_system_call_says() {
+    for way in ["recvmsg", "recvmmsg"] {
+        // MSG_CMSG_CLOEXEC alone comes back.
+        says(way, "31, 0, 0, 40000000", "31, 0, 0, 40000000");
+    }
+    says("recvfrom", "31, 0", "31, 0");
+}
+
+/// The server aborted. Proxies take what is left off a socket so.
+#[test]
+fn what_is_thrown_away_is_counted_and_not_put_anywhere() {
+    for way in ["trunc", "truncmsg"] {
+        says(way, "31, 0", "31, 0");
+    }
+    says("null", "31, EFAULT", "31, EFAULT");
+}
+
+#[test]
+fn a_call_that_fails_to_take_a_connections_place_leaves_it_as_it_is() {
+    for (way, error) in [("dup2", "EBADF"), ("dup3", "EBADF"), ("flags", "EINVAL"), ("range", "EINVAL")] {
+        says(way, error, error);
+    }
+}
+
+#[test]
+fn a_connection_that_close_range_has_close_on_exec_does_so_when_it_is_over() {
+    let (chain, _site) = compiled("says.c", &[], "cloexec", CHAIN);
+    for said in [&b"-1"[..], b"1", b"1"] {
+        assert_eq!(chain.get("/").body, said);
+    }
+    chain.stop();
 }

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use common::{needs, wait_until};
 use tidegate_conditioning::ledger::{Ledger, State};
 use tidegate_conditioning::neighbours::environment;
+use tidegate_conditioning::server::{self, AcceptOptions};
 use tidegate_conditioning::wire::{Bundle, Id, Notice};
 use tidegate_conditioning::{link, wire};
 
@@ -160,4 +161,33 @@ fn a_request_that_the_server_has_taken_is_not_refused_as_well() {
     let Id { slot, generation } = older.id;
     assert_eq!(filter.ledger.state(slot), (generation + 1, State::Held));
     assert!(taken.waits() && newer.waits());
+}
+
+/// What a filter sends that is no bundle is not the client's fault, nor a reason to stop serving.
+#[test]
+fn a_server_goes_on_behind_a_datagram_that_is_refused() {
+    let (link, upstream) = link::pair().unwrap();
+    let (ledger, file) = Ledger::create().unwrap();
+    let mut client = Client::new();
+    let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n".to_vec();
+    client.client.write_all(&request).unwrap();
+    assert!(ledger.take(1));
+    let length = request.len() as u32;
+    let bundle = Bundle {
+        id: ledger.present(1).unwrap(),
+        flags: 0,
+        peer: client.client.local_addr().unwrap(),
+        socket_bytes: length.into(),
+        arrived_ns: 0,
+        replaces: 0,
+        head_bytes: length,
+        request,
+    };
+    rustix::net::send(&upstream, b"no bundle", rustix::net::SendFlags::empty()).unwrap();
+    link::send_bundle(upstream.as_fd(), &bundle, client.socket.as_fd(), &mut Vec::new()).unwrap();
+    let chain = server::chain(link.try_clone().unwrap(), &file).unwrap();
+    let number = link.as_raw_fd();
+    server::listen(number, chain, ([127, 0, 0, 1], 80).into()).unwrap();
+    let (_, peer) = server::accept(number, AcceptOptions::default()).unwrap().unwrap();
+    assert_eq!(peer, bundle.peer);
 }

@@ -337,6 +337,60 @@ fn a_server_that_ends_a_connection_ends_neither_the_clients_nor_reads_its_next_r
     chain.stop();
 }
 
+/// Looks whether its client has left while it works, and waits until that has sent its next request, for `/look`. The answer says
+/// which request of its connection it was, and what it found.
+const LOOKS: &str = "
+import os, select, socket, time
+listener = socket.create_server(('127.0.0.1', PORT))
+while True:
+    client, _ = listener.accept()
+    count = 0
+    while True:
+        head, found = b'', b'there'
+        while not head.endswith(b'\\r\\n\\r\\n'):
+            got = client.recv(4096)
+            if not got:
+                break
+            head += got
+        if not head:
+            break
+        count += 1
+        if b'/look' in head:
+            open('DIR/works', 'w').close()
+            while not os.path.exists('DIR/sent'):
+                time.sleep(0.001)
+            os.remove('DIR/sent')
+            if select.select([client], [], [], 0.1)[0] and not client.recv(1, socket.MSG_PEEK):
+                found = b'left'
+        body = b'%d %s' % (count, found)
+        client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+    client.close()
+";
+
+/// What it wrote in answer to the first request was taken for an answer to the next, by calls that nobody saw.
+#[test]
+fn a_server_is_not_told_that_its_client_has_left_while_it_works_on_a_further_request() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, LOOKS);
+    let chain = start(CHAIN, LONG, port, &["python3".to_owned(), server]);
+    let mut client = chain.client();
+    let mut further = 0;
+    wait_until("the server has looked while it worked on further requests of a connection", || {
+        client.send(b"GET /look HTTP/1.1\r\nHost: test\r\n\r\n");
+        wait_until("the server works", || std::fs::remove_file(site.path().join("works")).is_ok());
+        client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        std::fs::write(site.path().join("sent"), "").unwrap();
+        let said = String::from_utf8(client.response(false).body).unwrap();
+        let (count, found) = said.split_once(' ').unwrap();
+        assert_eq!(found, "there", "request {count}");
+        assert_eq!(client.response(false).status, 200);
+        further += usize::from(count != "1");
+        further >= 5
+    });
+    chain.stop();
+}
+
 /// One process; the answer says how many requests its connection had, this one included.
 const ONE_AT_A_TIME: &str = "
 import select, socket

@@ -126,6 +126,20 @@ fn a_server_that_waits_for_all_of_a_request_gets_all_of_it() {
     }
 }
 
+/// A signal ends the wait (recv(2)): the server has a reason to look at something else.
+#[test]
+fn a_server_that_is_interrupted_while_it_waits_for_all_of_a_request_gets_what_there_is() {
+    let (chain, _site) = compiled("waitall.c", &["interrupted"]);
+    let mut client = chain.client();
+    let head = "POST /a HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n";
+    // As much as the filters wait for, and no more.
+    client.send(&[head.as_bytes(), &[b'x'; 20_000]].concat());
+    let response = client.response(false);
+    let (got, all) = (head.len() + 20_000, head.len() + 100_000);
+    assert!(response.head.starts_with(&format!("HTTP/1.1 500 {got} of {all}\r\n")), "{}", response.head);
+    chain.stop();
+}
+
 /// Languages' buffered readers ask what there is to read (Java's `available`).
 #[test]
 fn a_server_that_asks_how_much_there_is_to_read_hears_of_its_own_request_only() {

@@ -167,12 +167,14 @@ pub unsafe extern "C" fn cc_epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: 
     // SAFETY: the caller's own arguments.
     let result = unsafe { libc::epoll_ctl(epfd, op, fd, event) };
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
-    let (events, data) = if event.is_null() {
-        (0, 0)
-    } else {
+    // Of a deletion it is not read; of others before anything else is looked at.
+    let was_read = op != libc::EPOLL_CTL_DEL && outcome != Err(Errno::FAULT);
+    let (events, data) = if was_read {
         // SAFETY: the kernel just read the event; it is packed.
         let event = unsafe { event.read_unaligned() };
         (event.events, event.u64)
+    } else {
+        (0, 0)
     };
     match server::registered(Interest { epoll: epfd, fd, events, data }, op, outcome) {
         Ok(()) => 0,
@@ -206,7 +208,7 @@ pub extern "C" fn cc_dup(oldfd: c_int) -> c_int {
 /// See `tidegate/cc.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cc_dup2(oldfd: c_int, newfd: c_int) -> c_int {
-    if oldfd != newfd {
+    if server::may_duplicate(oldfd, newfd) {
         server::closing(newfd, Closing::Locally);
     }
     // SAFETY: numbers.
@@ -226,4 +228,26 @@ pub extern "C" fn cc_fork() -> libc::pid_t {
         server::adopt_connections();
     }
     child
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// It is read where the kernel has read it, which says so of one that cannot be.
+    #[test]
+    fn an_event_that_is_none_is_not_read() {
+        let nothing = std::ptr::without_provenance_mut(8);
+        let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+        // SAFETY: descriptors of this test's own.
+        unsafe {
+            let epoll = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+            assert_eq!(cc_epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, nothing), -1);
+            assert_eq!(errno(), Errno::FAULT);
+            assert_eq!(cc_epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event), 0);
+            assert_eq!(cc_epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, nothing), 0);
+        }
+    }
 }

@@ -1,6 +1,9 @@
 //! Reads stop at the end of the request: what follows on the socket is the next one, and the filters'.
 
+use std::cell::Cell;
+
 use libc::{c_int, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Calls, Reading};
 
 use crate::fail;
@@ -40,7 +43,9 @@ fn read_one(
         Reading::Ended => return 0,
         Reading::Copy(bytes) => {
             // SAFETY: the caller passes `length` writable bytes, and `bytes` are no more.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), bytes.len()) };
+            if let Err(error) = unsafe { put(&bytes, buffer, flags) } {
+                return fail(error) as ssize_t;
+            }
             if !peek {
                 server::took(fd, bytes.len(), true, true);
             }
@@ -59,9 +64,28 @@ fn read_one(
     if !may_go_on || taken >= length || !wants_the_rest(fd, flags) {
         return got;
     }
-    // SAFETY: behind what was taken there is room for the rest.
-    let behind = unsafe { buffer.add(taken) };
+    // Behind what was taken there is room for the rest, if there is any for what is thrown away.
+    let behind = buffer.wrapping_byte_add(taken);
     got + read_one(fd, behind, length - taken, flags, real).max(0)
+}
+
+/// Puts `bytes` where a read wants them: nowhere if it throws them away (MSG_TRUNC, tcp(7)).
+///
+/// # Safety
+/// As many bytes may be written to `to`, unless that is null.
+///
+/// # Errors
+/// EFAULT, as read(2).
+unsafe fn put(bytes: &[u8], to: *mut c_void, flags: c_int) -> Result<(), Errno> {
+    if flags & libc::MSG_TRUNC != 0 || bytes.is_empty() {
+        return Ok(());
+    }
+    if to.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), bytes.len()) };
+    Ok(())
 }
 
 /// Whether a read that took a part of a request waits for the rest of it, too (MSG_WAITALL).
@@ -129,12 +153,21 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     address_length: *mut socklen_t,
 ) -> ssize_t {
-    read_one(fd, buffer, length, flags, &|buffer, most| {
-        next!(recvfrom(
+    let is_said = Cell::new(false);
+    let got = read_one(fd, buffer, length, flags, &|buffer, most| {
+        let got = next!(recvfrom(
             fd: c_int, buffer: *mut c_void, most: size_t, flags: c_int,
             address: *mut sockaddr, address_length: *mut socklen_t
-        ) -> ssize_t)
-    })
+        ) -> ssize_t);
+        is_said.set(is_said.get() || got >= 0);
+        got
+    });
+    if got >= 0 && !is_said.get() && !address.is_null() && !address_length.is_null() {
+        // What comes over TCP comes without an address.
+        // SAFETY: the caller's own length.
+        unsafe { *address_length = 0 };
+    }
+    got
 }
 
 /// recvfrom(2) as fortified programs call it.
@@ -196,7 +229,9 @@ fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec])
             for vector in cut(vectors, bytes.len()) {
                 let (now, later) = rest.split_at(vector.iov_len);
                 // SAFETY: the caller's vector describes as many writable bytes.
-                unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), vector.iov_base.cast(), now.len()) };
+                if let Err(error) = unsafe { put(now, vector.iov_base, flags) } {
+                    return fail(error) as ssize_t;
+                }
                 rest = later;
             }
             if !peek {
@@ -258,17 +293,48 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     let header = unsafe { message.as_ref() };
     let found = header.and_then(|header| vectors(header.msg_iov, header.msg_iovlen));
     let Some(vectors) = found.filter(|vectors| total(vectors) > 0) else { return plain() };
-    read_many(fd, vectors, flags, &|cut| {
-        if cut.len() == vectors.len() && total(cut) == total(vectors) {
-            return plain();
+    let is_said = Cell::new(false);
+    let got = read_many(fd, vectors, flags, &|cut| {
+        let got = if cut.len() == vectors.len() && total(cut) == total(vectors) {
+            plain()
+        } else {
+            // SAFETY: `message` was read above; the copy lives for the call.
+            let mut header = unsafe { message.read() };
+            header.msg_iov = cut.as_ptr().cast_mut();
+            header.msg_iovlen = cut.len();
+            let cut = &raw mut header;
+            let got = next!(recvmsg(fd: c_int, cut: *mut msghdr, flags: c_int) -> ssize_t);
+            if got >= 0 {
+                // SAFETY: the caller's own header.
+                unsafe { say(message, header.msg_namelen, header.msg_controllen, header.msg_flags) };
+            }
+            got
+        };
+        is_said.set(is_said.get() || got >= 0);
+        got
+    });
+    if got >= 0 && !is_said.get() {
+        // What comes over TCP comes without an address, and what a filter wrote without control data.
+        // SAFETY: the caller's own header, which was read above.
+        unsafe {
+            let name_length = if (*message).msg_name.is_null() { (*message).msg_namelen } else { 0 };
+            say(message, name_length, 0, flags & libc::MSG_CMSG_CLOEXEC);
         }
-        // SAFETY: `message` was read above; the copy lives for the call.
-        let mut header = unsafe { message.read() };
-        header.msg_iov = cut.as_ptr().cast_mut();
-        header.msg_iovlen = cut.len();
-        let message = &raw mut header;
-        next!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t)
-    })
+    }
+    got
+}
+
+/// What recvmsg(2) says of a message besides its bytes.
+///
+/// # Safety
+/// `message` may be written to.
+unsafe fn say(message: *mut msghdr, name_length: socklen_t, control_length: size_t, flags: c_int) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        (*message).msg_namelen = name_length;
+        (*message).msg_controllen = control_length;
+        (*message).msg_flags = flags;
+    }
 }
 
 /// recvmmsg(2): descriptors may come with any of the messages. Of a request, there is one message at a time, as the system call

@@ -274,9 +274,17 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     if first > last {
         return fail(rustix::io::Errno::INVAL);
     }
+    // Of no descriptors: whether the system has the call, and these flags. Otherwise nothing is closed.
+    let none = c_uint::MAX;
+    let result = next!(close_range(none: c_uint, none: c_uint, flags: c_int) -> c_int);
+    if result != 0 {
+        return result;
+    }
+    let number = |n: c_uint| c_int::try_from(n).unwrap_or(c_int::MAX);
     if flags & CLOSE_RANGE_CLOEXEC == 0 {
-        let number = |n: c_uint| c_int::try_from(n).unwrap_or(c_int::MAX);
         server::closing_range(number(first), number(last));
+    } else {
+        server::set_cloexec_range(number(first), number(last));
     }
     let mut from = first;
     for own in state::own().into_iter().filter_map(|fd| c_uint::try_from(fd).ok()) {
@@ -341,7 +349,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// dup2(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(fd: c_int, other: c_int) -> c_int {
-    if fd != other {
+    if server::may_duplicate(fd, other) {
         closing(other);
     }
     let new = next!(dup2(fd: c_int, other: c_int) -> c_int);
@@ -352,7 +360,7 @@ pub unsafe extern "C" fn dup2(fd: c_int, other: c_int) -> c_int {
 /// dup3(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
-    if fd != other {
+    if flags & !libc::O_CLOEXEC == 0 && server::may_duplicate(fd, other) {
         closing(other);
     }
     let new = next!(dup3(fd: c_int, other: c_int, flags: c_int) -> c_int);

@@ -80,7 +80,7 @@ pub const KINDS: &[Kind] = &[
     },
     Kind {
         name: "normalize",
-        help: "refuses what is malformed or ambiguous, and brings URLs into one form",
+        help: "refuses what is malformed or ambiguous, and CONNECT; brings URLs into one form",
         arguments: normalize::ARGUMENTS,
         start: Start::Passing(|arguments| normalize::check(arguments).map(boxed)),
         check: |arguments| normalize::check(arguments).map(drop),

@@ -1,4 +1,5 @@
-//! `normalize`: one form per URL; what is malformed or ambiguous is refused, the slashes of the "beck" attack (§3.1) go.
+//! `normalize`: one form per URL; what is malformed or ambiguous is refused, the slashes of the "beck" attack (§3.1) go. CONNECT
+//! goes with them: an origin server makes no tunnels, and what a tunnel carries is seen by no filter.
 
 use std::time::Instant;
 
@@ -17,6 +18,11 @@ pub(super) const ARGUMENTS: &[Argument] = &[
         default: "strict",
         help: "whose reading of URLs applies: strict, apache, nginx or iis",
     },
+    Argument {
+        key: "connect",
+        default: "no",
+        help: "whether CONNECT is passed on, for a proxy behind the chain: no filter sees what a tunnel carries; no: refused with 501",
+    },
     WINDOW,
 ];
 
@@ -25,8 +31,21 @@ pub struct Normalize {
     personality: Personality,
     parser: RequestParser,
     scratch: Vec<u8>,
+    passes_connect: bool,
     rewritten: u64,
     refused: u64,
+    tunnels_refused: u64,
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub enum Form {
+    /// It is in normal form.
+    Normal,
+    /// This is its head in normal form.
+    Rewritten(Vec<u8>),
+    /// It asks for a tunnel (RFC 9110 §9.3.6).
+    Tunnel,
 }
 
 impl Normalize {
@@ -36,16 +55,18 @@ impl Normalize {
             personality,
             parser: RequestParser::new(HeadLimits::default()),
             scratch: Vec::new(),
+            passes_connect: false,
             rewritten: 0,
             refused: 0,
+            tunnels_refused: 0,
         }
     }
 
-    /// The head in normal form; `None` if it is already.
+    /// The head in normal form.
     ///
     /// # Errors
     /// It is malformed, incomplete, or has no normal form; the error knows the status to answer.
-    pub fn normal_head(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, HeadError> {
+    pub fn normal_head(&mut self, bytes: &[u8]) -> Result<Form, HeadError> {
         self.parser.reset();
         let Progress::Complete { length } = self.parser.parse(bytes)? else {
             return Err(HeadError::BadTarget);
@@ -53,7 +74,7 @@ impl Normalize {
         let head = self.parser.head(bytes);
         let normal = normalize(&head, self.personality, &mut self.scratch)?;
         if head.method == Method::Connect {
-            return Ok(None);
+            return Ok(Form::Tunnel);
         }
         let mut target = normal.path.to_vec();
         if let Some(query) = normal.query {
@@ -63,9 +84,9 @@ impl Normalize {
         let host = head.fields.get(FieldId::Host);
         let same_host = host.is_none() && normal.authority.is_empty() || host == Some(normal.authority);
         if target == head.target && same_host {
-            return Ok(None);
+            return Ok(Form::Normal);
         }
-        Ok(Some(write_head(&head, &target, normal.authority, &bytes[..length])))
+        Ok(Form::Rewritten(write_head(&head, &target, normal.authority, &bytes[..length])))
     }
 }
 
@@ -102,8 +123,13 @@ impl Filter for Normalize {
 
     fn arrive(&mut self, request: &mut Bundle, _now: Instant) -> Disposition {
         match self.normal_head(request.head()) {
-            Ok(None) => {}
-            Ok(Some(head)) => {
+            Ok(Form::Normal) => {}
+            Ok(Form::Tunnel) if self.passes_connect => {}
+            Ok(Form::Tunnel) => {
+                self.tunnels_refused += 1;
+                return Disposition::Refuse(501, "");
+            }
+            Ok(Form::Rewritten(head)) => {
                 self.rewritten += 1;
                 request.rewrite_head(&head);
             }
@@ -120,6 +146,7 @@ impl Filter for Normalize {
         vec![
             counter("rewritten_total", "Requests brought into normal form.", self.rewritten),
             counter("without_normal_form_total", "Requests refused: malformed or ambiguous.", self.refused),
+            counter("tunnels_refused_total", "CONNECT, refused.", self.tunnels_refused),
         ]
     }
 }
@@ -132,7 +159,9 @@ pub(super) fn check(arguments: &Arguments) -> Result<Normalize, FilterError> {
         value: value.to_owned(),
         expected: "strict, apache, nginx or iis",
     };
-    Ok(Normalize::new(value.parse().map_err(|_| wrong())?))
+    let mut normalize = Normalize::new(value.parse().map_err(|_| wrong())?);
+    normalize.passes_connect = arguments.flag("connect")?;
+    Ok(normalize)
 }
 
 #[cfg(test)]
@@ -173,5 +202,19 @@ mod tests {
     fn a_request_without_normal_form_is_refused() {
         assert_eq!(arrive("GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n").0, Disposition::Refuse(400, ""));
         assert_eq!(arrive("GET /a%zz HTTP/1.1\r\nHost: a\r\n\r\n").0, Disposition::Refuse(400, ""));
+    }
+
+    /// Servers that are no proxies take it for a request like any other, and what comes behind it for further ones.
+    #[test]
+    fn connect_is_refused_unless_a_proxy_is_to_have_it() {
+        let tunnel = "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n";
+        for head in [tunnel.to_owned(), format!("\r\n{tunnel}")] {
+            assert_eq!(arrive(&head).0, Disposition::Refuse(501, ""));
+            let mut to_a_proxy = Normalize::new(Personality::Strict);
+            to_a_proxy.passes_connect = true;
+            let mut request = request(1, "192.0.2.1", &head);
+            assert_eq!(to_a_proxy.arrive(&mut request, Instant::now()), Disposition::Pass);
+            assert!(!request.has(flags::REWRITTEN));
+        }
     }
 }

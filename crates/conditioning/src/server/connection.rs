@@ -105,7 +105,7 @@ impl Connection {
         let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
         let method = if bundle.has(flags::HEAD_METHOD) {
             Method::Head
-        } else if bundle.head().starts_with(b"CONNECT ") {
+        } else if asks_for_a_tunnel(bundle.head()) {
             Method::Connect
         } else {
             Method::Get
@@ -178,6 +178,8 @@ impl Connection {
         let method = if whole.flags & flags::HEAD_METHOD != 0 { Method::Head } else { Method::Get };
         let persists = whole.flags & flags::PERSISTENT != 0;
         self.tracker = persists.then(|| ResponseTracker::new(method));
+        // What was written before was the response to another request.
+        self.written_before = None;
         self.keeps_alive = persists && speaks_http_1_1(bytes);
         self.ends_itself = false;
         self.head_left = Vec::new();
@@ -340,7 +342,8 @@ impl Connection {
     /// The server has begun to read: has [`Self::wrote_unseen`] find out what it writes from now on; `socket` is the
     /// connection's. Worth a system call only for servers that wait in their reads.
     pub fn watch_for_unseen(&mut self, socket: BorrowedFd<'_>) {
-        if self.tracker.is_some() && self.is_blocking && self.is_untouched {
+        let begins = self.is_untouched || self.written_before.is_none();
+        if begins && self.is_blocking && self.tracker.is_some() {
             self.written_before = written(socket);
         }
     }
@@ -555,9 +558,19 @@ fn resets(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_linger(fd) == Ok(Some(std::time::Duration::ZERO))
 }
 
+/// Empty lines may stand before it (RFC 9112 §2.2).
+fn request_line(head: &[u8]) -> &[u8] {
+    let start = head.iter().position(|byte| !b"\r\n".contains(byte)).unwrap_or(head.len());
+    let line = &head[start..];
+    &line[..memchr::memchr(b'\n', line).unwrap_or(line.len())]
+}
+
+fn asks_for_a_tunnel(head: &[u8]) -> bool {
+    request_line(head).starts_with(b"CONNECT ")
+}
+
 fn speaks_http_1_1(head: &[u8]) -> bool {
-    let line = &head[..memchr::memchr(b'\n', head).unwrap_or(head.len())];
-    line.trim_ascii_end().ends_with(b"HTTP/1.1")
+    request_line(head).trim_ascii_end().ends_with(b"HTTP/1.1")
 }
 
 /// Takes up to `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)). Returns how many.
@@ -579,3 +592,6 @@ fn discard(fd: BorrowedFd<'_>, length: u64) -> u64 {
     }
     length - left
 }
+
+#[cfg(test)]
+mod tests;

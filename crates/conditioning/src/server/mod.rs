@@ -138,7 +138,7 @@ pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
 /// Accepts the next request. `None`: `fd` is no listener of ours.
 ///
 /// # Errors
-/// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone; ECONNABORTED for a bundle that was refused.
+/// As accept(2): EAGAIN, EINTR, EMFILE; EINVAL when the chain is gone.
 pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, SocketAddr), Errno>> {
     listening::of(fd).map(|(chain, at)| accept_from(fd, &chain, at, options))
 }
@@ -158,7 +158,8 @@ fn accept_from(
             Received::Request(request) => request,
             Received::Nothing => return Err(Errno::AGAIN),
             Received::Gone => return Err(Errno::INVAL),
-            Received::Refused(_) => return Err(Errno::CONNABORTED),
+            // The filter's fault: it is as if it had sent nothing.
+            Received::Refused(_) => continue,
             Received::OutOfDescriptors(bundle) => {
                 let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(bundle.id));
                 return Err(Errno::MFILE);
@@ -361,6 +362,15 @@ pub fn set_cloexec(fd: RawFd, cloexec: bool) {
     }
 }
 
+/// The server has every descriptor from `first` to `last` close on exec.
+pub fn set_cloexec_range(first: RawFd, last: RawFd) {
+    for (fd, _) in table::numbered_entries() {
+        if (first..=last).contains(&fd) {
+            set_cloexec(fd, true);
+        }
+    }
+}
+
 /// This process serves its connections from here on: filters ask after it if they wonder.
 pub fn adopt_connections() {
     for (_, connection) in table::connections() {
@@ -423,6 +433,13 @@ pub fn closing(fd: RawFd, closing: Closing) {
     if ledger.holder(slot) == process::owner() {
         ledger.forget_holder(slot);
     }
+}
+
+/// Whether dup2(2) would have `new` become a duplicate of `old`, and close it before. If it fails, it closes nothing.
+pub fn may_duplicate(old: RawFd, new: RawFd) -> bool {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let fits = u64::try_from(new).is_ok_and(|new| most.is_none_or(|most| new < most));
+    old != new && fits && rustix::io::fcntl_getfd(borrow(old)).is_ok()
 }
 
 /// `new` has become a duplicate of `old`.

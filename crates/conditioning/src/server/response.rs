@@ -2,7 +2,8 @@
 
 use tidegate_http::forward::upgrade_protocols;
 use tidegate_http::{
-    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Method, Progress, ResponseParser,
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Method, Progress, ResponseHead,
+    ResponseParser,
 };
 
 use crate::plain;
@@ -190,7 +191,7 @@ impl ResponseTracker {
     /// connection persists.
     fn framed_head(&self, bytes: &[u8]) -> Option<(usize, bool)> {
         let mut parser = ResponseParser::new(LIMITS);
-        parser.reset(self.method);
+        parser.reset(framed_as(self.method));
         let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
         let head = parser.head(bytes);
         let framed = head.framing != BodyFraming::UntilClose && head.status >= 200;
@@ -218,7 +219,7 @@ impl ResponseTracker {
         let method = self.method;
         let parser = self.parser.get_or_insert_with(|| {
             let mut parser = ResponseParser::new(LIMITS);
-            parser.reset(method);
+            parser.reset(framed_as(method));
             Box::new(parser)
         });
         // A head that one write brings is parsed where it lies.
@@ -245,14 +246,17 @@ impl ResponseTracker {
         let (status, framing) = (head.status, head.framing);
         let names_requests =
             head.fields.has(FieldId::Upgrade) && upgrade_protocols(&head.fields).next().is_none();
+        let begins_tunnel = method == Method::Connect && begins_tunnel(&head);
         self.keep_alive = head.keep_alive;
         self.head.clear();
         if status == 101 {
-            self.at = At::Changed(if names_requests { Change::Requests } else { Change::Another });
-        } else if method == Method::Connect && (200..300).contains(&status) {
+            // CONNECT asks for a tunnel, and for no other protocol.
+            let carries_requests = names_requests || method == Method::Connect;
+            self.at = At::Changed(if carries_requests { Change::Requests } else { Change::Another });
+        } else if begins_tunnel {
             self.at = At::Changed(Change::Another);
         } else if (100..200).contains(&status) {
-            parser.reset(method);
+            parser.reset(framed_as(method));
         } else {
             self.at = match framing {
                 BodyFraming::None | BodyFraming::Length(0) => At::Complete,
@@ -263,6 +267,24 @@ impl ResponseTracker {
         }
         &bytes[length - before..]
     }
+}
+
+/// The method by which a response is framed. A 2xx to CONNECT may be no tunnel (see [`begins_tunnel`]): then it has content like any.
+fn framed_as(method: Method) -> Method {
+    if method == Method::Connect { Method::Get } else { method }
+}
+
+/// Whether this response to CONNECT begins a tunnel. Servers that are no proxies answer CONNECT as they answer GET, and read the
+/// next request afterwards: whatever says where the response ends speaks against a tunnel. Content and its framing have no place
+/// in one (RFC 9110 §9.3.6), nor has an end of the connection that is announced. HTTP/1.0 ends it unannounced, and proxies say so.
+fn begins_tunnel(head: &ResponseHead<'_>) -> bool {
+    let mut options =
+        head.fields.get_all(FieldId::Connection).flat_map(|value| value.split(|&byte| byte == b','));
+    let ends = options.any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close"));
+    let is_framed = head.framing != BodyFraming::UntilClose
+        || head.fields.has(FieldId::ContentLength)
+        || head.fields.has(FieldId::TransferEncoding);
+    (200..300).contains(&head.status) && !is_framed && !ends
 }
 
 /// Removes fields that say `Connection: close` and nothing else. What the head loses in length it gets back as white space
@@ -387,6 +409,41 @@ mod tests {
             (to("websocket"), to("h2c"), to("TLS/1.0")),
             (another, Some(Change::Requests), Some(Change::Requests))
         );
+    }
+
+    /// Filters saw none of the requests behind it: servers that are no proxies answer CONNECT as they answer GET.
+    #[test]
+    fn an_ordinary_response_to_connect_begins_no_tunnel() {
+        let answered = |response: &str| {
+            let mut tracker = ResponseTracker::new(Method::Connect);
+            tracker.wrote(response.as_bytes());
+            (tracker.change(), extent(Method::Connect, response.as_bytes()))
+        };
+        for whole in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
+            "HTTP/1.1 204 No Content\r\n\r\n",
+        ] {
+            assert_eq!(answered(whole), (None, KEPT), "{whole}");
+        }
+        for until_the_end in [
+            "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        ] {
+            assert_eq!(answered(until_the_end), (None, Extent::Unknown), "{until_the_end}");
+        }
+        for tunnel in [
+            "HTTP/1.1 200 Connection established\r\n\r\n",
+            "HTTP/1.0 200 Connection established\r\nProxy-Agent: a\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\n",
+        ] {
+            assert_eq!(answered(tunnel).0, Some(Change::Another), "{tunnel}");
+        }
+        // It asked for no other protocol.
+        assert_eq!(answered("HTTP/1.1 101 Switching Protocols\r\n\r\n").0, Some(Change::Requests));
     }
 
     #[test]

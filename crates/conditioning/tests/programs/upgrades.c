@@ -2,7 +2,8 @@
  * server PORT WAY: changes to another protocol when it is asked to, in which what comes goes back. It takes as much as it can before
  * it answers, and waits for the rest in this way: blocking; edge, by an edge-triggered set that tells of news only, level likewise;
  * thread, which has waited in its read since before the answer; poll. A request for /no is
- * answered as any other, one for /h2c by changing to HTTP/2.
+ * answered as any other, one for /h2c by changing to HTTP/2. CONNECT begins a tunnel, but to "ordinary:1", which it takes for a request
+ * like any other.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,10 +28,10 @@ static int is(const char *name)
 
 static void answer(int client, const char *head)
 {
-	const char *response = !strncmp(head, "GET /no", 7) ? "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nno\n" :
+	const char *response = !strncmp(head, "GET /no", 7) || !strncmp(head, "CONNECT ordinary", 16) ? "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nno\n" :
 			       !strncmp(head, "GET /h2c", 8) ? "HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n"
 							      "Connection: upgrade\r\n\r\n" :
-			       !strncmp(head, "CONNECT", 7) ? "HTTP/1.1 200 OK\r\n\r\n" :
+			       !strncmp(head, "CONNECT", 7) || !strncmp(head, "\r\nCONNECT", 9) ? "HTTP/1.1 200 OK\r\n\r\n" :
 							      "HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n"
 							      "Connection: upgrade\r\n\r\n";
 	if (write(client, response, strlen(response)) < 0)

@@ -1,7 +1,10 @@
 /* server PORT WAY: looks at a request's head, and reads head and content by one call that waits for all of them (recv, recvfrom, recvmsg).
- * Answers with the content, or with how much it got of what it waited for. */
+ * Answers with the content, or with how much it got of what it waited for. By "interrupted", a signal comes while it waits for a rest
+ * that does not. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,12 +13,51 @@
 
 static char request[1 << 20];
 
+static void heard(int number)
+{
+	(void)number;
+}
+
+/* One signal, once the process's first thread sleeps. */
+static void *interrupts(void *thread)
+{
+	char path[64], line[512] = "", *state;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
+	do {
+		usleep(1000);
+		file = fopen(path, "r");
+		state = file && fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
+		if (file)
+			fclose(file);
+	} while (!state || state[2] != 'S');
+	pthread_kill(*(pthread_t *)thread, SIGUSR1);
+	return NULL;
+}
+
+static ssize_t interrupted(int client, size_t length)
+{
+	struct sigaction action = { .sa_handler = heard };
+	pthread_t self = pthread_self(), other;
+	ssize_t got;
+
+	sigaction(SIGUSR1, &action, NULL);
+	if (pthread_create(&other, NULL, interrupts, &self))
+		return -1;
+	got = recv(client, request, length, MSG_WAITALL);
+	pthread_join(other, NULL);
+	return got;
+}
+
 static ssize_t receive(int client, const char *way, size_t length)
 {
 	/* The bounds are somewhere in the head and in the content. */
 	struct iovec parts[] = { { request, 20 }, { request + 20, length - 25 }, { request + length - 5, 5 } };
 	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 3 };
 
+	if (!strcmp(way, "interrupted"))
+		return interrupted(client, length);
 	if (!strcmp(way, "recv"))
 		return recv(client, request, length, MSG_WAITALL);
 	if (!strcmp(way, "recvfrom"))
