@@ -187,7 +187,7 @@ fn a_server_goes_on_behind_a_datagram_that_is_refused() {
     link::send_bundle(upstream.as_fd(), &bundle, client.socket.as_fd(), &mut Vec::new()).unwrap();
     let chain = server::chain(link.try_clone().unwrap(), &file).unwrap();
     let number = link.as_raw_fd();
-    server::listen(number, chain, ([127, 0, 0, 1], 80).into()).unwrap();
+    server::listen(number, chain, std::net::SocketAddr::from(([127, 0, 0, 1], 80))).unwrap();
     let (_, peer) = server::accept(number, AcceptOptions::default()).unwrap().unwrap();
     assert_eq!(peer, bundle.peer);
 }
