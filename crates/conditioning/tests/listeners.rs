@@ -30,10 +30,13 @@ fn each_is_answered(port: u16, clients: &[&str], expected: impl Fn(IpAddr, IpAdd
     });
 }
 
+/// Where a server listens, and to which of these addresses whose connections go.
+type Case = (&'static [&'static str], &'static [(&'static str, &'static str)]);
+
 fn accepts_its_own(way: &str) {
     let site = Site::new();
     let server = compile("programs/listens.c", &["-pthread"], &site);
-    let cases: [(&[&str], &[(&str, &str)]); 4] = [
+    let cases: [Case; 4] = [
         (&["0.0.0.0", "::"], &[("127.0.0.1", "0.0.0.0"), ("::1", "::"), ("127.0.0.2", "0.0.0.0")]),
         (&["::", "0.0.0.0"], &[("127.0.0.1", "0.0.0.0"), ("::1", "::")]),
         (
