@@ -178,7 +178,7 @@ impl Relay {
     /// The client's socket of the connection whose descriptor has that name, unless it is over.
     pub fn client(&self, name: &str) -> Option<BorrowedFd<'_>> {
         let connection = self.connections.get(self.by_name.get(name)?)?;
-        Some(connection.client.as_fd())
+        (!connection.is_over()).then(|| connection.client.as_fd())
     }
 
     /// Waits for events, moves what can be moved, and says what else is ready.
@@ -264,6 +264,10 @@ impl Connection {
     fn progress(&mut self) -> Flow {
         loop {
             while self.upload() {}
+            if self.is_over() {
+                // The server reads what is left of the request, and then the end.
+                return if self.request.is_empty() { Flow::Break(()) } else { Flow::Continue(()) };
+            }
             // A response may make more of what the client sent the server's.
             if !self.download()? {
                 return Flow::Continue(());
@@ -271,9 +275,14 @@ impl Connection {
         }
     }
 
+    /// Whether request and response are complete: the connection is the filters' again.
+    fn is_over(&self) -> bool {
+        server::is_ended(self.client.as_raw_fd())
+    }
+
     /// From the client to the server; true if something moved.
     fn upload(&mut self) -> bool {
-        if self.request.is_empty() && !self.request.has_ended {
+        if self.request.is_empty() && !self.request.has_ended && !self.is_over() {
             self.read_request();
         }
         if self.request.is_empty() {
@@ -304,7 +313,7 @@ impl Connection {
         let fd = self.client.as_raw_fd();
         match server::reading(fd, BUFFER_BYTES) {
             Ok(Reading::Copy(bytes)) => {
-                server::took(fd, bytes.len(), true, false);
+                server::took(fd, bytes.len(), true, true);
                 self.request.bytes = bytes;
             }
             Ok(Reading::Socket(most)) => {
@@ -313,7 +322,7 @@ impl Connection {
                     Ok((got, _)) => {
                         self.request.bytes.truncate(got);
                         self.request.has_ended = got == 0;
-                        server::took(fd, got, false, false);
+                        server::took(fd, got, false, true);
                     }
                     Err(error) => {
                         self.request.bytes.clear();
@@ -355,8 +364,7 @@ impl Connection {
                 let written = bytes[..sent].to_vec();
                 self.response.took(sent);
                 server::wrote(fd, |tracker| tracker.wrote(&written));
-                // Complete: the connection is the filters' again, and the server reads the end.
-                if server::is_ended(fd) { Break(()) } else { Continue(true) }
+                Continue(true)
             }
             Err(Errno::AGAIN | Errno::INTR) => Continue(false),
             Err(_) => Break(()),
@@ -374,6 +382,10 @@ impl Connection {
         server.set(EventFlags::OUT, !self.request.is_empty());
         server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
         client.set(EventFlags::OUT, !self.response.is_empty());
+        if self.is_over() {
+            // What stands in the client's place is at its end, and what else the server says leads nowhere.
+            (client, server) = (self.watched[0], EventFlags::OUT);
+        }
         for (at, (side, flags)) in
             [(self.client.as_fd(), client), (self.server.as_fd(), server)].into_iter().enumerate()
         {
