@@ -517,7 +517,7 @@ fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
 
 /// A program of somebody's own gives up root before it begins, unless it would not begin then. This test needs root.
 #[test]
-fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
+fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_execute_it() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::new();
     let directory = tempfile::tempdir_in("/tmp").unwrap();
@@ -525,9 +525,10 @@ fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
     let source =
         include_str!("../../../examples/filters/tag.py").replace("/usr/bin/env python3", "/usr/bin/python3");
     std::fs::write(&filter, source).unwrap();
-    std::fs::set_permissions(&filter, PermissionsExt::from_mode(0o755)).unwrap();
-    for (mode, user) in [(0o755, 65534), (0o700, 0)] {
-        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();
+    // The modes of its directory and its own; `chmod u+x` alone left it unable to begin.
+    for (around, mode, user) in [(0o755, 0o755, 65534), (0o700, 0o755, 0), (0o755, 0o744, 0)] {
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(around)).unwrap();
+        std::fs::set_permissions(&filter, PermissionsExt::from_mode(mode)).unwrap();
         let port = free_port();
         let chain =
             Chain::start(port, &[&format!("{}=value=seen", filter.display())], &strs(&site.nginx(port)));
@@ -537,7 +538,10 @@ fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
         for line in [format!("Uid:\t{user}\t{user}\t{user}\t{user}"), "NoNewPrivs:\t1".to_owned()] {
             assert!(status.contains(&line), "{line}: {status}");
         }
-        assert_eq!(chain.errors().contains("keeps root: --filter-user may not read it"), user == 0);
+        assert_eq!(
+            chain.errors().contains("keeps root: --filter-user may not read and execute it"),
+            user == 0
+        );
         chain.stop();
     }
 }

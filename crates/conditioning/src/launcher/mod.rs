@@ -546,6 +546,7 @@ impl RunningChain {
             if hung_up && at + 1 == self.filters.len() {
                 continue;
             }
+            self.filters[at].end_if_late(Instant::now());
             if let Some(status) = self.filters[at].has_ended() {
                 let filter = &mut self.filters[at];
                 filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };
