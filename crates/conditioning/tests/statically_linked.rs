@@ -164,3 +164,16 @@ fn a_server_that_answers_before_it_has_the_whole_request() {
     }
     chain.stop();
 }
+
+/// The next client's address was written to where an accept had wanted it that was over by then.
+#[test]
+fn a_server_whose_accept_was_interrupted_has_its_memory_to_itself() {
+    let site = Site::new();
+    let server = compile("static/interrupted.c", &["-static"], &site);
+    let port = free_port();
+    let chain = Chain::start(port, CHAIN, &[&server, &port.to_string()]);
+    common::wait_until("accept was interrupted", || chain.errors().contains("interrupted\n"));
+    assert_eq!(chain.get("/").body, b"ok\n");
+    assert!(!chain.errors().contains("overwritten"), "{}", chain.errors());
+    chain.stop();
+}
