@@ -54,9 +54,23 @@ fn a_filter_that_exits_at_start_is_one_line_and_exit_code_1() {
     let (code, text) = fails(free_port(), &["/bin/false"], &[], &["sleep", "60"]);
     assert_eq!(code, 1);
     one_line(&text, "filter /bin/false exited at start (exit code 1)");
-    let (code, text) = fails(free_port(), &["/no/such/filter"], &[], &["sleep", "60"]);
-    assert_eq!(code, 1);
-    one_line(&text, "cannot start /no/such/filter");
+}
+
+#[test]
+fn what_cannot_be_meant_is_one_line_and_exit_code_2_before_anything_starts() {
+    let again = free_port();
+    let address = format!("127.0.0.1:{again}");
+    for (filters, options, about) in [
+        (&["/no/such/filter"][..], &[][..], "filter /no/such/filter: there is no such file"),
+        (&["/etc/passwd"], &[], "filter /etc/passwd: it is no program that may be executed (chmod +x)"),
+        (&["Cargo.toml"], &[], "a program is named by its path: ./Cargo.toml"),
+        (&[], &["--linger", "5"], "say --filter package --filter persist"),
+        (&[], &["--listen", &address], "is given twice"),
+    ] {
+        let (code, text) = fails(again, filters, options, &["sleep", "60"]);
+        assert_eq!(code, 2, "{text}");
+        one_line(&text, about);
+    }
 }
 
 #[test]
@@ -194,7 +208,12 @@ fn a_filter_that_cannot_start_is_one_line_that_says_why() {
     let stats = format!("stats=listen={}", taken.local_addr().unwrap());
     let (code, text) = fails(free_port(), &[&stats], &[], &["true"]);
     assert_eq!(code, 1);
-    one_line(&text, "filter stats exited at start (listen of stats: Address already in use (os error 98))");
+    let address = taken.local_addr().unwrap();
+    one_line(
+        &text,
+        &format!("filter stats exited at start (listen of stats: {address}: Address already in use"),
+    );
+    one_line(&text, "choose another address with stats=listen=ADDRESS:PORT");
 }
 
 /// One line says who serves where, once somebody does.

@@ -113,6 +113,7 @@ fn has_ipv6() -> bool {
 /// See [`LaunchError`]; every process that was started has ended by then.
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
+    plan::check_programs(&filters)?;
     let sees_requests = |filter: &&FilterSpec| !matches!(filter.name.as_str(), "package" | "persist");
     if let Some(filter) = filters.iter().find(sees_requests).filter(|_| args.linger > 0) {
         return Err(LaunchError::UnseenRequests(filter.name.clone()));
@@ -128,6 +129,10 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let Some(first) = args.listen.first().filter(|_| args.listen.len() <= MOST_LISTENERS) else {
         return Err(LaunchError::Listeners(args.listen.len()));
     };
+    let is_repeated = |&(at, address): &(usize, &SocketAddr)| args.listen[..at].contains(address);
+    if let Some((_, &address)) = args.listen.iter().enumerate().find(is_repeated) {
+        return Err(LaunchError::ListensTwice(address));
+    }
     let listeners = args.listen.iter().map(|&address| listen(address, args.backlog));
     let mut chain = RunningChain::start(&filters, &program, listeners.collect::<Result<_, _>>()?)?;
     let server_port = args.server_port.unwrap_or(first.port());
