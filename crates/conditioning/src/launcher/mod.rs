@@ -38,7 +38,9 @@ const GOING_TO_BACKGROUND: Duration = Duration::from_secs(1);
 
 /// The arguments of `tidegate condition`.
 #[derive(clap::Args, Clone, Debug)]
-#[command(after_help = "Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'")]
+#[command(
+    after_help = "Filters: package, persist, prior, slowread, normalize, police, auth, stats, pass; `tidegate filter NAME --help` explains one.\n\nExample: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'"
+)]
 pub struct ConditionArgs {
     /// Address and port that clients connect to; `:80` listens on every address. May be given several times.
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, required = true)]
