@@ -20,7 +20,7 @@ static void readable(struct connection *connection)
 {
 	int head = read_head(connection->fd, connection->text, sizeof(connection->text), &connection->length);
 	if (head != 0)
-		finish(connection, head > 0 && answer(connection->fd, "events"));
+		finish(connection, head > 0 && answer(connection->fd, connection->text, "events"));
 }
 
 static void acceptable(void)

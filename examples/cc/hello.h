@@ -44,12 +44,14 @@ static int read_head(int c, char *text, size_t room, size_t *length)
 	return -1;
 }
 
-/* Says which process and thread answers; true if all of it was taken. */
-static int answer(int c, const char *style)
+/* Says which process answers the request; true if all of it was taken. */
+static int answer(int c, const char *request, const char *style)
 {
 	char text[256], body[128];
 	int size = snprintf(body, sizeof(body), "%s %d\n", style, (int)getpid());
 	int length = snprintf(text, sizeof(text), "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size, body);
+	if (!strncmp(request, "HEAD ", 5))
+		length -= size;
 	return send(c, text, length, MSG_NOSIGNAL) == length;
 }
 
@@ -58,6 +60,6 @@ static inline void serve(int c, const char *style)
 {
 	char text[16384];
 	size_t length = 0;
-	int good = read_head(c, text, sizeof(text), &length) > 0 && answer(c, style);
+	int good = read_head(c, text, sizeof(text), &length) > 0 && answer(c, text, style);
 	cc_close(c, !good);
 }

@@ -54,9 +54,23 @@ fn a_filter_that_exits_at_start_is_one_line_and_exit_code_1() {
     let (code, text) = fails(free_port(), &["/bin/false"], &[], &["sleep", "60"]);
     assert_eq!(code, 1);
     one_line(&text, "filter /bin/false exited at start (exit code 1)");
-    let (code, text) = fails(free_port(), &["/no/such/filter"], &[], &["sleep", "60"]);
-    assert_eq!(code, 1);
-    one_line(&text, "cannot start /no/such/filter");
+}
+
+#[test]
+fn what_cannot_be_meant_is_one_line_and_exit_code_2_before_anything_starts() {
+    let again = free_port();
+    let address = format!("127.0.0.1:{again}");
+    for (filters, options, about) in [
+        (&["/no/such/filter"][..], &[][..], "filter /no/such/filter: there is no such file"),
+        (&["/etc/passwd"], &[], "filter /etc/passwd: it is no program that may be executed (chmod +x)"),
+        (&["Cargo.toml"], &[], "a program is named by its path: ./Cargo.toml"),
+        (&[], &["--linger", "5"], "say --filter package --filter persist"),
+        (&[], &["--listen", &address], "is given twice"),
+    ] {
+        let (code, text) = fails(again, filters, options, &["sleep", "60"]);
+        assert_eq!(code, 2, "{text}");
+        one_line(&text, about);
+    }
 }
 
 #[test]
@@ -194,7 +208,12 @@ fn a_filter_that_cannot_start_is_one_line_that_says_why() {
     let stats = format!("stats=listen={}", taken.local_addr().unwrap());
     let (code, text) = fails(free_port(), &[&stats], &[], &["true"]);
     assert_eq!(code, 1);
-    one_line(&text, "filter stats exited at start (listen of stats: Address already in use (os error 98))");
+    let address = taken.local_addr().unwrap();
+    one_line(
+        &text,
+        &format!("filter stats exited at start (listen of stats: {address}: Address already in use"),
+    );
+    one_line(&text, "choose another address with stats=listen=ADDRESS:PORT");
 }
 
 /// One line says who serves where, once somebody does.
@@ -517,7 +536,7 @@ fn a_filter_in_python_rewrites_and_refuses_and_may_be_killed() {
 
 /// A program of somebody's own gives up root before it begins, unless it would not begin then. This test needs root.
 #[test]
-fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
+fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_execute_it() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::new();
     let directory = tempfile::tempdir_in("/tmp").unwrap();
@@ -525,9 +544,10 @@ fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
     let source =
         include_str!("../../../examples/filters/tag.py").replace("/usr/bin/env python3", "/usr/bin/python3");
     std::fs::write(&filter, source).unwrap();
-    std::fs::set_permissions(&filter, PermissionsExt::from_mode(0o755)).unwrap();
-    for (mode, user) in [(0o755, 65534), (0o700, 0)] {
-        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();
+    // The modes of its directory and its own; `chmod u+x` alone left it unable to begin.
+    for (around, mode, user) in [(0o755, 0o755, 65534), (0o700, 0o755, 0), (0o755, 0o744, 0)] {
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(around)).unwrap();
+        std::fs::set_permissions(&filter, PermissionsExt::from_mode(mode)).unwrap();
         let port = free_port();
         let chain =
             Chain::start(port, &[&format!("{}=value=seen", filter.display())], &strs(&site.nginx(port)));
@@ -537,7 +557,10 @@ fn a_filter_of_ones_own_is_not_root_where_the_filters_user_may_read_it() {
         for line in [format!("Uid:\t{user}\t{user}\t{user}\t{user}"), "NoNewPrivs:\t1".to_owned()] {
             assert!(status.contains(&line), "{line}: {status}");
         }
-        assert_eq!(chain.errors().contains("keeps root: --filter-user may not read it"), user == 0);
+        assert_eq!(
+            chain.errors().contains("keeps root: --filter-user may not read and execute it"),
+            user == 0
+        );
         chain.stop();
     }
 }

@@ -32,6 +32,21 @@ fn compile(source: &str, directory: &Path) -> PathBuf {
     output
 }
 
+/// pkg-config named a library that is there for dynamic linking only.
+#[test]
+fn a_server_is_linked_statically_with_what_pkg_config_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let libraries =
+        include_str!("../cc/tidegate-cc.pc.in").lines().find_map(|line| line.strip_prefix("Libs.private:"));
+    let archive = library("libtidegate_cc.a");
+    let mut link = Command::new("cc");
+    link.args(["-static", "-o"]).arg(directory.path().join("ccserver")).arg(sources().join("ccserver.c"));
+    link.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cc/include"));
+    link.arg(archive).args(libraries.unwrap().split_whitespace());
+    let output = link.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 struct Server {
     child: Child,
     port: u16,
@@ -123,6 +138,8 @@ fn exercise(source: &str, arguments: &[&str], style: &str) {
         }
     });
     let mut client = server.client();
+    client.send(b"HEAD / HTTP/1.1\r\nHost: test\r\n\r\n");
+    assert!(client.response(true).field("content-length").is_some());
     let one = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n";
     client.send(&one.repeat(5));
     for _ in 0..5 {

@@ -126,3 +126,54 @@ fn a_server_with_an_event_loop_of_pythons() {
     }
     chain.stop();
 }
+
+const EARLY: &str = "
+import socket
+listener = socket.create_server(('127.0.0.1', PORT))
+before = 0
+while True:
+    client, _ = listener.accept()
+    got = b''
+    while b'\\r\\n\\r\\n' not in got:
+        got += client.recv(65536)
+    body = str(before).encode()
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n%s' % (len(body), body))
+    before = len(got) - got.index(b'\\r\\n\\r\\n') - 4
+    while more := client.recv(65536):
+        before += len(more)
+    client.close()
+";
+
+/// Servers answer what they refuse before all of it has come, and read on. The connection stayed with such a server, which
+/// waited for its end, and the next request with the filters.
+#[test]
+fn a_server_that_answers_before_it_has_the_whole_request() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, EARLY);
+    let addresses = [format!("127.0.0.1:{port}")];
+    let command = Chain::with_options(&["--via", "seccomp"], &addresses, CHAIN, &["python3", &server]);
+    let chain = Chain::once_it_serves(command, port);
+    let mut client = chain.client();
+    for length in [20_000, 300_000, 2_000_000] {
+        client.send(format!("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+        client.send(&vec![b'x'; length - 3500]);
+        assert_eq!(client.response(false).status, 200, "{length}");
+        client.send(&[b'x'; 3500]);
+        assert_eq!(String::from_utf8(client.get("/").body).unwrap(), length.to_string());
+    }
+    chain.stop();
+}
+
+/// The next client's address was written to where an accept had wanted it that was over by then.
+#[test]
+fn a_server_whose_accept_was_interrupted_has_its_memory_to_itself() {
+    let site = Site::new();
+    let server = compile("static/interrupted.c", &["-static"], &site);
+    let port = free_port();
+    let chain = Chain::start(port, CHAIN, &[&server, &port.to_string()]);
+    common::wait_until("accept was interrupted", || chain.errors().contains("interrupted\n"));
+    assert_eq!(chain.get("/").body, b"ok\n");
+    assert!(!chain.errors().contains("overwritten"), "{}", chain.errors());
+    chain.stop();
+}

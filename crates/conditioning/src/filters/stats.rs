@@ -171,8 +171,12 @@ pub(super) fn check(arguments: &Arguments) -> Result<(), FilterError> {
 
 pub(super) fn listen(arguments: &Arguments) -> Result<Stats, FilterError> {
     let stats = Stats::default();
-    let listener = TcpListener::bind(address(arguments)?)
-        .map_err(|error| FilterError::System("listen of stats", error))?;
+    let address = address(arguments)?;
+    let failed = |error: std::io::Error| {
+        let text = format!("{address}: {error}; choose another address with stats=listen=ADDRESS:PORT");
+        FilterError::System("listen of stats", std::io::Error::new(error.kind(), text))
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
     let totals = Arc::clone(&stats.totals);
     std::thread::spawn(move || serve(&listener, &totals));
     Ok(stats)

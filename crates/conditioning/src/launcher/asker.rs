@@ -40,27 +40,48 @@ fn leader_of(thread: rustix::process::Pid) -> Result<rustix::process::Pid, Errno
     group.and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)
 }
 
-fn memory(process: u32) -> io::Result<File> {
-    File::options().read(true).write(true).open(format!("/proc/{process}/mem"))
+/// Who waits for an answer.
+#[derive(Clone, Copy)]
+pub struct Asker {
+    pub process: u32,
+    /// The question's number, and the descriptor that it came from.
+    pub id: u64,
+    pub questions: RawFd,
 }
 
-pub fn read_address(process: u32, arguments: [u64; 6]) -> Option<SocketAddr> {
+impl Asker {
+    /// Whether it still waits: a signal ends the call, and the memory is its own again.
+    pub fn waits(self) -> bool {
+        // linux/seccomp.h: _IOW('!', 2, __u64)
+        const NOTIF_ID_VALID: libc::c_ulong = 0x4008_2102;
+        // SAFETY: reads the number.
+        unsafe { libc::ioctl(self.questions, NOTIF_ID_VALID, &raw const self.id) == 0 }
+    }
+
+    /// Its memory. Whose it is, is certain only if it still waits once the file is open (seccomp_unotify(2)).
+    fn memory(self) -> io::Result<File> {
+        let file = File::options().read(true).write(true).open(format!("/proc/{}/mem", self.process))?;
+        if self.waits() { Ok(file) } else { Err(Errno::INTR.into()) }
+    }
+}
+
+pub fn read_address(asker: Asker, arguments: [u64; 6]) -> Option<SocketAddr> {
     // Room for any address (struct sockaddr_storage), aligned as one.
     let mut bytes = [0u64; 16];
     let length = (arguments[2] as usize).min(size_of_val(&bytes));
     // SAFETY: plain data seen as bytes, for its whole length.
     let view = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<u8>(), length) };
-    memory(process).ok()?.read_exact_at(view, arguments[1]).ok()?;
+    asker.memory().ok()?.read_exact_at(view, arguments[1]).ok()?;
     // SAFETY: `length` bytes at an aligned address.
     unsafe { address::read(bytes.as_ptr().cast(), length as libc::socklen_t) }
 }
 
 /// Writes an address where getsockname(2) would: cut to the room there is, with the full length reported.
-pub fn write_address_at(process: u32, at: u64, length_at: u64, value: SocketAddr) -> io::Result<()> {
+pub fn write_address_at(asker: Asker, at: u64, length_at: u64, value: SocketAddr) -> io::Result<()> {
     if at == 0 || length_at == 0 {
         return Ok(());
     }
-    let memory = memory(process)?;
+    let memory = asker.memory()?;
     let mut room = [0u8; 4];
     memory.read_exact_at(&mut room, length_at)?;
     let mut bytes = [0u64; 16];
@@ -75,22 +96,22 @@ pub fn write_address_at(process: u32, at: u64, length_at: u64, value: SocketAddr
 }
 
 /// An option's value, as setsockopt(2) reads it, unless it is longer than those that are known.
-pub fn read_value(process: u32, at: u64, length: u64) -> io::Result<Vec<u8>> {
+pub fn read_value(asker: Asker, at: u64, length: u64) -> io::Result<Vec<u8>> {
     let mut value = vec![0; (length as usize).min(MOST_BYTES)];
-    memory(process)?.read_exact_at(&mut value, at)?;
+    asker.memory()?.read_exact_at(&mut value, at)?;
     Ok(value)
 }
 
 /// How much room there is for an option's value.
-pub fn room_at(process: u32, length_at: u64) -> io::Result<usize> {
+pub fn room_at(asker: Asker, length_at: u64) -> io::Result<usize> {
     let mut room = [0u8; 4];
-    memory(process)?.read_exact_at(&mut room, length_at)?;
+    asker.memory()?.read_exact_at(&mut room, length_at)?;
     usize::try_from(i32::from_ne_bytes(room)).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 /// Writes an option's value where getsockopt(2) would.
-pub fn write_value(process: u32, value: &[u8], at: u64, length_at: u64) -> io::Result<()> {
-    let memory = memory(process)?;
+pub fn write_value(asker: Asker, value: &[u8], at: u64, length_at: u64) -> io::Result<()> {
+    let memory = asker.memory()?;
     memory.write_all_at(value, at)?;
     memory.write_all_at(&(value.len() as u32).to_ne_bytes(), length_at)
 }

@@ -11,10 +11,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
-use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, questions};
+use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, PATIENCE, questions};
 use crate::link;
 use crate::neighbours::{environment, out_of_the_way, word};
 
@@ -178,11 +179,12 @@ pub fn become_user(name: &str) -> Result<(), LaunchError> {
 }
 
 /// Has a program that knows nothing of [`crate::confine`] begin without what filters give up by themselves: root, unless the
-/// filters' user may not read it, and the ability to gain privileges.
+/// filters' user may not read or execute it, and the ability to gain privileges.
 fn confine_program(command: &mut Command, program: &Path) {
     let user = FILTER_USER.get().copied();
     let path = std::ffi::CString::new(program.as_os_str().as_bytes()).unwrap_or_default();
-    let kept = format!("tidegate: {} keeps root: --filter-user may not read it\n", program.display());
+    let kept =
+        format!("tidegate: {} keeps root: --filter-user may not read and execute it\n", program.display());
     let become_user = move || {
         let Some((user, group)) = user else { return Ok(()) };
         let check = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
@@ -191,9 +193,10 @@ fn confine_program(command: &mut Command, program: &Path) {
             check(libc::setgroups(0, std::ptr::null()))?;
             check(libc::setegid(group))?;
             check(libc::seteuid(user))?;
-            let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-            let is_refused = file < 0 && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied;
-            libc::close(file);
+            let asked = libc::R_OK | libc::X_OK;
+            let is_allowed = libc::faccessat(libc::AT_FDCWD, path.as_ptr(), asked, libc::AT_EACCESS) == 0;
+            let is_refused =
+                !is_allowed && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied;
             check(libc::seteuid(0))?;
             if is_refused {
                 libc::write(libc::STDERR_FILENO, kept.as_ptr().cast(), kept.len());
@@ -230,6 +233,10 @@ pub struct FilterProcess {
     pub is_last: bool,
     /// Why the process cannot run, in its own words.
     reason: Option<String>,
+    /// Until when it is to be ready.
+    deadline: Instant,
+    /// It has closed its end: nothing more is heard of it.
+    is_silent: bool,
     running: Option<(Child, OwnedFd)>,
 }
 
@@ -252,6 +259,8 @@ impl FilterProcess {
             keeps: false,
             is_last: false,
             reason: None,
+            deadline: Instant::now(),
+            is_silent: false,
             running: None,
         }
     }
@@ -315,6 +324,8 @@ impl FilterProcess {
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;
         self.reason = None;
+        self.deadline = Instant::now() + PATIENCE;
+        self.is_silent = false;
         self.running = Some((Child::spawn(command, inherits, &name)?, ours));
         Ok(())
     }
@@ -326,7 +337,8 @@ impl FilterProcess {
     /// What to watch: the process's end and its word.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         // A filter that is ready says nothing more; its closed end would only wake the launcher.
-        let word = self.running.as_ref().filter(|_| !self.is_ready).map(|(_, control)| control.as_fd());
+        let is_heard = !self.is_ready && !self.is_silent;
+        let word = self.running.as_ref().filter(|_| is_heard).map(|(_, control)| control.as_fd());
         self.running.as_ref().map(|(child, _)| child.pidfd()).into_iter().chain(word)
     }
 
@@ -336,7 +348,14 @@ impl FilterProcess {
             let mut message = [0; word::REASON_BYTES];
             for _ in 0..MOST_MESSAGES {
                 let received = rustix::net::recv(control, &mut message[..], RecvFlags::DONTWAIT);
-                let Ok((length @ 1.., _)) = received else { break };
+                let length = match received {
+                    Ok((length @ 1.., _)) => length,
+                    Err(Errno::AGAIN | Errno::INTR) => break,
+                    Ok(_) | Err(_) => {
+                        self.is_silent = true;
+                        break;
+                    }
+                };
                 match message[0] {
                     word::READY => self.is_ready = true,
                     word::FAILED => {
@@ -351,6 +370,15 @@ impl FilterProcess {
     pub fn say(&self, word: u8) {
         if let Some((_, control)) = &self.running {
             let _ = rustix::net::send(control, &[word], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// Ends a process that should be ready by `now`, and is not.
+    pub fn end_if_late(&mut self, now: Instant) {
+        if let Some((child, _)) = self.running.as_ref().filter(|_| !self.is_ready && now >= self.deadline) {
+            child.kill(Signal::KILL);
+            let why = || format!("not ready after {} s", PATIENCE.as_secs());
+            self.reason.get_or_insert_with(why);
         }
     }
 
@@ -457,5 +485,47 @@ pub fn reap_descendants() {
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It kept the launcher awake, and its place in the chain for ever.
+    #[test]
+    fn a_filter_that_will_not_be_ready_is_not_watched_and_is_ended() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("silent.py");
+        let text = "#!/usr/bin/python3\nimport os, signal\nos.close(int(os.environ['TIDEGATE_CC_CONTROL']))\nsignal.pause()\n";
+        std::fs::write(&program, text).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (_, ledger) = crate::ledger::Ledger::create().unwrap();
+        let (_up, downstream) = link::pair().unwrap();
+        let spec = program.to_str().unwrap().parse().unwrap();
+        let mut filter = FilterProcess::new(vec![spec], Path::new("none"), None, downstream, Vec::new());
+        filter.start(&ledger).unwrap();
+        let watched = |filter: &FilterProcess| -> Vec<OwnedFd> {
+            filter.descriptors().map(|fd| fd.try_clone_to_owned().unwrap()).collect()
+        };
+        // The process's end and its word; then only its end.
+        for descriptors in [2, 1] {
+            assert_eq!(watched(&filter).len(), descriptors);
+            let last = watched(&filter).pop().unwrap();
+            let mut news = [rustix::event::PollFd::new(&last, rustix::event::PollFlags::IN)];
+            let patience =
+                rustix::time::Timespec { tv_sec: if descriptors == 2 { 20 } else { 0 }, tv_nsec: 0 };
+            assert_eq!(rustix::event::poll(&mut news, Some(&patience)), Ok(descriptors - 1));
+            filter.hear();
+        }
+        filter.end_if_late(Instant::now());
+        assert!(filter.has_ended().is_none());
+        filter.end_if_late(Instant::now() + PATIENCE);
+        let last = watched(&filter).pop().unwrap();
+        let mut ended = [rustix::event::PollFd::new(&last, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut ended, None).unwrap();
+        assert_eq!(filter.has_ended().unwrap(), "not ready after 10 s");
+        assert!(!filter.is_ready);
     }
 }

@@ -12,7 +12,7 @@ use crate::launcher::{PATIENCE, Via, shown};
 #[non_exhaustive]
 pub enum LaunchError {
     /// No filter has that name.
-    #[error("unknown filter {name:?}; known are {known}")]
+    #[error("unknown filter {name:?}; known are {known}{}", file_hint(name))]
     UnknownFilter {
         /// The name as given.
         name: String,
@@ -28,7 +28,9 @@ pub enum LaunchError {
         reason: String,
     },
     /// A filter wants to see each request, and `--linger` lets the server read some itself.
-    #[error("--linger is for chains of package and persist: {0} would not see every request")]
+    #[error(
+        "--linger is for chains of package and persist: {0} would not see every request; say --filter package --filter persist"
+    )]
     UnseenRequests(String),
     /// There is no such user.
     #[error("there is no user {0:?}; name one with --filter-user")]
@@ -40,6 +42,17 @@ pub enum LaunchError {
         address: SocketAddr,
         /// Why, such as "address in use".
         reason: io::Error,
+    },
+    /// An address to listen on is given more than once.
+    #[error("--listen {0} is given twice; once is enough")]
+    ListensTwice(SocketAddr),
+    /// A filter's program is none.
+    #[error("filter {program}: {reason}")]
+    NoProgram {
+        /// Its path as given.
+        program: String,
+        /// What is wrong.
+        reason: &'static str,
     },
     /// Too many listening addresses, or none.
     #[error("{0} addresses to listen on; a chain has 1 to {MOST_LISTENERS}")]
@@ -143,6 +156,8 @@ impl LaunchError {
             | Self::FilterArguments { .. }
             | Self::UnknownUser(_)
             | Self::UnseenRequests(_)
+            | Self::ListensTwice(_)
+            | Self::NoProgram { .. }
             | Self::Listeners(_) => 2,
             _ => 1,
         }
@@ -154,6 +169,15 @@ fn other_way(via: Via) -> &'static str {
     match via {
         Via::Preload => "make its system calls itself, as statically linked programs do (--via seccomp), ",
         Via::Seccomp => "",
+    }
+}
+
+/// What is meant where a program's name is given as a filter's.
+fn file_hint(name: &str) -> String {
+    if std::path::Path::new(name).is_file() {
+        format!("; a program is named by its path: ./{name}")
+    } else {
+        String::new()
     }
 }
 

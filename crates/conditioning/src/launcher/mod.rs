@@ -38,7 +38,9 @@ const GOING_TO_BACKGROUND: Duration = Duration::from_secs(1);
 
 /// The arguments of `tidegate condition`.
 #[derive(clap::Args, Clone, Debug)]
-#[command(after_help = "Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'")]
+#[command(
+    after_help = "Filters: package, persist, prior, slowread, normalize, police, auth, stats, pass; `tidegate filter NAME --help` explains one.\n\nExample: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'"
+)]
 pub struct ConditionArgs {
     /// Address and port that clients connect to; `:80` listens on every address. May be given several times.
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, required = true)]
@@ -113,6 +115,7 @@ fn has_ipv6() -> bool {
 /// See [`LaunchError`]; every process that was started has ended by then.
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
+    plan::check_programs(&filters)?;
     let sees_requests = |filter: &&FilterSpec| !matches!(filter.name.as_str(), "package" | "persist");
     if let Some(filter) = filters.iter().find(sees_requests).filter(|_| args.linger > 0) {
         return Err(LaunchError::UnseenRequests(filter.name.clone()));
@@ -128,6 +131,10 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let Some(first) = args.listen.first().filter(|_| args.listen.len() <= MOST_LISTENERS) else {
         return Err(LaunchError::Listeners(args.listen.len()));
     };
+    let is_repeated = |&(at, address): &(usize, &SocketAddr)| args.listen[..at].contains(address);
+    if let Some((_, &address)) = args.listen.iter().enumerate().find(is_repeated) {
+        return Err(LaunchError::ListensTwice(address));
+    }
     let listeners = args.listen.iter().map(|&address| listen(address, args.backlog));
     let mut chain = RunningChain::start(&filters, &program, listeners.collect::<Result<_, _>>()?)?;
     let server_port = args.server_port.unwrap_or(first.port());
@@ -546,6 +553,7 @@ impl RunningChain {
             if hung_up && at + 1 == self.filters.len() {
                 continue;
             }
+            self.filters[at].end_if_late(Instant::now());
             if let Some(status) = self.filters[at].has_ended() {
                 let filter = &mut self.filters[at];
                 filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 
 use crate::launcher::asker::{
-    flags_of, kind_of, name_of, read_address, read_value, room_at, write_address_at, write_value,
+    Asker, flags_of, kind_of, name_of, read_address, read_value, room_at, write_address_at, write_value,
 };
 use crate::launcher::relay::Relay;
 use crate::server::{self, AcceptOptions, options, table::Chain};
@@ -183,22 +183,27 @@ impl Supervisor {
     fn answer(&mut self, question: libc::seccomp_notif) {
         let (process, fd) = (question.pid, question.data.args[0] as RawFd);
         let arguments = question.data.args;
+        let asker = Asker { process, id: question.id, questions: self.questions.as_raw_fd() };
+        // It may have waited since long, and another have its number.
+        if !asker.waits() {
+            return;
+        }
         let name = name_of(process, fd).unwrap_or_default();
         let is_link = !name.is_empty() && name == self.link_name;
         let answer = match libc::c_long::from(question.data.nr) {
-            libc::SYS_bind => self.bind(process, fd, &name, arguments),
+            libc::SYS_bind => self.bind(asker, fd, &name, arguments),
             libc::SYS_listen if is_link => Answer::Value(0),
             libc::SYS_listen => self.listen(&question, process, fd, &name),
-            libc::SYS_accept | libc::SYS_accept4 if is_link => self.accept(&question, process, fd),
-            libc::SYS_getsockname if is_link => write_address(process, arguments, self.listens_on),
+            libc::SYS_accept | libc::SYS_accept4 if is_link => self.accept(&question, asker, fd),
+            libc::SYS_getsockname if is_link => write_address(asker, arguments, self.listens_on),
             libc::SYS_getsockname => match self.bound.get(&name) {
-                Some(&bound) => write_address(process, arguments, bound),
-                None => self.of_relay(process, arguments, &name, false),
+                Some(&bound) => write_address(asker, arguments, bound),
+                None => self.of_relay(asker, arguments, &name, false),
             },
-            libc::SYS_getpeername => self.of_relay(process, arguments, &name, true),
-            libc::SYS_getsockopt => self.get_option(process, arguments, &name, is_link),
+            libc::SYS_getpeername => self.of_relay(asker, arguments, &name, true),
+            libc::SYS_getsockopt => self.get_option(asker, arguments, &name, is_link),
             libc::SYS_setsockopt if is_link => Answer::Value(0),
-            libc::SYS_setsockopt => self.set_option(process, arguments, &name),
+            libc::SYS_setsockopt => self.set_option(asker, arguments, &name),
             _ => Answer::Continue,
         };
         let (value, error, flags) = match answer {
@@ -212,9 +217,9 @@ impl Supervisor {
         unsafe { libc::ioctl(self.questions.as_raw_fd(), NOTIF_SEND, &raw const response) };
     }
 
-    fn bind(&mut self, process: u32, fd: RawFd, name: &str, arguments: [u64; 6]) -> Answer {
-        let Some(wanted) = read_address(process, arguments) else { return Answer::Continue };
-        let is_stream = kind_of(process, fd) == Some(SocketType::STREAM);
+    fn bind(&mut self, asker: Asker, fd: RawFd, name: &str, arguments: [u64; 6]) -> Answer {
+        let Some(wanted) = read_address(asker, arguments) else { return Answer::Continue };
+        let is_stream = kind_of(asker.process, fd) == Some(SocketType::STREAM);
         if !is_stream
             || wanted.port() != self.expected.port()
             || name.is_empty()
@@ -253,10 +258,10 @@ impl Supervisor {
         }
     }
 
-    fn accept(&mut self, question: &libc::seccomp_notif, process: u32, fd: RawFd) -> Answer {
+    fn accept(&mut self, question: &libc::seccomp_notif, asker: Asker, fd: RawFd) -> Answer {
         let accepted = match self.next_accepted() {
             Ok(accepted) => accepted,
-            Err(Errno::AGAIN) if flags_of(process, fd) & libc::O_NONBLOCK == 0 => {
+            Err(Errno::AGAIN) if flags_of(asker.process, fd) & libc::O_NONBLOCK == 0 => {
                 // A thread that asks again was interrupted.
                 self.waiting.retain(|other| other.pid != question.pid);
                 self.waiting.push(*question);
@@ -270,7 +275,7 @@ impl Supervisor {
             0
         };
         let _ = rustix::io::ioctl_fionbio(&accepted.server, wants & libc::SOCK_NONBLOCK != 0);
-        let _ = write_address_at(process, question.data.args[1], question.data.args[2], accepted.peer);
+        let _ = write_address_at(asker, question.data.args[1], question.data.args[2], accepted.peer);
         let send = libc::SECCOMP_ADDFD_FLAG_SEND as u32;
         let closes_on_exec = wants & libc::SOCK_CLOEXEC != 0;
         // The kernel answers with the new number in the same step.
@@ -294,15 +299,15 @@ impl Supervisor {
         Ok(Accepted { server, peer })
     }
 
-    fn of_relay(&self, process: u32, arguments: [u64; 6], name: &str, peer: bool) -> Answer {
+    fn of_relay(&self, asker: Asker, arguments: [u64; 6], name: &str, peer: bool) -> Answer {
         match self.relay.addresses(name) {
-            Some((client, local)) => write_address(process, arguments, if peer { client } else { local }),
+            Some((client, local)) => write_address(asker, arguments, if peer { client } else { local }),
             None => Answer::Continue,
         }
     }
 
     /// What stands for a listening socket answers like one, and a relay like the client's socket.
-    fn get_option(&self, process: u32, arguments: [u64; 6], name: &str, is_link: bool) -> Answer {
+    fn get_option(&self, asker: Asker, arguments: [u64; 6], name: &str, is_link: bool) -> Answer {
         let [_, level, option, at, length_at, _] = arguments;
         let (level, option) = (level as libc::c_int, option as libc::c_int);
         let mut value = [0; options::MOST_BYTES];
@@ -314,7 +319,7 @@ impl Supervisor {
         } else {
             return Answer::Continue;
         };
-        let room = match room_at(process, length_at) {
+        let room = match room_at(asker, length_at) {
             Ok(room) => room.min(value.len()),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Answer::Error(Errno::INVAL),
             Err(_) => return Answer::Error(Errno::FAULT),
@@ -332,14 +337,14 @@ impl Supervisor {
             // The connection is over, which the server has yet to read.
             (None, None) => room.min(4),
         };
-        match write_value(process, &value[..length], at, length_at) {
+        match write_value(asker, &value[..length], at, length_at) {
             Ok(()) => Answer::Value(0),
             Err(_) => Answer::Error(Errno::FAULT),
         }
     }
 
     /// Options of TCP, and what close does, are set at the client's socket, on which they mean what the server wants.
-    fn set_option(&self, process: u32, arguments: [u64; 6], name: &str) -> Answer {
+    fn set_option(&self, asker: Asker, arguments: [u64; 6], name: &str) -> Answer {
         let [_, level, option, at, length, _] = arguments;
         let (level, option) = (level as libc::c_int, option as libc::c_int);
         let is_linger = options::is_linger(level, option);
@@ -348,7 +353,7 @@ impl Supervisor {
         }
         // Nothing is left to set where the connection is over.
         let Some(client) = self.relay.client(name) else { return Answer::Value(0) };
-        let Ok(value) = read_value(process, at, length) else { return Answer::Error(Errno::FAULT) };
+        let Ok(value) = read_value(asker, at, length) else { return Answer::Error(Errno::FAULT) };
         match options::set(client, level, option, &value) {
             Ok(()) => {
                 if let Some(value) = value.first_chunk().filter(|_| options::is_cork(level, option)) {
@@ -382,8 +387,8 @@ fn chain_fd(chain: &Chain) -> RawFd {
     chain.link.as_raw_fd()
 }
 
-fn write_address(process: u32, arguments: [u64; 6], value: SocketAddr) -> Answer {
-    match write_address_at(process, arguments[1], arguments[2], value) {
+fn write_address(asker: Asker, arguments: [u64; 6], value: SocketAddr) -> Answer {
+    match write_address_at(asker, arguments[1], arguments[2], value) {
         Ok(()) => Answer::Value(0),
         Err(_) => Answer::Error(Errno::FAULT),
     }

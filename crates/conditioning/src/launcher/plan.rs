@@ -93,6 +93,22 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
     Ok(chain)
 }
 
+/// Looks for the programs of somebody else's before anything is started.
+///
+/// # Errors
+/// One is not there, or cannot be executed.
+pub fn check_programs(chain: &[FilterSpec]) -> Result<(), LaunchError> {
+    use std::os::unix::fs::PermissionsExt;
+    for filter in chain.iter().filter(|filter| filter.is_program()) {
+        let no_program = |reason| LaunchError::NoProgram { program: filter.name.clone(), reason };
+        let metadata = std::fs::metadata(&filter.name).map_err(|_| no_program("there is no such file"))?;
+        if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
+            return Err(no_program("it is no program that may be executed (chmod +x)"));
+        }
+    }
+    Ok(())
+}
+
 /// The processes of a chain: each filter, with those that share its process.
 pub fn processes(chain: &[FilterSpec]) -> impl Iterator<Item = &[FilterSpec]> {
     chain.chunk_by(|_, next| next.shares)

@@ -60,6 +60,7 @@ struct Connection {
     local: SocketAddr,
     request: Pipe,
     response: Pipe,
+    /// The server's side is registered while it is waited for, the client's always: its hang-up is of interest.
     watched: [EventFlags; 2],
 }
 
@@ -134,30 +135,18 @@ impl Relay {
             Some(Ok(local)) => local,
             _ => peer,
         };
-        let pair = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let (ours, theirs) = match pair {
+        let key = self.next_key;
+        self.next_key = (self.next_key + 1) % (1 << 62);
+        let (ours, theirs) = match self.pair(client.as_fd(), key) {
             Ok(pair) => pair,
             Err(error) => {
+                // It would be the server's for ever.
                 server::closing(client.as_raw_fd(), Closing::ForAll);
                 return Err(error);
             }
         };
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let key = self.next_key;
-        self.next_key = (self.next_key + 1) % (1 << 62);
-        let name = name_of(std::process::id(), theirs.as_raw_fd()).unwrap_or_default();
         let none = EventFlags::empty();
-        epoll::add(&self.epoll, &client, EventData::new_u64(2 * key), none)?;
-        // Filters hold the client's socket too: what is registered would outlive the close.
-        let (epoll, fd) = (self.epoll.as_raw_fd(), client.as_raw_fd());
-        let interest = server::connection::Interest { epoll, fd, events: 0, data: 2 * key };
-        let _ = server::registered(interest, libc::EPOLL_CTL_ADD, Ok(()));
-        epoll::add(&self.epoll, &ours, EventData::new_u64(2 * key + 1), none)?;
+        let name = name_of(std::process::id(), theirs.as_raw_fd()).unwrap_or_default();
         self.by_name.insert(name.clone(), key);
         let (request, response) = (Pipe::default(), Pipe::default());
         let connection =
@@ -165,6 +154,23 @@ impl Relay {
         self.connections.insert(key, connection);
         self.go_on(key);
         Ok(theirs)
+    }
+
+    /// Registers the client's socket, and opens this end and the one that the server is to get.
+    fn pair(&self, client: BorrowedFd<'_>, key: u64) -> Result<(OwnedFd, OwnedFd), Errno> {
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        epoll::add(&self.epoll, client, EventData::new_u64(2 * key), EventFlags::empty())?;
+        // Filters hold the client's socket too: what is registered would outlive the close.
+        let (epoll, fd) = (self.epoll.as_raw_fd(), client.as_raw_fd());
+        let interest = server::connection::Interest { epoll, fd, events: 0, data: 2 * key };
+        let _ = server::registered(interest, libc::EPOLL_CTL_ADD, Ok(()));
+        Ok((ours, theirs))
     }
 
     /// The client's and the server's address of the connection whose descriptor has that name, which may be over.
@@ -178,7 +184,7 @@ impl Relay {
     /// The client's socket of the connection whose descriptor has that name, unless it is over.
     pub fn client(&self, name: &str) -> Option<BorrowedFd<'_>> {
         let connection = self.connections.get(self.by_name.get(name)?)?;
-        Some(connection.client.as_fd())
+        (!connection.is_over()).then(|| connection.client.as_fd())
     }
 
     /// Waits for events, moves what can be moved, and says what else is ready.
@@ -264,6 +270,10 @@ impl Connection {
     fn progress(&mut self) -> Flow {
         loop {
             while self.upload() {}
+            if self.is_over() {
+                // The server reads what is left of the request, and then the end.
+                return if self.request.is_empty() { Flow::Break(()) } else { Flow::Continue(()) };
+            }
             // A response may make more of what the client sent the server's.
             if !self.download()? {
                 return Flow::Continue(());
@@ -271,9 +281,14 @@ impl Connection {
         }
     }
 
+    /// Whether request and response are complete: the connection is the filters' again.
+    fn is_over(&self) -> bool {
+        server::is_ended(self.client.as_raw_fd())
+    }
+
     /// From the client to the server; true if something moved.
     fn upload(&mut self) -> bool {
-        if self.request.is_empty() && !self.request.has_ended {
+        if self.request.is_empty() && !self.request.has_ended && !self.is_over() {
             self.read_request();
         }
         if self.request.is_empty() {
@@ -304,7 +319,7 @@ impl Connection {
         let fd = self.client.as_raw_fd();
         match server::reading(fd, BUFFER_BYTES) {
             Ok(Reading::Copy(bytes)) => {
-                server::took(fd, bytes.len(), true, false);
+                server::took(fd, bytes.len(), true, true);
                 self.request.bytes = bytes;
             }
             Ok(Reading::Socket(most)) => {
@@ -313,7 +328,7 @@ impl Connection {
                     Ok((got, _)) => {
                         self.request.bytes.truncate(got);
                         self.request.has_ended = got == 0;
-                        server::took(fd, got, false, false);
+                        server::took(fd, got, false, true);
                     }
                     Err(error) => {
                         self.request.bytes.clear();
@@ -360,8 +375,7 @@ impl Connection {
                 let written = bytes[..sent].to_vec();
                 self.response.took(sent);
                 server::wrote(fd, |tracker| tracker.wrote(&written));
-                // Complete: the connection is the filters' again, and the server reads the end.
-                if server::is_ended(fd) { Break(()) } else { Continue(true) }
+                Continue(true)
             }
             Err(Errno::AGAIN | Errno::INTR) => Continue(false),
             Err(_) => Break(()),
@@ -379,14 +393,22 @@ impl Connection {
         server.set(EventFlags::OUT, !self.request.is_empty());
         server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
         client.set(EventFlags::OUT, !self.response.is_empty());
-        for (at, (side, flags)) in
-            [(self.client.as_fd(), client), (self.server.as_fd(), server)].into_iter().enumerate()
-        {
-            if self.watched[at] != flags {
-                epoll::modify(epoll, side, EventData::new_u64(2 * key + at as u64), flags)?;
-                self.watched[at] = flags;
-            }
+        if self.is_over() {
+            // What stands in the client's place is at its end, and what else the server says leads nowhere.
+            server = EventFlags::OUT;
+        } else if self.watched[0] != client {
+            epoll::modify(epoll, &self.client, EventData::new_u64(2 * key), client)?;
+            self.watched[0] = client;
         }
+        // A hang-up is reported of whatever is registered, and a server has ended long before a slow client has read.
+        let data = EventData::new_u64(2 * key + 1);
+        match (self.watched[1].is_empty(), server.is_empty()) {
+            _ if self.watched[1] == server => {}
+            (true, _) => epoll::add(epoll, &self.server, data, server)?,
+            (_, true) => epoll::delete(epoll, &self.server)?,
+            _ => epoll::modify(epoll, &self.server, data, server)?,
+        }
+        self.watched[1] = server;
         Ok(())
     }
 }
@@ -405,5 +427,61 @@ mod tests {
             pipe.took(1);
         }
         assert_eq!(pipe.pending(), b"ok");
+    }
+
+    fn stream_pair() -> (OwnedFd, OwnedFd) {
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
+        rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    /// Its end was reported again and again until the client had read everything: a core for each slow reader.
+    #[test]
+    fn nothing_is_reported_of_a_server_that_has_ended_while_its_client_reads_slowly() {
+        let mut relay = Relay::new().unwrap();
+        let ((client, reader), (server, theirs)) = (stream_pair(), stream_pair());
+        epoll::add(&relay.epoll, &client, EventData::new_u64(0), EventFlags::empty()).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], 80));
+        let connection = Connection {
+            client,
+            server,
+            name: "socket:[1]".to_owned(),
+            peer: address,
+            local: address,
+            request: Pipe::default(),
+            response: Pipe::default(),
+            watched: [EventFlags::empty(); 2],
+        };
+        relay.connections.insert(0, connection);
+        relay.go_on(0);
+        while relay.connections[&0].response.is_empty() {
+            let _ = rustix::net::send(&theirs, &[b'x'; 4096], SendFlags::DONTWAIT);
+            relay.go_on(0);
+        }
+        drop(theirs);
+        let has_news = |relay: &Relay| {
+            let mut watched = [rustix::event::PollFd::new(&relay.epoll, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())) == Ok(1)
+        };
+        assert!(!has_news(&relay));
+        // The client reads on.
+        let mut got = vec![0; 1 << 20];
+        let (read, _) = rustix::net::recv(&reader, &mut got[..], RecvFlags::empty()).unwrap();
+        assert!(read > 0 && has_news(&relay));
+    }
+
+    /// It left the connection to a server that had never got it.
+    #[test]
+    fn a_connection_that_cannot_be_taken_over_is_closed() {
+        use crate::server::table::{self, Entry};
+        let mut relay = Relay::new().unwrap();
+        let (ledger, file) = crate::ledger::Ledger::create().unwrap();
+        drop(ledger);
+        let _chain = server::chain_without_children(stream_pair().0, &file).unwrap();
+        // Nothing can be registered with a socket.
+        relay.epoll = stream_pair().0;
+        let client = std::os::fd::IntoRawFd::into_raw_fd(stream_pair().0);
+        assert!(table::set(client, Entry::Ended(std::sync::Arc::default())));
+        assert_eq!(relay.add(client, ([127, 0, 0, 1], 80).into()).unwrap_err(), Errno::INVAL);
+        assert!(!table::is_ended(client));
     }
 }

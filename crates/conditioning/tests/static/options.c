@@ -75,6 +75,10 @@ static void options(int fd)
 	errno = 0;
 	check("a short value", setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &shorter, 1) < 0 && errno == EINVAL);
 	check("an unknown option", !set(fd, IPPROTO_TCP, 0x7fff, 1) && errno == ENOPROTOOPT);
+	errno = 0;
+	check("an option that is not the server's", !set(fd, IPPROTO_IP, IP_TRANSPARENT, 1) && errno == ENOPROTOOPT);
+	errno = 0;
+	check("one that others may set", !set(fd, IPPROTO_IP, IP_RECVTTL, 1) && errno == ENOPROTOOPT);
 	check("no memory", setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, (void *)16, 4) < 0 && errno == EFAULT);
 }
 
