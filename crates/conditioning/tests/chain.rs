@@ -594,6 +594,22 @@ fn a_chain_that_listens_twice_serves_both_addresses() {
     chain.stop();
 }
 
+/// Its clients see nothing but an error of their own.
+#[test]
+fn that_clients_speak_tls_is_said_once() {
+    let site = Site::new();
+    let port = free_port();
+    let chain = Chain::start(port, &["package", "persist"], &strs(&site.nginx(port)));
+    for _ in 0..3 {
+        let mut client = chain.client();
+        client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03");
+        assert_eq!(client.response(false).status, 400);
+    }
+    assert_eq!(chain.errors().matches("speaks TLS").count(), 1);
+    assert_eq!(chain.get("/index.html").status, 200);
+    chain.stop();
+}
+
 #[test]
 fn filters_and_server_run_in_batches_unless_told_to_preempt() {
     let site = Site::new();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, word};
+use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, say, word};
 use crate::tree::AddressTree;
 use connection::{Connections, Phase};
 use list::List;
@@ -46,6 +46,9 @@ const READ_ONCE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(Even
 /// reported again and again; and while the server has the connection, because that is how its next request is found.
 const READ_ALWAYS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
+/// How a TLS handshake begins (RFC 8446 §5.1).
+const TLS_RECORD: &[u8] = &[0x16, 0x03];
+
 /// A keeper at work.
 pub struct Keeper {
     place: Place,
@@ -63,6 +66,8 @@ pub struct Keeper {
     dripping: Vec<u64>,
     reader: Reader,
     peeked: Vec<u8>,
+    /// Whether it was said that a client speaks TLS.
+    has_said_tls: bool,
     scratch: Vec<u8>,
     next_slot: u32,
     now: Instant,
@@ -105,6 +110,7 @@ impl Keeper {
             dripping: Vec::new(),
             reader: Reader::new(settings.content_bytes),
             peeked: vec![0; room],
+            has_said_tls: false,
             scratch: Vec::new(),
             next_slot: 0,
             now,
@@ -205,6 +211,14 @@ impl Keeper {
                 Ok(whole::Progression::Expects) => self.give_leave(key),
                 Err(error) => {
                     self.counters.malformed_total.add(1);
+                    if self.peeked[..length].starts_with(TLS_RECORD)
+                        && !std::mem::replace(&mut self.has_said_tls, true)
+                    {
+                        say(
+                            "tidegate: a client speaks TLS, which no filter reads: terminate it in front of the chain, or \
+                             listen for it on a port that is not conditioned",
+                        );
+                    }
                     self.refuse(index, error.status());
                 }
             },
