@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
@@ -23,13 +23,22 @@ pub fn flags_of(process: u32, fd: RawFd) -> libc::c_int {
     flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0)
 }
 
-pub fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
+/// A handle of our own to a socket of a process (pidfd_getfd(2)).
+pub fn socket_of(process: u32, fd: RawFd) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(process as i32)?;
     // The process that asked may be a thread: its group's descriptors are the same.
     let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     let pidfd = open(process).or_else(|_| open(leader_of(process)?)).ok()?;
-    let socket = rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
-    rustix::net::sockopt::socket_type(&socket).ok()
+    rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()).ok()
+}
+
+pub fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
+    rustix::net::sockopt::socket_type(socket_of(process, fd)?).ok()
+}
+
+/// Whether it is an IPv6 socket that takes no IPv4 clients.
+pub fn is_v6_only(process: u32, fd: RawFd) -> bool {
+    socket_of(process, fd).is_some_and(|socket| rustix::net::sockopt::ipv6_v6only(socket).unwrap_or(false))
 }
 
 fn leader_of(thread: rustix::process::Pid) -> Result<rustix::process::Pid, Errno> {

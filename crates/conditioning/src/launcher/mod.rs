@@ -6,6 +6,7 @@
 mod asker;
 mod children;
 mod error;
+mod listeners;
 mod notify;
 mod plan;
 mod questions;

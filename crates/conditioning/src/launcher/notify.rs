@@ -1,27 +1,36 @@
 //! Statically linked servers, which no preload library reaches: their bind, listen and accept are answered by the
 //! launcher (seccomp user notification, seccomp_unotify(2)).
 //!
-//! On the chain's port nothing is bound, and `listen` puts the chain's link in the socket's place, under the same number,
-//! so that the server's poll and epoll work on it. `accept` returns one end of a pair; the launcher relays between the
-//! other end and the client, with the request's end and the response's end in view (see [`super::relay`]). Options of TCP
-//! that the server sets at its end are set at the client's socket.
+//! On the chain's port nothing is bound, and `listen` puts one end of a pair in the socket's place, under the same number,
+//! so that the server's poll and epoll work on it (see [`super::listeners`]). `accept` returns one end of another pair; the
+//! launcher relays between the other end and the client, with the request's end and the response's end in view (see
+//! [`super::relay`]). Options of TCP that the server sets at its end are set at the client's socket.
+//!
+//! A connection stays on the chain's link until the server accepts it, so that filters decide on the order until then. The
+//! launcher looks at the first only, and tells the listener that it is for. One for a listener of which nobody accepts would
+//! keep those behind it from theirs: after a while it is set aside.
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::SocketType;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketType};
 
 use crate::launcher::asker::{
-    Asker, flags_of, kind_of, name_of, read_address, read_value, room_at, write_address_at, write_value,
+    Asker, flags_of, is_v6_only, kind_of, name_of, read_address, read_value, room_at, write_address_at,
+    write_value,
 };
+use crate::launcher::listeners::{self, Accepted, Listeners, Placed, local_of, shown};
 use crate::launcher::relay::Relay;
-use crate::server::{self, AcceptOptions, options, table::Chain};
+use crate::server::{self, AcceptOptions, Listening, options, table::Chain};
 
 // linux/seccomp.h: _IOWR('!', 0, struct seccomp_notif) and its neighbours.
 const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
@@ -88,25 +97,34 @@ fn has_note_of_go(mut notes: &[u8], alignment: usize) -> bool {
 pub struct Supervisor {
     questions: OwnedFd,
     chain: std::sync::Arc<Chain>,
-    /// Where the server was told to listen, and the name of the link in /proc.
+    /// Where the server was told to listen.
     expected: SocketAddr,
-    link_name: String,
     /// Sockets that are bound in name only, by their name in /proc.
     bound: HashMap<String, SocketAddr>,
-    listens_on: SocketAddr,
+    listeners: Listeners,
+    /// The first connection on the link; `None`: there is none, or it was not looked at.
+    offered: Option<Offered>,
     /// Accepts that wait, as the server's listening socket is a blocking one.
-    waiting: Vec<libc::seccomp_notif>,
-    /// Connections whose accept was gone when it was answered, because a signal came: the next one gets them.
-    unanswered: Vec<Accepted>,
+    waiting: Vec<Waiting>,
     relay: Relay,
 }
 
-/// A connection that the relay has, and a server has yet to get.
-struct Accepted {
-    /// The server's end.
-    server: OwnedFd,
-    peer: SocketAddr,
+struct Offered {
+    /// The listener that it is for.
+    listener: u64,
+    since: Instant,
 }
+
+struct Waiting {
+    question: libc::seccomp_notif,
+    listener: u64,
+    /// The socket's name in /proc.
+    name: String,
+}
+
+/// A listener of which nobody has accepted a connection for so long keeps others from theirs no longer. Until then they
+/// wait behind it, in the order that the filters have chosen; what is set aside has left that order.
+const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// A server has a few listening sockets.
 const MOST_BOUND: usize = 1024;
@@ -127,20 +145,18 @@ impl Supervisor {
         ledger: &OwnedFd,
         expected: SocketAddr,
     ) -> io::Result<Self> {
-        let link_name = name_of(std::process::id(), link.as_raw_fd()).unwrap_or_default();
         let chain = server::chain_without_children(link, ledger)?;
-        server::listen(chain_fd(&chain), chain.clone(), expected)?;
+        server::listen(chain_fd(&chain), chain.clone(), any_address(expected))?;
         // That was in name only: the server has yet to say so.
         chain.ledger.clear_listening();
         Ok(Self {
             questions,
             chain,
             expected,
-            link_name,
             bound: HashMap::new(),
-            listens_on: expected,
+            listeners: Listeners::default(),
+            offered: None,
             waiting: Vec::new(),
-            unanswered: Vec::new(),
             relay: Relay::new()?,
         })
     }
@@ -148,18 +164,130 @@ impl Supervisor {
     /// Runs until the server is gone.
     pub fn run(mut self) {
         loop {
-            let link = (!self.waiting.is_empty()).then(|| self.chain.link.as_fd());
-            let Ok(ready) = self.relay.wait(self.questions.as_fd(), link) else { return };
+            let awaits_link = self.offered.is_none() && self.listeners.len() > 0;
+            let link = awaits_link.then(|| self.chain.link.as_fd());
+            let limit = self.time_to_stall();
+            let Ok(ready) = self.relay.wait(self.questions.as_fd(), link, limit) else { return };
+            ready.closed.iter().for_each(|&number| self.closed(number));
             if ready.is_over || ready.questions && self.question().is_err() {
                 // What is under way to clients goes out.
-                self.unanswered.clear();
+                self.listeners = Listeners::default();
                 return self.relay.drain();
             }
-            if ready.link {
-                for question in std::mem::take(&mut self.waiting) {
-                    self.answer(question);
-                }
+            if limit.is_some() && self.time_to_stall() == Some(Duration::ZERO) {
+                self.stall();
             }
+            if ready.link || ready.questions || limit.is_some() || !ready.closed.is_empty() {
+                self.settle();
+            }
+        }
+    }
+
+    /// How long the listener that is offered a connection may take yet; `None`: it keeps nobody from anything, or the server has
+    /// yet to begin to accept.
+    fn time_to_stall(&self) -> Option<Duration> {
+        let offered = self.offered.as_ref().filter(|_| self.listeners.len() > 1)?;
+        let limit = || STALLED_AFTER.saturating_sub(offered.since.elapsed());
+        self.chain.ledger.accepts().then(limit)
+    }
+
+    fn stall(&mut self) {
+        if let Some(offered) = self.offered.take()
+            && let Some(listener) = self.listeners.get(offered.listener)
+        {
+            listener.is_stalled = true;
+        }
+    }
+
+    /// Gives accepts that wait what is there for them, and tells sockets of the rest.
+    fn settle(&mut self) {
+        loop {
+            self.look();
+            let offered = self.offered();
+            let listeners = &mut self.listeners;
+            let mut has_connection = |waiting: &Waiting| {
+                let listener = waiting.listener;
+                offered == Some(listener) || listeners.get(listener).is_some_and(|it| it.has_waiting())
+            };
+            let Some(at) = self.waiting.iter().position(&mut has_connection) else { break };
+            let waiting = self.waiting.remove(at);
+            self.answer(waiting.question);
+        }
+        self.listeners.tell(self.offered());
+    }
+
+    /// The listener that is offered a connection.
+    fn offered(&self) -> Option<u64> {
+        self.offered.as_ref().map(|offered| offered.listener)
+    }
+
+    /// Finds out whether there is a connection on the link, and for whom. Sets aside what nobody accepts.
+    fn look(&mut self) {
+        while self.offered.is_none() {
+            let Some(id) = self.first_on_link() else { return };
+            let Some(listener) = self.listeners.get(id) else { return };
+            if !listener.is_stalled {
+                listener.has_news = true;
+                self.offered = Some(Offered { listener: id, since: Instant::now() });
+            } else if let Err(error) = self.pull()
+                && let Some(listener) = self.listeners.get(id)
+            {
+                // Out of descriptors, as it may be: it is tried again later.
+                listener.is_stalled = error == Errno::AGAIN;
+            }
+        }
+    }
+
+    /// The listener that the first connection on the link is for. With one listener, nobody asks what it is.
+    fn first_on_link(&mut self) -> Option<u64> {
+        let first = self.listeners.first()?.id();
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = match self.listeners.len() {
+            1 => RecvAncillaryBuffer::default(),
+            _ => RecvAncillaryBuffer::new(&mut space),
+        };
+        let mut byte = [0u8; 1];
+        let mut bytes = [IoSliceMut::new(&mut byte)];
+        let looked = rustix::net::recvmsg(&self.chain.link, &mut bytes, &mut control, flags);
+        // Of what else is wrong, whoever accepts is told.
+        if matches!(looked, Err(Errno::AGAIN | Errno::INTR)) {
+            return None;
+        }
+        let mut rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        let socket = rights.next().and_then(|mut rights| rights.next());
+        let local = socket.and_then(local_of);
+        Some(local.and_then(|local| self.listeners.for_local(local.ip())).map_or(first, |it| it.id()))
+    }
+
+    /// Takes the first connection off the link: it waits for the listener that it is for.
+    fn pull(&mut self) -> Result<(), Errno> {
+        self.offered = None;
+        let options = AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
+        let (client, peer) = server::accept(chain_fd(&self.chain), options).unwrap_or(Err(Errno::INVAL))?;
+        // SAFETY: `server::accept` opened it for us.
+        let client = unsafe { OwnedFd::from_raw_fd(client) };
+        let local = local_of(&client).unwrap_or(self.expected);
+        let listener = self.listeners.for_local(local.ip()).ok_or(Errno::INVAL)?;
+        let as_v6 = listener.bound().address.is_ipv6();
+        let addresses = (shown(peer, as_v6), shown(local, as_v6));
+        let server = self.relay.add(client, addresses).map_err(|_| Errno::MFILE)?;
+        listener.push(Accepted { server, peer: addresses.0 });
+        Ok(())
+    }
+
+    /// Nobody has that listening socket any more.
+    fn closed(&mut self, number: u64) {
+        let Some(name) = self.listeners.remove(number) else { return };
+        self.offered = None;
+        let (over, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|it| it.name == name);
+        self.waiting = waiting;
+        let over: Vec<Waiting> = over;
+        for waiting in over {
+            self.respond(waiting.question.id, Answer::Error(Errno::INVAL));
         }
     }
 
@@ -189,30 +317,41 @@ impl Supervisor {
             return;
         }
         let name = name_of(process, fd).unwrap_or_default();
-        let is_link = !name.is_empty() && name == self.link_name;
+        let listener = self.listeners.named(&name).map(|listener| (listener.id(), listener.bound()));
         let answer = match libc::c_long::from(question.data.nr) {
+            libc::SYS_bind if listener.is_some() => Answer::Error(Errno::INVAL),
             libc::SYS_bind => self.bind(asker, fd, &name, arguments),
-            libc::SYS_listen if is_link => Answer::Value(0),
+            libc::SYS_listen if listener.is_some() => Answer::Value(0),
             libc::SYS_listen => self.listen(&question, process, fd, &name),
-            libc::SYS_accept | libc::SYS_accept4 if is_link => self.accept(&question, asker, fd),
-            libc::SYS_getsockname if is_link => write_address(asker, arguments, self.listens_on),
-            libc::SYS_getsockname => match self.bound.get(&name) {
-                Some(&bound) => write_address(asker, arguments, bound),
-                None => self.of_relay(asker, arguments, &name, false),
+            libc::SYS_accept | libc::SYS_accept4 => match listener {
+                Some((listener, _)) => self.accept(Waiting { question, listener, name }, asker, fd),
+                None => Answer::Continue,
+            },
+            libc::SYS_getsockname => match (listener, self.bound.get(&name)) {
+                (Some((_, Listening { address, .. })), _) | (None, Some(&address)) => {
+                    write_address(asker, arguments, address)
+                }
+                (None, None) => self.of_relay(asker, arguments, &name, false),
             },
             libc::SYS_getpeername => self.of_relay(asker, arguments, &name, true),
-            libc::SYS_getsockopt => self.get_option(asker, arguments, &name, is_link),
-            libc::SYS_setsockopt if is_link => Answer::Value(0),
+            libc::SYS_getsockopt => {
+                self.get_option(asker, arguments, &name, listener.map(|(_, bound)| bound))
+            }
+            libc::SYS_setsockopt if listener.is_some() => Answer::Value(0),
             libc::SYS_setsockopt => self.set_option(asker, arguments, &name),
             _ => Answer::Continue,
         };
+        self.respond(question.id, answer);
+    }
+
+    fn respond(&self, id: u64, answer: Answer) {
         let (value, error, flags) = match answer {
             Answer::None => return,
             Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
             Answer::Value(value) => (value, 0, 0),
             Answer::Error(error) => (0, -error.raw_os_error(), 0),
         };
-        let response = libc::seccomp_notif_resp { id: question.id, val: value, error, flags };
+        let response = libc::seccomp_notif_resp { id, val: value, error, flags };
         // SAFETY: reads the structure; fails harmlessly if who asked is gone.
         unsafe { libc::ioctl(self.questions.as_raw_fd(), NOTIF_SEND, &raw const response) };
     }
@@ -234,37 +373,47 @@ impl Supervisor {
         Answer::Value(0)
     }
 
-    /// Puts the link in the socket's place.
+    /// Puts one end of a pair in the socket's place.
     fn listen(&mut self, question: &libc::seccomp_notif, process: u32, fd: RawFd, name: &str) -> Answer {
-        let Some(&bound) = self.bound.get(name) else { return Answer::Continue };
-        let flags = flags_of(process, fd);
-        let closes_on_exec = flags & libc::O_CLOEXEC != 0;
-        let nonblocking = flags & libc::O_NONBLOCK != 0;
-        let mut link_flags = match rustix::fs::fcntl_getfl(&self.chain.link) {
-            Ok(flags) => flags,
+        let Some(&address) = self.bound.get(name) else { return Answer::Continue };
+        let bound = Listening { address, only_v6: address.is_ipv6() && is_v6_only(process, fd) };
+        match self.place(question.id, bound, (process, fd)) {
+            Ok(()) => {}
             Err(error) => return Answer::Error(error),
-        };
-        link_flags.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
-        let _ = rustix::fs::fcntl_setfl(&self.chain.link, link_flags);
-        let place = libc::SECCOMP_ADDFD_FLAG_SETFD as u32;
-        if let Err(error) = self.add(question.id, self.chain.link.as_raw_fd(), place, fd, closes_on_exec) {
-            return Answer::Error(error);
         }
-        self.listens_on = bound;
         self.bound.remove(name);
-        match server::listen(chain_fd(&self.chain), self.chain.clone(), bound) {
+        // What was offered may be for this one.
+        self.offered = None;
+        self.look();
+        self.listeners.hush_in_vain(self.offered());
+        match server::listen(chain_fd(&self.chain), self.chain.clone(), any_address(address)) {
             Ok(()) => Answer::Value(0),
             Err(error) => Answer::Error(error),
         }
     }
 
-    fn accept(&mut self, question: &libc::seccomp_notif, asker: Asker, fd: RawFd) -> Answer {
-        let accepted = match self.next_accepted() {
+    fn place(&mut self, id: u64, bound: Listening, (process, fd): (u32, RawFd)) -> Result<(), Errno> {
+        let flags = flags_of(process, fd);
+        let (ours, theirs) = listeners::pair()?;
+        let name = name_of(std::process::id(), theirs.as_raw_fd()).ok_or(Errno::MFILE)?;
+        rustix::io::ioctl_fionbio(&theirs, flags & libc::O_NONBLOCK != 0)?;
+        let number = self.listeners.next_number();
+        self.relay.watch_listening(ours.as_fd(), number)?;
+        let place = libc::SECCOMP_ADDFD_FLAG_SETFD as u32;
+        self.add(id, theirs.as_raw_fd(), place, fd, flags & libc::O_CLOEXEC != 0)?;
+        self.listeners.add(bound, Placed { number, name, ours, opened_by: (process, fd) });
+        Ok(())
+    }
+
+    fn accept(&mut self, asked: Waiting, asker: Asker, fd: RawFd) -> Answer {
+        let question = asked.question;
+        let listener = asked.listener;
+        let accepted = match self.next_accepted(&asked, fd) {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN) if flags_of(asker.process, fd) & libc::O_NONBLOCK == 0 => {
                 // A thread that asks again was interrupted.
-                self.waiting.retain(|other| other.pid != question.pid);
-                self.waiting.push(*question);
+                self.waiting.retain(|other| other.question.pid != question.pid);
+                self.waiting.push(asked);
                 return Answer::None;
             }
             Err(error) => return Answer::Error(error),
@@ -283,20 +432,31 @@ impl Supervisor {
             Ok(()) => Answer::None,
             Err(error) => {
                 // Interrupted by a signal, or the server is out of descriptors: it will ask again.
-                self.unanswered.push(accepted);
+                if let Some(listener) = self.listeners.get(listener) {
+                    listener.push_again(accepted);
+                }
                 Answer::Error(error)
             }
         }
     }
 
-    fn next_accepted(&mut self) -> Result<Accepted, Errno> {
-        if let Some(accepted) = self.unanswered.pop() {
-            return Ok(accepted);
+    fn next_accepted(&mut self, asked: &Waiting, fd: RawFd) -> Result<Accepted, Errno> {
+        let listener = self.listeners.get(asked.listener).ok_or(Errno::INVAL)?;
+        listener.hush(&asked.name, (asked.question.pid, fd));
+        listener.is_stalled = false;
+        loop {
+            let listener = self.listeners.get(asked.listener).ok_or(Errno::INVAL)?;
+            if let Some(accepted) = listener.pop() {
+                // It was for whoever asked; what is left is told of again.
+                listener.has_news = listener.has_waiting();
+                return Ok(accepted);
+            }
+            self.look();
+            if self.offered() != Some(asked.listener) {
+                return Err(Errno::AGAIN);
+            }
+            self.pull()?;
         }
-        let options = AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
-        let (client, peer) = server::accept(chain_fd(&self.chain), options).unwrap_or(Err(Errno::INVAL))?;
-        let server = self.relay.add(client, peer).map_err(|_| Errno::MFILE)?;
-        Ok(Accepted { server, peer })
     }
 
     fn of_relay(&self, asker: Asker, arguments: [u64; 6], name: &str, peer: bool) -> Answer {
@@ -307,12 +467,21 @@ impl Supervisor {
     }
 
     /// What stands for a listening socket answers like one, and a relay like the client's socket.
-    fn get_option(&self, asker: Asker, arguments: [u64; 6], name: &str, is_link: bool) -> Answer {
+    fn get_option(
+        &self,
+        asker: Asker,
+        arguments: [u64; 6],
+        name: &str,
+        listener: Option<Listening>,
+    ) -> Answer {
         let [_, level, option, at, length_at, _] = arguments;
         let (level, option) = (level as libc::c_int, option as libc::c_int);
         let mut value = [0; options::MOST_BYTES];
-        let number = if is_link {
-            options::of_listener(level, option, self.listens_on)
+        let number = if let Some(bound) = listener {
+            match (level, option) {
+                (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Some(i32::from(bound.only_v6)),
+                _ => options::of_listener(level, option, bound.address),
+            }
         } else if let Some((peer, _)) = self.relay.addresses(name) {
             let of_stream = || options::of_stream(option, peer);
             (level == libc::SOL_SOCKET).then(of_stream).flatten()
@@ -385,6 +554,11 @@ impl Supervisor {
 
 fn chain_fd(chain: &Chain) -> RawFd {
     chain.link.as_raw_fd()
+}
+
+/// What the chain's own end listens on: clients' addresses come in the form that keeps those of both families.
+fn any_address(server: SocketAddr) -> SocketAddr {
+    SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), server.port())
 }
 
 fn write_address(asker: Asker, arguments: [u64; 6], value: SocketAddr) -> Answer {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -10,10 +10,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use crate::launcher::asker::name_of;
-use crate::server::{self, Awaited, Closing, End, Reading};
+use crate::server::{self, Awaited, Closing, Reading};
 
 const KEY_QUESTIONS: u64 = u64::MAX;
 const KEY_LINK: u64 = u64::MAX - 1;
+/// From here on, listening sockets by their numbers.
+const KEY_LISTENING: u64 = 1 << 63;
 /// What is under way in each direction of a connection at most.
 const BUFFER_BYTES: usize = 64 * 1024;
 
@@ -74,10 +76,12 @@ pub struct Ready {
     /// Nobody is left who could ask.
     pub is_over: bool,
     pub link: bool,
+    /// Listening sockets that nobody has any more, by their numbers.
+    pub closed: Vec<u64>,
 }
 
 /// What a connection's ends are called: the client's and the server's address.
-type Addresses = (SocketAddr, SocketAddr);
+pub type Addresses = (SocketAddr, SocketAddr);
 
 /// Connections that are over, and that the server may have yet: it is to find what it knew them by. The kernel names no
 /// other socket the same for long.
@@ -112,6 +116,7 @@ pub struct Relay {
     next_key: u64,
     watches_questions: bool,
     watches_link: bool,
+    awaits_link: bool,
 }
 
 impl Relay {
@@ -124,17 +129,13 @@ impl Relay {
             next_key: 0,
             watches_questions: false,
             watches_link: false,
+            awaits_link: false,
         })
     }
 
-    /// Takes over an accepted client's descriptor. Returns what the server is to get in its place.
-    pub fn add(&mut self, client: RawFd, peer: SocketAddr) -> Result<OwnedFd, Errno> {
-        // SAFETY: `server::accept` opened it for us.
-        let client = unsafe { OwnedFd::from_raw_fd(client) };
-        let local = match server::address_of(client.as_raw_fd(), End::Local) {
-            Some(Ok(local)) => local,
-            _ => peer,
-        };
+    /// Takes over an accepted client's socket, with the client's and the server's address. Returns what the server is to get
+    /// in its place.
+    pub fn add(&mut self, client: OwnedFd, (peer, local): Addresses) -> Result<OwnedFd, Errno> {
         let key = self.next_key;
         self.next_key = (self.next_key + 1) % (1 << 62);
         let (ours, theirs) = match self.pair(client.as_fd(), key) {
@@ -187,13 +188,25 @@ impl Relay {
         (!connection.is_over()).then(|| connection.client.as_fd())
     }
 
-    /// Waits for events, moves what can be moved, and says what else is ready.
-    pub fn wait(&mut self, questions: BorrowedFd<'_>, link: Option<BorrowedFd<'_>>) -> Result<Ready, Errno> {
+    /// From here on it is reported when nobody has the other end of `listening` any more, until it is closed.
+    pub fn watch_listening(&self, listening: BorrowedFd<'_>, number: u64) -> Result<(), Errno> {
+        let data = EventData::new_u64(KEY_LISTENING + number);
+        epoll::add(&self.epoll, listening, data, EventFlags::empty())
+    }
+
+    /// Waits for events, but no longer than `limit`, moves what can be moved, and says what else is ready.
+    pub fn wait(
+        &mut self,
+        questions: BorrowedFd<'_>,
+        link: Option<BorrowedFd<'_>>,
+        limit: Option<Duration>,
+    ) -> Result<Ready, Errno> {
         if !self.watches_questions {
             epoll::add(&self.epoll, questions, EventData::new_u64(KEY_QUESTIONS), EventFlags::IN)?;
             self.watches_questions = true;
         }
-        if let Some(link) = link {
+        // What was asked for and has not come is asked for yet.
+        if let Some(link) = link.filter(|_| !self.awaits_link) {
             let (data, once) = (EventData::new_u64(KEY_LINK), EventFlags::IN | EventFlags::ONESHOT);
             if self.watches_link {
                 epoll::modify(&self.epoll, link, data, once)?;
@@ -201,8 +214,13 @@ impl Relay {
                 epoll::add(&self.epoll, link, data, once)?;
             }
             self.watches_link = true;
+            self.awaits_link = true;
         }
-        self.step(None)
+        let limit = limit.map(|limit| rustix::time::Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        });
+        self.step(limit.as_ref())
     }
 
     fn step(&mut self, timeout: Option<&rustix::time::Timespec>) -> Result<Ready, Errno> {
@@ -219,7 +237,11 @@ impl Relay {
                     ready.is_over = flags.contains(EventFlags::HUP);
                     ready.questions = !ready.is_over;
                 }
-                KEY_LINK => ready.link = true,
+                KEY_LINK => {
+                    self.awaits_link = false;
+                    ready.link = true;
+                }
+                key if key > KEY_LISTENING => ready.closed.push(key - KEY_LISTENING),
                 key => self.happened(key / 2, key % 2 == 0, event.flags),
             }
         }
@@ -479,9 +501,11 @@ mod tests {
         let _chain = server::chain_without_children(stream_pair().0, &file).unwrap();
         // Nothing can be registered with a socket.
         relay.epoll = stream_pair().0;
-        let client = std::os::fd::IntoRawFd::into_raw_fd(stream_pair().0);
-        assert!(table::set(client, Entry::Ended(std::sync::Arc::default())));
-        assert_eq!(relay.add(client, ([127, 0, 0, 1], 80).into()).unwrap_err(), Errno::INVAL);
-        assert!(!table::is_ended(client));
+        let client = stream_pair().0;
+        let number = client.as_raw_fd();
+        assert!(table::set(number, Entry::Ended(std::sync::Arc::default())));
+        let address = SocketAddr::from(([127, 0, 0, 1], 80));
+        assert_eq!(relay.add(client, (address, address)).unwrap_err(), Errno::INVAL);
+        assert!(!table::is_ended(number));
     }
 }

@@ -4,6 +4,7 @@
 //! first whose the next one is, and leaves what is another's in the link. Sets that tell an event once, or to one of several
 //! waiters (EPOLLET, EPOLLEXCLUSIVE; epoll_ctl(2)), are told of it again for the socket that it is for.
 
+use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,32 +39,39 @@ impl From<SocketAddr> for Listening {
     }
 }
 
+/// How well a listening socket suits a connection: the better, the higher.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Match {
+    /// Only if there is no other: the chain listens where the server does not.
+    Any,
+    /// As above, but the client's address can be shown there.
+    Family,
+    /// The IPv6 wildcard, for an IPv4 client.
+    DualStack,
+    Wildcard,
+    Exact,
+}
+
 impl Listening {
-    /// How well this socket fits a connection to `local`, best first; `None`: not at all.
-    fn fits(&self, local: IpAddr) -> Option<Fit> {
-        let (own, local) = (self.address.ip().to_canonical(), local.to_canonical());
-        if own == local {
-            Some(Fit::Exact)
-        } else if !own.is_unspecified() {
-            None
-        } else if own.is_ipv4() == local.is_ipv4() {
-            Some(Fit::Family)
-        } else {
-            (own.is_ipv6() && !self.only_v6).then_some(Fit::DualStack)
+    fn suits(self, local: IpAddr) -> Match {
+        let own = self.address.ip().to_canonical();
+        match (own.is_unspecified(), own.is_ipv4() == local.is_ipv4()) {
+            _ if own == local => Match::Exact,
+            (true, true) => Match::Wildcard,
+            (true, false) if local.is_ipv4() && !self.only_v6 => Match::DualStack,
+            (_, true) => Match::Family,
+            _ => Match::Any,
         }
     }
 }
 
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Fit {
-    Exact,
-    Family,
-    DualStack,
-}
-
-/// Which of `all` gets a connection to `local`, as the kernel chooses; `None`: none fits.
-pub fn chosen(all: impl Iterator<Item = Listening>, local: IpAddr) -> Option<Listening> {
-    all.filter_map(|one| Some((one.fits(local)?, one))).min_by_key(|&(fit, _)| fit).map(|(_, one)| one)
+/// Which of the listening sockets gets a connection to `local`, as the kernel chooses: by the exact address, else by the wildcard.
+/// If it would have chosen none, the first that can show the client's address, else the first.
+pub fn chosen(all: impl IntoIterator<Item = Listening>, local: IpAddr) -> Option<usize> {
+    let local = local.to_canonical();
+    let matches = all.into_iter().map(|one| one.suits(local)).enumerate();
+    // Of equals the last is the greatest.
+    matches.max_by_key(|&(at, how)| (how, Reverse(at))).map(|(at, _)| at)
 }
 
 /// The listening descriptors of this process.
@@ -165,9 +173,8 @@ fn whose(fd: RawFd, at: Listening, chain: &Chain, local: IpAddr) -> Whose {
     let _in_use = process::in_use();
     let all = lock(&ALL);
     let of_chain = || all.iter().filter(|one| ptr::eq(Arc::as_ptr(&one.chain), chain));
-    let Some(chosen) = chosen(of_chain().map(|one| one.at), local).filter(|&chosen| chosen != at) else {
-        return Whose::Own;
-    };
+    let chosen = chosen(of_chain().map(|one| one.at), local).and_then(|index| of_chain().nth(index));
+    let Some(chosen) = chosen.map(|one| one.at).filter(|&chosen| chosen != at) else { return Whose::Own };
     let interests = of_chain().filter(|one| one.at == chosen && one.fd != fd).flat_map(|one| &one.interests);
     interests.for_each(|&interest| tell_again(interest));
     Whose::Others
@@ -274,28 +281,38 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_its_sockets_as_the_kernel_chooses() {
-        let cases: [(&[&str], &str, Option<&str>); 14] = [
-            (&["0.0.0.0", ":: only"], "127.0.0.1", Some("0.0.0.0")),
-            (&[":: only", "0.0.0.0"], "::1", Some(":: only")),
-            // As a dual-stack socket in front of the chain shows it.
-            (&[":: only", "0.0.0.0"], "::ffff:127.0.0.1", Some("0.0.0.0")),
-            (&["::", "127.0.0.1"], "127.0.0.2", Some("::")),
-            (&["::", "127.0.0.1"], "127.0.0.1", Some("127.0.0.1")),
-            (&["::", "0.0.0.0"], "127.0.0.1", Some("0.0.0.0")),
-            (&["127.0.0.1", "127.0.0.2"], "127.0.0.2", Some("127.0.0.2")),
-            (&["127.0.0.1", "0.0.0.0"], "10.0.0.1", Some("0.0.0.0")),
-            (&["0.0.0.0", "127.0.0.1"], "127.0.0.1", Some("127.0.0.1")),
-            (&["127.0.0.1", "::1"], "::1", Some("::1")),
-            (&["::ffff:127.0.0.1", "0.0.0.0"], "127.0.0.1", Some("::ffff:127.0.0.1")),
-            // Where nobody listens, whoever accepts takes it.
-            (&["127.0.0.1", "127.0.0.2"], "10.0.0.1", None),
-            (&[":: only"], "127.0.0.1", None),
-            (&["0.0.0.0"], "::1", None),
+    fn a_connection_is_for_the_socket_that_the_kernel_would_choose() {
+        let cases: &[(&[&str], &str, usize)] = &[
+            // The exact address before the wildcard, wherever it stands.
+            (&["0.0.0.0", "127.0.0.1", "127.0.0.2"], "127.0.0.2", 2),
+            (&["127.0.0.1", "0.0.0.0"], "127.0.0.2", 1),
+            (&["::", "::1"], "::1", 1),
+            (&["::1", "::"], "fd00::1", 1),
+            // The wildcard of the family before the one of both.
+            (&["::", "0.0.0.0"], "127.0.0.1", 1),
+            (&["::", "0.0.0.0"], "::1", 0),
+            (&["0.0.0.0", ":: only"], "::1", 1),
+            (&[":: only", "0.0.0.0"], "127.0.0.1", 1),
+            (&["127.0.0.1", "::"], "127.0.0.2", 1),
+            // A chain's own socket for both shows IPv4 as mapped.
+            (&[":: only", "0.0.0.0"], "::ffff:127.0.0.1", 1),
+            (&["::", "::ffff:127.0.0.1"], "127.0.0.1", 1),
+            (&["::", "::ffff:0.0.0.0"], "127.0.0.1", 1),
+            // One alone gets all.
+            (&["127.0.0.1"], "10.0.0.1", 0),
+            (&["127.0.0.1"], "::1", 0),
+            (&[":: only"], "127.0.0.1", 0),
+            // Where none is: whoever can show the client's address, else the first.
+            (&["::1", "127.0.0.1", "127.0.0.2"], "10.0.0.1", 1),
+            (&["127.0.0.1", "::1"], "fd00::1", 1),
+            (&["127.0.0.1", ":: only"], "127.0.0.2", 0),
+            (&[":: only", "127.0.0.1"], "127.0.0.2", 1),
+            (&["127.0.0.1", "127.0.0.2"], "::1", 0),
         ];
-        for (all, local, expected) in cases {
-            let found = chosen(all.iter().map(|one| at(one)), local.parse().unwrap());
-            assert_eq!(found, expected.map(at), "{local} of {all:?}");
+        for &(all, local, expected) in cases {
+            let found = chosen(all.iter().map(|text| at(text)), local.parse().unwrap());
+            assert_eq!(found, Some(expected), "{local} among {all:?}");
         }
+        assert_eq!(chosen([], [127, 0, 0, 1].into()), None);
     }
 }

@@ -1,0 +1,292 @@
+//! The listening sockets of a statically linked server, each with what the kernel would have given it.
+//!
+//! In the place of each the server has one end of a pair of its own, and the launcher the other. A byte makes the server's
+//! end readable, so that poll and epoll report it, edge-triggered sets too: each connection brings a byte. An accept takes
+//! all bytes off again. When the server has closed its end everywhere, the launcher's end hangs up.
+//!
+//! Sockets with the same address (SO_REUSEPORT) are one listener: any of them may take a connection, and all are told of it.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::launcher::asker::{name_of, socket_of};
+use crate::server::{self, Listening};
+
+/// An address as a socket of a listener's family shows it.
+pub fn shown(address: SocketAddr, as_v6: bool) -> SocketAddr {
+    let ip = match address.ip().to_canonical() {
+        IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),
+        IpAddr::V6(_) if !as_v6 => Ipv4Addr::UNSPECIFIED.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// A connection that the relay has, and a server has yet to get.
+pub struct Accepted {
+    /// The server's end.
+    pub server: OwnedFd,
+    pub peer: SocketAddr,
+}
+
+/// Connections that wait for a listener that nobody accepts from, at most: each takes three descriptors of the launcher's,
+/// of which it may have no more than 1024. Further ones are ended, as by a full accept queue.
+const MOST_SET_ASIDE: usize = 64;
+
+/// One socket of a listener's.
+struct ListeningSocket {
+    /// Tells it from every other, before and after.
+    number: u64,
+    /// The name in /proc of the end that the server has.
+    name: String,
+    ours: OwnedFd,
+    /// Who listened, and on which descriptor.
+    opened_by: (u32, RawFd),
+    /// There are bytes in it.
+    is_told: bool,
+}
+
+impl ListeningSocket {
+    fn tell(&mut self) {
+        // Full of bytes it is readable as well.
+        let _ = rustix::net::send(&self.ours, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        self.is_told = true;
+    }
+
+    /// Takes the bytes off the server's end, which is the descriptor `fd` of that process.
+    fn hush(&mut self, (process, fd): (u32, RawFd)) {
+        if !self.is_told {
+            return;
+        }
+        if let Some(theirs) = socket_of(process, fd) {
+            let _ = rustix::net::recv(&theirs, &mut [0u8; 4096][..], RecvFlags::DONTWAIT);
+            self.is_told = false;
+        }
+    }
+}
+
+/// The sockets of one address.
+pub struct Listener {
+    /// Tells it from every other, before and after.
+    id: u64,
+    bound: Listening,
+    sockets: Vec<ListeningSocket>,
+    /// Taken off the link, and not accepted yet: what others were waited for behind, and what an interrupted accept left.
+    waiting: VecDeque<Accepted>,
+    /// Nobody accepts from it.
+    pub is_stalled: bool,
+    /// Something came that its sockets have not been told of.
+    pub has_news: bool,
+}
+
+impl Listener {
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub fn bound(&self) -> Listening {
+        self.bound
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub fn push(&mut self, accepted: Accepted) {
+        // What is dropped is over: the relay ends the client's connection, too.
+        if self.waiting.len() < MOST_SET_ASIDE {
+            self.waiting.push_back(accepted);
+            self.has_news = true;
+        }
+    }
+
+    /// An accept did not get it.
+    pub fn push_again(&mut self, accepted: Accepted) {
+        self.waiting.push_front(accepted);
+        self.has_news = true;
+    }
+
+    pub fn pop(&mut self) -> Option<Accepted> {
+        self.waiting.pop_front()
+    }
+
+    /// Takes what tells the socket of that name off, of which somebody accepts by `place`.
+    pub fn hush(&mut self, name: &str, place: (u32, RawFd)) {
+        self.sockets.iter_mut().filter(|socket| socket.name == name).for_each(|socket| socket.hush(place));
+    }
+}
+
+/// A socket that was put in the place of the server's.
+pub struct Placed {
+    pub number: u64,
+    pub name: String,
+    pub ours: OwnedFd,
+    pub opened_by: (u32, RawFd),
+}
+
+/// The launcher's end of a pair, and the one that the server gets.
+pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// All listeners of one server, in the order in which they began to listen.
+#[derive(Default)]
+pub struct Listeners {
+    all: Vec<Listener>,
+    next_number: u64,
+}
+
+impl Listeners {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn next_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// A socket listens: it shares the connections of those with the same address.
+    pub fn add(&mut self, bound: Listening, placed: Placed) {
+        let Placed { number, name, ours, opened_by } = placed;
+        let socket = ListeningSocket { number, name, ours, opened_by, is_told: false };
+        if let Some(same) = self.all.iter_mut().find(|listener| listener.bound == bound) {
+            same.sockets.push(socket);
+            return;
+        }
+        self.all.push(Listener {
+            id: number,
+            bound,
+            sockets: vec![socket],
+            waiting: VecDeque::new(),
+            is_stalled: false,
+            has_news: false,
+        });
+    }
+
+    /// Nobody has the socket any more. Returns its name. What waits for a listener without sockets is over.
+    pub fn remove(&mut self, number: u64) -> Option<String> {
+        let is_this = |socket: &ListeningSocket| socket.number == number;
+        let listener = self.all.iter_mut().find(|listener| listener.sockets.iter().any(is_this))?;
+        let at = listener.sockets.iter().position(is_this)?;
+        let name = listener.sockets.remove(at).name;
+        self.all.retain(|listener| !listener.sockets.is_empty());
+        Some(name)
+    }
+
+    pub fn get(&mut self, id: u64) -> Option<&mut Listener> {
+        self.all.iter_mut().find(|listener| listener.id == id)
+    }
+
+    /// The listener that has a socket of that name.
+    pub fn named(&self, name: &str) -> Option<&Listener> {
+        self.all.iter().find(|listener| listener.sockets.iter().any(|socket| socket.name == name))
+    }
+
+    /// The listener that a connection to `local` is for.
+    pub fn for_local(&mut self, local: IpAddr) -> Option<&mut Listener> {
+        let at = server::chosen(self.all.iter().map(|listener| listener.bound), local)?;
+        self.all.get_mut(at)
+    }
+
+    pub fn first(&self) -> Option<&Listener> {
+        self.all.first()
+    }
+
+    /// Tells the sockets of what came, and those that an accept has hushed of what is left; `offered` is the listener for which
+    /// a connection is on the link.
+    pub fn tell(&mut self, offered: Option<u64>) {
+        for listener in &mut self.all {
+            let has_connection = listener.has_waiting() || offered == Some(listener.id);
+            let has_news = std::mem::take(&mut listener.has_news);
+            let is_due = |socket: &&mut ListeningSocket| has_connection && (has_news || !socket.is_told);
+            listener.sockets.iter_mut().filter(is_due).for_each(ListeningSocket::tell);
+        }
+    }
+
+    /// The connection that sockets were told of is for another now, which listens since: a server whose accept waits would wait in
+    /// vain. Only those are found that are where they were when they began to listen.
+    pub fn hush_in_vain(&mut self, offered: Option<u64>) {
+        let in_vain = |listener: &&mut Listener| !listener.has_waiting() && offered != Some(listener.id);
+        for listener in self.all.iter_mut().filter(in_vain) {
+            for socket in listener.sockets.iter_mut().filter(|socket| socket.is_told) {
+                let (process, fd) = socket.opened_by;
+                if name_of(process, fd).is_some_and(|name| name == socket.name) {
+                    socket.hush((process, fd));
+                }
+            }
+        }
+    }
+}
+
+/// The address that a client connected to.
+pub fn local_of(client: impl AsFd) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(client).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(address: &str) -> Listening {
+        SocketAddr::new(address.parse().unwrap(), 80).into()
+    }
+
+    #[test]
+    fn an_address_is_shown_in_the_listeners_family() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(shown(at("127.0.0.1:5"), true), at("[::ffff:127.0.0.1]:5"));
+        assert_eq!(shown(at("[::ffff:127.0.0.1]:5"), true), at("[::ffff:127.0.0.1]:5"));
+        assert_eq!(shown(at("[::ffff:127.0.0.1]:5"), false), at("127.0.0.1:5"));
+        assert_eq!(shown(at("[::1]:5"), true), at("[::1]:5"));
+        assert_eq!(shown(at("[::1]:5"), false), at("0.0.0.0:5"));
+    }
+
+    #[test]
+    fn sockets_of_one_address_are_one_listener_until_the_last_is_closed() {
+        let mut listeners = Listeners::default();
+        let mut theirs = Vec::new();
+        for (number, address) in [(1, "127.0.0.1"), (2, "127.0.0.2"), (3, "127.0.0.1")] {
+            let (ours, server) = pair().unwrap();
+            theirs.push(server);
+            let name = format!("socket:[{number}]");
+            listeners.add(bound(address), Placed { number, name, ours, opened_by: (0, -1) });
+        }
+        assert_eq!(listeners.len(), 2);
+        let first = listeners.for_local([127, 0, 0, 1].into()).unwrap().id();
+        assert_eq!(listeners.named("socket:[3]").unwrap().id(), first);
+        listeners.get(first).unwrap().has_news = true;
+        listeners.tell(Some(first));
+        let is_told = |end: &OwnedFd| rustix::io::ioctl_fionread(end).unwrap() > 0;
+        assert_eq!(theirs.iter().map(is_told).collect::<Vec<_>>(), [true, false, true]);
+        assert_eq!(listeners.remove(1).as_deref(), Some("socket:[1]"));
+        assert_eq!(listeners.for_local([127, 0, 0, 1].into()).unwrap().id(), first);
+        assert_eq!(listeners.remove(3).as_deref(), Some("socket:[3]"));
+        assert_ne!(listeners.for_local([127, 0, 0, 1].into()).unwrap().id(), first);
+        assert_eq!(listeners.remove(3), None);
+    }
+
+    #[test]
+    fn a_listener_of_which_nobody_accepts_keeps_a_bounded_number_of_connections() {
+        let mut listeners = Listeners::default();
+        let (ours, _theirs) = pair().unwrap();
+        let name = String::from("socket:[1]");
+        listeners.add(bound("0.0.0.0"), Placed { number: 1, name, ours, opened_by: (0, -1) });
+        let listener = listeners.get(1).unwrap();
+        let ends: Vec<_> = (0..=MOST_SET_ASIDE)
+            .map(|port| {
+                let (relay, server) = pair().unwrap();
+                let peer = SocketAddr::from(([127, 0, 0, 1], port as u16));
+                listener.push(Accepted { server, peer });
+                relay
+            })
+            .collect();
+        let is_over = |end: &OwnedFd| rustix::net::recv(end, &mut [0u8][..], RecvFlags::DONTWAIT).is_ok();
+        assert_eq!(ends.iter().filter(|end| is_over(end)).count(), 1);
+        assert_eq!(listener.pop().unwrap().peer.port(), 0);
+    }
+}
