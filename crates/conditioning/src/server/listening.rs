@@ -139,7 +139,7 @@ pub(super) fn forget(is_closed: impl Fn(RawFd) -> bool) {
     }
 }
 
-/// Which descriptors listen where, for a program that inherits them: "3=0.0.0.0:80 4=[::]:80/only". `None`: all at one
+/// Which descriptors listen where, for a program that inherits them: `3=0.0.0.0:80 4=[::]:80/only`. `None`: all at one
 /// address.
 pub fn described() -> Option<String> {
     if !DIFFER.load(Ordering::Acquire) {
