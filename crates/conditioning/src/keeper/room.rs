@@ -1,13 +1,13 @@
 //! Room in a socket's buffer for the rest of a request behind others.
 //!
-//! A segment over the loopback interface has up to 64 KiB, and the kernel keeps all of it until its last byte is read: what is left of
-//! it, such as the beginning of the next upload, fills a buffer of 128 KiB so far that it announces no window. A reader would read
-//! it away; a keeper only looks, and waits for what cannot come.
+//! The kernel joins what arrives into buffers of up to 17 pieces (MAX_SKB_FRAGS), over the loopback interface of 32 KiB each, and keeps
+//! all of such a buffer until its last byte is read. What is left of it, such as the beginning of the next upload, may fill the socket's
+//! 128 KiB so far that it announces no window. A reader would read it away; a keeper only looks, and waits for what cannot come.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// A segment of which a rest is unread, and a window for one more.
-const BYTES: libc::c_int = 192 * 1024;
+/// The largest such buffer, and a window for one more segment of 64 KiB.
+const BYTES: libc::c_int = (17 * 32 + 96) * 1024;
 
 /// Has the kernel make the buffer so large at least, as it does for a reader that wants to be woken for so much and no less, which
 /// nobody does from then on. What is set by SO_RCVBUF would not grow with the connection any more (tcp(7)).
