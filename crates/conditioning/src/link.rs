@@ -78,11 +78,13 @@ pub fn next(link: BorrowedFd<'_>) -> io::Result<Next> {
         _ => None,
     });
     // The socket is the first of them; all are closed here.
-    let local = rights.next().and_then(|mut rights| rights.next()).and_then(|socket| {
-        let local = rustix::net::getsockname(&socket).ok()?;
-        SocketAddr::try_from(local).ok()
-    });
+    let local = rights.next().and_then(|mut rights| rights.next()).and_then(local_address);
     Ok(local.map_or(Next::Other, |local| Next::To(local.ip())))
+}
+
+/// The address of this side of a connection.
+pub(crate) fn local_address(socket: impl AsFd) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()
 }
 
 /// A pair of connected ends: the upstream neighbour's and the downstream neighbour's. Both close on exec.

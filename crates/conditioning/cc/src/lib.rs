@@ -167,16 +167,9 @@ pub unsafe extern "C" fn cc_epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: 
     // SAFETY: the caller's own arguments.
     let result = unsafe { libc::epoll_ctl(epfd, op, fd, event) };
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
-    // Of a deletion it is not read; of others before anything else is looked at.
-    let was_read = op != libc::EPOLL_CTL_DEL && outcome != Err(Errno::FAULT);
-    let (events, data) = if was_read {
-        // SAFETY: the kernel just read the event; it is packed.
-        let event = unsafe { event.read_unaligned() };
-        (event.events, event.u64)
-    } else {
-        (0, 0)
-    };
-    match server::registered(Interest { epoll: epfd, fd, events, data }, op, outcome) {
+    // SAFETY: as above.
+    let interest = unsafe { Interest::of_call(epfd, op, fd, event, outcome) };
+    match server::registered(interest, op, outcome) {
         Ok(()) => 0,
         Err(error) => fail(error),
     }

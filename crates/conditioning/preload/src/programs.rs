@@ -31,14 +31,19 @@ struct Variables {
 }
 
 /// The variable that says which descriptors listen where, or null. One is never freed, because a child of vfork(2) may have
-/// it in hand: a server listens a few times.
+/// it in hand: a server listens at a few addresses.
 static LISTENERS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Writes down which descriptors listen where.
 pub(crate) fn remember_listeners() {
     let variable = server::described_listeners()
         .and_then(|listeners| CString::new(format!("{}={listeners}", environment::LISTENERS)).ok());
-    LISTENERS.store(variable.map_or(std::ptr::null_mut(), CString::into_raw), Ordering::Release);
+    let before = LISTENERS.load(Ordering::Acquire);
+    // SAFETY: a string that was made here, and is never freed.
+    let is_known = (!before.is_null()).then(|| unsafe { CStr::from_ptr(before) }) == variable.as_deref();
+    if !is_known {
+        LISTENERS.store(variable.map_or(std::ptr::null_mut(), CString::into_raw), Ordering::Release);
+    }
 }
 
 static VARIABLES: OnceLock<Option<Variables>> = OnceLock::new();

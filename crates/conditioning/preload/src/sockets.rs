@@ -110,7 +110,8 @@ fn present(
 /// getsockname(2): a listening socket has the address that the server asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    if let Some(bound) = server::listener(fd).or_else(|| state::bound_address(fd)) {
+    let listens = server::listener(fd).map(|listener| listener.address);
+    if let Some(bound) = listens.or_else(|| state::bound_address(fd)) {
         write_address(bound, address, length);
         return 0;
     }
@@ -444,16 +445,8 @@ pub unsafe extern "C" fn epoll_ctl(
     let result =
         next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
     let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
-    // Of a deletion it is not read; of others before anything else is looked at.
-    let was_read = operation != libc::EPOLL_CTL_DEL && outcome != Err(rustix::io::Errno::FAULT);
-    let (events, data) = if was_read {
-        // SAFETY: the kernel just read the event; it is packed, hence the unaligned read.
-        let event = unsafe { event.read_unaligned() };
-        (event.events, event.u64)
-    } else {
-        (0, 0)
-    };
-    let interest = Interest { epoll, fd, events, data };
+    // SAFETY: the caller's own arguments, with which the call was made.
+    let interest = unsafe { Interest::of_call(epoll, operation, fd, event, outcome) };
     if result == 0 && operation != libc::EPOLL_CTL_DEL {
         server::park(interest);
     }

@@ -7,24 +7,14 @@
 //! Sockets with the same address (SO_REUSEPORT) are one listener: any of them may take a connection, and all are told of it.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::launcher::asker::{name_of, socket_of};
 use crate::server::{self, Listening};
-
-/// An address as a socket of a listener's family shows it.
-pub fn shown(address: SocketAddr, as_v6: bool) -> SocketAddr {
-    let ip = match address.ip().to_canonical() {
-        IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),
-        IpAddr::V6(_) if !as_v6 => Ipv4Addr::UNSPECIFIED.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, address.port())
-}
 
 /// A connection that the relay has, and a server has yet to get.
 pub struct Accepted {
@@ -223,27 +213,12 @@ impl Listeners {
     }
 }
 
-/// The address that a client connected to.
-pub fn local_of(client: impl AsFd) -> Option<SocketAddr> {
-    SocketAddr::try_from(rustix::net::getsockname(client).ok()?).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn bound(address: &str) -> Listening {
         SocketAddr::new(address.parse().unwrap(), 80).into()
-    }
-
-    #[test]
-    fn an_address_is_shown_in_the_listeners_family() {
-        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        assert_eq!(shown(at("127.0.0.1:5"), true), at("[::ffff:127.0.0.1]:5"));
-        assert_eq!(shown(at("[::ffff:127.0.0.1]:5"), true), at("[::ffff:127.0.0.1]:5"));
-        assert_eq!(shown(at("[::ffff:127.0.0.1]:5"), false), at("127.0.0.1:5"));
-        assert_eq!(shown(at("[::1]:5"), true), at("[::1]:5"));
-        assert_eq!(shown(at("[::1]:5"), false), at("0.0.0.0:5"));
     }
 
     #[test]

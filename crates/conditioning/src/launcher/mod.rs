@@ -37,11 +37,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a command may serve already by a process in the background before it ends itself.
 const GOING_TO_BACKGROUND: Duration = Duration::from_secs(1);
 
+fn after_help() -> String {
+    format!(
+        "Filters: {}; `tidegate filter NAME --help` explains one.\n\n\
+         Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'",
+        crate::filters::names()
+    )
+}
+
 /// The arguments of `tidegate condition`.
 #[derive(clap::Args, Clone, Debug)]
-#[command(
-    after_help = "Filters: package, persist, prior, slowread, normalize, police, auth, stats, pass; `tidegate filter NAME --help` explains one.\n\nExample: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'"
-)]
+#[command(after_help = after_help())]
 pub struct ConditionArgs {
     /// Address and port that clients connect to; `:80` listens on every address. May be given several times.
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, required = true)]

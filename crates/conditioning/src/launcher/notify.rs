@@ -12,9 +12,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::IoSliceMut;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::mem::MaybeUninit;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
@@ -22,15 +20,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketType};
+use rustix::net::{RecvFlags, SocketType};
 
 use crate::launcher::asker::{
     Asker, flags_of, is_v6_only, kind_of, name_of, read_address, read_value, room_at, write_address_at,
     write_value,
 };
-use crate::launcher::listeners::{self, Accepted, Listeners, Placed, local_of, shown};
+use crate::launcher::listeners::{self, Accepted, Listeners, Placed};
 use crate::launcher::relay::Relay;
-use crate::server::{self, AcceptOptions, Listening, options, table::Chain};
+use crate::link::{self, Next};
+use crate::server::{self, AcceptOptions, Closing, Listening, address::presented, options, table::Chain};
 
 // linux/seccomp.h: _IOWR('!', 0, struct seccomp_notif) and its neighbours.
 const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
@@ -238,29 +237,22 @@ impl Supervisor {
         }
     }
 
-    /// The listener that the first connection on the link is for. With one listener, nobody asks what it is.
+    /// The listener that the first connection on the link is for.
     fn first_on_link(&mut self) -> Option<u64> {
         let first = self.listeners.first()?.id();
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-        let mut control = match self.listeners.len() {
-            1 => RecvAncillaryBuffer::default(),
-            _ => RecvAncillaryBuffer::new(&mut space),
-        };
-        let mut byte = [0u8; 1];
-        let mut bytes = [IoSliceMut::new(&mut byte)];
-        let looked = rustix::net::recvmsg(&self.chain.link, &mut bytes, &mut control, flags);
-        // Of what else is wrong, whoever accepts is told.
-        if matches!(looked, Err(Errno::AGAIN | Errno::INTR)) {
-            return None;
+        // Of one alone nobody asks whether it is for that.
+        if self.listeners.len() == 1 {
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let next = rustix::net::recv(&self.chain.link, &mut [0u8; 1][..], flags);
+            return (!matches!(next, Err(Errno::AGAIN | Errno::INTR))).then_some(first);
         }
-        let mut rights = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-            _ => None,
-        });
-        let socket = rights.next().and_then(|mut rights| rights.next());
-        let local = socket.and_then(local_of);
-        Some(local.and_then(|local| self.listeners.for_local(local.ip())).map_or(first, |it| it.id()))
+        match link::next(self.chain.link.as_fd()) {
+            Ok(Next::Nothing) => None,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
+            Ok(Next::To(local)) => self.listeners.for_local(local).map(|it| it.id()),
+            // Of what is wrong, whoever accepts is told.
+            Ok(Next::Other) | Err(_) => Some(first),
+        }
     }
 
     /// Takes the first connection off the link: it waits for the listener that it is for.
@@ -270,10 +262,13 @@ impl Supervisor {
         let (client, peer) = server::accept(chain_fd(&self.chain), options).unwrap_or(Err(Errno::INVAL))?;
         // SAFETY: `server::accept` opened it for us.
         let client = unsafe { OwnedFd::from_raw_fd(client) };
-        let local = local_of(&client).unwrap_or(self.expected);
-        let listener = self.listeners.for_local(local.ip()).ok_or(Errno::INVAL)?;
+        let local = link::local_address(&client).unwrap_or(self.expected);
+        let Some(listener) = self.listeners.for_local(local.ip()) else {
+            server::closing(client.as_raw_fd(), Closing::ForAll);
+            return Err(Errno::INVAL);
+        };
         let as_v6 = listener.bound().address.is_ipv6();
-        let addresses = (shown(peer, as_v6), shown(local, as_v6));
+        let addresses = (presented(peer, as_v6), presented(local, as_v6));
         let server = self.relay.add(client, addresses).map_err(|_| Errno::MFILE)?;
         listener.push(Accepted { server, peer: addresses.0 });
         Ok(())
@@ -386,10 +381,8 @@ impl Supervisor {
         self.offered = None;
         self.look();
         self.listeners.hush_in_vain(self.offered());
-        match server::listen(chain_fd(&self.chain), self.chain.clone(), any_address(address)) {
-            Ok(()) => Answer::Value(0),
-            Err(error) => Answer::Error(error),
-        }
+        self.chain.ledger.set_listening();
+        Answer::Value(0)
     }
 
     fn place(&mut self, id: u64, bound: Listening, (process, fd): (u32, RawFd)) -> Result<(), Errno> {
@@ -478,10 +471,7 @@ impl Supervisor {
         let (level, option) = (level as libc::c_int, option as libc::c_int);
         let mut value = [0; options::MOST_BYTES];
         let number = if let Some(bound) = listener {
-            match (level, option) {
-                (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Some(i32::from(bound.only_v6)),
-                _ => options::of_listener(level, option, bound.address),
-            }
+            options::of_listener(level, option, bound)
         } else if let Some((peer, _)) = self.relay.addresses(name) {
             let of_stream = || options::of_stream(option, peer);
             (level == libc::SOL_SOCKET).then(of_stream).flatten()

@@ -67,3 +67,29 @@ pub unsafe fn write(value: SocketAddr, address: *mut sockaddr, length: *mut sock
         }
     }
 }
+
+/// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has no
+/// room for another address: nginx closes such a connection at once.
+pub(crate) fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),
+        IpAddr::V6(v6) if !as_v6 => v6.to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED).into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_presented_in_the_listening_sockets_family() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(presented(at("127.0.0.1:5"), true), at("[::ffff:127.0.0.1]:5"));
+        assert_eq!(presented(at("[::ffff:127.0.0.1]:5"), true), at("[::ffff:127.0.0.1]:5"));
+        assert_eq!(presented(at("[::ffff:127.0.0.1]:5"), false), at("127.0.0.1:5"));
+        assert_eq!(presented(at("[::1]:5"), true), at("[::1]:5"));
+        assert_eq!(presented(at("[::1]:5"), false), at("0.0.0.0:5"));
+    }
+}

@@ -4,6 +4,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 use tidegate_http::Method;
 
 use crate::keeper::whole::Whole;
@@ -96,6 +97,27 @@ pub struct Interest {
     pub events: u32,
     /// The server's own data.
     pub data: u64,
+}
+
+impl Interest {
+    /// What a call of epoll_ctl(2) that came out so registers.
+    ///
+    /// # Safety
+    /// As for the call, which was made.
+    pub unsafe fn of_call(
+        epoll: RawFd,
+        operation: i32,
+        fd: RawFd,
+        event: *const libc::epoll_event,
+        outcome: Result<(), Errno>,
+    ) -> Self {
+        // Of a deletion it is not read; of others before anything else is looked at.
+        let was_read = operation != libc::EPOLL_CTL_DEL && outcome != Err(Errno::FAULT);
+        // SAFETY: the kernel has just read the event; it is packed, hence the unaligned read.
+        let event = was_read.then(|| unsafe { event.read_unaligned() });
+        let (events, data) = event.map_or((0, 0), |event| (event.events, event.u64));
+        Self { epoll, fd, events, data }
+    }
 }
 
 impl Connection {

@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,7 +14,6 @@ use std::{io, ptr};
 
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::time::Timespec;
 
@@ -94,9 +93,9 @@ fn change(how: impl FnOnce(&mut Vec<Descriptor>)) {
     let _in_use = process::in_use();
     let mut all = lock(&ALL);
     how(&mut all);
-    let differs =
-        |one: &Descriptor, other: &Descriptor| Arc::ptr_eq(&one.chain, &other.chain) && one.at != other.at;
-    let differ = all.iter().any(|one| all.iter().any(|other| differs(one, other)));
+    // If any two do, one differs from the first of its chain.
+    let first_of = |chain| all.iter().find(|other| Arc::ptr_eq(&other.chain, chain));
+    let differ = all.iter().any(|one| first_of(&one.chain).is_some_and(|first| first.at != one.at));
     DIFFER.store(differ, Ordering::Release);
 }
 
@@ -162,22 +161,16 @@ pub fn described_of(description: &str, fd: RawFd) -> Option<Listening> {
     Some(Listening { address: address.parse().ok()?, only_v6 })
 }
 
-/// Whom a request is for.
-enum Whose {
-    /// `fd`'s, or anybody's.
-    Own,
-    Others,
-}
-
-fn whose(fd: RawFd, at: Listening, chain: &Chain, local: IpAddr) -> Whose {
+/// Whether a connection to `local` is another's than `fd`'s, which listens at `at`. If so, the other is told of it.
+fn is_anothers(fd: RawFd, at: Listening, chain: &Chain, local: IpAddr) -> bool {
     let _in_use = process::in_use();
     let all = lock(&ALL);
     let of_chain = || all.iter().filter(|one| ptr::eq(Arc::as_ptr(&one.chain), chain));
     let chosen = chosen(of_chain().map(|one| one.at), local).and_then(|index| of_chain().nth(index));
-    let Some(chosen) = chosen.map(|one| one.at).filter(|&chosen| chosen != at) else { return Whose::Own };
+    let Some(chosen) = chosen.map(|one| one.at).filter(|&chosen| chosen != at) else { return false };
     let interests = of_chain().filter(|one| one.at == chosen && one.fd != fd).flat_map(|one| &one.interests);
     interests.for_each(|&interest| tell_again(interest));
-    Whose::Others
+    true
 }
 
 /// Has the kernel look anew whether there is something to tell.
@@ -217,14 +210,17 @@ pub(super) fn receive(
     loop {
         let pause = match link::next(listener)? {
             Next::Nothing => None,
-            Next::To(local) if matches!(whose(fd, at, chain, local), Whose::Others) => {
+            Next::To(local) if is_anothers(fd, at, chain, local) => {
                 look_again = (2 * look_again).min(LATEST);
                 Some(look_again)
             }
             Next::To(_) | Next::Other => match link::receive(listener, true, options.cloexec)? {
                 // Another was faster.
                 Received::Nothing => continue,
-                Received::Request(request) if is_others(fd, at, chain, request.socket.as_raw_fd()) => {
+                Received::Request(request)
+                    if link::local_address(&request.socket)
+                        .is_some_and(|local| is_anothers(fd, at, chain, local.ip())) =>
+                {
                     let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(request.bundle.id));
                     continue;
                 }
@@ -246,12 +242,6 @@ pub(super) fn receive(
             .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) });
         rustix::event::poll(watched, wait.as_ref())?;
     }
-}
-
-fn is_others(fd: RawFd, at: Listening, chain: &Chain, socket: RawFd) -> bool {
-    let local = rustix::net::getsockname(borrow(socket))
-        .and_then(|local| SocketAddr::try_from(local).map_err(|_| Errno::INVAL));
-    local.is_ok_and(|local| matches!(whose(fd, at, chain, local.ip()), Whose::Others))
 }
 
 /// Whether `fd` stands for a listening socket, and where that listens.

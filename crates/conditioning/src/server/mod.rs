@@ -20,7 +20,7 @@ pub mod table;
 mod turns;
 mod waiting;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
@@ -31,6 +31,7 @@ use rustix::io::Errno;
 use crate::ledger::Ledger;
 use crate::link::{self, Received};
 use crate::wire::Notice;
+use address::presented;
 use connection::{Connection, Interest};
 use ended::{at_end_of_file, replace};
 pub use ended::{is_ended, status_flags};
@@ -91,23 +92,12 @@ pub fn chain_without_children(link: OwnedFd, ledger: &OwnedFd) -> std::io::Resul
     Ok(Arc::new(Chain { link, ledger: Ledger::open(ledger.as_fd())? }))
 }
 
-/// The address that the listening socket `fd` stands for was asked to have; `None`: it is no listener of ours.
-pub fn listener(fd: RawFd) -> Option<SocketAddr> {
+/// Where the listening socket that `fd` stands for was asked to listen; `None`: it is no listener of ours.
+pub fn listener(fd: RawFd) -> Option<Listening> {
     if !table::is_listener(fd) {
         return None;
     }
-    listening::of(fd).map(|(_, at)| at.address)
-}
-
-/// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has no
-/// room for another address: nginx closes such a connection at once.
-fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
-    let ip = match address.ip() {
-        IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),
-        IpAddr::V6(v6) if !as_v6 => v6.to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED).into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, address.port())
+    listening::of(fd).map(|(_, at)| at)
 }
 
 /// Which end of a connection an address is of.

@@ -6,17 +6,20 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libc::{c_int, socklen_t};
 use rustix::io::Errno;
 
+use super::Listening;
+
 /// Longest value of an option that is handed on. The kernel cuts what it tells to the room there is (`struct tcp_info`).
 pub const MOST_BYTES: usize = 512;
 
-/// What getsockopt(2) says of a listening socket at `listens_on`, where the chain's link stands in its place; `None`: the
-/// same as of the link.
-pub fn of_listener(level: c_int, name: c_int, listens_on: SocketAddr) -> Option<c_int> {
+/// What getsockopt(2) says of a listening socket at `listens_on`, where another file stands in its place; `None`: the
+/// same as of that.
+pub fn of_listener(level: c_int, name: c_int, listens_on: Listening) -> Option<c_int> {
     Some(match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_ACCEPTCONN) => 1,
         // What a server reads here it sets for the connections that it accepts, as Erlang does; 0 would be refused.
         (libc::IPPROTO_IP, libc::IP_TTL) => 64,
-        (libc::SOL_SOCKET, _) => return of_stream(name, listens_on),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => listens_on.only_v6.into(),
+        (libc::SOL_SOCKET, _) => return of_stream(name, listens_on.address),
         _ => 0,
     })
 }
