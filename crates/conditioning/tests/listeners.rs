@@ -1,64 +1,91 @@
-//! Servers with several listening sockets: each accepts the connections that the kernel would have given it.
+//! Servers with several listening sockets on the chain's port: each gets what the kernel would have given it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use common::{Chain, Client, Site, compile, free_port, needs};
+use common::{Chain, Client, Site, compile, free_port, needs, strs};
 
-const CHAIN: &[&str] = &["package", "persist", "prior"];
+const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
+const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+const TWO: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+const THREE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
+const SIX: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Of each client many requests, on connections of their own and several on one, beside the others'.
-fn each_is_answered(port: u16, clients: &[&str], expected: impl Fn(IpAddr, IpAddr) -> String + Sync) {
-    std::thread::scope(|scope| {
-        for client in clients {
-            let to: IpAddr = client.parse().unwrap();
-            let expected = &expected;
-            scope.spawn(move || {
-                for round in 0..15 {
-                    let stream = TcpStream::connect(SocketAddr::new(to, port)).unwrap();
-                    let from = stream.local_addr().unwrap().ip();
-                    let mut client = Client::over(stream);
-                    for request in 0..3 {
-                        let body = String::from_utf8(client.get("/").body).unwrap();
-                        assert_eq!(body, expected(to, from), "to {to}, {request} of {round}");
-                    }
-                }
-            });
-        }
-    });
+/// By the preload library, and by seccomp.
+const REACHES: [&[&str]; 2] = [DYNAMIC, STATIC];
+const DYNAMIC: &[&str] = &["-pthread"];
+const STATIC: &[&str] = &["-static", "-pthread"];
+
+/// `listeners.c` behind a chain that listens on every address.
+struct Server {
+    chain: Chain,
+    port: u16,
+    _site: Site,
 }
 
-/// Where a server listens, and to which of these addresses whose connections go.
-type Case = (&'static [&'static str], &'static [(&'static str, &'static str)]);
+fn serve(flags: &[&str], how: &str, addresses: &[&str]) -> Server {
+    eprintln!("{flags:?}, {how}, {addresses:?}");
+    let (site, port) = (Site::new(), free_port());
+    let server = compile("programs/listeners.c", flags, &site);
+    let port_text = port.to_string();
+    let command = [&[server.as_str(), &port_text, how], addresses].concat();
+    let command = Chain::listening(&[format!(":{port}")], CHAIN, &command);
+    Server { chain: Chain::once_it_serves(command, port), port, _site: site }
+}
 
-fn accepts_its_own(way: &str) {
-    let site = Site::new();
-    let server = compile("programs/listens.c", &["-pthread"], &site);
-    let cases: [Case; 4] = [
-        (&["0.0.0.0", "::"], &[("127.0.0.1", "0.0.0.0"), ("::1", "::"), ("127.0.0.2", "0.0.0.0")]),
-        (&["::", "0.0.0.0"], &[("127.0.0.1", "0.0.0.0"), ("::1", "::")]),
-        (
-            &["127.0.0.1", "127.0.0.2", "127.0.0.3"],
-            &[("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("127.0.0.3", "127.0.0.3")],
-        ),
-        (&["127.0.0.1", "dual"], &[("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "::"), ("::1", "::")]),
-    ];
-    for (addresses, clients) in cases {
-        eprintln!("{way}, {addresses:?}");
-        let port = free_port();
-        let port_text = port.to_string();
-        let command = [&[server.as_str(), &port_text, way], addresses].concat();
-        let chain = Chain::once_it_serves(Chain::listening(&[format!(":{port}")], CHAIN, &command), port);
-        let to: Vec<_> = clients.iter().map(|(to, _)| *to).collect();
-        each_is_answered(port, &to, |to, from| {
-            let (_, at) = clients.iter().find(|(client, _)| client.parse() == Ok(to)).unwrap();
-            // On a socket of both families an IPv4 client is a mapped one.
-            let is_mapped = at.contains(':') && from.is_ipv4();
-            format!("{at} from {}{from}", if is_mapped { "::ffff:" } else { "" })
+impl Server {
+    fn client(&self, to: IpAddr) -> Client {
+        Client::try_connect(SocketAddr::new(to, self.port)).unwrap()
+    }
+
+    /// Asks at an address, more than once on a connection: the listener given answers, and sees the client's address.
+    fn asks(&self, to: IpAddr, listener: &str) {
+        let mut client = self.client(to);
+        for _ in 0..2 {
+            let body = String::from_utf8(client.get("/").body).unwrap();
+            assert_eq!(body, expected(&client, listener));
+        }
+    }
+
+    /// As above, of clients side by side, each many times.
+    fn ask(&self, clients: &[(IpAddr, &str)]) {
+        std::thread::scope(|scope| {
+            for &(to, listener) in clients {
+                scope.spawn(move || (0..20).for_each(|_| self.asks(to, listener)));
+            }
         });
-        chain.stop();
+    }
+}
+
+/// The answer of a listener to a client.
+fn expected(client: &Client, listener: &str) -> String {
+    let address = client.stream.local_addr().unwrap();
+    let is_v6 = listener.contains(':');
+    let ip = match address.ip() {
+        IpAddr::V4(v4) if is_v6 => v4.to_ipv6_mapped().into(),
+        ip => ip,
+    };
+    let peer = format!("{ip} {}", address.port());
+    format!("{listener}, {peer}, {peer}, {}", if is_v6 { 6 } else { 4 })
+}
+
+/// Debian's nginx, asyncio and many others listen so: for each family in either order. And sites by address: the wrong one
+/// answered, past the other's rules.
+fn accepts_its_own(how: &str) {
+    for flags in REACHES {
+        for addresses in [["0.0.0.0", "::"], ["::", "0.0.0.0"]] {
+            let server = serve(flags, how, &addresses);
+            server.ask(&[(ONE, "0.0.0.0"), (SIX, "::"), (TWO, "0.0.0.0")]);
+            server.chain.stop();
+        }
+        let server = serve(flags, how, &["127.0.0.1", "127.0.0.2", "127.0.0.3"]);
+        server.ask(&[(ONE, "127.0.0.1"), (TWO, "127.0.0.2"), (THREE, "127.0.0.3"), (TWO, "127.0.0.2")]);
+        server.chain.stop();
+        let server = serve(flags, how, &["127.0.0.1", "both=::"]);
+        server.ask(&[(ONE, "127.0.0.1"), (TWO, "both=::"), (SIX, "both=::")]);
+        server.chain.stop();
     }
 }
 
@@ -69,7 +96,7 @@ fn a_server_that_polls_accepts_each_connection_on_its_socket() {
 
 #[test]
 fn a_server_that_waits_for_events_accepts_each_connection_on_its_socket() {
-    ["level", "edge"].into_iter().for_each(accepts_its_own);
+    ["level", "edges"].into_iter().for_each(accepts_its_own);
 }
 
 #[test]
@@ -87,31 +114,107 @@ fn a_program_that_inherits_listening_sockets_accepts_each_connection_on_its_sock
     accepts_its_own("becomes");
 }
 
-/// Rules by address are worth nothing if a client's is another one on the socket that happens to accept it.
+/// As servers do of which each worker has a socket of its own (SO_REUSEPORT).
 #[test]
-fn nginx_knows_its_clients_on_sockets_of_both_families() {
-    needs("nginx", "nginx-light");
-    let site = Site::new();
-    let port = free_port();
-    let file = site.configuration("both.conf", port, NGINX);
-    let command = ["nginx", "-e", "stderr", "-c", &file];
-    let chain = Chain::once_it_serves(Chain::listening(&[format!(":{port}")], CHAIN, &command), port);
-    for _ in 0..20 {
-        for (to, status) in [("127.0.0.1", 200), ("::1", 403)] {
-            let mut client = Client::try_connect(SocketAddr::new(to.parse().unwrap(), port)).unwrap();
-            let response = client.get("/index.html");
-            let peer = response.field("x-peer");
-            assert_eq!((response.status, peer.as_deref()), (status, Some(to)));
+fn sockets_of_one_address_share_its_connections() {
+    for flags in REACHES {
+        for how in ["poll", "edges", "threads"] {
+            let server = serve(flags, how, &["127.0.0.1", "127.0.0.2", "127.0.0.1", "127.0.0.2"]);
+            server.ask(&[(ONE, "127.0.0.1"), (TWO, "127.0.0.2")]);
+            server.chain.stop();
         }
     }
-    chain.stop();
+}
+
+/// What waits for it is out of the others' way.
+#[test]
+fn one_of_which_nobody_accepts_keeps_nothing_from_the_others() {
+    let server = serve(STATIC, "poll", &["127.0.0.1", "127.0.0.2", "idle=127.0.0.3"]);
+    let mut waiting: Vec<_> = (0..60).map(|_| server.client(THREE)).collect();
+    for client in &mut waiting {
+        client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+    }
+    for _ in 0..10 {
+        server.asks(ONE, "127.0.0.1");
+        server.asks(TWO, "127.0.0.2");
+    }
+    server.chain.stop();
+}
+
+/// It looks like one that accepts from no socket any more: more clients waited than are set aside, and the others were ended.
+#[test]
+fn clients_of_a_server_that_is_busy_are_all_answered() {
+    for flags in REACHES {
+        let server = serve(flags, "poll", &["127.0.0.1", "127.0.0.2"]);
+        let mut busy = server.client(ONE);
+        busy.send(b"GET /busy HTTP/1.1\r\nHost: test\r\n\r\n");
+        let mut waiting: Vec<_> = (0..150).map(|_| server.client(TWO)).collect();
+        for client in &mut waiting {
+            client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        }
+        assert_eq!(busy.response(false).status, 200);
+        for client in &mut waiting {
+            assert_eq!(client.response(false).status, 200);
+        }
+        server.chain.stop();
+    }
+}
+
+/// What waited for it ends, and what comes afterwards is for the others.
+#[test]
+fn one_that_is_closed_gets_no_more() {
+    let server = serve(STATIC, "poll", &["127.0.0.1", "idle=127.0.0.2"]);
+    let mut waiting = server.client(TWO);
+    waiting.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+    // Behind it: when this is answered, that one waits for its listener alone.
+    server.asks(ONE, "127.0.0.1");
+    assert_eq!(server.client(ONE).get("/close").status, 200);
+    assert!(waiting.is_ended());
+    server.asks(TWO, "127.0.0.1");
+    server.asks(ONE, "127.0.0.1");
+    server.chain.stop();
 }
 
 const NGINX: &str = "
-worker_processes 2; daemon off; pid DIR/nginx.pid; error_log DIR/error.log info; events { }
+worker_processes 2; daemon off; pid DIR/nginx.pid; error_log DIR/error.log info;
+events { worker_connections 64; }
 http {
-  access_log off; root DIR/html; client_body_temp_path DIR/body; proxy_temp_path DIR/proxy;
-  fastcgi_temp_path DIR/fastcgi; uwsgi_temp_path DIR/uwsgi; scgi_temp_path DIR/scgi;
-  server { listen PORT; listen [::]:PORT; deny ::1; add_header X-Peer $remote_addr always; }
+  access_log off;
+  client_body_temp_path DIR/body; proxy_temp_path DIR/proxy; fastcgi_temp_path DIR/fastcgi;
+  uwsgi_temp_path DIR/uwsgi; scgi_temp_path DIR/scgi;
+  server { LISTEN return 200 $remote_addr; }
+  server { listen 127.0.0.2:PORT bind; return 200 other; }
 }
 ";
+
+/// As Debian configures it; and with a site of an address of its own. Rules by address are worth nothing if a client's is
+/// another one on the socket that happens to accept it.
+#[test]
+fn nginx_knows_its_clients_on_sockets_of_both_families() {
+    needs("nginx", "nginx-light");
+    let both = [
+        "listen PORT; listen [::]:PORT;",
+        "listen [::]:PORT; listen PORT;",
+        "listen PORT reuseport; listen [::]:PORT reuseport;",
+        "listen [::]:PORT ipv6only=off;",
+    ];
+    for (listen, via) in both.iter().flat_map(|listen| [(listen, "preload"), (listen, "seccomp")]) {
+        let (site, port) = (Site::new(), free_port());
+        let text = NGINX.replace("LISTEN", listen);
+        let file = site.configuration("nginx.conf", port, &text);
+        let command = ["nginx", "-e", "stderr", "-c", &file].map(str::to_owned);
+        let addresses = [format!(":{port}")];
+        let command = Chain::with_options(&["--via", via], &addresses, CHAIN, &strs(&command));
+        let chain = Chain::once_it_serves(command, port);
+        for _ in 0..20 {
+            for (to, seen) in [(ONE, "127.0.0.1"), (SIX, "::1"), (TWO, "other")] {
+                let mut client = Client::try_connect(SocketAddr::new(to, port)).unwrap();
+                let body = String::from_utf8(client.get("/").body).unwrap();
+                let is_mapped = listen.contains("ipv6only=off") && seen == "127.0.0.1";
+                let seen = if is_mapped { "::ffff:127.0.0.1" } else { seen };
+                assert_eq!(body, seen, "{listen}, {via}");
+            }
+        }
+        chain.stop();
+    }
+}

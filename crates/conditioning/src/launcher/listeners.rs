@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -23,9 +24,11 @@ pub struct Accepted {
     pub peer: SocketAddr,
 }
 
-/// Connections that wait for a listener that nobody accepts from, at most: each takes three descriptors of the launcher's,
-/// of which it may have no more than 1024. Further ones are ended, as by a full accept queue.
+/// Connections that are set aside for a listener, at most: each takes three descriptors of the launcher's, of which it may have no
+/// more than 1024. Further ones wait on the link, and others behind them.
 const MOST_SET_ASIDE: usize = 64;
+/// A listener from which nobody has accepted for so long is given up: what comes beyond that is ended.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// One socket of a listener's.
 struct ListeningSocket {
@@ -69,6 +72,8 @@ pub struct Listener {
     waiting: VecDeque<Accepted>,
     /// Nobody accepts from it.
     pub is_stalled: bool,
+    /// When somebody last did, or it began to listen.
+    accepted: Instant,
     /// Something came that its sockets have not been told of.
     pub has_news: bool,
 }
@@ -84,6 +89,18 @@ impl Listener {
 
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Somebody accepts.
+    pub fn accepts(&mut self, now: Instant) {
+        self.is_stalled = false;
+        self.accepted = now;
+    }
+
+    /// Whether the next connection is to be taken off the link, be it to end it: others are behind it, and nobody takes it.
+    pub fn lets_others_pass(&self, now: Instant) -> bool {
+        let has_room = self.waiting.len() < MOST_SET_ASIDE;
+        self.is_stalled && (has_room || now.duration_since(self.accepted) >= GIVEN_UP_AFTER)
     }
 
     pub fn push(&mut self, accepted: Accepted) {
@@ -154,6 +171,7 @@ impl Listeners {
             sockets: vec![socket],
             waiting: VecDeque::new(),
             is_stalled: false,
+            accepted: Instant::now(),
             has_news: false,
         });
     }
@@ -245,23 +263,42 @@ mod tests {
         assert_eq!(listeners.remove(3), None);
     }
 
+    /// A server that is busy for longer than the others can wait had its clients beyond the bound ended.
     #[test]
-    fn a_listener_of_which_nobody_accepts_keeps_a_bounded_number_of_connections() {
+    fn a_listener_of_which_nobody_accepts_sets_aside_some_and_ends_more_only_when_it_is_given_up() {
         let mut listeners = Listeners::default();
         let (ours, _theirs) = pair().unwrap();
         let name = String::from("socket:[1]");
-        listeners.add(bound("0.0.0.0"), Placed { number: 1, name, ours, opened_by: (0, -1) });
+        let at = SocketAddr::from(([0, 0, 0, 0], 80));
+        listeners.add(at.into(), Placed { number: 1, name, ours, opened_by: (0, -1) });
         let listener = listeners.get(1).unwrap();
-        let ends: Vec<_> = (0..=MOST_SET_ASIDE)
-            .map(|port| {
-                let (relay, server) = pair().unwrap();
-                let peer = SocketAddr::from(([127, 0, 0, 1], port as u16));
-                listener.push(Accepted { server, peer });
-                relay
-            })
-            .collect();
-        let is_over = |end: &OwnedFd| rustix::net::recv(end, &mut [0u8][..], RecvFlags::DONTWAIT).is_ok();
-        assert_eq!(ends.iter().filter(|end| is_over(end)).count(), 1);
-        assert_eq!(listener.pop().unwrap().peer.port(), 0);
+        let (now, much_later) = (listener.accepted, listener.accepted + GIVEN_UP_AFTER);
+        assert!(!listener.lets_others_pass(much_later), "it was offered nothing");
+        listener.is_stalled = true;
+        let mut ends = Vec::new();
+        let mut push = |listener: &mut Listener| {
+            let (relay, server) = pair().unwrap();
+            let peer = SocketAddr::from(([127, 0, 0, 1], ends.len() as u16));
+            listener.push(Accepted { server, peer });
+            ends.push(relay);
+            ends.iter()
+                .filter(|end| rustix::net::recv(end, &mut [0u8][..], RecvFlags::DONTWAIT).is_ok())
+                .count()
+        };
+        for _ in 0..MOST_SET_ASIDE {
+            assert!(listener.lets_others_pass(now));
+            assert_eq!(push(listener), 0);
+        }
+        assert!(!listener.lets_others_pass(now));
+        assert!(listener.lets_others_pass(much_later));
+        assert_eq!(push(listener), 1);
+        let taken = listener.pop().unwrap();
+        assert_eq!(taken.peer.port(), 0);
+        listener.accepts(much_later);
+        assert!(!listener.lets_others_pass(much_later));
+        listener.is_stalled = true;
+        assert!(listener.lets_others_pass(much_later));
+        assert_eq!(push(listener), 1);
+        assert!(!listener.lets_others_pass(much_later), "somebody accepted");
     }
 }

@@ -225,7 +225,7 @@ impl Supervisor {
         while self.offered.is_none() {
             let Some(id) = self.first_on_link() else { return };
             let Some(listener) = self.listeners.get(id) else { return };
-            if !listener.is_stalled {
+            if !listener.lets_others_pass(Instant::now()) {
                 listener.has_news = true;
                 self.offered = Some(Offered { listener: id, since: Instant::now() });
             } else if let Err(error) = self.pull()
@@ -436,7 +436,7 @@ impl Supervisor {
     fn next_accepted(&mut self, asked: &Waiting, fd: RawFd) -> Result<Accepted, Errno> {
         let listener = self.listeners.get(asked.listener).ok_or(Errno::INVAL)?;
         listener.hush(&asked.name, (asked.question.pid, fd));
-        listener.is_stalled = false;
+        listener.accepts(Instant::now());
         loop {
             let listener = self.listeners.get(asked.listener).ok_or(Errno::INVAL)?;
             if let Some(accepted) = listener.pop() {

@@ -1,18 +1,29 @@
-/* A statically linked server with several listening sockets: PORT HOW ADDRESS... An IPv6 address is for IPv6 only, unless
-   "both=" stands before it; "idle=" before an address: nobody accepts there. HOW is "poll", "edges" (edge-triggered epoll, accept
-   until there is no more) or "threads" (one for each socket, which waits in accept). The answer is the address that the
-   listening socket was given, and the client's as accept, getpeername and the family of getsockname have it. /close closes the last
-   listening socket before it answers. */
+/*
+ * server PORT HOW ADDRESS...: several listening sockets. An IPv6 address is for IPv6 only, unless "both=" stands before it; "idle=" before an
+ * address: nobody accepts there. HOW is
+ *
+ *   poll       poll(2), and accepts once from each socket that is readable
+ *   level      likewise by epoll
+ *   edges      by edge-triggered epoll, and accepts as long as there is somebody
+ *   exclusive  two processes, each with a set of its own (EPOLLEXCLUSIVE)
+ *   threads    a thread for each socket, which waits in accept(2)
+ *   becomes    becomes the same program anew, without its environment, once it listens, and polls
+ *
+ * The answer is the address that the listening socket was given, and the client's as accept, getpeername and the family of getsockname
+ * have it. /close closes the last listening socket before it answers, /busy is busy for three seconds.
+ */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,7 +33,7 @@ static struct listener {
 	const char *name;
 	int fd, is_idle;
 } listeners[MOST];
-static int count, blocks;
+static int count, blocks, is_inherited;
 
 static void fatal(const char *what)
 {
@@ -74,7 +85,7 @@ static void check(int fd, const union address *address, int v6_only)
 		fatal("getsockopt");
 	if (is_v6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != v6_only)
 		fatal("IPV6_V6ONLY");
-	if (!!(fcntl(fd, F_GETFL) & O_NONBLOCK) == blocks || !(fcntl(fd, F_GETFD) & FD_CLOEXEC))
+	if (!!(fcntl(fd, F_GETFL) & O_NONBLOCK) == blocks || !!(fcntl(fd, F_GETFD) & FD_CLOEXEC) == is_inherited)
 		fatal("flags");
 }
 
@@ -104,7 +115,7 @@ static void start(char *name, int port)
 		inet_pton(AF_INET, name, &address.v4.sin_addr);
 		length = sizeof(address.v4);
 	}
-	fd = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | (blocks ? 0 : SOCK_NONBLOCK), 0);
+	fd = socket(address.any.sa_family, SOCK_STREAM | (is_inherited ? 0 : SOCK_CLOEXEC) | (blocks ? 0 : SOCK_NONBLOCK), 0);
 	setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one));
 	if (address.any.sa_family == AF_INET6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, sizeof(v6_only));
@@ -134,6 +145,8 @@ static int serve(struct listener *listener)
 		text[got] = 0;
 		if (!strncmp(text, "GET /close ", 11))
 			close(listeners[--count].fd);
+		if (!strncmp(text, "GET /busy ", 10))
+			sleep(3);
 		size = snprintf(body, sizeof(body), "%s, %s, %s, %d", listener->name, shown(&peer, one, sizeof(one)),
 			shown(&again, other, sizeof(other)), local.any.sa_family == AF_INET6 ? 6 : 4);
 		size = snprintf(response, sizeof(response),
@@ -167,12 +180,12 @@ static void wait_by_poll(void)
 	}
 }
 
-static void wait_for_edges(void)
+static void wait_for_events(unsigned int how)
 {
 	int epoll = epoll_create1(EPOLL_CLOEXEC), at;
 
 	for (at = 0; at < count; at++) {
-		struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = &listeners[at]};
+		struct epoll_event event = {.events = EPOLLIN | how, .data.ptr = &listeners[at]};
 		epoll_ctl(epoll, EPOLL_CTL_ADD, listeners[at].fd, &event);
 	}
 	for (;;) {
@@ -180,24 +193,54 @@ static void wait_for_edges(void)
 		int ready = epoll_wait(epoll, events, MOST, -1);
 
 		for (at = 0; at < ready; at++)
-			while (serve(events[at].data.ptr))
+			while (serve(events[at].data.ptr) && how & EPOLLET)
 				;
 	}
 }
 
+/* The program that this one becomes gets addresses as "DESCRIPTOR=ADDRESS". */
+static void become(char **argv)
+{
+	char names[MOST][80], *again[MOST + 4] = {argv[0], argv[1], "became"}, *none[] = {NULL};
+	int at;
+
+	for (at = 0; at < count; at++) {
+		snprintf(names[at], sizeof(names[at]), "%d=%s", listeners[at].fd, listeners[at].name);
+		again[3 + at] = names[at];
+	}
+	execve(argv[0], again, none);
+	fatal("execve");
+}
+
+static void inherit(char *name)
+{
+	listeners[count].fd = atoi(name);
+	listeners[count++].name = strchr(name, '=') + 1;
+}
+
 int main(int argc, char **argv)
 {
+	const char *how = argv[2];
 	int at;
 
 	if (argc < 4 || argc > 3 + MOST)
 		return 2;
-	blocks = !strcmp(argv[2], "threads");
-	for (at = 3; at < argc; at++)
-		start(argv[at], atoi(argv[1]));
-	if (!strcmp(argv[2], "edges"))
-		wait_for_edges();
-	if (!strcmp(argv[2], "poll"))
+	blocks = !strcmp(how, "threads");
+	is_inherited = !strcmp(how, "becomes");
+	for (at = 3; at < argc; at++) {
+		if (!strcmp(how, "became"))
+			inherit(argv[at]);
+		else
+			start(argv[at], atoi(argv[1]));
+	}
+	if (is_inherited)
+		become(argv);
+	if (!strcmp(how, "poll") || !strcmp(how, "became"))
 		wait_by_poll();
+	if (!strcmp(how, "exclusive") && fork() == 0)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (!blocks)
+		wait_for_events(!strcmp(how, "edges") ? EPOLLET : !strcmp(how, "exclusive") ? EPOLLEXCLUSIVE : 0);
 	for (at = 1; at < count; at++) {
 		pthread_t thread;
 		pthread_create(&thread, NULL, wait_in_accept, &listeners[at]);
