@@ -6,19 +6,10 @@ mod common;
 use std::io::Read;
 use std::net::Shutdown;
 
-use common::{Chain, Client, Site, compile, free_port, strs};
+use common::{Chain, Client, Site, compiled, free_port, strs};
 
 /// With a filter that rewrites: what it wrote is what a server must read.
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
-
-/// A server compiled from a C program, behind a chain.
-fn compiled(program: &str, flags: &[&str], way: &str, filters: &[&str]) -> (Chain, Site) {
-    let site = Site::new();
-    let server = compile(&format!("programs/{program}"), flags, &site);
-    let port = free_port();
-    let command = Chain::command(port, filters, &[&server, &port.to_string(), way]);
-    (Chain::once_it_listens(command, port), site)
-}
 
 fn chunked(path: &str, length: usize) -> Vec<u8> {
     let mut request =

@@ -38,6 +38,24 @@ impl Client {
         Self { client, socket: listener.accept().unwrap().0 }
     }
 
+    /// A request of its own that is held under `slot`.
+    fn present(&mut self, ledger: &Ledger, slot: u32, target: &str) -> Bundle {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: test\r\n\r\n").into_bytes();
+        self.client.write_all(&request).unwrap();
+        let length = request.len() as u32;
+        assert!(ledger.take(slot));
+        Bundle {
+            id: ledger.present(slot).unwrap(),
+            flags: wire::flags::PERSISTENT,
+            peer: self.client.local_addr().unwrap(),
+            socket_bytes: length.into(),
+            arrived_ns: 0,
+            replaces: 0,
+            head_bytes: length,
+            request,
+        }
+    }
+
     /// Whether nothing was sent to it, nor is its connection over.
     fn waits(&self) -> bool {
         self.client.set_nonblocking(true).unwrap();
@@ -87,24 +105,6 @@ impl Filter {
         filter
     }
 
-    /// A request of `client` that is held under `slot`.
-    fn present(&self, client: &mut Client, slot: u32, target: &str) -> Bundle {
-        let request = format!("GET {target} HTTP/1.1\r\nHost: test\r\n\r\n").into_bytes();
-        client.client.write_all(&request).unwrap();
-        let length = request.len() as u32;
-        assert!(self.ledger.take(slot));
-        Bundle {
-            id: self.ledger.present(slot).unwrap(),
-            flags: wire::flags::PERSISTENT,
-            peer: client.client.local_addr().unwrap(),
-            socket_bytes: length.into(),
-            arrived_ns: 0,
-            replaces: 0,
-            head_bytes: length,
-            request,
-        }
-    }
-
     fn hand(&self, client: &Client, bundle: &Bundle) {
         link::send_bundle(self.upstream.as_fd(), bundle, client.socket.as_fd(), &mut Vec::new()).unwrap();
     }
@@ -131,7 +131,7 @@ impl Drop for Filter {
 fn a_request_that_is_refused_is_taken_and_over_once_it_is_answered() {
     let filter = Filter::start("forbid=/private");
     let mut client = Client::new();
-    let bundle = filter.present(&mut client, 1, "/private/a");
+    let bundle = client.present(&filter.ledger, 1, "/private/a");
     assert!(filter.ledger.ask(bundle.id));
     filter.hand(&client, &bundle);
     assert_eq!(filter.told(), Notice::ClosedForAll(bundle.id));
@@ -144,16 +144,16 @@ fn a_request_that_is_refused_is_taken_and_over_once_it_is_answered() {
 fn a_request_that_the_server_has_taken_is_not_refused_as_well() {
     let filter = Filter::start("forbid=/private");
     let mut taken = Client::new();
-    let bundle = filter.present(&mut taken, 1, "/private/a");
+    let bundle = taken.present(&filter.ledger, 1, "/private/a");
     assert!(filter.ledger.claim(bundle.id));
     filter.hand(&taken, &bundle);
     // Nor one of which there is a newer presentation.
     let mut newer = Client::new();
-    let older = filter.present(&mut newer, 2, "/private/b");
+    let older = newer.present(&filter.ledger, 2, "/private/b");
     assert_ne!(filter.ledger.present(2).unwrap(), older.id);
     filter.hand(&newer, &older);
     let mut other = Client::new();
-    let last = filter.present(&mut other, 3, "/private/c");
+    let last = other.present(&filter.ledger, 3, "/private/c");
     filter.hand(&other, &last);
     assert_eq!(filter.told(), Notice::ClosedForAll(last.id));
     assert!(other.received().starts_with("HTTP/1.1 403 "));
@@ -169,20 +169,7 @@ fn a_server_goes_on_behind_a_datagram_that_is_refused() {
     let (link, upstream) = link::pair().unwrap();
     let (ledger, file) = Ledger::create().unwrap();
     let mut client = Client::new();
-    let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n".to_vec();
-    client.client.write_all(&request).unwrap();
-    assert!(ledger.take(1));
-    let length = request.len() as u32;
-    let bundle = Bundle {
-        id: ledger.present(1).unwrap(),
-        flags: 0,
-        peer: client.client.local_addr().unwrap(),
-        socket_bytes: length.into(),
-        arrived_ns: 0,
-        replaces: 0,
-        head_bytes: length,
-        request,
-    };
+    let bundle = client.present(&ledger, 1, "/");
     rustix::net::send(&upstream, b"no bundle", rustix::net::SendFlags::empty()).unwrap();
     link::send_bundle(upstream.as_fd(), &bundle, client.socket.as_fd(), &mut Vec::new()).unwrap();
     let chain = server::chain(link.try_clone().unwrap(), &file).unwrap();

@@ -5,20 +5,11 @@ mod common;
 
 use std::io::Write;
 
-use common::{Chain, Client, Site, compile, free_port};
+use common::{Chain, Client, Site, compile, compiled, free_port};
 
 const CHAIN: &[&str] = &["package", "persist"];
 /// More than `package` waits for.
 const LONG: usize = 20_000;
-
-/// A server compiled from a C program, behind a chain.
-fn compiled(program: &str, flags: &[&str], way: &str, filters: &[&str]) -> (Chain, Site) {
-    let site = Site::new();
-    let server = compile(&format!("programs/{program}"), flags, &site);
-    let port = free_port();
-    let command = Chain::command(port, filters, &[&server, &port.to_string(), way]);
-    (Chain::once_it_listens(command, port), site)
-}
 
 /// Sends a byte that is urgent (TCP's urgent data, RFC 9293 §3.8.5).
 fn send_urgent(client: &Client, byte: u8) {
@@ -138,7 +129,7 @@ fn a_request_that_waits_for_leave_to_send_its_content_occupies_no_server() {
     chain.stop();
 }
 
-/// What is left of a segment of 64 KiB keeps the whole of it in the socket's buffer, and shut the window for what comes behind.
+/// What is left of a buffer that the kernel has joined keeps all of it, and shut the window for what comes behind.
 #[test]
 fn uploads_that_follow_each_other_are_all_served() {
     for filters in [&["package"][..], CHAIN] {

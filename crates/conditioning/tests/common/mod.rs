@@ -485,6 +485,15 @@ fn abort(chain: &Chain) {
     assert_eq!(chain.get("/small").body, b"small\n");
 }
 
+/// A server compiled from a C program, behind a chain; `way` is the program's second argument.
+pub fn compiled(program: &str, flags: &[&str], way: &str, filters: &[&str]) -> (Chain, Site) {
+    let site = Site::new();
+    let server = compile(&format!("programs/{program}"), flags, &site);
+    let port = free_port();
+    let command = Chain::command(port, filters, &[&server, &port.to_string(), way]);
+    (Chain::once_it_listens(command, port), site)
+}
+
 /// A server compiled from a C program under `tests`.
 pub fn compile(source: &str, flags: &[&str], site: &Site) -> String {
     needs("cc", "gcc");

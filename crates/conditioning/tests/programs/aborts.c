@@ -3,12 +3,13 @@
  * response is framed; for /, it ends it as usual. /whole and /timed get a whole response after what close is to do was set likewise, or to
  * a wait, and say whether it was set when the connection was accepted.
  */
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static int is(const char *request, const char *path)
 {
@@ -17,13 +18,12 @@ static int is(const char *request, const char *path)
 
 int main(int count, char **arguments)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), client;
+	int listener, client;
 
 	if (count != 2)
 		return 2;
-	address.sin_port = htons((unsigned short)atoi(arguments[1]));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 10) < 0)
+	listener = listens_at(arguments[1], SOCK_STREAM);
+	if (listener < 0)
 		return 4;
 	while ((client = accept(listener, NULL, NULL)) >= 0) {
 		char request[8192] = "", response[200];

@@ -15,7 +15,6 @@
  * A response is what the last read before it returned, or the read behind the response before it.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,6 +26,8 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static const char *way;
 static char said[100] = "nothing";
@@ -135,8 +136,7 @@ static void serve(int client)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1, client, status;
+	int listener, client, status;
 	pid_t child;
 
 	if (argc != 3)
@@ -151,9 +151,8 @@ int main(int argc, char **argv)
 		return 4;
 	}
 	signal(SIGPIPE, SIG_IGN);
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		return 1;
 	if (is("shuts")) {
 		child = fork();

@@ -4,7 +4,6 @@
  * file has the number that has become free, and the next request is answered with what was read there.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static void close_unseen(int fd)
 {
@@ -79,16 +80,14 @@ static void read_behind(int client, const char *way, char *content, size_t size)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	char request[8192], response[200], content[100] = "nothing yet";
 	int listener, client, seen;
 
 	if (argc != 4)
 		return 2;
 	seen = atoi(argv[2]);
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	listener = socket(AF_INET, SOCK_STREAM, 0);
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 10) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		return 4;
 	for (;;) {
 		client = accept(listener, NULL, NULL);

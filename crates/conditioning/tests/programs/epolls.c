@@ -9,7 +9,6 @@
  * FILE is there once the process that does not serve has done its part.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,6 +18,8 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static int listener, set;
 static FILE *results;
@@ -133,18 +134,13 @@ static void changes(const char *file)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	const char *how = argv[2], *file = argv[3];
-	int yes = 1;
 	pid_t child;
 
 	if (argc != 4)
 		return 2;
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	listener = socket(AF_INET, SOCK_STREAM, 0);
-	/* Unconditioned, it may follow a server whose connections are not forgotten yet. */
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 10) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		fail("listen");
 	set = epoll_create1(EPOLL_CLOEXEC);
 	if (!strcmp(how, "changes"))

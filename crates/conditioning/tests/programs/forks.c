@@ -1,5 +1,4 @@
 /* A server that answers each client in a child of its own, while threads of it close descriptors all the time. */
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -7,6 +6,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static void *close_nothing(void *unused)
 {
@@ -28,12 +29,8 @@ static void answer(int client)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argc > 1 ? argv[1] : "0"))};
-	int on = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
-
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	int listener = listens_at(argc > 1 ? argv[1] : "0", SOCK_STREAM);
+	if (listener < 0)
 		return perror("listen"), 1;
 	signal(SIGCHLD, SIG_IGN);
 	for (int i = 0; i < 2; i++) {

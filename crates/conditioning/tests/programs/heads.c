@@ -4,7 +4,6 @@
  * server does it. The bytes are "no" where the connection was corked when it was accepted.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -16,6 +15,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 extern int cut_fd, cut_refuses;
 extern size_t cut_most;
@@ -100,15 +101,14 @@ static void respond(int client, const char *way)
 
 int main(int count, char **arguments)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), client;
+	int listener, client;
 	char request[8192], way[16];
 	FILE *file = tmpfile();
 
 	if (count != 2 || !file || fputs("ok\n", file) < 0 || fflush(file) || dup2(fileno(file), 0))
 		return 2;
-	address.sin_port = htons((unsigned short)atoi(arguments[1]));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 10) < 0)
+	listener = listens_at(arguments[1], SOCK_STREAM);
+	if (listener < 0)
 		return 4;
 	while ((client = accept(listener, NULL, NULL)) >= 0) {
 		ssize_t got = read(client, request, sizeof(request) - 1);

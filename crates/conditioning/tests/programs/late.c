@@ -1,11 +1,12 @@
 /* A server that goes to the background and whose first process ends late: not before it is sent SIGHUP, which is not for it. */
-#include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static volatile sig_atomic_t hangups;
 
@@ -23,8 +24,7 @@ static void end(int signal)
 
 int main(int arguments, char **argument)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET };
-	int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	int listener;
 
 	if (arguments < 2)
 		return 2;
@@ -34,10 +34,8 @@ int main(int arguments, char **argument)
 			pause();
 	setsid();
 	signal(SIGHUP, count);
-	address.sin_port = htons(atoi(argument[1]));
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 64))
+	listener = listens_at(argument[1], SOCK_STREAM);
+	if (listener < 0)
 		return 1;
 	for (;;) {
 		int fd = accept(listener, NULL, NULL);

@@ -1,6 +1,5 @@
 /* A server of several threads, each with an epoll set of its own: what a thread has closed must never be reported. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -9,6 +8,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 struct connection {
 	int fd, is_closed;
@@ -73,13 +74,8 @@ static void *serve(void *unused)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argc > 1 ? argv[1] : "0"))};
-	int on = 1;
-
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	listener = listens_at(argc > 1 ? argv[1] : "0", SOCK_STREAM | SOCK_NONBLOCK);
+	if (listener < 0)
 		return perror("listen"), 1;
 	for (int i = 0; i < 3; i++) {
 		pthread_t thread;

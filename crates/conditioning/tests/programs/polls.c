@@ -1,7 +1,6 @@
 /* A server that waits by poll, select or epoll, or their kin, and answers each request a while after it has read it, beside others. What has
  * arrived behind a request is not its turn: it must not be told of it again and again. Says how often it was woken. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +12,8 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 enum { MOST = 64, WORK_MS = 500 };
 
@@ -100,14 +101,11 @@ static void answer(int i)
 
 int main(int arguments, char **argument)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(atoi(argument[1])) };
-	int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	int listener = listens_at(argument[1], SOCK_STREAM | SOCK_NONBLOCK);
 
 	by_select = arguments > 2 && strstr(argument[2], "select");
 	precisely = arguments > 2 && argument[2][0] == 'p' && argument[2][1] != 'o';
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 64))
+	if (listener < 0)
 		return 1;
 	if (arguments > 2 && !strcmp(argument[2], "epoll"))
 		set = epoll_create1(0);

@@ -5,7 +5,6 @@
  * is, and waits for the next event of an edge-triggered set.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,6 +16,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static const char *way;
 static int pipes[2];
@@ -135,18 +136,16 @@ static void serve(int client)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct epoll_event event = { .events = EPOLLIN | EPOLLET };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1, client;
+	int listener, client;
 
 	set = epoll_create1(EPOLL_CLOEXEC);
 	if (argc != 3 || pipe(pipes) < 0)
 		return 2;
 	way = argv[2];
 	signal(SIGPIPE, SIG_IGN);
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		return 1;
 	for (;;) {
 		client = accept(listener, NULL, NULL);

@@ -1,7 +1,6 @@
 /* Waits for events as libuv does: registers what it waits for by an io_uring if there is one, and by epoll_ctl(2) otherwise. Answers each
  * request with what came of the ring, and of other calls by syscall(2). */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +11,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 /* What libuv asks for: 64 entries, and in which state they are. */
 static const char *ring(void)
@@ -42,16 +43,16 @@ static const char *calls(void)
 
 int main(int count, char **arguments)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), set = epoll_create1(EPOLL_CLOEXEC);
-	struct epoll_event event = { .events = EPOLLIN, .data.fd = listener };
+	int listener, set = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = { .events = EPOLLIN };
 	const char *with = ring();
 
 	if (count != 2)
 		return 2;
-	address.sin_port = htons((unsigned short)atoi(arguments[1]));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 10) < 0)
+	listener = listens_at(arguments[1], SOCK_STREAM | SOCK_NONBLOCK);
+	if (listener < 0)
 		return 4;
+	event.data.fd = listener;
 	epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
 	for (;;) {
 		char request[8192], response[200], text[100];

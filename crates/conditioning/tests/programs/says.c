@@ -9,7 +9,6 @@
  *   cloexec                       has it close on exec, by close_range(2): whether the one before did after its answer
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -18,6 +17,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_CLOEXEC 4
@@ -107,15 +108,13 @@ static void serve(int client)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1, client;
+	int listener, client;
 
 	if (argc != 3)
 		return 2;
 	way = argv[2];
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		return 1;
 	while ((client = accept(listener, NULL, NULL)) >= 0) {
 		serve(client);

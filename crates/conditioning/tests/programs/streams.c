@@ -11,6 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "listens.h"
+
 static const char *style;
 
 static int is(const char *name) { return strcmp(style, name) == 0; }
@@ -77,10 +79,8 @@ int main(int count, char **arguments)
     style = arguments[2];
     signal(SIGPIPE, SIG_IGN);
     signal(SIGCHLD, SIG_IGN);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
-    int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 128) != 0)
+    int listener = listens_at(arguments[1], SOCK_STREAM);
+    if (listener < 0)
         return 1;
     for (;;) {
         int client = accept(listener, NULL, NULL);

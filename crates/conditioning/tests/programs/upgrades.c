@@ -6,7 +6,6 @@
  * like any other.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +17,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static const char *way;
 
@@ -113,16 +114,14 @@ static void converse(int client)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1, client;
+	int listener, client;
 
 	if (argc != 3)
 		return 2;
 	way = argv[2];
 	signal(SIGPIPE, SIG_IGN);
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		return 1;
 	for (;;) {
 		client = accept(listener, NULL, NULL);

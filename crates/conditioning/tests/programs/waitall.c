@@ -2,7 +2,6 @@
  * Answers with the content, or with how much it got of what it waited for. By "interrupted", a signal comes while it waits for a rest
  * that does not. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,6 +9,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static char request[1 << 20];
 
@@ -67,14 +68,13 @@ static ssize_t receive(int client, const char *way, size_t length)
 
 int main(int count, char **arguments)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), client;
+	int listener, client;
 	char response[200];
 
 	if (count != 3)
 		return 2;
-	address.sin_port = htons((unsigned short)atoi(arguments[1]));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 10) < 0)
+	listener = listens_at(arguments[1], SOCK_STREAM);
+	if (listener < 0)
 		return 4;
 	while ((client = accept(listener, NULL, NULL)) >= 0) {
 		char *end, *field;

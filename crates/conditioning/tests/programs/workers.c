@@ -2,13 +2,14 @@
  * server PORT WAY: a process that waits for nobody, and one that serves, a request on each connection. The latter "dies" of
  * its first request; or is "slow": it answers seconds later.
  */
-#include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "listens.h"
 
 static const char response[] = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n";
 
@@ -34,14 +35,12 @@ static void serve(int listener, const char *way)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+	int listener;
 
 	if (argc != 3)
 		return 2;
-	address.sin_port = htons((unsigned short)atoi(argv[1]));
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
 		return perror("listen"), 1;
 	if (fork() == 0)
 		serve(listener, argv[2]);
