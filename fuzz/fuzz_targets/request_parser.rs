@@ -1,17 +1,21 @@
-//! Any split of the bytes gives the same result, a head written and read back is the same head, and what is forwarded
+//! Any split of the bytes gives the same result, fields are known by their names and by nothing else, a head written and read back is the same head, and what is forwarded
 //! is one sound head with the framing that was asked for.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_http::forward::{ForwardContext, write_upstream_request};
 use tidegate_http::normalize::{Personality, normalize};
-use tidegate_http::{BodyFraming, HeadError, HeadLimits, Progress, RequestParser};
+use tidegate_http::{BodyFraming, FieldId, HeadError, HeadLimits, Progress, RequestParser};
 
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 256, head_bytes: 1024, fields: 12 };
 
 fn describe(parser: &RequestParser, bytes: &[u8], result: Result<Progress, HeadError>) -> String {
     match result {
-        Ok(Progress::Complete { length }) => format!("{length} {:?}", parser.head(&bytes[..length])),
+        Ok(Progress::Complete { length }) => {
+            let head = parser.head(&bytes[..length]);
+            assert!(head.fields.iter().all(|(id, name, _)| id == FieldId::from_name(name)));
+            format!("{length} {head:?}")
+        }
         other => format!("{other:?}"),
     }
 }

@@ -1,8 +1,8 @@
-//! Any split of the bytes gives the same result.
+//! Any split of the bytes gives the same result, and fields are known by their names and by nothing else.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_http::{HeadLimits, Method, Progress, ResponseParser};
+use tidegate_http::{FieldId, HeadLimits, Method, Progress, ResponseParser};
 
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64, head_bytes: 1024, fields: 12 };
 
@@ -16,7 +16,9 @@ fn parse_in_pieces(bytes: &[u8], method: Method, piece: usize) -> String {
         let result = parser.parse(&window);
         match result {
             Ok(Progress::Complete { length }) => {
-                return format!("{length} {:?}", parser.head(&bytes[..length]));
+                let head = parser.head(&bytes[..length]);
+                assert!(head.fields.iter().all(|(id, name, _)| id == FieldId::from_name(name)));
+                return format!("{length} {head:?}");
             }
             Ok(Progress::Incomplete) if available < bytes.len() => {}
             other => return format!("{other:?}"),

@@ -10,6 +10,7 @@
 use crate::field::FieldId;
 use crate::head::Method;
 use crate::head::Version;
+use crate::names::{NamePattern, PATTERNS};
 
 /// Rank of every byte: letters first, in either case, then the rest of the token characters, so that "a byte of a field
 /// name" is one range; then what the grammar names; then everything else.
@@ -120,14 +121,13 @@ impl Machine {
         Some((version, status, end))
     }
 
-    /// The number of the one known field that the name at the start of a field line can be. `word` gives four bytes of the
-    /// line, counted by fours.
+    /// The one known name that can be at the start of a field line. `word` gives four bytes of the line, counted by fours.
     #[inline(always)]
-    pub(crate) fn known_name(&self, word: impl Fn(usize) -> u32) -> Option<usize> {
+    pub(crate) fn known_name(&self, word: impl Fn(usize) -> u32) -> Option<&'static NamePattern> {
         let rank = ALPHABET[word(0) as usize % 256];
         let state = *self.letters.get(usize::from(rank))?;
         // Letters in either case.
-        self.word(state, |i| word(i) | 0x2020_2020)
+        self.word(state, |i| word(i) | 0x2020_2020).and_then(|number| PATTERNS.get(number))
     }
 
     /// Follows patterns from `state` to the end of a word. `word` gives four bytes of the input, counted by fours.
@@ -353,38 +353,31 @@ impl Words {
         group
     }
 
-    /// Those of `members` that have ended at `depth`.
-    const fn ended(&self, members: u128, depth: usize) -> u128 {
-        let mut ended = 0;
+    /// Where the four bytes of `members` are of most kinds, before the end of any: what follows a name may be like another.
+    const fn most_telling_depth(&self, members: u128) -> usize {
+        let mut shortest = WORD_BYTES;
         let mut i = 0;
         while i < self.count {
-            if members & (1 << i) != 0 && self.length[i] <= depth {
-                ended |= 1 << i;
+            if members & (1 << i) != 0 && self.length[i] < shortest {
+                shortest = self.length[i];
             }
             i += 1;
         }
-        ended
-    }
-
-    /// Where the four bytes of `members` are of most kinds. At most one may have ended there, which is tried last and must
-    /// therefore not be a common one.
-    const fn most_telling_depth(&self, members: u128) -> usize {
         let (mut best, mut most_kinds) = (0, 0);
         let mut depth = 0;
-        while depth < WORD_BYTES {
-            let ended = self.ended(members, depth);
-            let may_end = ended.count_ones() <= 1 && ended.trailing_zeros() as usize >= COMMON.len();
+        while depth < shortest {
             let mut kinds = 0;
             let mut remaining = members;
             while remaining != 0 {
                 remaining &= !self.agreeing_with_first(remaining, depth);
                 kinds += 1;
             }
-            if may_end && kinds > most_kinds {
+            if kinds > most_kinds {
                 (best, most_kinds) = (depth, kinds);
             }
             depth += 4;
         }
+        assert!(most_kinds > 1, "names cannot be told apart");
         best
     }
 }
@@ -465,17 +458,13 @@ impl Builder {
             return ACCEPT + names.accept[members.trailing_zeros() as usize];
         }
         let depth = names.most_telling_depth(members);
-        let ended = names.ended(members, depth);
         let mut chain = Chain::begin(self, depth / 4);
-        let mut remaining = members & !ended;
+        let mut remaining = members;
         while remaining != 0 {
             let group = names.agreeing_with_first(remaining, depth);
             remaining &= !group;
             let next = self.tell_apart(names, group);
             chain.edge(self, names, group.trailing_zeros() as usize, depth, next);
-        }
-        if ended != 0 {
-            self.table[chain.last].otherwise = ACCEPT + names.accept[ended.trailing_zeros() as usize];
         }
         chain.first as u8
     }
@@ -555,7 +544,20 @@ mod tests {
             for name in [name.to_owned(), name.to_ascii_uppercase()] {
                 let line = format!("{name}:");
                 let candidate = MACHINE.known_name(|at| four_bytes(line.as_bytes(), 4 * at));
-                assert_eq!(candidate, Some(id as usize));
+                assert_eq!(candidate.map(|name| name.id), Some(id));
+            }
+        }
+    }
+
+    /// `x-real-ip` was not known before a line that had `host` where `x-forwarded-host` has it.
+    #[test]
+    fn what_follows_a_name_does_not_make_it_another() {
+        for &(id, name) in FieldId::KNOWN {
+            for &(_, other) in FieldId::KNOWN {
+                let mut line = format!("{name}:").into_bytes();
+                line.extend(other.bytes().skip(line.len()));
+                let candidate = MACHINE.known_name(|at| four_bytes(&line, 4 * at));
+                assert_eq!(candidate.map(|name| name.id), Some(id), "{name} before what is like {other}");
             }
         }
     }

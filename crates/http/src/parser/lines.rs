@@ -3,7 +3,7 @@
 use crate::error::HeadError;
 use crate::field::{Field, FieldId, Span};
 use crate::machine::{MACHINE, four_bytes, word_of};
-use crate::names::{Ids, PATTERNS};
+use crate::names::Ids;
 use crate::simd::{Scalar, Scan};
 
 /// Where within a field line the parser stopped.
@@ -118,14 +118,10 @@ impl FieldLines {
             }
             let rest = &window[start..];
             let known = match rest.first_chunk() {
-                Some(block) => MACHINE
-                    .known_name(|at| word_of(block, at))
-                    .and_then(|number| PATTERNS.get(number))
-                    .filter(|name| scan.name_matches(block, name)),
-                None => MACHINE
-                    .known_name(|at| four_bytes(rest, 4 * at))
-                    .and_then(|number| PATTERNS.get(number))
-                    .filter(|name| name.starts(rest)),
+                Some(block) => {
+                    MACHINE.known_name(|at| word_of(block, at)).filter(|name| scan.name_matches(block, name))
+                }
+                None => MACHINE.known_name(|at| four_bytes(rest, 4 * at)).filter(|name| name.starts(rest)),
             };
             let (id, ids, colon) = match known {
                 Some(name) => (name.id, name.ids, start + usize::from(name.length)),
