@@ -1,4 +1,5 @@
 //! Replicas as processes, and networks of their own.
+#![allow(dead_code, reason = "not every test file uses all of it")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -9,7 +10,6 @@ use std::sync::mpsc::{self, Receiver};
 pub struct Replica {
     /// What it has said before it listened, and what it says from then on.
     pub said: Vec<String>,
-    #[allow(dead_code, reason = "not every test file listens")]
     pub later: Receiver<String>,
     pub process: Child,
     pub address: String,
