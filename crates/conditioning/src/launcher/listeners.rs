@@ -135,7 +135,7 @@ pub struct Placed {
     pub opened_by: (u32, RawFd),
 }
 
-/// The launcher's end of a pair, and the one that the server gets.
+/// The launcher's end of a pair, and the one that the server gets in the place of a socket.
 pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags};
 
-use crate::launcher::asker::name_of;
+use crate::launcher::{asker::name_of, listeners};
 use crate::server::{self, Awaited, Closing, Reading};
 
 const KEY_QUESTIONS: u64 = u64::MAX;
@@ -159,12 +159,7 @@ impl Relay {
 
     /// Registers the client's socket, and opens this end and the one that the server is to get.
     fn pair(&self, client: BorrowedFd<'_>, key: u64) -> Result<(OwnedFd, OwnedFd), Errno> {
-        let (ours, theirs) = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (ours, theirs) = listeners::pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         epoll::add(&self.epoll, client, EventData::new_u64(2 * key), EventFlags::empty())?;
         // Filters hold the client's socket too: what is registered would outlive the close.
@@ -451,16 +446,11 @@ mod tests {
         assert_eq!(pipe.pending(), b"ok");
     }
 
-    fn stream_pair() -> (OwnedFd, OwnedFd) {
-        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
-        rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap()
-    }
-
     /// Its end was reported again and again until the client had read everything: a core for each slow reader.
     #[test]
     fn nothing_is_reported_of_a_server_that_has_ended_while_its_client_reads_slowly() {
         let mut relay = Relay::new().unwrap();
-        let ((client, reader), (server, theirs)) = (stream_pair(), stream_pair());
+        let ((client, reader), (server, theirs)) = (listeners::pair().unwrap(), listeners::pair().unwrap());
         epoll::add(&relay.epoll, &client, EventData::new_u64(0), EventFlags::empty()).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], 80));
         let connection = Connection {
@@ -498,10 +488,10 @@ mod tests {
         let mut relay = Relay::new().unwrap();
         let (ledger, file) = crate::ledger::Ledger::create().unwrap();
         drop(ledger);
-        let _chain = server::chain_without_children(stream_pair().0, &file).unwrap();
+        let _chain = server::chain_without_children(listeners::pair().unwrap().0, &file).unwrap();
         // Nothing can be registered with a socket.
-        relay.epoll = stream_pair().0;
-        let client = stream_pair().0;
+        relay.epoll = listeners::pair().unwrap().0;
+        let client = listeners::pair().unwrap().0;
         let number = client.as_raw_fd();
         assert!(table::set(number, Entry::Ended(std::sync::Arc::default())));
         let address = SocketAddr::from(([127, 0, 0, 1], 80));
