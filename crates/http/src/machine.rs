@@ -429,7 +429,7 @@ impl Builder {
         chain.first as u8
     }
 
-    /// For each letter where the names that start with it are told apart; [`NamePattern`](crate::names::NamePattern)
+    /// For each letter where the names that start with it are told apart; [`NamePattern`]
     /// compares the one that is left.
     const fn names_by_letter(&mut self, names: &Words) -> [u8; rank::LETTERS.1 as usize] {
         let mut letters = [SLOW; rank::LETTERS.1 as usize];
