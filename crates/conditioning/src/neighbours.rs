@@ -38,6 +38,8 @@ pub mod environment {
     pub const LAST: &str = "TIDEGATE_CC_LAST";
     /// The listening sockets, with commas between them; the first filter only.
     pub const LISTEN: &str = "TIDEGATE_CC_LISTEN";
+    /// The form of the program's log lines: what `--log` says where there is no such option.
+    pub const LOG_FORM: &str = "TIDEGATE_LOG_FORM";
 }
 
 /// The same file under a number that programs leave alone: low ones they give to what they start.
@@ -356,8 +358,12 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Says a line on standard error in one piece: the processes of a chain share it.
+/// Says a line on standard error in one piece: the processes of a chain share it. Where the program has a form for such lines, it
+/// is in that form.
 pub(crate) fn say(line: &str) {
+    if tracing::dispatcher::has_been_set() {
+        return tracing::info!("{line}");
+    }
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 

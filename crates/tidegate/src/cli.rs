@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_accelerator::PurgePattern;
+use tidegate_conditioning::neighbours::environment;
 use tidegate_conditioning::{filters, launcher};
 use tidegate_core::IpPrefix;
 use tidegate_policy::PortRange;
@@ -38,13 +39,13 @@ impl Failure {
 )]
 pub(crate) struct Cli {
     /// The form of log lines on standard error.
-    #[arg(long, value_enum, default_value_t = LogForm::Text, global = true)]
+    #[arg(long, value_enum, default_value_t = LogForm::Text, global = true, env = environment::LOG_FORM)]
     log: LogForm,
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub(crate) enum LogForm {
     Text,
     Json,
@@ -331,6 +332,10 @@ struct ClientArgs {
 
 /// Does what the command line asks for.
 pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
+    // As text, a chain's processes say lines of their own.
+    if matches!(cli.command, Command::Condition(_) | Command::Filter(_)) && cli.log == LogForm::Json {
+        run::start_log(cli.log);
+    }
     match cli.command {
         Command::Run(args) => run::run(&args, cli.log),
         Command::Check { schema: true, .. } => print(&config::schema()),

@@ -1,17 +1,20 @@
 //! What a person at a terminal meets: errors of one clear line, exit codes, help, completions, manual pages.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Process, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 18] = [
+const COMMANDS: [&[&str]; 20] = [
     &["run"],
     &["check"],
     &["status"],
+    &["top"],
     &["reload"],
     &["drain"],
     &["cache", "list"],
@@ -27,6 +30,7 @@ const COMMANDS: [&[&str]; 18] = [
     &["fetch"],
     &["gateway"],
     &["intercept"],
+    &["condition"],
 ];
 
 /// What an ended command left.
@@ -592,6 +596,47 @@ fn standard_output_whose_reader_is_gone_is_no_error() {
     let mut err = String::new();
     std::io::Read::read_to_string(process.0.stderr.as_mut().unwrap(), &mut err).unwrap();
     assert_eq!((status.code(), err.as_str()), (Some(0), ""));
+}
+
+/// The launcher's lines and the filters' own.
+#[test]
+fn a_chain_says_its_lines_in_the_form_that_was_asked_for() {
+    let (address, port) = (local(free_port()), free_port().to_string());
+    let server =
+        "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(60)";
+    let mut chain = spawn(
+        &[
+            &[
+                "condition",
+                "--log",
+                "json",
+                "--filter",
+                "package",
+                "--listen",
+                &address,
+                "--server-port",
+                &port,
+            ],
+            &["--via", "seccomp", "--", "python3", "-c", server, &port][..],
+        ]
+        .concat(),
+    );
+    let mut lines = BufReader::new(chain.0.stderr.take().unwrap()).lines();
+    let mut message = || {
+        let line: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        line["fields"]["message"].as_str().unwrap().to_owned()
+    };
+    let said = message();
+    assert!(
+        said.starts_with(&format!("tidegate: listening on {address}, through package, for python3 ")),
+        "{said}"
+    );
+    let signal = |signal| kill_process(Pid::from_child(&chain.0), signal).unwrap();
+    signal(Signal::USR1);
+    let said = message();
+    assert!(said.starts_with("package: "), "{said}");
+    signal(Signal::TERM);
+    assert_eq!(eventually("it ends", || chain.0.try_wait().unwrap()).code(), Some(128 + 15));
 }
 
 #[test]

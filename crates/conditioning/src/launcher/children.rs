@@ -321,6 +321,9 @@ impl FilterProcess {
         if let Some((user, group)) = FILTER_USER.get() {
             command.env(environment::USER, format!("{user}:{group}"));
         }
+        if tracing::dispatcher::has_been_set() {
+            command.env(environment::LOG_FORM, "json");
+        }
         command.env_remove("LD_PRELOAD");
         self.is_ready = false;
         self.reason = None;
