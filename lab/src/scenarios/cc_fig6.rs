@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::cc::{PAPER, Sample, series};
 use super::cc_fig4::{LINGERING_NGINX, SERVERS, raw, summary};
 use super::cc_load::{Mix, What, Wrk};
-use super::cc_servers::{Server, site};
+use super::cc_servers::{APACHE_WORKERS, Program, Server, site};
 use crate::plot::Plot;
 use crate::stats::Spread;
 use crate::verdict::{Check, Verdict};
@@ -14,6 +14,11 @@ use crate::{Error, Lab, Outcome, Scenario};
 /// Directories of 5 MB.
 const DIRECTORIES: [usize; 2] = [10, 50];
 const MBYTES: [f64; 2] = [50.0, 250.0];
+/// Behind the four filters that there are without `--filter`.
+const BY_DEFAULT: [(&str, Program, Option<&[&str]>); 2] = [
+    ("nginx, default chain", Program::Nginx, Some(&[])),
+    ("Apache, default chain", Program::Apache(APACHE_WORKERS), Some(&[])),
+];
 /// What is compared in turn, and how much of the latter's requests per CPU-second the former keeps.
 const PAIRS: [(&str, &str, f64); 2] =
     [(LINGERING_NGINX, "nginx", 0.7), ("conditioned Apache", "Apache", 0.9)];
@@ -28,7 +33,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     method: "64 connections, kept open. A directory has nine files in each of four classes (0.1 to 0.9, 1 to 9, 10 to 90 and \
              100 to 900 kB, asked for in 35, 50, 14 and 1 % of requests); directories are asked for by Zipf's law. Both data \
              sets fit into memory: the disk would serve all servers alike. A chain of one filter, as in the paper. nginx and \
-             Apache are measured with `--linger 1000` and without, as in Figure 4. The bounds are for nginx with it and for Apache \
+             Apache are measured with `--linger 1000` and without, as in Figure 4, and behind the default chain of four filters \
+             (package, persist, normalize, prior), which has no bound. The bounds are for nginx with it and for Apache \
              without, in eight rounds of four seconds: bare, conditioned, conditioned, bare, each alone on the core.",
     run,
 };
@@ -40,7 +46,7 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let places = &places[..lab.choose(2, 1)];
     let (mut samples, mut pairs) = (Vec::new(), Vec::new());
     let mut servers = Vec::new();
-    for &(label, program, chain) in &SERVERS {
+    for &(label, program, chain) in SERVERS.iter().chain(&BY_DEFAULT) {
         servers.push((label, Server::start(lab, program, chain, site.path())?));
     }
     for &(directories, mbytes) in places {
@@ -80,7 +86,7 @@ fn outcome(samples: &[Sample], pairs: &[[Sample; 2]], places: &[f64]) -> Result<
             checks.push(Check { what, ratio: ratio.median, at_least });
         }
     }
-    let labels = SERVERS.map(|(label, _, _)| label);
+    let labels: Vec<_> = SERVERS.iter().chain(&BY_DEFAULT).map(|(label, ..)| *label).collect();
     let plot = |title: &str, y: &str, value: fn(&Sample) -> f64| Plot {
         title: title.to_owned(),
         x: "data set, MB".to_owned(),
