@@ -24,7 +24,7 @@ use crate::service::follow::{Follower, Next};
 use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
-use crate::service::validation::{Validators, freshen};
+use crate::service::validation::{Freshened, Validators, freshen};
 use crate::settings::Balance;
 use crate::upstream::{EmptyBody, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
@@ -375,11 +375,14 @@ impl Fetch<'_> {
             && response.head().status == 304
         {
             let storing = self.storing(store, url_key, asked_ms, epoch);
-            if let Some(object) = freshen(&storing, stale, &response.head()) {
+            if let Some(Freshened { object, own_head }) = freshen(&storing, stale, &response.head()) {
                 self.core.metrics.cache_revalidated_total.add(1);
                 self.core.landed(leader, fill::is_fresh(&object, self.core.clock.unix_s()));
                 let forward = Forward { stored: true, ..self.forward(reason, 304) };
-                return self.hit_of(object, false, forward);
+                return match self.hit_of(object, false, forward) {
+                    Answer::Stored(hit) => Answer::Stored(Hit { own_head, ..hit }),
+                    answer => answer,
+                };
             }
             // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
             epoch = self.core.flights.epoch(url_key);

@@ -34,6 +34,16 @@ pub(crate) struct Hit {
     pub is_file: bool,
     /// The upstream was asked first.
     pub forwarded: Option<Forward>,
+    /// Status line and field lines for this client, where they are not the stored ones.
+    pub own_head: Option<Box<[u8]>>,
+}
+
+impl Hit {
+    /// Status line and field lines of the whole response.
+    #[inline]
+    pub(crate) fn head(&self) -> &[u8] {
+        self.own_head.as_deref().unwrap_or_else(|| self.object.head())
+    }
 }
 
 /// What of a stored response is sent.
@@ -201,7 +211,7 @@ impl Parts {
     #[inline]
     fn of_object(self, object: Object, stale: bool) -> Hit {
         let Self { status, form, age_s, ttl_s, is_file } = self;
-        Hit { object, status, form, age_s, ttl_s, stale, is_file, forwarded: None }
+        Hit { object, status, form, age_s, ttl_s, stale, is_file, forwarded: None, own_head: None }
     }
 }
 

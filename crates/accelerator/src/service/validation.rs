@@ -1,7 +1,8 @@
 //! Validation: what a stored response is recognized by, and what a 304 says about it (RFC 9111 §4.3).
 
+use tidegate_http::cache::Policy;
 use tidegate_http::cache::conditional::validators_match;
-use tidegate_http::cache::{self, Policy};
+use tidegate_http::cache::update::{Recipient, is_for_one_client, merge};
 use tidegate_http::{HeadLimits, Method, Progress, ResponseHead, ResponseParser};
 use tidegate_store::Object;
 
@@ -40,13 +41,20 @@ impl Validators {
     }
 }
 
+/// A stored response that a 304 has made fresh.
+pub(super) struct Freshened {
+    pub object: Object,
+    /// The head for the client whose request was validated, if the 304 says something to it alone.
+    pub own_head: Option<Box<[u8]>>,
+}
+
 /// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when
 /// the stored one was replaced meanwhile.
 pub(super) fn freshen(
     storing: &Storing<'_>,
     stale: &Object,
     not_modified: &ResponseHead<'_>,
-) -> Option<Object> {
+) -> Option<Freshened> {
     let Some(Entry::Response(entry)) = Entry::decode(stale.meta()) else { return None };
     if storing.core.with_plan(|plan| plan.is_outdated(entry.reviewed)) {
         return None;
@@ -63,15 +71,22 @@ pub(super) fn freshen(
     let mut parser = ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
     parser.reset(Method::Get);
     let Ok(Progress::Complete { .. }) = parser.parse(&stored) else { return None };
-    let mut head = Vec::with_capacity(stored.len() + 64);
-    fill::write_status_line(&parser.head(&stored), &mut head);
-    cache::update::merge(&parser.head(&stored).fields, &not_modified.fields, &mut head);
+    let now_s = storing.core.clock.unix_s();
+    let (old, newer) = (parser.head(&stored), &not_modified.fields);
+    let updated_for = |recipient| {
+        let mut head = Vec::with_capacity(stored.len() + 64);
+        fill::write_status_line(&old, &mut head);
+        merge(&old.fields, newer, now_s, recipient, &mut head);
+        head
+    };
+    let head = updated_for(Recipient::Everybody);
+    let own_head = is_for_one_client(&old.fields, newer, now_s)
+        .then(|| updated_for(Recipient::Validating).into_boxed_slice());
     let mut merged = head.clone();
     merged.extend_from_slice(b"\r\n");
     parser.reset(Method::Get);
     let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
     let response = parser.head(&merged);
-    let now_s = storing.core.clock.unix_s();
     let policy =
         Policy::validated(storing.request, &response, not_modified, storing.request_time_s(now_s), now_s);
     // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
@@ -80,5 +95,6 @@ pub(super) fn freshen(
         return None;
     };
     let meta = fill::response_meta(&response, policy, entry.reviewed);
-    storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()
+    let object = storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()?;
+    Some(Freshened { object, own_head })
 }

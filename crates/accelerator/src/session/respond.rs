@@ -39,7 +39,7 @@ pub(crate) fn write_hit(
         Form::Part { start, end } => {
             form = HitForm { status: 206, with_stored_head: false, body: (start, end) };
             out.extend_from_slice(b"HTTP/1.1 206 Partial Content\r\n");
-            out.extend_from_slice(fill::stored_fields_of(hit.object.head()));
+            out.extend_from_slice(fill::stored_fields_of(hit.head()));
             let _ = write!(out, "Content-Range: bytes {start}-{}/{length}\r\n", end - 1);
             write_length(end - start, out);
         }
@@ -52,7 +52,7 @@ pub(crate) fn write_hit(
         Form::NotModified => {
             form = HitForm { status: 304, with_stored_head: false, body: (0, 0) };
             out.extend_from_slice(b"HTTP/1.1 304 Not Modified\r\n");
-            fill::write_not_modified_fields(hit.object.head(), out);
+            fill::write_not_modified_fields(hit.head(), out);
         }
         Form::PreconditionFailed => {
             form = HitForm { status: 412, with_stored_head: false, body: (0, 0) };
@@ -91,7 +91,7 @@ pub(crate) fn stored_head(
 ) -> (Vec<u8>, HitForm) {
     let mut out = Vec::with_capacity(512);
     let form = core.with_plan(|plan| write_hit(core, &plan.pseudonym, head, hit, keep_alive, &mut out));
-    let mut first = if form.with_stored_head { hit.object.head().to_vec() } else { Vec::new() };
+    let mut first = if form.with_stored_head { hit.head().to_vec() } else { Vec::new() };
     first.extend_from_slice(&out);
     (first, form)
 }

@@ -68,7 +68,7 @@ const FIELDS_BYTES: u64 = 512;
 pub(super) fn is_short(hit: &Hit) -> bool {
     hit.status < 400
         && !matches!(hit.form, Form::PreconditionFailed | Form::Unsatisfiable)
-        && hit.object.head().len() as u64 + hit.object.body_length() + FIELDS_BYTES <= ONE_PIECE_BYTES
+        && hit.head().len() as u64 + hit.object.body_length() + FIELDS_BYTES <= ONE_PIECE_BYTES
 }
 
 /// Puts a short hit together for a connection that is kept; its status, and what is to be counted.
@@ -82,7 +82,7 @@ pub(super) fn write_whole(
 ) -> (u16, Bytes) {
     whole.clear();
     if hit.form == Form::Whole {
-        whole.extend_from_slice(hit.object.head());
+        whole.extend_from_slice(hit.head());
     }
     let form = respond::write_hit(core, pseudonym, head, hit, Some(true), whole);
     let head_bytes = whole.len() as u64;

@@ -181,12 +181,7 @@ impl Policy {
             let sets_cookie = response.fields.has(FieldId::SetCookie);
             return Err(if sets_cookie { NotStorable::SetCookie } else { NotStorable::Useless });
         }
-        let date_s = response
-            .fields
-            .get(FieldId::Date)
-            .and_then(|date| date::parse_at(date, response_time_s))
-            // RFC 9110 §6.6.1: without a usable Date it is the time of reception.
-            .unwrap_or(response_time_s);
+        let date_s = date_of(&response.fields, response_time_s);
         let explicit_s = explicit_lifetime_s(&response.fields, &directives, date_s, response_time_s);
         let lifetime_s = match explicit_s {
             Some(seconds) => seconds,
@@ -457,6 +452,20 @@ fn may_store(
         return Ok(());
     };
     Err(refusal)
+}
+
+/// RFC 9110 §6.6.1: without a usable Date it is the time of reception.
+fn date_of(fields: &Fields<'_>, response_time_s: u64) -> u64 {
+    let stated_s = fields.get(FieldId::Date).and_then(|date| date::parse_at(date, response_time_s));
+    stated_s.unwrap_or(response_time_s)
+}
+
+/// Whether a response says itself that it may be reused without validation, and how long.
+pub(super) fn is_explicitly_fresh(fields: &Fields<'_>, response_time_s: u64) -> bool {
+    let directives = ResponseDirectives::parse(fields);
+    let date_s = date_of(fields, response_time_s);
+    let lifetime_s = explicit_lifetime_s(fields, &directives, date_s, response_time_s);
+    lifetime_s.is_some_and(|seconds| seconds > 0) && !directives.no_cache
 }
 
 /// RFC 9111 §4.2.1.

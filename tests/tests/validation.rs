@@ -1,0 +1,101 @@
+//! What a 304 says of a stored response (RFC 9111 §4.3.4) and to whom.
+#![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
+
+use tidegate_e2e::{Origin, Reply, Request, Tidegate, eventually};
+
+/// Whether the request asks whether the representation with this tag is still good.
+fn validates(request: &Request) -> bool {
+    request.field("If-None-Match") == "\"v1\""
+}
+
+/// A representation that is stale when it comes.
+fn stale(body: &str) -> Reply {
+    Reply::cacheable(body).with("ETag", "\"v1\"").with("Age", "60")
+}
+
+fn not_modified() -> Reply {
+    Reply::status(304, "").with("ETag", "\"v1\"")
+}
+
+#[test]
+fn cookie_that_a_304_sets_is_set_for_the_client_that_was_validated_alone() {
+    let origin = Origin::start(|request| {
+        if !validates(request) {
+            return stale("page");
+        }
+        let reply = not_modified().with("Set-Cookie", &format!("session=of-{}", request.field("User-Agent")));
+        match request.target.as_str() {
+            // As RFC 9110 §15.4.5 wants it of a 304.
+            "/explicit" => reply.with("Cache-Control", "max-age=60"),
+            _ => reply,
+        }
+    });
+    let tidegate = Tidegate::before(&origin);
+    for (number, target) in ["/explicit", "/silent", "/has-it"].into_iter().enumerate() {
+        assert_eq!(tidegate.get(target).field("Set-Cookie"), "", "{target}");
+        let condition = if target == "/has-it" { "If-None-Match: \"v1\"\r\n" } else { "" };
+        let alice = tidegate.get_with(target, &format!("User-Agent: alice\r\n{condition}"));
+        assert_eq!(alice.status, if target == "/has-it" { 304 } else { 200 }, "{target}: {alice:?}");
+        assert_eq!(alice.field("Set-Cookie"), "session=of-alice", "{target}: {alice:?}");
+        let bob = tidegate.get_with(target, "User-Agent: bob\r\n");
+        assert!(bob.is_hit() && bob.text() == "page", "{target}: {bob:?}");
+        assert_eq!(bob.fields.get("Set-Cookie"), None, "{target}: {bob:?}");
+        assert_eq!(origin.count(), 2 * (number + 1));
+    }
+}
+
+#[test]
+fn cookie_that_a_304_in_the_background_sets_is_set_for_nobody() {
+    let origin = Origin::start(|request| match validates(request) {
+        true => not_modified().with("Set-Cookie", "session=of-alice").with("Cache-Control", "max-age=60"),
+        false => Reply::ok("page")
+            .with("ETag", "\"v1\"")
+            .with("Cache-Control", "max-age=60, stale-while-revalidate=600")
+            .with("Age", "60"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    tidegate.get("/");
+    let fresh = eventually("it is fresh", || {
+        let response = tidegate.get("/");
+        assert_eq!(response.fields.get("Set-Cookie"), None, "{response:?}");
+        let ttl_s = response.field("Cache-Status").split_once("ttl=").map(|(_, ttl)| ttl.parse::<i64>());
+        matches!(ttl_s, Some(Ok(1..))).then_some(response)
+    });
+    assert_eq!(fresh.text(), "page");
+}
+
+#[test]
+fn not_modified_without_a_date_makes_the_stored_response_fresh() {
+    let long_ago = "Sun, 06 Nov 1994 08:49:37 GMT";
+    let origin = Origin::start(move |request| match validates(request) {
+        true => not_modified(),
+        false => Reply::cacheable("page").with("ETag", "\"v1\"").with("Date", long_ago),
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").field("Date"), long_ago);
+    assert_eq!(tidegate.get("/").text(), "page");
+    let hit = tidegate.get("/");
+    assert!(hit.is_hit() && hit.field("Date") != long_ago, "{hit:?}");
+    assert_eq!(origin.count(), 2);
+}
+
+#[test]
+fn not_modified_that_brings_a_longer_vary_nobody_gets_what_was_selected_by_the_shorter_one() {
+    let origin = Origin::start(|request| {
+        let (kind, language) = (request.field("X-Kind"), request.field("Accept-Language"));
+        match validates(request) {
+            true => {
+                not_modified().with("Cache-Control", "max-age=60").with("Vary", "X-Kind, Accept-Language")
+            }
+            false => stale(&format!("{kind} in {language}")).with("Vary", "X-Kind"),
+        }
+    });
+    let tidegate = Tidegate::before(&origin);
+    let get = |language: &str| {
+        tidegate.get_with("/", &format!("X-Kind: a\r\nAccept-Language: {language}\r\n")).text()
+    };
+    assert_eq!(get("de"), "a in de");
+    // The stored one is the one that its kind selects, and is validated.
+    assert_eq!(get("en"), "a in en");
+    assert_eq!(get("de"), "a in de");
+}
