@@ -1,7 +1,9 @@
-//! What a 304 says of a stored response (RFC 9111 §4.3.4) and to whom.
+//! What a 304 says of a stored response (RFC 9111 §4.3.4), to whom, and how old the origin's answers are.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
-use tidegate_e2e::{Origin, Reply, Request, Tidegate, eventually};
+use std::io::Write;
+
+use tidegate_e2e::{Gate, Origin, Reply, Request, Tidegate, eventually};
 
 /// Whether the request asks whether the representation with this tag is still good.
 fn validates(request: &Request) -> bool {
@@ -98,4 +100,54 @@ fn not_modified_that_brings_a_longer_vary_nobody_gets_what_was_selected_by_the_s
     // The stored one is the one that its kind selects, and is validated.
     assert_eq!(get("en"), "a in en");
     assert_eq!(get("de"), "a in de");
+}
+
+#[test]
+fn what_the_origin_makes_for_a_request_has_no_age_however_its_bytes_come() {
+    let gate = Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |request| {
+        let age = if request.target.ends_with("/aged") { "Age: 7\r\n" } else { "" };
+        let head = format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n{age}Content-Length: 4\r\n\r\n");
+        if request.target.starts_with("/whole") {
+            return Reply::Raw([head.as_bytes(), b"page"].concat());
+        }
+        let door = door.clone();
+        Reply::script(move |stream| {
+            stream.write_all(head.as_bytes())?;
+            door.pass();
+            stream.write_all(b"page")
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    for target in ["/whole", "/apart", "/whole/aged", "/apart/aged"] {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+        let age = client.head().1.get("Age");
+        match age.as_ref().map(|age| age.parse::<u64>().unwrap()) {
+            // A cache before us says how old it was, and it gets older on the way.
+            Some(age) => assert!(target.ends_with("/aged") && (7..60).contains(&age), "{target}: {age}"),
+            None => assert!(!target.ends_with("/aged"), "{target}"),
+        }
+    }
+    gate.open();
+    // RFC 9111 §4: what is not made for the request has one.
+    assert!(tidegate.get("/whole").fields.get("Age").is_some());
+}
+
+#[test]
+fn what_the_origin_has_just_validated_has_the_age_that_the_304_has() {
+    let origin = Origin::start(|request| match (validates(request), request.target.as_str()) {
+        (false, _) => stale("page"),
+        (true, "/aged") => not_modified().with("Age", "7"),
+        (true, _) => not_modified(),
+    });
+    let tidegate = Tidegate::before(&origin);
+    for target in ["/", "/aged"] {
+        tidegate.get(target);
+        let validated = tidegate.get(target);
+        assert!(validated.field("Cache-Status").contains("fwd-status=304"), "{validated:?}");
+        assert_eq!(validated.fields.get("Age").is_some(), target == "/aged", "{validated:?}");
+        assert!(tidegate.get(target).fields.get("Age").is_some());
+    }
 }

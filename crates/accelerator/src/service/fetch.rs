@@ -375,14 +375,12 @@ impl Fetch<'_> {
             && response.head().status == 304
         {
             let storing = self.storing(store, url_key, asked_ms, epoch);
-            if let Some(Freshened { object, own_head }) = freshen(&storing, stale, &response.head()) {
+            if let Some(Freshened { object, own_head, has_age }) = freshen(&storing, stale, &response.head())
+            {
                 self.core.metrics.cache_revalidated_total.add(1);
                 self.core.landed(leader, fill::is_fresh(&object, self.core.clock.unix_s()));
                 let forward = Forward { stored: true, ..self.forward(reason, 304) };
-                return match self.hit_of(object, false, forward) {
-                    Answer::Stored(hit) => Answer::Stored(Hit { own_head, ..hit }),
-                    answer => answer,
-                };
+                return self.fetched(object, own_head, has_age, forward);
             }
             // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
             epoch = self.core.flights.epoch(url_key);
@@ -420,7 +418,7 @@ impl Fetch<'_> {
         let head = self.client_head(&response);
         let storing = self.storing(store, url_key, asked_ms, epoch);
         match storing.begin(response, head, forward, leader).await {
-            Ok(Begun::Stored(object, forward)) => self.hit_of(object, false, forward),
+            Ok(Begun::Stored { object, has_age, forward }) => self.fetched(object, None, has_age, forward),
             Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
             Err(error) => match stale.filter(|stale| self.may_serve_disconnected(stale)) {
                 Some(stale) => {
@@ -440,6 +438,24 @@ impl Fetch<'_> {
         epoch: Epoch,
     ) -> Storing<'s> {
         Storing { core: self.core, store, url_key, request: self.incoming.head, asked_ms, epoch }
+    }
+
+    /// A response that the upstream has just sent or validated. It is as old as caches on the way say: what comes from the
+    /// origin itself has no age (RFC 9111 §5.1).
+    fn fetched(
+        &self,
+        object: Object,
+        own_head: Option<Box<[u8]>>,
+        has_age: bool,
+        forward: Forward,
+    ) -> Answer {
+        match self.hit_of(object, false, forward) {
+            Answer::Stored(hit) => {
+                let age_s = hit.age_s.filter(|_| has_age);
+                Answer::Stored(Hit { age_s, own_head, ..hit })
+            }
+            answer => answer,
+        }
     }
 
     /// A stored response that is sent after the upstream was asked.

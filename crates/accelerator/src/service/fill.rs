@@ -168,7 +168,12 @@ fn decimal(fields: &Fields<'_>, id: FieldId) -> Option<u64> {
 /// A response that was given to the cache.
 pub(crate) enum Begun {
     /// It is there already.
-    Stored(Object, Forward),
+    Stored {
+        object: Object,
+        /// It came out of a cache on the way, which says how old it is.
+        has_age: bool,
+        forward: Forward,
+    },
     Streamed(Box<Streamed>),
 }
 
@@ -237,7 +242,11 @@ impl Storing<'_> {
             _ => None,
         };
         let mut streamed = Streamed::about(&response.head(), head, forward);
-        streamed.ttl_s = Some(policy.ttl_s(self.core.clock.unix_s()));
+        let now_s = self.core.clock.unix_s();
+        streamed.ttl_s = Some(policy.ttl_s(now_s));
+        // As if all of it had come at once.
+        let has_age = response.head().fields.has(FieldId::Age);
+        streamed.age_s = has_age.then(|| policy.age_s(now_s));
         let not_modified = self.is_not_modified(&response.head());
         let started = |tail| {
             let (status, length) = (streamed.status, length.filter(|_| is_shared)?);
@@ -246,7 +255,7 @@ impl Storing<'_> {
         let fill = Fill { writer, length, leader, core: Rc::clone(self.core), epoch: self.epoch, is_fresh };
         // Boxed, so that a request whose response is not stored carries no room for it.
         match Box::pin(fill.pump(response, started)).await? {
-            Pumped::Whole(object) => Ok(Begun::Stored(object, forward)),
+            Pumped::Whole(object) => Ok(Begun::Stored { object, has_age, forward }),
             Pumped::Coming(_) if not_modified => Ok(Begun::Streamed(Box::new(streamed.into_not_modified()))),
             Pumped::Coming(reader) => {
                 streamed.source = Source::Stored(reader);

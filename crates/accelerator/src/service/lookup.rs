@@ -28,7 +28,8 @@ pub(crate) struct Hit {
     pub object: Object,
     pub status: u16,
     pub form: Form,
-    pub age_s: u64,
+    /// `None`: the origin has made or validated it for this request, which is what no `Age` says (RFC 9111 §5.1).
+    pub age_s: Option<u64>,
     pub ttl_s: i64,
     pub stale: bool,
     pub is_file: bool,
@@ -211,6 +212,7 @@ impl Parts {
     #[inline]
     fn of_object(self, object: Object, stale: bool) -> Hit {
         let Self { status, form, age_s, ttl_s, is_file } = self;
+        let age_s = Some(age_s);
         Hit { object, status, form, age_s, ttl_s, stale, is_file, forwarded: None, own_head: None }
     }
 }

@@ -3,7 +3,7 @@
 use tidegate_http::cache::Policy;
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::update::{Recipient, is_for_one_client, merge};
-use tidegate_http::{HeadLimits, Method, Progress, ResponseHead, ResponseParser};
+use tidegate_http::{FieldId, HeadLimits, Method, Progress, ResponseHead, ResponseParser};
 use tidegate_store::Object;
 
 use crate::service::entries::Entry;
@@ -46,6 +46,8 @@ pub(super) struct Freshened {
     pub object: Object,
     /// The head for the client whose request was validated, if the 304 says something to it alone.
     pub own_head: Option<Box<[u8]>>,
+    /// The 304 came out of a cache on the way, which says how old it is.
+    pub has_age: bool,
 }
 
 /// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when
@@ -96,5 +98,5 @@ pub(super) fn freshen(
     };
     let meta = fill::response_meta(&response, policy, entry.reviewed);
     let object = storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()?;
-    Some(Freshened { object, own_head })
+    Some(Freshened { object, own_head, has_age: newer.has(FieldId::Age) })
 }

@@ -64,9 +64,10 @@ pub(crate) fn write_hit(
         form.body = (0, 0);
     }
     if !hit.is_file {
-        out.extend_from_slice(b"Age: ");
-        write_decimal(hit.age_s, out);
-        out.extend_from_slice(b"\r\nCache-Status: ");
+        if let Some(age_s) = hit.age_s {
+            write_age(age_s, out);
+        }
+        out.extend_from_slice(b"Cache-Status: ");
         match hit.forwarded {
             None => write_hit_status(pseudonym, hit.ttl_s, out),
             Some(forwarded) => {
@@ -188,6 +189,12 @@ fn write_hit_status(pseudonym: &str, ttl_s: i64, out: &mut Vec<u8>) {
 fn write_length(length: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"Content-Length: ");
     write_decimal(length, out);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_age(age_s: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"Age: ");
+    write_decimal(age_s, out);
     out.extend_from_slice(b"\r\n");
 }
 
@@ -321,9 +328,7 @@ impl ClientFraming {
 /// `Age` of a response that comes from elsewhere, and what became of the request in this cache (RFC 9211).
 fn write_cache_status(pseudonym: &str, streamed: &Streamed, out: &mut Vec<u8>) {
     if let Some(age_s) = streamed.age_s {
-        out.extend_from_slice(b"Age: ");
-        write_decimal(age_s, out);
-        out.extend_from_slice(b"\r\n");
+        write_age(age_s, out);
     }
     out.extend_from_slice(b"Cache-Status: ");
     let handling = streamed.forward.handling();
