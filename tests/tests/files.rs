@@ -131,6 +131,63 @@ fn nothing_outside_the_root_is_served() {
 }
 
 #[test]
+fn what_a_root_hides_stays_hidden_when_a_root_within_it_serves_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["site/.preview/x.txt", "outside/y.txt", "site/shared/z.txt"] {
+        fs::create_dir_all(path(name).parent().unwrap()).unwrap();
+        fs::write(path(name), name).unwrap();
+    }
+    symlink(path("outside"), path("site/intranet")).unwrap();
+    let root =
+        |host: &str, name: &str| format!("[[route]]\nhost = \"{host}\"\nroot = \"{}\"", path(name).display());
+    let tidegate = Tidegate::builder()
+        .tables(&root("public.example", "site"))
+        .tables(&root("preview.example", "site/.preview"))
+        .tables(&root("intranet.example", "site/intranet"))
+        .tables(&root("shared.example", "site/shared"))
+        .start();
+    let get = |host: &str, target: &str| {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        client.response()
+    };
+    // All of it is in the cache, for those who may have it.
+    assert_eq!(get("preview.example", "/x.txt").text(), "site/.preview/x.txt");
+    assert_eq!(get("intranet.example", "/y.txt").text(), "outside/y.txt");
+    for target in ["/.preview/x.txt", "/intranet/y.txt"] {
+        assert_eq!(get("public.example", target).status, 404, "{target}");
+    }
+    // What both serve is one file to whoever edits or purges it.
+    let both = [("public.example", "/shared/z.txt"), ("shared.example", "/z.txt")];
+    for (host, target) in both {
+        assert_eq!(get(host, target).text(), "site/shared/z.txt", "{host}");
+    }
+    let pattern = format!("file:{}", path("site/shared/z.txt").display());
+    let listed = String::from_utf8(tidegate.command(&["cache", "list"]).stdout).unwrap();
+    assert_eq!(listed.lines().filter(|line| line.contains(&pattern)).count(), 2, "{listed}");
+    let purged = String::from_utf8(tidegate.command(&["cache", "purge", &pattern]).stdout).unwrap();
+    assert!(purged.starts_with("2 "), "{purged}");
+    fs::write(path("site/shared/z.txt"), "edited").unwrap();
+    for (host, target) in both {
+        eventually("the edited file is served", || (get(host, target).text() == "edited").then_some(()));
+    }
+}
+
+#[test]
+fn edited_sibling_is_served_anew_to_who_takes_it() {
+    let site = site(&[("a.css", b"plain"), ("a.css.gz", b"old"), ("sub/index.html", b"plain")]);
+    fs::write(site.path("sub/index.html.gz"), "old").unwrap();
+    let gzipped = |target: &str| site.tidegate.get_with(target, "Accept-Encoding: gzip\r\n").text();
+    for (target, sibling) in [("/a.css", "a.css.gz"), ("/sub/", "sub/index.html.gz")] {
+        eventually("the sibling is served", || (gzipped(target) == "old").then_some(()));
+        fs::write(site.path(sibling), "new").unwrap();
+        eventually("the edited sibling is served", || (gzipped(target) == "new").then_some(()));
+        assert_eq!(site.tidegate.get(target).text(), "plain");
+    }
+}
+
+#[test]
 fn edited_file_is_served_anew_whichever_way_it_is_saved() {
     let site = site(&[("page.html", b"old")]);
     assert_eq!(site.tidegate.get("/page.html").text(), "old");

@@ -20,8 +20,10 @@ const VARIANTS: u8 = 1;
 const RESPONSE: u8 = 3;
 const FILE: u8 = 4;
 
-/// Separates a URL from what distinguishes its variants; cannot occur in a URL.
+/// Separates a URL from what distinguishes its variants, and the parts of a file's key; cannot occur in a URL or in a path.
 pub(crate) const KEY_SEPARATOR: u8 = 0;
+/// How a file's key begins.
+const FILE_SCHEME: &[u8] = b"file:";
 
 /// Precedes a host that only the origin is told of.
 pub(super) const OTHER_HOST: u8 = 1;
@@ -143,6 +145,41 @@ pub(crate) fn append_variant(
     vary::write_secondary_key(names, &fields, own_cookie, key);
 }
 
+/// Writes the key of the file that has this path, which begins with a slash, below a root; the codings that its readers accept
+/// are the last byte. Of roots one of which lies in the other each has its own: what one of them hides is nothing to be
+/// found under the key of the other.
+#[inline]
+pub(crate) fn write_file_key(root: &[u8], path: impl FnOnce(&mut Vec<u8>), codings: u8, out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(FILE_SCHEME);
+    out.extend_from_slice(root);
+    out.push(KEY_SEPARATOR);
+    path(out);
+    out.extend_from_slice(&[KEY_SEPARATOR, codings]);
+}
+
+/// What [`write_file_key`] wrote a key of.
+pub(crate) struct FileKey<'k> {
+    pub root: &'k [u8],
+    pub path: &'k [u8],
+    pub codings: u8,
+}
+
+impl<'k> FileKey<'k> {
+    /// `None` if it is the key of something else.
+    pub(crate) fn read(key: &'k [u8]) -> Option<Self> {
+        let (&codings, rest) = key.strip_prefix(FILE_SCHEME)?.split_last()?;
+        let rest = rest.strip_suffix(&[KEY_SEPARATOR])?;
+        let root = url_of(rest);
+        Some(Self { root, path: rest.get(root.len() + 1..)?, codings })
+    }
+
+    /// Its path in the file system.
+    pub(crate) fn absolute(&self) -> Vec<u8> {
+        [self.root, self.path].concat()
+    }
+}
+
 /// Whether `tag` is among `tags`.
 fn has_tag(tags: &[u8], tag: &[u8]) -> bool {
     tags.split(|byte| matches!(byte, b' ' | b',' | b'\t')).any(|known| known == tag)
@@ -250,11 +287,18 @@ impl PurgePattern {
             let url = url_of(key);
             if pattern.starts_with('/') { path_of(url).to_vec() } else { url.to_vec() }
         };
-        let file = || url_of(key).strip_prefix(b"file:");
+        if let Some(file) = FileKey::read(key) {
+            return match self {
+                Self::All => true,
+                Self::File(path) => file.absolute() == *path,
+                Self::Files(prefix) => file.absolute().starts_with(prefix),
+                // Which URLs lead to it depends on the routes.
+                Self::Url(_) | Self::Prefix(_) | Self::Tag(_) => false,
+            };
+        }
         match self {
             Self::All => true,
-            Self::File(path) => file() == Some(path),
-            Self::Files(prefix) => file().is_some_and(|path| path.starts_with(prefix)),
+            Self::File(_) | Self::Files(_) => false,
             Self::Url(url) => comparable(url) == url.as_bytes(),
             Self::Prefix(prefix) => comparable(prefix).starts_with(prefix.as_bytes()),
             Self::Tag(tag) => {
@@ -361,10 +405,44 @@ mod tests {
         assert!(matches("http://a/b*", b"http://a/bc"));
         assert!(matches("/b?q=1", b"http://any.example:81/b?q=1"));
         assert!(!matches("/b", b"http://b/c"));
-        assert!(matches("file:/srv/b", b"file:/srv/b\0\x03"));
-        assert!(!matches("file:/srv/b", b"file:/srv/bc\0\x03"));
-        assert!(matches("file:/srv/*", b"file:/srv/bc\0\x03"));
-        assert!(!matches("file:/srv/*", b"http://a/srv/b"));
+    }
+
+    #[test]
+    fn patterns_match_files_in_whichever_root_they_lie() {
+        let matches = |pattern: &str, root: &str, path: &str| {
+            let mut key = Vec::new();
+            write_file_key(root.as_bytes(), |key| key.extend_from_slice(path.as_bytes()), 3, &mut key);
+            pattern.parse::<PurgePattern>().unwrap().matches(&key, b"")
+        };
+        for (root, path) in [("/srv", "/a/b"), ("/srv/a", "/b")] {
+            assert!(matches("file:/srv/a/b", root, path));
+            assert!(matches("file:/srv/*", root, path));
+            assert!(matches("*", root, path));
+            for other in
+                ["file:/srv/a", "file:/srv/a/bc", "file:/srv/b*", "/srv", "/srv*", "/srv/a/b", "tag:x"]
+            {
+                assert!(!matches(other, root, path), "{other}");
+            }
+        }
+        assert!(!"file:/srv/*".parse::<PurgePattern>().unwrap().matches(b"http://a/srv/b", b""));
+    }
+
+    #[test]
+    fn a_file_below_two_roots_has_two_keys_and_each_is_read_as_it_was_written() {
+        let key = |root: &[u8], path: &[u8], codings| {
+            let mut key = Vec::new();
+            write_file_key(root, |key| key.extend_from_slice(path), codings, &mut key);
+            key
+        };
+        assert_ne!(key(b"/srv", b"/.hidden/x", 0), key(b"/srv/.hidden", b"/x", 0));
+        for codings in 0..4 {
+            let key = key(b"/srv/a", b"/b", codings);
+            let read = FileKey::read(&key).unwrap();
+            assert_eq!((read.root, read.path, read.codings), (&b"/srv/a"[..], &b"/b"[..], codings));
+        }
+        for other in [&b"http://a/b"[..], b"file:", b"file:/srv", b"file:/srv/b\0\x03"] {
+            assert!(FileKey::read(other).is_none(), "{other:?}");
+        }
     }
 
     #[test]

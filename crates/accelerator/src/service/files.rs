@@ -14,7 +14,7 @@ use tidegate_store::{Object, Store, Visit};
 
 use crate::data_core::DataCore;
 use crate::icap::Reviewed;
-use crate::service::entries::{Entry, KEY_SEPARATOR, PurgePattern, ResponseEntry};
+use crate::service::entries::{Entry, FileKey, PurgePattern, ResponseEntry, write_file_key};
 use crate::service::fetch::Answer;
 use crate::service::flights::{Join, Leader, News, Outcome};
 use crate::service::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
@@ -164,8 +164,7 @@ fn preload(
                 return;
             }
             left -= file.stamp.length;
-            let mut key = file_key(&path, relative);
-            key.push(0);
+            let key = file_key(&path, relative, 0);
             let before = count.load(Ordering::SeqCst);
             store_file(&store, &key, file, || count.load(Ordering::SeqCst) == before);
         });
@@ -178,13 +177,14 @@ fn preload(
     }
 }
 
-/// `file:`, the root, `/`, the path below it, and the separator before the codings.
-fn file_key(root: &Path, relative: &[u8]) -> Vec<u8> {
-    let mut key = b"file:".to_vec();
-    key.extend_from_slice(root.as_os_str().as_bytes());
-    key.push(b'/');
-    key.extend_from_slice(relative);
-    key.push(KEY_SEPARATOR);
+/// The key of the file that has this path below a root, without a slash at the start, for readers that accept these codings.
+fn file_key(root: &Path, relative: &[u8], codings: u8) -> Vec<u8> {
+    let mut key = Vec::new();
+    let path = |key: &mut Vec<u8>| {
+        key.push(b'/');
+        key.extend_from_slice(relative);
+    };
+    write_file_key(root.as_os_str().as_bytes(), path, codings, &mut key);
     key
 }
 
@@ -192,9 +192,11 @@ fn file_key(root: &Path, relative: &[u8]) -> Vec<u8> {
 fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
     let relative = relative.as_os_str().as_bytes();
     if relative.is_empty() {
-        let prefix = file_key(root, b"");
-        let prefix = &prefix[..prefix.len() - 1];
-        store.for_each(|key, _| if key.starts_with(prefix) { Visit::Remove } else { Visit::Keep });
+        let root = root.as_os_str().as_bytes();
+        store.for_each(|key, _| match FileKey::read(key) {
+            Some(file) if file.root == root => Visit::Remove,
+            _ => Visit::Keep,
+        });
         large.close_all();
         return;
     }
@@ -203,12 +205,10 @@ fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
         let directory =
             name.strip_suffix(b"index.html").filter(|rest| rest.is_empty() || rest.ends_with(b"/"));
         for path in [Some(name), directory].into_iter().flatten() {
-            let mut key = file_key(root, path);
             for mask in 0..MASKS {
-                key.push(mask);
+                let key = file_key(root, path, mask);
                 store.remove(&key);
                 large.close(&key);
-                key.pop();
             }
         }
     }
@@ -216,12 +216,8 @@ fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
 
 /// Writes the key of the file that a request asks for.
 pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normalized<'_>, key: &mut Vec<u8>) {
-    key.clear();
-    key.extend_from_slice(b"file:");
-    key.extend_from_slice(root.path.as_os_str().as_bytes());
-    percent_decode(normalized.path, key);
-    key.push(KEY_SEPARATOR);
-    key.push(accepted_codings(head));
+    let path = |key: &mut Vec<u8>| percent_decode(normalized.path, key);
+    write_file_key(root.path.as_os_str().as_bytes(), path, accepted_codings(head), key);
 }
 
 /// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask.
@@ -334,10 +330,8 @@ pub(crate) fn large_file(
 fn open_large(root: &Root, store: &Store, object: &Object) {
     let before = root.changes.count.load(Ordering::SeqCst);
     let key = object.key();
-    let prefix = file_key(&root.path, b"");
-    let path = key.get(prefix.len() - 2..).and_then(|rest| rest.split_last());
-    let Some((&mask, [path @ .., KEY_SEPARATOR])) = path else { return };
-    let Ok(file) = root.lookup(path, mask) else { return };
+    let Some(FileKey { path, codings, .. }) = FileKey::read(key) else { return };
+    let Ok(file) = root.lookup(path, codings) else { return };
     // One that can change unnoticed is not kept open.
     if file.is_linked {
         return;

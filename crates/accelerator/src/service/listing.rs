@@ -1,10 +1,12 @@
 //! Stored responses as an operator sees them.
 
+use std::borrow::Cow;
+
 use tidegate_http::cache::vary;
 use tidegate_store::{ObjectInfo, Store, Visit};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::service::entries::{Entry, KEY_SEPARATOR, OTHER_CLAIMS, OTHER_HOST, url_of};
+use crate::service::entries::{Entry, FileKey, KEY_SEPARATOR, OTHER_CLAIMS, OTHER_HOST, url_of};
 use crate::static_files::CODINGS;
 
 /// Request fields that let their bearer in somewhere: of their values only a hash is shown.
@@ -44,7 +46,7 @@ impl CacheEntry {
             if let Some(Entry::Response(entry)) = Entry::decode(info.meta) {
                 let ttl_s = (!entry.policy.never_expires()).then(|| entry.policy.ttl_s(now_s));
                 let listed = Self {
-                    url: String::from_utf8_lossy(url_of(key)).into_owned(),
+                    url: String::from_utf8_lossy(&shown(key)).into_owned(),
                     status: entry.status,
                     size_bytes: info.body_length,
                     age_s: entry.policy.age_s(now_s),
@@ -63,15 +65,23 @@ impl CacheEntry {
     }
 }
 
+/// What a key is shown as: as a pattern it means what is stored there.
+fn shown(key: &[u8]) -> Cow<'_, [u8]> {
+    match FileKey::read(key) {
+        Some(file) => [b"file:", file.absolute().as_slice()].concat().into(),
+        None => url_of(key).into(),
+    }
+}
+
 /// What follows the URL in a key, as request fields.
 fn selected_by(store: &Store, key: &[u8]) -> Vec<SelectingField> {
-    let url_bytes = url_of(key).len();
-    if key.starts_with(b"file:") {
-        return match key.get(url_bytes + 1) {
-            Some(&mask) if mask != 0 => vec![("accept-encoding".into(), Some(codings(mask)))],
-            _ => Vec::new(),
+    if let Some(FileKey { codings: mask, .. }) = FileKey::read(key) {
+        return match mask {
+            0 => Vec::new(),
+            mask => vec![("accept-encoding".into(), Some(codings(mask)))],
         };
     }
+    let url_bytes = url_of(key).len();
     let variant = memchr::memchr_iter(KEY_SEPARATOR, key).find_map(|at| variant(store, key, at));
     let (url_key, fields) = variant.unwrap_or((key, Vec::new()));
     match claims(url_key.get(url_bytes..).unwrap_or(b"")) {
