@@ -92,6 +92,91 @@ fn one_request_that_is_not_stored_others_still_wait_for_each_other() {
 }
 
 #[test]
+fn an_answer_is_for_one_request_by_its_own_fault_those_who_wait_still_wait_for_each_other() {
+    let long = format!("X-Long: {}", "x".repeat(3000));
+    for (field, status) in [
+        ("Cache-Control: no-store", 200),
+        ("Authorization: Basic YTpi", 200),
+        ("X-Bad: 1", 431),
+        (&long, 400),
+    ] {
+        let (gate, next) = (Gate::default(), Gate::default());
+        let (held, door) = (gate.clone(), next.clone());
+        let name = field.split(':').next().unwrap().to_owned();
+        let origin = Origin::start(move |request| {
+            if request.field(&name).is_empty() {
+                door.pass();
+                return Reply::cacheable("shared");
+            }
+            held.pass();
+            Reply::status(status, "own").with("Cache-Control", "max-age=60")
+        });
+        let tidegate = Tidegate::before(&origin);
+        let mut own = leader(&tidegate, field);
+        eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+        let clients = followers(&tidegate, 20);
+        gate.open();
+        let answer = own.response();
+        assert_eq!((answer.status, answer.text().as_str()), (status, "own"), "{field}");
+        eventually("one of them asks", || (origin.count() > 1).then_some(()));
+        next.open();
+        all_shared(clients);
+        assert_eq!(origin.count(), 2, "{field}");
+    }
+}
+
+#[test]
+fn who_asks_for_itself_waits_for_no_second_one_that_does() {
+    let (gate, all_ask) = (Gate::default(), Arc::new(Barrier::new(4)));
+    let (held, met) = (gate.clone(), Arc::clone(&all_ask));
+    let origin = Origin::start(move |request| {
+        match request.field("X-First").is_empty() {
+            // Passes only if four requests are here at once.
+            true => drop(met.wait()),
+            false => held.pass(),
+        }
+        Reply::cacheable("own")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let credentials = "Authorization: Basic YTpi\r\n";
+    let mut first = leader(&tidegate, format!("X-First: 1\r\n{credentials}").trim_end());
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    let address = tidegate.address();
+    let clients: Vec<_> = (0..4)
+        .map(|_| std::thread::spawn(move || Client::connect(address).request("GET", "/", credentials).text()))
+        .collect();
+    eventually("all wait", || (tidegate.metric("tidegate_cache_collapsed_total") >= 4.0).then_some(()));
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "own");
+    }
+    assert_eq!(first.response().text(), "own");
+}
+
+#[test]
+fn the_origin_fails_those_who_wait_ask_side_by_side() {
+    let (gate, all_ask) = (Gate::default(), Arc::new(Barrier::new(4)));
+    let (held, met) = (gate.clone(), Arc::clone(&all_ask));
+    let origin = Origin::start(move |request| {
+        match request.field("X-First").is_empty() {
+            true => drop(met.wait()),
+            false => held.pass(),
+        }
+        Reply::status(503, "busy")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut first = leader(&tidegate, "X-First: 1");
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    let clients = followers(&tidegate, 4);
+    gate.open();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "busy");
+    }
+    assert_eq!(first.response().status, 503);
+    assert_eq!(origin.count(), 5);
+}
+
+#[test]
 fn the_origin_gives_up_on_one_request_those_who_wait_for_it_are_answered() {
     let gate = Gate::default();
     let held = gate.clone();

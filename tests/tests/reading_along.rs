@@ -42,6 +42,40 @@ fn response_is_still_coming_those_who_wait_for_it_read_along() {
 }
 
 #[test]
+fn response_that_varies_is_still_coming_who_waits_for_another_variant_does_not_read_along() {
+    let (head, rest) = (Gate::default(), Gate::default());
+    let (held, may_end) = (head.clone(), rest.clone());
+    let origin = Origin::start(move |request| {
+        let language = request.field("Accept-Language");
+        if language == "fr" {
+            return Reply::cacheable("in fr").with("Vary", "Accept-Language");
+        }
+        held.pass();
+        let door = may_end.clone();
+        Reply::script(move |stream| {
+            stream.write_all(
+                b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nVary: Accept-Language\r\nContent-Length: 5\r\n\r\nin ",
+            )?;
+            door.pass();
+            stream.write_all(language.as_bytes())
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut german = tidegate.connect();
+    german.send("GET / HTTP/1.1\r\nHost: example.org\r\nAccept-Language: de\r\n\r\n");
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    let mut french = tidegate.connect();
+    french.send("GET / HTTP/1.1\r\nHost: example.org\r\nAccept-Language: fr\r\n\r\n");
+    // Nobody knows yet that the language matters.
+    eventually("it waits", || (tidegate.metric("tidegate_cache_collapsed_total") >= 1.0).then_some(()));
+    head.open();
+    assert_eq!(german.head().0, 200);
+    assert_eq!(french.response().text(), "in fr");
+    rest.open();
+    assert_eq!(german.read_bytes(5), b"in de");
+}
+
+#[test]
 fn first_client_takes_nothing_the_next_one_gets_the_whole_response() {
     let body = Arc::new(content(2, 15 << 20));
     let gate = Gate::default();

@@ -200,6 +200,33 @@ struct Begin {
     is_shared: bool,
 }
 
+/// Why a response is not stored, which decides what those do who wait for it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Unstored {
+    /// The next answer for this URL will most likely not be stored either.
+    ForGood,
+    /// Something about this response, such as an error of the server's. Those who wait ask side by side: a server that fails
+    /// does so for the next one too, and after waiting for each other in turn the last one would be told so very late.
+    ByResponse,
+    /// Something about the request. One client must not make all the others ask at once.
+    ByRequest,
+}
+
+impl Unstored {
+    fn outcome(self) -> Outcome {
+        match self {
+            Self::ForGood | Self::ByResponse => Outcome::NotShared,
+            Self::ByRequest => Outcome::ForLeaderAlone,
+        }
+    }
+}
+
+/// Whether the rules keep whatever answers such a request from being stored, unless a response to a request with credentials
+/// allows it: who asks so can do nothing for others.
+pub(crate) fn asks_for_itself(request: &RequestHead<'_>) -> bool {
+    request.fields.has(FieldId::Authorization) || RequestDirectives::parse(&request.fields).no_store
+}
+
 /// Whether a stored response may answer a plain request without asking the origin.
 pub(crate) fn is_fresh(object: &Object, now_s: u64) -> bool {
     let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
@@ -225,12 +252,12 @@ impl Storing<'_> {
         let Begin { writer, policy, is_fresh, is_shared } =
             match self.writer(&response.head(), &head, reviewed) {
                 Ok(begun) => begun,
-                Err(is_for_good) => {
+                Err(unstored) => {
                     if let Some(leader) = leader {
-                        if is_for_good {
+                        if unstored == Unstored::ForGood {
                             self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
                         }
-                        leader.finish(Outcome::NotShared);
+                        leader.finish(unstored.outcome());
                     }
                     return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
                 }
@@ -273,26 +300,33 @@ impl Storing<'_> {
             && evaluate_for_cache(method, fields, etag, last_modified_s) == Precondition::NotModified
     }
 
-    /// The error is whether the next answer for this URL will most likely not be stored either.
-    fn writer(&self, response: &ResponseHead<'_>, head: &[u8], reviewed: Reviewed) -> Result<Begin, bool> {
+    fn writer(
+        &self,
+        response: &ResponseHead<'_>,
+        head: &[u8],
+        reviewed: Reviewed,
+    ) -> Result<Begin, Unstored> {
         let now_s = self.core.clock.unix_s();
         let policy = match Policy::new(self.request, response, self.request_time_s(now_s), now_s) {
             Ok(policy) => policy,
             Err(reason) => {
                 tracing::trace!(?reason, "response is not to be stored");
-                let is_requests = matches!(reason, NotStorable::RequestNoStore | NotStorable::Authorization);
-                // An error may be what this request's fields have brought about.
-                let is_resources = matches!(response.status, 200..400 | 404 | 410);
-                return Err(!is_requests && is_resources);
+                return Err(match (reason, response.status) {
+                    (NotStorable::RequestNoStore | NotStorable::Authorization, _) => Unstored::ByRequest,
+                    // A head or a body that is too large or too slow, whatever the URL.
+                    (NotStorable::Status, 400 | 408 | 413 | 431) => Unstored::ByRequest,
+                    (_, 200..400 | 404 | 410) => Unstored::ForGood,
+                    _ => Unstored::ByResponse,
+                });
             }
         };
         if tag_bytes(response) > TAG_BYTES {
             tracing::warn!(limit_bytes = TAG_BYTES, "a response with too many cache tags is not stored");
-            return Err(true);
+            return Err(Unstored::ForGood);
         }
-        let key = self.key_for(response).ok_or(false)?;
+        let key = self.key_for(response).ok_or(Unstored::ByResponse)?;
         if self.is_overtaken(&key, &policy, now_s) {
-            return Err(false);
+            return Err(Unstored::ByResponse);
         }
         let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
         let is_shared = is_fresh && key == self.url_key;
@@ -308,7 +342,10 @@ impl Storing<'_> {
             Err(error) => {
                 tracing::debug!(%error, "response not stored");
                 self.core.metrics.cache_store_failures_total.add(1);
-                Err(matches!(error, InsertError::TooLarge { .. }))
+                Err(match error {
+                    InsertError::TooLarge { .. } => Unstored::ForGood,
+                    _ => Unstored::ByResponse,
+                })
             }
         }
     }

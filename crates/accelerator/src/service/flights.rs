@@ -32,8 +32,11 @@ const NOT_SHARED_S: u64 = 60;
 pub(crate) enum Outcome {
     /// The object is in the cache: look again.
     Stored,
-    /// The answer is for the leader alone: ask the upstream yourself.
+    /// The answer is for the leader alone, and the next one would most likely be for its request alone too: ask the upstream
+    /// yourself.
     NotShared,
+    /// The answer is for the leader alone because of what it asked for: somebody else may lead.
+    ForLeaderAlone,
     /// The upstream cannot be reached, whatever is asked of it; the leader was told so with this status.
     Unreachable(u16),
     /// The upstream did not answer this client's request as it should, and the leader was told so with this status: it may

@@ -9,10 +9,10 @@ use tidegate_http::cache::{RequestDirectives, Reuse};
 use tokio::time::Instant;
 
 use crate::service::fetch::Fetch;
-use crate::service::fill::Forward;
+use crate::service::fill::{Forward, asks_for_itself};
 use crate::service::flights::{Flight, News, Outcome, Started};
 
-/// Answers of others that a request finds in the cache and cannot use, before it asks for itself.
+/// Answers of others that a request cannot use, before it asks for itself.
 const FOLLOW_ATTEMPTS: usize = 3;
 /// Clients for whom the upstream has failed to answer, until others believe that it would fail for them too.
 const FAILURES_BELIEVED: usize = 3;
@@ -24,7 +24,7 @@ const FOLLOW_GRACE: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Follower {
     until: Option<Instant>,
-    /// Answers that came into the cache and were of no use to it.
+    /// Answers that came and were of no use to it.
     looks: usize,
     /// For which other clients the upstream has failed to answer, and with what status the last one was told so.
     failed_for: Vec<IpAddr>,
@@ -44,6 +44,15 @@ pub(super) enum Next<'f> {
     /// Asks for itself.
     Ask,
     Fail(u16),
+}
+
+impl Follower {
+    /// After an answer that was of no use, for as long as there have been few of them: who has waited for several in vain
+    /// waits no longer.
+    fn look_again<'f>(&mut self) -> Next<'f> {
+        self.looks += 1;
+        if self.looks < FOLLOW_ATTEMPTS { Next::Look } else { Next::Ask }
+    }
 }
 
 impl Fetch<'_> {
@@ -66,10 +75,10 @@ impl Fetch<'_> {
                 }
             }
             News::Late => Next::Overtake,
-            News::Ended(Outcome::Stored) => {
-                follower.looks += 1;
-                if follower.looks < FOLLOW_ATTEMPTS { Next::Look } else { Next::Ask }
-            }
+            News::Ended(Outcome::Stored) => follower.look_again(),
+            // It would be told the same, and lead nobody to anything.
+            News::Ended(Outcome::ForLeaderAlone) if asks_for_itself(self.incoming.head) => Next::Ask,
+            News::Ended(Outcome::ForLeaderAlone) => follower.look_again(),
             News::Ended(Outcome::Abandoned) => Next::Look,
             News::Ended(Outcome::Failed { status, client }) => {
                 follower.failed = Some(status);
