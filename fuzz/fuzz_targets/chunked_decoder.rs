@@ -2,9 +2,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_http::{BodyError, ChunkLimits, ChunkedDecoder, write_chunk, write_last_chunk};
+use tidegate_http::{BodyError, ChunkLimits, ChunkedDecoder, ExtensionScope, write_chunk, write_last_chunk};
 
-const LIMITS: ChunkLimits = ChunkLimits { extension_bytes: 64, trailer_bytes: 256, trailer_fields: 4 };
+const LIMITS: ChunkLimits = ChunkLimits {
+    extension_bytes: 64,
+    extension_scope: ExtensionScope::Body,
+    trailer_bytes: 256,
+    trailer_fields: 4,
+};
 
 fn decode(bytes: &[u8], piece: usize) -> (Vec<u8>, Result<Option<usize>, BodyError>, String) {
     let mut decoder = ChunkedDecoder::new(LIMITS);

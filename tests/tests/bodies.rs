@@ -191,6 +191,21 @@ fn origin_that_refuses_an_upload_without_reading_it_the_client_gets_the_refusal(
 }
 
 #[test]
+fn response_with_an_extension_in_each_of_many_chunks_arrives_whole() {
+    let origin = Origin::start(|request| {
+        let coding = "8;signature=0123456789abcdef\r\n12345678\r\n".repeat(2_000) + "0\r\n\r\n";
+        let cache = if request.target == "/stored" { "max-age=60" } else { "no-store" };
+        let head = format!("HTTP/1.1 200 OK\r\nCache-Control: {cache}\r\nTransfer-Encoding: chunked\r\n\r\n");
+        Reply::Raw((head + &coding).into_bytes())
+    });
+    let tidegate = Tidegate::before(&origin);
+    for target in ["/passed", "/stored", "/stored"] {
+        let response = tidegate.get(target);
+        assert!(response.body == b"12345678".repeat(2_000), "{target}: {}", response.body.len());
+    }
+}
+
+#[test]
 fn trailers_of_a_request_reach_the_origin() {
     let origin = Origin::start(|_| Reply::ok("ok"));
     let tidegate = Tidegate::before(&origin);

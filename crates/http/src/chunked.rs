@@ -9,11 +9,22 @@ use crate::forward::is_deceptive;
 use crate::parser::FieldLines;
 use crate::simd::{self, Scan, Task};
 
+/// Of what the length of chunk extensions is bounded.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ExtensionScope {
+    /// All chunks of a body together: for bodies of strangers, who could send little else (RFC 9112 §7.1.1).
+    Body,
+    /// Each chunk: for bodies without end of servers that sign or number every chunk. What is passed over is never kept.
+    Chunk,
+}
+
 /// Bounds of what a chunked body may hold beside its data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ChunkLimits {
-    /// Greatest total length of all chunk extensions of a body, in bytes.
+    /// Greatest length of chunk extensions, in bytes.
     pub extension_bytes: u32,
+    /// What has so many of them at most.
+    pub extension_scope: ExtensionScope,
     /// Greatest length of the trailer section with its final CRLF, in bytes.
     pub trailer_bytes: u32,
     /// Greatest number of trailer fields.
@@ -21,8 +32,21 @@ pub struct ChunkLimits {
 }
 
 impl Default for ChunkLimits {
+    /// For requests.
     fn default() -> Self {
-        Self { extension_bytes: 4 * 1024, trailer_bytes: 16 * 1024, trailer_fields: 100 }
+        Self {
+            extension_bytes: 4 * 1024,
+            extension_scope: ExtensionScope::Body,
+            trailer_bytes: 16 * 1024,
+            trailer_fields: 100,
+        }
+    }
+}
+
+impl ChunkLimits {
+    /// For responses of servers that were chosen: a long one has many chunks, and is not cut off for what it has beside each.
+    pub fn of_responses() -> Self {
+        Self { extension_scope: ExtensionScope::Chunk, ..Self::default() }
     }
 }
 
@@ -75,6 +99,7 @@ pub struct ChunkedDecoder {
     /// Bytes of data that the current chunk still has.
     remaining: u64,
     digits: u8,
+    /// Of the chunks that count together.
     extension_bytes: u32,
     /// The trailer section as received: the one part that is kept, because its bytes may come in many pieces.
     trailer: Vec<u8>,
@@ -165,6 +190,9 @@ impl ChunkedDecoder {
             (At::DataReturn, b'\r') => At::DataLineFeed,
             (At::DataLineFeed, b'\n') => {
                 self.digits = 0;
+                if self.limits.extension_scope == ExtensionScope::Chunk {
+                    self.extension_bytes = 0;
+                }
                 At::Size
             }
             _ => return Err(BodyError::MissingLineEnd),
@@ -423,6 +451,24 @@ mod tests {
             decoder.reset();
         }
         assert_eq!(decode(beyond, &mut decoder), Err(BodyError::ExtensionsTooLarge { limit: 10 }));
+    }
+
+    #[test]
+    fn extensions_of_a_response_are_bounded_in_each_chunk() {
+        let limits = ChunkLimits { extension_bytes: 10, ..ChunkLimits::of_responses() };
+        let decode = |mut input: &[u8]| {
+            let mut decoder = ChunkedDecoder::new(limits);
+            while !input.is_empty() {
+                input = &input[decoder.decode(input)?.consumed..];
+            }
+            Ok(decoder.is_done())
+        };
+        let many = b"1;0123456789\r\nx\r\n".repeat(1000);
+        assert_eq!(decode(&[&many[..], b"0;0123456789\r\n\r\n"].concat()), Ok(true));
+        for beyond in [&b"1;0123456789+\r\nx\r\n"[..], b"0;0123456789+\r\n\r\n"] {
+            let refused = Err(BodyError::ExtensionsTooLarge { limit: 10 });
+            assert_eq!(decode(&[&many[..], beyond].concat()), refused);
+        }
     }
 
     #[test]

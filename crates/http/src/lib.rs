@@ -19,7 +19,9 @@ mod parser;
 mod simd;
 mod status;
 
-pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, write_chunk, write_chunk_header, write_last_chunk};
+pub use chunked::{
+    ChunkLimits, ChunkedDecoder, Decoded, ExtensionScope, write_chunk, write_chunk_header, write_last_chunk,
+};
 pub use decimal::write_decimal;
 pub use error::{BodyError, HeadError};
 pub use field::{Field, FieldId, FieldSet, Fields, FieldsIter, Span};

@@ -170,6 +170,6 @@ fn after(head: &ResponseHead) -> At {
 fn body_or_end(body: Body) -> At {
     match body {
         Body::None => At::End,
-        _ => At::Body(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
+        _ => At::Body(Box::new(ChunkedDecoder::new(ChunkLimits::of_responses()))),
     }
 }

@@ -324,7 +324,7 @@ impl Line {
                 Ok(Some(length))
             }
             BodyFraming::Chunked => {
-                let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
+                let mut decoder = ChunkedDecoder::new(ChunkLimits::of_responses());
                 let mut length = 0;
                 while length <= MOST_BODY {
                     let input = self.left().get(length..).unwrap_or(&[]);

@@ -70,7 +70,7 @@ impl Response {
         let body = match head.framing {
             BodyFraming::None | BodyFraming::Length(0) => Body::Done,
             BodyFraming::Length(left) => Body::Length { left },
-            BodyFraming::Chunked => Body::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
+            BodyFraming::Chunked => Body::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::of_responses()))),
             BodyFraming::UntilClose => Body::UntilClose,
         };
         let keep_alive = head.keep_alive && head.status != 101;

@@ -306,6 +306,25 @@ async fn a_long_chunked_body_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn an_extension_in_each_of_many_chunks_does_not_end_a_connection_that_is_shared() {
+    let (address, _heads) = scripted(&[|connection| {
+        connection.warm();
+        assert_eq!(connection.heads_in_one_read(), 2);
+        connection.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        connection.write(&b"1;signature=0123456789abcdef\r\nx\r\n".repeat(500));
+        connection.write(b"0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb");
+    }]);
+    let pools = pipelined(address);
+    LocalSet::new()
+        .run_until(async {
+            let got = together(&pools, &["/a", "/b"]).await;
+            assert_eq!(got, [ok(&"x".repeat(500)), ok("b")]);
+        })
+        .await;
+    assert_eq!(pipelined_and_faults(&pools), (2, 0));
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn nobody_waits_for_a_slow_response_to_another_request() {
     let (address, _heads) = scripted(&[
         |connection| {
