@@ -191,6 +191,42 @@ fn origin_that_refuses_an_upload_without_reading_it_the_client_gets_the_refusal(
 }
 
 #[test]
+fn origin_that_answers_before_it_has_read_the_upload_gets_no_other_request_on_that_connection() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", tidegate_e2e::free_port())).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (heads, seen) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for (connection, stream) in listener.incoming().enumerate() {
+            let (mut stream, heads) = (stream.unwrap(), heads.clone());
+            std::thread::spawn(move || {
+                let mut input = std::io::BufReader::new(stream.try_clone().unwrap());
+                let mut line = String::new();
+                // Each head is answered, and what is its body is not known from the next head.
+                while std::io::BufRead::read_line(&mut input, &mut line).is_ok_and(|length| length > 0) {
+                    if line.contains("HTTP/1.1\r\n") {
+                        heads.send((connection, line.split(' ').nth(1).unwrap().to_owned())).unwrap();
+                    }
+                    if line == "\r\n" {
+                        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+                    }
+                    line.clear();
+                }
+            });
+        }
+    });
+    let tidegate = Tidegate::builder().group("app", &[address], "").route("/", "upstream = \"app\"").start();
+    let mut uploading = tidegate.connect();
+    uploading.send("POST /upload HTTP/1.1\r\nHost: example.org\r\nContent-Length: 100000\r\n\r\nstart");
+    assert_eq!(uploading.response().text(), "ok");
+    // What it has yet to send would be read as part of this request, or this request as part of it.
+    assert_eq!(tidegate.get("/other").text(), "ok");
+    let all: Vec<(usize, String)> = seen.try_iter().collect();
+    let on = |target: &str| all.iter().find(|(_, seen)| seen == target).map(|(connection, _)| *connection);
+    assert!(on("/upload").is_some() && on("/other").is_some(), "{all:?}");
+    assert_ne!(on("/upload"), on("/other"), "{all:?}");
+}
+
+#[test]
 fn response_with_an_extension_in_each_of_many_chunks_arrives_whole() {
     let origin = Origin::start(|request| {
         let coding = "8;signature=0123456789abcdef\r\n12345678\r\n".repeat(2_000) + "0\r\n\r\n";

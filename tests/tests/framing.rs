@@ -113,9 +113,15 @@ fn body_with_bad_chunks_ends_the_connection_and_smuggles_nothing() {
     let tidegate = Tidegate::before(&origin);
     for (name, chunks) in BAD_CHUNKS {
         let head = b"POST /upload HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
-        let (status, closed) = tidegate.refusal(&[head, *chunks, SMUGGLED].concat());
-        assert!(matches!(status, 0 | 400), "{name}: {status}");
-        assert!(closed, "{name}: not closed");
+        let mut client = tidegate.connect();
+        // The refusal may come before the last byte is sent.
+        let _ = client.try_send([head, *chunks, SMUGGLED].concat());
+        if let Ok(refusal) = client.try_response("POST") {
+            assert_eq!(refusal.status, 400, "{name}");
+            // What the client sends next would be lost.
+            assert_eq!(refusal.field("Connection"), "close", "{name}");
+        }
+        assert!(client.is_closed(), "{name}: not closed");
     }
     assert!(origin.requests().iter().all(|request| request.target == "/upload"), "{:?}", origin.requests());
 }
