@@ -34,7 +34,7 @@ endif
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: ## build (the first time some 14 minutes on two cores) and start tidegate on 127.0.0.1:8080 before a slow demo site
+run: ## build (the first time some 5 to 15 minutes on two cores) and start tidegate on 127.0.0.1:8080 before a slow demo site
 	@scripts/setup run
 	@exec scripts/run
 
@@ -74,10 +74,10 @@ advisories: ## known vulnerabilities of dependencies (fetches the RustSec databa
 fmt: ## format the sources
 	cargo fmt --all
 
-build: ## build the release binary, the C libraries and the preload libraries (the first time some 14 minutes on two cores)
+build: ## build the release binary, the C libraries and the preload libraries (the first time some 5 to 15 minutes on two cores)
 	@scripts/setup run
 	@$(if $(GUIDED),scripts/profile --fits)
-	@[ -x $(release)/tidegate ] || echo "building with optimization: the first time this takes some 14 minutes on two cores"
+	@[ -x $(release)/tidegate ] || echo "building with optimization: the first time this takes some 5 to 15 minutes on two cores"
 	cargo build --release --locked -p tidegate -p tidegate-preload
 	cargo build --release --locked -p tidegate-conditioning -p tidegate-cc \
 		-p tidegate-trickles-preload -p tidegate-trickles-c

@@ -33,6 +33,9 @@ pub enum ArgumentError {
         /// Why.
         reason: String,
     },
+    /// What a file says that an argument names cannot be meant; a line each, with file, line and column.
+    #[error("{0}")]
+    Places(String),
     /// The value is not of the kind that the key takes.
     #[error("{key}={value}: expected {expected}")]
     Value {

@@ -25,7 +25,7 @@
 
 pub use crate::filters::auth::{Credentials, Scheme};
 pub use crate::filters::normalize::Normalize;
-pub use crate::filters::police::rules;
+pub use crate::filters::police::{TOP_LEVEL, rules};
 pub use crate::filters::slowread::Shares;
 pub use crate::keeper::list::{List, Place, Places};
 pub use crate::keeper::whole::{Progression, Reader, Whole};

@@ -506,6 +506,25 @@ fn every_filter_explains_itself() {
         assert!(help.status.success() && String::from_utf8(help.stdout).unwrap().contains(name));
     }
     assert!(list.lines().count() >= 7);
+    let help = Command::new(program()).args(["filter", "--help"]).output().unwrap();
+    assert!(help.status.success());
+    assert_eq!(String::from_utf8(help.stdout).unwrap(), list);
+}
+
+#[test]
+fn a_program_of_somebody_elses_gets_its_arguments_and_without_any_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, says) = (folder.path().join("filter.sh"), folder.path().join("says"));
+    std::fs::write(&program, format!("#!/bin/sh\necho \"$# $*\" >{}\n", says.display())).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(&says, "").unwrap();
+    std::fs::set_permissions(&says, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    for (arguments, wanted) in [("", "0 \n"), ("=a=b,c=d", "1 a=b,c=d\n")] {
+        let filter = format!("{}{arguments}", program.display());
+        fails(free_port(), &[&filter], &[], &["sleep", "60"]);
+        assert_eq!(std::fs::read_to_string(&says).unwrap(), wanted);
+    }
 }
 
 /// A filter in another language (docs/protocol/filter.md).

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 pub use types::content_type;
@@ -33,7 +33,8 @@ pub(crate) struct StaticFile {
     pub content_encoding: Option<&'static str>,
     /// The answer depends on Accept-Encoding.
     pub vary: bool,
-    /// It can change without its directory telling: it was reached by a symbolic link, or has another name elsewhere.
+    /// It can change without its directory telling: it was reached by a symbolic link, has another name elsewhere, or
+    /// lies below a directory that may not be read, which cannot be watched.
     pub is_linked: bool,
 }
 
@@ -129,7 +130,7 @@ impl StaticRoot {
             name.extend_from_slice(b"index.html");
         }
         let plain = self.open_file(&name)?;
-        let mut is_linked = plain.is_linked;
+        let mut is_linked = plain.is_linked || !self.may_be_watched(&name);
         let mut vary = false;
         let mut chosen = None;
         for (bit, (coding, suffix)) in CODINGS.iter().enumerate() {
@@ -152,6 +153,14 @@ impl StaticRoot {
         let content_type = types::content_type(&name);
         let etag = stamp.etag(content_encoding);
         Ok(StaticFile { file, stamp, etag, content_type, content_encoding, vary, is_linked })
+    }
+
+    /// Whether every directory on the way to a file may be read, and not only be passed.
+    fn may_be_watched(&self, name: &[u8]) -> bool {
+        name.iter().enumerate().filter(|(_, byte)| **byte == b'/').all(|(at, _)| {
+            let directory = Path::new(OsStr::from_bytes(&name[..at]));
+            rustix::fs::accessat(&self.directory, directory, Access::READ_OK, AtFlags::EACCESS).is_ok()
+        })
     }
 
     /// Opens a regular file without leaving the directory, whatever symbolic links lie on the way.

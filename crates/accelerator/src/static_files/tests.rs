@@ -145,3 +145,101 @@ fn edits_replacements_and_new_directories_are_noticed() {
     std::fs::write(path.join("later/page.html"), "x").unwrap();
     wait_for(&receiver, "later/page.html");
 }
+
+#[test]
+fn a_tree_with_too_many_directories_is_refused_and_the_first_too_many_is_named() {
+    let site = site();
+    let path = site.path().join("root");
+    let error = Watcher::with_limit(&path, 1, |_| {}).err().unwrap().to_string();
+    assert_eq!(error, format!("{}: more than 1 directories", path.join("sub").display()));
+}
+
+#[test]
+fn a_limit_that_is_reached_is_told_with_the_directory_and_the_setting() {
+    let error = watch::unwatched(Path::new("/srv/www/a"), Errno::NOSPC);
+    let text = error.to_string();
+    assert!(text.starts_with("/srv/www/a: ") && text.contains("fs.inotify.max_user_watches"), "{text}");
+}
+
+/// Without a watch, a file in it would stay in the cache for ever.
+#[test]
+fn after_a_new_directory_that_cannot_be_watched_anything_may_have_changed_again_and_again() {
+    let site = site();
+    let path = site.path().join("root");
+    let (sender, receiver) = channel();
+    let _watcher = Watcher::with_limit(&path, 2, move |path| {
+        let _ = sender.send(path.to_path_buf());
+    })
+    .unwrap();
+    std::fs::create_dir(path.join("later")).unwrap();
+    for _ in 0..3 {
+        wait_for(&receiver, "");
+    }
+}
+
+#[test]
+fn a_directory_that_comes_with_the_next_release_and_cannot_be_watched_is_noticed() {
+    let site = site();
+    let link = site.path().join("current");
+    symlink("root", &link).unwrap();
+    let (sender, receiver) = channel();
+    let _watcher = Watcher::with_limit(&link, 2, move |path| {
+        let _ = sender.send(path.to_path_buf());
+    })
+    .unwrap();
+    std::fs::create_dir_all(site.path().join("next/a/b")).unwrap();
+    symlink("next", site.path().join("new")).unwrap();
+    std::fs::rename(site.path().join("new"), &link).unwrap();
+    for _ in 0..3 {
+        wait_for(&receiver, "");
+    }
+}
+
+/// As a user who may not read all directories, which root may: the user of this thread, and of those it starts, alone.
+fn as_nobody(act: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if rustix::process::geteuid().is_root() {
+                let nobody = rustix::fs::Uid::from_raw(65_534);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            act();
+        });
+    });
+}
+
+#[test]
+fn directories_that_may_be_passed_but_not_read_have_linked_files_until_they_may_be_read() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let site = site();
+    let path = site.path().join("root");
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    std::fs::create_dir(path.join("sub/deep")).unwrap();
+    for file in ["sub/file", "sub/deep/file"] {
+        std::fs::write(path.join(file), "x").unwrap();
+        mode(&path.join(file), 0o666);
+    }
+    mode(site.path(), 0o755);
+    // Without the bit for reading, whether its owner asks or somebody else.
+    mode(&path.join("sub"), 0o311);
+    let (sender, receiver) = channel();
+    as_nobody(|| {
+        let root = StaticRoot::open(&path).unwrap();
+        let is_linked = |name: &[u8]| root.lookup(name, 0).unwrap().is_linked;
+        assert_eq!([&b"/"[..], b"/sub/file", b"/sub/deep/file"].map(is_linked), [false, true, true]);
+        let (watcher, changes) = watch(&path);
+        sender.send((watcher, changes)).unwrap();
+    });
+    let (_watcher, changes) = receiver.recv().unwrap();
+    mode(&path.join("sub"), 0o755);
+    wait_for(&changes, "");
+    std::fs::write(path.join("sub/deep/file"), "y").unwrap();
+    wait_for(&changes, "sub/deep/file");
+    as_nobody(|| {
+        let root = StaticRoot::open(&path).unwrap();
+        assert!(!root.lookup(b"/sub/file", 0).unwrap().is_linked);
+    });
+}

@@ -163,6 +163,7 @@ impl Kind {
 #[derive(clap::Args, Clone, Debug)]
 pub struct FilterArgs {
     /// The filter's name; without it, all filters are listed.
+    #[arg(allow_hyphen_values = true)]
     name: Option<String>,
     /// `key=value,key=value`, or --help.
     #[arg(default_value = "", allow_hyphen_values = true)]
@@ -174,7 +175,8 @@ pub struct FilterArgs {
 
 /// Runs a filter to its end and returns the exit code. The process is the filter's own from here on.
 pub fn run(args: &FilterArgs) -> u8 {
-    let Some(name) = &args.name else {
+    let is_help = |text: &str| matches!(text, "--help" | "-h");
+    let Some(name) = args.name.as_ref().filter(|name| !is_help(name)) else {
         for kind in KINDS {
             println!("{:<10} {}", kind.name, kind.help);
         }
@@ -188,7 +190,7 @@ pub fn run(args: &FilterArgs) -> u8 {
             eprintln!("error: unknown filter {name:?}; known are {}", names());
             return 2;
         };
-        if matches!(text, "--help" | "-h") {
+        if is_help(text) {
             print!("{}", kind.help_text());
             return 0;
         }

@@ -1,23 +1,23 @@
 //! `police`: token buckets and priorities per URL, cookie and address range, by the same rules, tables and buckets as the
 //! gate: the `[[request]]` and `[[connection]]` tables of a configuration file.
 
-use std::collections::{BTreeMap, VecDeque};
+mod file;
+
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
-use serde::Deserialize;
+use tidegate_core::Verdict;
 use tidegate_core::metrics::{Kind, Sample};
-use tidegate_core::{PrefixError, Verdict};
 use tidegate_http::{FieldId, HeadLimits, Progress, RequestParser};
-use tidegate_policy::{
-    Action, Class, ConnectionRule, CookiePattern, Destination, DestinationError, MAX_CLASSES,
-    PathPatternError, Policer, Profile, RequestRule, RuleSet, When,
-};
+use tidegate_policy::{Class, Policer, RuleSet};
 
 use crate::arguments::{Argument, ArgumentError, Arguments};
 use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::{Bundle, Id};
+
+pub use file::{TOP_LEVEL, rules};
 
 pub(super) const ARGUMENTS: &[Argument] = &[
     Argument {
@@ -37,151 +37,6 @@ pub(super) const ARGUMENTS: &[Argument] = &[
     },
     WINDOW,
 ];
-
-/// One `[[request]]` or `[[connection]]` table.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    path: Option<String>,
-    cookie: Option<BTreeMap<String, String>>,
-    action: Option<Consequence>,
-    destination: Option<String>,
-    source: Option<String>,
-    rate: Option<f64>,
-    burst: Option<u32>,
-    priority: Option<u8>,
-    #[serde(default)]
-    when: Moment,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Moment {
-    #[default]
-    Always,
-    Overload,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Consequence {
-    Drop,
-    Reset,
-    Refuse,
-}
-
-#[derive(Deserialize)]
-struct File {
-    #[serde(default)]
-    request: Vec<Entry>,
-    #[serde(default)]
-    connection: Vec<Entry>,
-}
-
-impl Entry {
-    fn profile(&self) -> Result<Option<Profile>, String> {
-        let Some(rate) = self.rate.filter(|&rate| rate != 0.0) else { return Ok(None) };
-        // One second's worth.
-        let burst = self.burst.unwrap_or((rate.ceil() as u32).max(1));
-        Profile::new(rate, burst).map(Some).map_err(|error| error.to_string())
-    }
-
-    fn class(&self) -> Result<Option<Class>, String> {
-        let most = MAX_CLASSES as Class;
-        match self.priority {
-            Some(priority) if !(1..=most).contains(&priority) => {
-                Err(format!("priority {priority} is not between 1 and {most}"))
-            }
-            priority => Ok(priority.map(|priority| priority - 1)),
-        }
-    }
-
-    fn when(&self) -> When {
-        match self.when {
-            Moment::Always => When::Always,
-            Moment::Overload => When::Overload,
-        }
-    }
-
-    fn request(&self) -> Result<RequestRule, String> {
-        if self.source.is_some() || self.destination.is_some() {
-            return Err("source and destination are for [[connection]] tables".to_owned());
-        }
-        let path = self.path.as_deref();
-        if path.is_none() && self.cookie.is_none() {
-            return Err("expected at least one of path and cookie".to_owned());
-        }
-        let cookie = match self.cookie.as_ref().map(|cookies| cookies.iter().collect::<Vec<_>>()).as_deref() {
-            None => None,
-            Some([(name, value)]) => {
-                Some(CookiePattern::new(name, value).map_err(|error| error.to_string())?)
-            }
-            Some(_) => return Err("expected one cookie".to_owned()),
-        };
-        Ok(RequestRule {
-            path: path.unwrap_or("*").parse().map_err(|error: PathPatternError| format!("path: {error}"))?,
-            cookie,
-            limit: self.profile()?,
-            when: self.when(),
-            action: self.action.map(|action| match action {
-                Consequence::Drop => Action::Drop,
-                Consequence::Reset => Action::Reset,
-                Consequence::Refuse => Action::Refuse,
-            }),
-            class: self.class()?,
-        })
-    }
-
-    fn connection(&self) -> Result<ConnectionRule, String> {
-        if self.path.is_some() || self.cookie.is_some() || self.action.is_some() {
-            return Err("path, cookie and action are for [[request]] tables".to_owned());
-        }
-        let destination = self.destination.as_deref().unwrap_or("*");
-        let with_ports = if destination == "*" { "*:*" } else { destination };
-        let destination: Destination =
-            with_ports.parse().map_err(|error: DestinationError| format!("destination: {error}"))?;
-        if destination.address.is_some() {
-            return Err("destination: a filter knows the port only, such as *:80".to_owned());
-        }
-        let source = self.source.as_deref().map(str::parse).transpose();
-        Ok(ConnectionRule {
-            destination,
-            source: source.map_err(|error: PrefixError| format!("source: {error}"))?,
-            limit: self.profile()?,
-            when: self.when(),
-            class: self.class()?,
-        })
-    }
-}
-
-/// Reads the `[[request]]` and `[[connection]]` tables of a configuration; its other tables are not looked at.
-///
-/// # Errors
-/// What is wrong, with its place: one line.
-pub fn rules(text: &str) -> Result<RuleSet, String> {
-    let file: File = toml::from_str(text).map_err(|error| in_one_line(&error, text))?;
-    let numbered = |table: &str, at: usize, error: String| format!("[[{table}]] number {}: {error}", at + 1);
-    let requests = file.request.iter().enumerate();
-    let requests =
-        requests.map(|(at, entry)| entry.request().map_err(|error| numbered("request", at, error)));
-    let connections = file.connection.iter().enumerate();
-    let connections =
-        connections.map(|(at, entry)| entry.connection().map_err(|error| numbered("connection", at, error)));
-    Ok(RuleSet {
-        requests: requests.collect::<Result<_, _>>()?,
-        connections: connections.collect::<Result<_, _>>()?,
-        ..RuleSet::default()
-    })
-}
-
-/// What is wrong, without the picture of the place.
-fn in_one_line(error: &toml::de::Error, text: &str) -> String {
-    let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or(text);
-    let line = before.bytes().filter(|&byte| byte == b'\n').count() + 1;
-    let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-    let reason = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-    format!("line {line}, column {column}: {reason}")
-}
 
 /// The filter around a [`Policer`].
 pub struct PoliceFilter {
@@ -285,8 +140,11 @@ pub(super) fn check(arguments: &Arguments) -> Result<PoliceFilter, FilterError> 
     arguments.number::<usize>("window")?;
     let (port, overload) = (arguments.positive("port")?, arguments.number("overload")?);
     let file = arguments.text("rules");
-    let text = if file.is_empty() { String::new() } else { super::read_file("rules", file)? };
-    let filter = rules(&text).and_then(|rules| PoliceFilter::new(&rules, port, overload));
+    let rules = match file {
+        "" => RuleSet::default(),
+        file => rules(file, &super::read_file("rules", file)?).map_err(ArgumentError::Places)?,
+    };
+    let filter = PoliceFilter::new(&rules, port, overload);
     Ok(filter.map_err(|reason| ArgumentError::File { file: file.to_owned(), reason })?)
 }
 
@@ -323,7 +181,7 @@ rate = 1
 "#;
 
     fn filter(overload: usize) -> PoliceFilter {
-        PoliceFilter::new(&rules(RULES).unwrap(), 80, overload).unwrap()
+        PoliceFilter::new(&rules("t.toml", RULES).unwrap(), 80, overload).unwrap()
     }
 
     fn arrive(
@@ -389,15 +247,70 @@ rate = 1
     }
 
     #[test]
-    fn rules_that_cannot_be_meant_are_refused_with_their_place() {
-        let wrong = |text: &str| rules(text).unwrap_err();
-        assert!(wrong("[[request]]\npaht = \"/\"\n").contains("paht"));
-        assert!(wrong("[[request]]\npath = \"/\"\nrate = -1\n").starts_with("[[request]] number 1: rate"));
-        assert!(wrong("[[request]]\nrate = 1\n").contains("at least one of path and cookie"));
+    fn rules_that_cannot_be_meant_are_refused_with_their_places_all_at_once() {
+        let text = r#"
+[[request]]
+path = "/"
+acton = "reset"
+rate = -2
+
+[[request]]
+rate = 1
+
+[[request]]
+path = "/a*b"
+when = "overlaod"
+rate = 0.0001
+burst = 0
+priority = 9
+cookie = { a = "b", c = "d" }
+
+[[connection]]
+path = "/"
+source = "10.0.0.0/33"
+
+[[connection]]
+destination = "10.0.0.1:80"
+"#;
+        let wanted = [
+            "t.toml:4:1: request.acton: unknown key in [[request]], expected one of path, cookie, rate, burst, priority, \
+             action, when; did you mean \"action\"?",
+            "t.toml:5:8: request.rate: expected a number from 0 to 1000000, not -2",
+            "t.toml:7:1: request: expected at least one of path and cookie",
+            "t.toml:11:8: request.path: expected a path",
+            "t.toml:12:8: request.when: expected \"always\" or \"overload\", not \"overlaod\"; did you mean \"overload\"?",
+            "t.toml:13:8: request.rate: rate 0.0001 is not between 0.001 and 1000000 per second",
+            "t.toml:14:9: request.burst: expected a whole number from 1 to 1000000, not 0",
+            "t.toml:15:12: request.priority: expected a whole number from 1 to 8, not 9",
+            "t.toml:16:10: request.cookie: expected one cookie",
+            "t.toml:19:1: connection.path: unknown key in [[connection]]",
+            "t.toml:20:10: connection.source: expected an address or a prefix, not \"10.0.0.0/33\"",
+            "t.toml:23:15: connection.destination: expected a port only",
+        ];
+        let errors = rules("t.toml", text).unwrap_err();
+        let lines: Vec<_> = errors.lines().collect();
+        assert_eq!(lines.len(), wanted.len(), "{errors}");
+        for (line, wanted) in lines.iter().zip(wanted) {
+            assert!(line.starts_with(wanted), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_rule_or_with_a_misspelt_table_is_refused() {
+        let wrong = |text: &str| rules("t.toml", text).unwrap_err();
+        let misspelt = wrong("[cache]\nmemory = \"1GiB\"\n[[requst]]\npath = \"/\"\n");
+        assert!(misspelt.starts_with("t.toml:3:3: requst: unknown key in the file"), "{misspelt}");
+        assert!(misspelt.ends_with("did you mean \"request\"?"), "{misspelt}");
         assert!(
-            wrong("[[connection]]\nsource = \"10.0.0.0/33\"\n").contains("[[connection]] number 1: source")
+            wrong("[[listen]]\naddress = \":80\"\n").starts_with("t.toml: expected at least one [[request]]")
         );
-        assert!(wrong("[[connection]]\ndestination = \"10.0.0.1:80\"\n").contains("port only"));
-        assert!(wrong("[[request]]\npath = \"/\"\npriority = 9\n").contains("between 1 and 8"));
+        assert!(wrong("[request]\npath = \"/\"\n").contains("expected [[request]] tables"));
+        assert!(wrong("[[request]]\npath = /\n").starts_with("t.toml:2:"));
+    }
+
+    #[test]
+    fn a_rate_of_0_is_no_limit() {
+        let rules = rules("t.toml", "[[request]]\npath = \"/\"\nrate = 0\npriority = 0x2\n").unwrap();
+        assert_eq!((rules.requests[0].limit, rules.requests[0].class), (None, Some(1)));
     }
 }

@@ -284,7 +284,8 @@ impl FilterProcess {
         let name = self.name();
         let mut command = if self.is_program() {
             let mut command = Command::new(&name);
-            command.args(self.specs.iter().map(|spec| &spec.arguments));
+            // Where there are none, a program that counts its arguments sees none.
+            command.args(self.specs.iter().map(|spec| &spec.arguments).filter(|text| !text.is_empty()));
             confine_program(&mut command, Path::new(&name));
             command
         } else {

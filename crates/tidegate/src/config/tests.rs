@@ -635,3 +635,10 @@ fn names_alone_that_exempt_everybody_are_warned_of() {
     let about = |text: &str| warnings(text).into_iter().filter(|line| line.contains("exempt.source")).count();
     assert_eq!((about(&text("0.0.0.0/0")), about(&text("192.0.2.0/24"))), (1, 0));
 }
+
+/// A file for `tidegate run` may have the rules of a chain of filters as well.
+#[test]
+fn the_filter_police_knows_the_names_that_a_file_may_begin_with() {
+    let names: Vec<_> = FILE.keys.iter().map(|key| key.name).collect();
+    assert_eq!(tidegate_conditioning::policy::TOP_LEVEL, names);
+}

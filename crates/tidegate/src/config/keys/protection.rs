@@ -23,7 +23,7 @@ pub(super) static CONNECTION: Section = Section {
             "ADDRESS:PORT; `*` stands for every address or port, and both may be ranges: 10.0.0.0/8:8000-8099.",
         ),
         key("source", Kind::Prefix, Absent("every client"), "The clients it is for: an address or a prefix."),
-        key("rate", RULE_RATE, Is("0"), "New connections per second; 0 is unlimited."),
+        key("rate", RULE_RATE, Is("0"), "New connections per second, from 0.001 on; 0 is unlimited."),
         key("burst", BURST, Absent("one second's worth"), "Connections that may come at once."),
         key("priority", PRIORITY, Absent("the lowest"), "1 is served first."),
         key("when", WHEN, Is("always"), "Whether the rate holds always or only while there is overload."),
@@ -49,7 +49,7 @@ pub(super) static REQUEST: Section = Section {
             Absent("any cookie"),
             "A cookie that must be there: `{ tier = \"gold\" }`.",
         ),
-        key("rate", RULE_RATE, Is("0"), "Requests per second; 0 is unlimited."),
+        key("rate", RULE_RATE, Is("0"), "Requests per second, from 0.001 on; 0 is unlimited."),
         key("burst", BURST, Absent("one second's worth"), "Requests that may come at once."),
         key("priority", PRIORITY, Absent("the lowest"), "1 is served first."),
         key(
