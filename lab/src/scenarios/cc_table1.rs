@@ -17,7 +17,7 @@ const FILTERS: [(&str, &[&str], Option<usize>); 9] = [
     ("prior", &["filters/prior.rs", "tree.rs"], Some(531)),
     ("slowread", &["filters/slowread.rs"], Some(587)),
     ("normalize", &["filters/normalize.rs"], None),
-    ("police", &["filters/police.rs"], None),
+    ("police", &["filters/police.rs", "filters/police"], None),
     ("auth", &["filters/auth.rs"], None),
     ("stats", &["filters/stats.rs"], None),
     ("pass", &["filters/pass.rs"], None),
