@@ -164,7 +164,11 @@ impl Reloader {
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect();
         if !changed.is_empty() {
-            return Err(format!("{} cannot change while running; restart to apply it", changed.join(", ")));
+            let refused = changed.iter().map(|name| {
+                let place = self.place_of_change(name, &loaded).map_or(String::new(), |place| place + ": ");
+                format!("{place}{name} cannot change while running; restart to apply it")
+            });
+            return Err(refused.collect::<Vec<_>>().join("\n"));
         }
         let trickles = self.trickles.renew(&loaded.settings.routes)?;
         let before = self.gatekeeper.settings();
@@ -189,6 +193,20 @@ impl Reloader {
             loaded.places.finding(&group, &message, "").unwrap_or_else(elsewhere)
         }));
         Ok(warnings)
+    }
+}
+
+impl Reloader {
+    /// Where the file says what has changed: of listeners the first that was not there before, and of what the file no longer
+    /// says the file.
+    fn place_of_change(&self, name: &str, new: &Loaded) -> Option<String> {
+        let old = &self.started.settings.listeners;
+        let listener = new.settings.listeners.iter().find(|listener| !old.contains(listener));
+        let listener = listener.filter(|_| name == "[[listen]]");
+        let by_address = listener.and_then(|other| new.places.place(&Subject::Listener(other.address)));
+        let key = Subject::Key(name.trim_matches(['[', ']']).to_owned());
+        let file = || self.args.config.as_ref().map(|path| path.display().to_string());
+        by_address.or_else(|| new.places.place(&key)).or_else(file)
     }
 }
 

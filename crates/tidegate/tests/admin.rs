@@ -263,20 +263,29 @@ fn reload_of_what_needs_a_restart_is_refused_as_a_whole_and_named() {
         text
     };
     for (text, wanted) in [
-        (with(&tidegate.address().to_string(), &other), "[[listen]]"),
-        (with(&tidegate.admin().to_string(), &other), "[admin]"),
-        (with("32MiB", "16MiB"), "cache.memory"),
-        (config.clone() + "[log]\naccess = \"-\"\n", "[log]"),
-        (format!("workers = 17\n{}", with("32MiB", "16MiB")), "cache.memory, workers"),
+        (with(&tidegate.address().to_string(), &other), &[(&*other, "[[listen]]")][..]),
+        (with(&tidegate.admin().to_string(), &other), &[("[admin]", "[admin]")]),
+        (with("32MiB", "16MiB"), &[("16MiB", "cache.memory")]),
+        (config.clone() + "[log]\naccess = \"-\"\n", &[("[log]", "[log]")]),
+        (
+            format!("workers = 17\n{}", with("32MiB", "16MiB")),
+            &[("16MiB", "cache.memory"), ("workers", "workers")],
+        ),
     ] {
         tidegate.write_config(&text);
-        let line = error(&tidegate.command(&["reload"]));
-        assert_eq!(
-            line,
-            format!(
-                "error: the old configuration stays in force: {wanted} cannot change while running; restart to apply it"
-            )
-        );
+        let output = tidegate.command(&["reload"]);
+        assert!(!output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        let said = said.strip_prefix("error: the old configuration stays in force: ").unwrap();
+        let said: Vec<_> = said.lines().collect();
+        assert_eq!(said.len(), wanted.len(), "{said:?}");
+        for (said, (mark, name)) in said.iter().zip(wanted) {
+            let line = 1 + text.lines().position(|line| line.contains(mark)).unwrap();
+            let place = format!("{}:{line}:", tidegate.config().display());
+            assert!(said.starts_with(&place), "{said} does not begin with {place}");
+            let reason = format!(": {name} cannot change while running; restart to apply it");
+            assert!(said.ends_with(&reason), "{said}");
+        }
         assert_eq!(tidegate.get("/").text(), "old");
     }
 }

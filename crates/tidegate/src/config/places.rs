@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 
 use super::Finding;
+use super::keys::FILE;
+use super::kind::Kind;
 use super::report::Report;
 use super::walk::Values;
 
-/// Values of a file that a start may fail by, each with its place.
+/// Values of a file that a start or a reload may fail by, each with its place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places(Vec<(Subject, Place)>);
 
@@ -30,6 +32,8 @@ pub(crate) enum Subject {
     AccessLog,
     /// What a Trickles listener at this address has under this key: another listener may have the same address.
     Trickles(SocketAddr, TricklesKey),
+    /// What a section or a key of the file says: `cache.memory`, `workers`, `gate`.
+    Key(String),
 }
 
 /// Keys of a Trickles listener that a start may fail by.
@@ -66,6 +70,7 @@ impl Subject {
             Self::CacheMemory => "cache.memory".into(),
             Self::AccessLog => "log.access".into(),
             Self::Trickles(_, key) => format!("listen.{}", key.name()),
+            Self::Key(key) => key.clone(),
         }
     }
 }
@@ -103,7 +108,21 @@ impl Places {
                 note(subject, section, key);
             }
         }
+        for key in FILE.keys {
+            note(Subject::Key(key.name.into()), file, key.name);
+            if let (Kind::Table(below), Some(section)) = (key.kind, file.table(key.name)) {
+                for inner in below.keys {
+                    note(Subject::Key(format!("{}.{}", key.name, inner.name)), section, inner.name);
+                }
+            }
+        }
         Self(of)
+    }
+
+    /// `FILE:LINE:COLUMN` of a subject that a file has.
+    pub(crate) fn place(&self, subject: &Subject) -> Option<String> {
+        let (_, (file, (line, column))) = self.0.iter().find(|(known, _)| known == subject)?;
+        Some(format!("{file}:{line}:{column}"))
     }
 
     /// The command line has taken the place of what the file says of these.
