@@ -190,14 +190,17 @@ fn values_that_make_no_sense_are_refused() {
 fn a_file_of_rules_that_cannot_be_read_is_one_line_with_the_place() {
     let site = Site::new();
     for (text, about) in [
-        ("[[request]]\npath = 5\n", "line 2, column 8: invalid type: integer `5`, expected a string"),
-        ("root:x:0:0\n", "line 1, column 11: key with no value, expected `=`"),
-        ("[[request]]\nmethod = \"\"\"\n", "line 3, column 1: invalid multi-line basic string"),
+        (
+            "[[request]]\npath = 5\n",
+            "2:8: request.path: expected a path such as \"/a\", \"/a*\" or \"*.cgi\", not 5",
+        ),
+        ("root:x:0:0\n", "1:11: key with no value, expected `=`"),
+        ("[[request]]\nmethod = \"\"\"\n", "3:1: invalid multi-line basic string"),
     ] {
         let rules = site.configuration("rules.toml", 0, text);
         let (code, text) = fails(free_port(), &[&format!("police=rules={rules}")], &[], &["true"]);
         assert_eq!(code, 2);
-        one_line(&text, &format!("filter police: {rules}: {about}"));
+        one_line(&text, &format!("filter police: {rules}:{about}"));
     }
 }
 

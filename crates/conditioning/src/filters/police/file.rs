@@ -49,7 +49,8 @@ const CONNECTION: &[&str] = &["destination", "source", "rate", "burst", "priorit
 pub fn rules(file: &str, text: &str) -> Result<RuleSet, String> {
     let mut report = Report { text, errors: Vec::new() };
     let (document, damage) = DeTable::parse_recoverable(text);
-    for error in &damage {
+    // One is enough of what is no TOML: a file that is something else would have one in every line.
+    if let Some(error) = damage.first() {
         let reason = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
         report.error(error.span().map_or(0, |span| span.start), reason);
     }
