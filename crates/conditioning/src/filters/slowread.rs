@@ -98,7 +98,9 @@ pub struct SlowRead {
     shares: Shares,
     refuses: bool,
     in_service: HashSet<Id>,
-    /// Requests that wait, by narrow range; the ranges take turns.
+    /// Requests that wait. One that was closed before its turn, such as one that was presented again, is still in its queue.
+    held: HashSet<Id>,
+    /// What waits, by narrow range; the ranges take turns.
     waiting: HashMap<(u8, u128), VecDeque<(Id, IpAddr)>>,
     turns: VecDeque<(u8, u128)>,
     delayed: u64,
@@ -111,6 +113,7 @@ impl SlowRead {
             shares,
             refuses,
             in_service: HashSet::new(),
+            held: HashSet::new(),
             waiting: HashMap::new(),
             turns: VecDeque::new(),
             delayed: 0,
@@ -146,6 +149,7 @@ impl Filter for SlowRead {
             self.turns.push_back(narrow);
         }
         queue.push_back((request.id, address));
+        self.held.insert(request.id);
         Disposition::Hold
     }
 
@@ -153,6 +157,9 @@ impl Filter for SlowRead {
         for _ in 0..self.turns.len().min(TRIES) {
             let narrow = self.turns.pop_front()?;
             let queue = self.waiting.get_mut(&narrow)?;
+            while queue.front().is_some_and(|(id, _)| !self.held.contains(id)) {
+                queue.pop_front();
+            }
             let admitted = queue.front().copied().filter(|(_, address)| self.shares.admits(*address));
             if admitted.is_some() {
                 queue.pop_front();
@@ -163,6 +170,7 @@ impl Filter for SlowRead {
                 self.turns.push_back(narrow);
             }
             if let Some((id, address)) = admitted {
+                self.held.remove(&id);
                 self.enter(id, address);
                 return Some(id);
             }
@@ -177,6 +185,8 @@ impl Filter for SlowRead {
     fn closed(&mut self, request: &Bundle, _now: Instant) {
         if self.in_service.remove(&request.id) {
             self.shares.leave(request.peer.ip());
+        } else {
+            self.held.remove(&request.id);
         }
     }
 

@@ -17,10 +17,15 @@ pub fn name_of(process: u32, fd: RawFd) -> Option<String> {
     Some(name.to_string_lossy().into_owned()).filter(|name| name.starts_with("socket:"))
 }
 
-pub fn flags_of(process: u32, fd: RawFd) -> libc::c_int {
-    let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).unwrap_or_default();
+/// The flags of a descriptor of a process (fcntl(2)).
+///
+/// # Errors
+/// This process is out of descriptors, or that one is gone.
+pub fn flags_of(process: u32, fd: RawFd) -> Result<libc::c_int, Errno> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}"));
+    let text = text.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::SRCH))?;
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0)
+    Ok(flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0))
 }
 
 /// A handle of our own to a socket of a process (pidfd_getfd(2)).

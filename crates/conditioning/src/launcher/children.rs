@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions};
 
 use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, PATIENCE, questions};
 use crate::link;
@@ -77,6 +77,7 @@ impl Child {
         let empty = signal_set(&[]);
         let parent = std::process::id();
         let preempts = PREEMPTS.load(Ordering::Relaxed);
+        let files = FILES.get().cloned();
         // SAFETY: only async-signal-safe calls between fork and exec; they touch the child alone.
         unsafe {
             command.pre_exec(move || {
@@ -96,6 +97,9 @@ impl Child {
                 }
                 for &fd in &inherits {
                     libc::fcntl(fd, libc::F_SETFD, 0);
+                }
+                if let Some(files) = &files {
+                    rustix::process::setrlimit(Resource::Nofile, files.clone())?;
                 }
                 Ok(())
             });
@@ -155,6 +159,14 @@ const MOST_MESSAGES: usize = 8;
 /// User and group.
 static FILTER_USER: OnceLock<(libc::uid_t, libc::gid_t)> = OnceLock::new();
 static PREEMPTS: AtomicBool = AtomicBool::new(false);
+static FILES: OnceLock<Rlimit> = OnceLock::new();
+
+/// Allows this process as many descriptors as the administrator does, since by seccomp each connection takes two of it; its
+/// children begin with the limit that it was started with.
+pub fn raise_descriptor_limit() {
+    let files = FILES.get_or_init(|| rustix::process::getrlimit(Resource::Nofile));
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files.clone() });
+}
 
 /// Whether processes started from now on interrupt others when they wake.
 pub fn let_preempt(preempts: bool) {

@@ -129,6 +129,7 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     }
     children::become_user(&args.filter_user)?;
     children::let_preempt(args.preempt);
+    children::raise_descriptor_limit();
     // Whoever offers `condition` offers `filter` too.
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let bypasses_libc = args.command.first().is_some_and(|program| notify::bypasses_libc(program.as_ref()));

@@ -386,7 +386,7 @@ impl Supervisor {
     }
 
     fn place(&mut self, id: u64, bound: Listening, (process, fd): (u32, RawFd)) -> Result<(), Errno> {
-        let flags = flags_of(process, fd);
+        let flags = flags_of(process, fd)?;
         let (ours, theirs) = listeners::pair()?;
         let name = name_of(std::process::id(), theirs.as_raw_fd()).ok_or(Errno::MFILE)?;
         rustix::io::ioctl_fionbio(&theirs, flags & libc::O_NONBLOCK != 0)?;
@@ -403,21 +403,34 @@ impl Supervisor {
         let listener = asked.listener;
         let accepted = match self.next_accepted(&asked, fd) {
             Ok(accepted) => accepted,
-            Err(Errno::AGAIN) if flags_of(asker.process, fd) & libc::O_NONBLOCK == 0 => {
-                // A thread that asks again was interrupted.
-                self.waiting.retain(|other| other.question.pid != question.pid);
-                self.waiting.push(asked);
-                return Answer::None;
-            }
+            Err(Errno::AGAIN) => match flags_of(asker.process, fd) {
+                Ok(flags) if flags & libc::O_NONBLOCK == 0 => {
+                    // A thread that asks again was interrupted.
+                    self.waiting.retain(|other| other.question.pid != question.pid);
+                    self.waiting.push(asked);
+                    return Answer::None;
+                }
+                Ok(_) => return Answer::Error(Errno::AGAIN),
+                Err(error) => return Answer::Error(error),
+            },
             Err(error) => return Answer::Error(error),
         };
+        let at = (question.data.args[1], question.data.args[2]);
+        if let Err(error) = write_address_at(asker, at.0, at.1, accepted.peer)
+            && let Some(error @ (Errno::MFILE | Errno::NFILE)) = Errno::from_io_error(&error)
+        {
+            // A connection without a client's address ends some servers; that there are no descriptors ends none.
+            if let Some(listener) = self.listeners.get(listener) {
+                listener.push_again(accepted);
+            }
+            return Answer::Error(error);
+        }
         let wants = if libc::c_long::from(question.data.nr) == libc::SYS_accept4 {
             question.data.args[3] as i32
         } else {
             0
         };
         let _ = rustix::io::ioctl_fionbio(&accepted.server, wants & libc::SOCK_NONBLOCK != 0);
-        let _ = write_address_at(asker, question.data.args[1], question.data.args[2], accepted.peer);
         let send = libc::SECCOMP_ADDFD_FLAG_SEND as u32;
         let closes_on_exec = wants & libc::SOCK_CLOEXEC != 0;
         // The kernel answers with the new number in the same step.

@@ -173,6 +173,16 @@ fn is_anothers(fd: RawFd, at: Listening, chain: &Chain, local: IpAddr) -> bool {
     true
 }
 
+/// Whether what the kernel has on the listening descriptor `fd` is a connection for another: all listening sockets of a chain are
+/// one link, and a server that accepts on a blocking one that it was told of would wait for good.
+pub(super) fn is_told_of_anothers(fd: RawFd) -> bool {
+    DIFFER.load(Ordering::Acquire)
+        && of(fd).is_some_and(|(chain, at)| match link::next(borrow(fd)) {
+            Ok(Next::To(local)) => is_anothers(fd, at, &chain, local),
+            _ => false,
+        })
+}
+
 /// Has the kernel look anew whether there is something to tell.
 fn tell_again(interest: Interest) {
     let events = epoll::EventFlags::from_bits_retain(interest.events);

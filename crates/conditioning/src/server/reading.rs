@@ -11,6 +11,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 
 use super::connection::Source;
 use super::lingering::{self, Next, WaitAlone};
+use super::listening;
 use super::{borrow, note_holder, over, process, report_again, table};
 use crate::wire::REQUEST_BYTES;
 
@@ -219,10 +220,10 @@ fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
 }
 
-/// Whether what the kernel has to read on `fd` is the next request, of which the server is not to hear yet: it has read the
-/// one before to its end, and not ended its response.
+/// Whether what the kernel has to read on `fd` is not for the server now: the next request, while it has read the one before to its
+/// end and not ended its response; or, where `fd` listens, a connection for another listening socket.
 pub fn hides(fd: RawFd) -> bool {
-    let Some(connection) = table::connection(fd) else { return false };
+    let Some(connection) = table::connection(fd) else { return listening::is_told_of_anothers(fd) };
     let is_exhausted = {
         let connection = connection.lock();
         connection.source() == Source::Exhausted && connection.lingers().is_none()
