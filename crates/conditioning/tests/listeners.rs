@@ -94,6 +94,12 @@ fn a_server_that_polls_accepts_each_connection_on_its_socket() {
     accepts_its_own("poll");
 }
 
+/// Debian's mini_httpd does so: told of a connection for another socket, it would wait at the wrong one for good.
+#[test]
+fn a_server_that_polls_and_whose_sockets_block_accepts_each_connection_on_its_socket() {
+    accepts_its_own("blocking");
+}
+
 #[test]
 fn a_server_that_waits_for_events_accepts_each_connection_on_its_socket() {
     ["level", "edges"].into_iter().for_each(accepts_its_own);

@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Chain, Site, compile, exercise, free_port, needs};
+use common::{Chain, Site, compile, exercise, free_port, needs, strs};
 
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 
@@ -23,8 +24,8 @@ fn go() -> PathBuf {
     "go".into()
 }
 
-#[test]
-fn a_server_in_go() {
+/// `main.go`, and what it is started with.
+fn in_go(port: u16) -> ([String; 3], Site) {
     let site = Site::new();
     let server = site.path().join("server");
     let mut build = Command::new(go());
@@ -33,14 +34,46 @@ fn a_server_in_go() {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache");
     build.envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOFLAGS", "")]).env("GOCACHE", cache);
     assert!(build.env("HOME", site.path()).status().unwrap().success());
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    ([text(&server), format!(":{port}"), text(&site.path().join("html"))], site)
+}
+
+#[test]
+fn a_server_in_go() {
     let port = free_port();
-    let root = site.path().join("html");
-    let command = [server.to_str().unwrap(), &format!(":{port}"), root.to_str().unwrap()];
-    let chain = Chain::start(port, CHAIN, &command);
+    let (command, site) = in_go(port);
+    let chain = Chain::start(port, CHAIN, &strs(&command));
     let mut client = chain.client();
     let address = client.stream.local_addr().unwrap();
     assert_eq!(String::from_utf8(client.get("/peer").body).unwrap(), address.to_string());
     exercise(&chain, &site);
+    chain.stop();
+}
+
+/// It ended when accept gave it a connection without an address, as it did of a launcher that was out of descriptors. Go takes
+/// all that the administrator allows, and so must the launcher; the server begins with what the launcher began with.
+#[test]
+fn a_server_in_go_gets_more_connections_than_the_launcher_was_started_with_room_for() {
+    const SOFT: u64 = 64;
+    let port = free_port();
+    let (command, _site) = in_go(port);
+    let mut launcher = Chain::command(port, CHAIN, &strs(&command));
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe {
+        launcher.pre_exec(|| {
+            let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files);
+            files.rlim_cur = SOFT;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
+            Ok(())
+        });
+    }
+    let chain = Chain::once_it_serves(launcher, port);
+    let mut clients: Vec<_> = (0..2 * SOFT).map(|_| chain.client()).collect();
+    clients.iter_mut().for_each(|client| client.send(b"GET /cgi/slow HTTP/1.1\r\nHost: test\r\n\r\n"));
+    for client in &mut clients {
+        assert_eq!(client.response(false).body, b"done\n");
+    }
     chain.stop();
 }
 

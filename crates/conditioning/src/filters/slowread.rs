@@ -271,6 +271,25 @@ mod tests {
         assert!(shares.admits(ip("10.0.0.3")));
     }
 
+    /// As of a neighbour that died: the next one has it from the same client, by another number.
+    #[test]
+    fn what_is_presented_again_while_it_waits_is_counted_once() {
+        let now = Instant::now();
+        let mut filter = SlowRead::new(Shares::new([25, 15, 10], 1), false);
+        let mut first = request(1, "10.0.0.1", "");
+        let (mut old, mut new) = (request(2, "10.0.0.2", ""), request(3, "10.0.0.2", ""));
+        assert_eq!(filter.arrive(&mut first, now), Disposition::Pass);
+        assert_eq!(filter.arrive(&mut old, now), Disposition::Hold);
+        filter.closed(&old, now);
+        assert_eq!(filter.arrive(&mut new, now), Disposition::Hold);
+        filter.closed(&first, now);
+        assert_eq!(filter.pick(now), Some(new.id));
+        filter.closed(&new, now);
+        assert_eq!((filter.pick(now), filter.shares.total()), (None, 0));
+        assert!(filter.held.is_empty() && filter.waiting.is_empty());
+        assert_eq!(filter.arrive(&mut first, now), Disposition::Pass);
+    }
+
     #[test]
     fn what_exceeds_a_share_waits_until_a_connection_of_the_range_is_over() {
         let now = Instant::now();

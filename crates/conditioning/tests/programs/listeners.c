@@ -3,7 +3,8 @@
  * address: nobody accepts there. HOW is
  *
  *   poll       poll(2), and accepts once from each socket that is readable
- *   level      likewise by epoll
+ *   blocking   likewise, of sockets that wait when there is nobody
+ *   level      as poll, by epoll
  *   edges      by edge-triggered epoll, and accepts as long as there is somebody
  *   exclusive  two processes, each with a set of its own (EPOLLEXCLUSIVE)
  *   threads    a thread for each socket, which waits in accept(2)
@@ -225,7 +226,7 @@ int main(int argc, char **argv)
 
 	if (argc < 4 || argc > 3 + MOST)
 		return 2;
-	blocks = !strcmp(how, "threads");
+	blocks = !strcmp(how, "threads") || !strcmp(how, "blocking");
 	is_inherited = !strcmp(how, "becomes");
 	for (at = 3; at < argc; at++) {
 		if (!strcmp(how, "became"))
@@ -235,7 +236,7 @@ int main(int argc, char **argv)
 	}
 	if (is_inherited)
 		become(argv);
-	if (!strcmp(how, "poll") || !strcmp(how, "became"))
+	if (!strcmp(how, "poll") || !strcmp(how, "blocking") || !strcmp(how, "became"))
 		wait_by_poll();
 	if (!strcmp(how, "exclusive") && fork() == 0)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
