@@ -77,7 +77,7 @@ impl Child {
         let empty = signal_set(&[]);
         let parent = std::process::id();
         let preempts = PREEMPTS.load(Ordering::Relaxed);
-        let files = FILES.get().cloned();
+        let files = FILES.get().copied();
         // SAFETY: only async-signal-safe calls between fork and exec; they touch the child alone.
         unsafe {
             command.pre_exec(move || {
@@ -99,7 +99,7 @@ impl Child {
                     libc::fcntl(fd, libc::F_SETFD, 0);
                 }
                 if let Some(files) = &files {
-                    rustix::process::setrlimit(Resource::Nofile, files.clone())?;
+                    rustix::process::setrlimit(Resource::Nofile, *files)?;
                 }
                 Ok(())
             });
@@ -165,7 +165,7 @@ static FILES: OnceLock<Rlimit> = OnceLock::new();
 /// children begin with the limit that it was started with.
 pub fn raise_descriptor_limit() {
     let files = FILES.get_or_init(|| rustix::process::getrlimit(Resource::Nofile));
-    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files.clone() });
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..*files });
 }
 
 /// Whether processes started from now on interrupt others when they wake.
