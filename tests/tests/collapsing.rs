@@ -125,18 +125,23 @@ fn an_answer_is_for_one_request_by_its_own_fault_those_who_wait_still_wait_for_e
     }
 }
 
-#[test]
-fn who_asks_for_itself_waits_for_no_second_one_that_does() {
-    let (gate, all_ask) = (Gate::default(), Arc::new(Barrier::new(4)));
-    let (held, met) = (gate.clone(), Arc::clone(&all_ask));
+/// An origin that answers the request with X-First once the gate is open, and others only if four of them are there at once.
+fn of_four_at_once(reply: impl Fn() -> Reply + Send + Sync + 'static) -> (Origin, Gate) {
+    let (gate, all_ask) = (Gate::default(), Barrier::new(4));
+    let held = gate.clone();
     let origin = Origin::start(move |request| {
         match request.field("X-First").is_empty() {
-            // Passes only if four requests are here at once.
-            true => drop(met.wait()),
+            true => drop(all_ask.wait()),
             false => held.pass(),
         }
-        Reply::cacheable("own")
+        reply()
     });
+    (origin, gate)
+}
+
+#[test]
+fn who_asks_for_itself_waits_for_no_second_one_that_does() {
+    let (origin, gate) = of_four_at_once(|| Reply::cacheable("own"));
     let tidegate = Tidegate::before(&origin);
     let credentials = "Authorization: Basic YTpi\r\n";
     let mut first = leader(&tidegate, format!("X-First: 1\r\n{credentials}").trim_end());
@@ -155,15 +160,7 @@ fn who_asks_for_itself_waits_for_no_second_one_that_does() {
 
 #[test]
 fn the_origin_fails_those_who_wait_ask_side_by_side() {
-    let (gate, all_ask) = (Gate::default(), Arc::new(Barrier::new(4)));
-    let (held, met) = (gate.clone(), Arc::clone(&all_ask));
-    let origin = Origin::start(move |request| {
-        match request.field("X-First").is_empty() {
-            true => drop(met.wait()),
-            false => held.pass(),
-        }
-        Reply::status(503, "busy")
-    });
+    let (origin, gate) = of_four_at_once(|| Reply::status(503, "busy"));
     let tidegate = Tidegate::before(&origin);
     let mut first = leader(&tidegate, "X-First: 1");
     eventually("the origin is asked", || (origin.count() == 1).then_some(()));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::{Resource, Rlimit};
 
 use crate::ledger::{Ledger, State};
 use crate::link;
@@ -350,6 +351,14 @@ impl Downstream {
         }
         Ok(())
     }
+}
+
+/// Allows this process as many descriptors as the administrator does, not as few as programs with select(2) can bear: each connection is
+/// one, or more. Returns the limit that it had.
+pub(crate) fn raise_descriptor_limit() -> Rlimit {
+    let files = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    files
 }
 
 /// CLOCK_MONOTONIC in nanoseconds: the clock of [`Bundle::arrived_ns`].

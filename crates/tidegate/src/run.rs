@@ -194,9 +194,7 @@ impl Reloader {
         }));
         Ok(warnings)
     }
-}
 
-impl Reloader {
     /// Where the file says what has changed: of listeners the first that was not there before, and of what the file no longer
     /// says the file.
     fn place_of_change(&self, name: &str, new: &Loaded) -> Option<String> {
@@ -204,7 +202,7 @@ impl Reloader {
         let listener = new.settings.listeners.iter().find(|listener| !old.contains(listener));
         let listener = listener.filter(|_| name == "[[listen]]");
         let by_address = listener.and_then(|other| new.places.place(&Subject::Listener(other.address)));
-        let key = Subject::Key(name.trim_matches(['[', ']']).to_owned());
+        let key = Subject::Key(name.trim_matches(['[', ']']).to_owned().into());
         let file = || self.args.config.as_ref().map(|path| path.display().to_string());
         by_address.or_else(|| new.places.place(&key)).or_else(file)
     }
@@ -229,7 +227,7 @@ fn listen_for_admin(loaded: &Loaded) -> Result<TcpListener, Failure> {
     listener().map_err(|error: rustix::io::Errno| {
         let error = std::io::Error::from(error);
         let message = format!("cannot listen on {} for the admin server: {error}", admin.written);
-        Failure::runtime(loaded.places.say(&Subject::Admin, &message, "choose another address with --admin"))
+        Failure::runtime(loaded.places.say(&Subject::ADMIN, &message, "choose another address with --admin"))
     })
 }
 
@@ -239,18 +237,18 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
         StartError::Listen { address, source } => (address, source),
         StartError::Cache(StoreError::DiskFull { .. }) => {
             return loaded.places.say(
-                &Subject::CacheMemory,
+                &Subject::CACHE_MEMORY,
                 &error.to_string(),
                 "make room, or `cache.memory` smaller",
             );
         }
         StartError::Cache(_) => {
             let hint = "cache.path has to be a directory that this user may make and write to";
-            return loaded.places.say(&Subject::Cache, &error.to_string(), hint);
+            return loaded.places.say(&Subject::CACHE, &error.to_string(), hint);
         }
         StartError::AccessLog { .. } => {
             let hint = "it has to be a file that this user may make and write to";
-            return loaded.places.say(&Subject::AccessLog, &error.to_string(), hint);
+            return loaded.places.say(&Subject::ACCESS_LOG, &error.to_string(), hint);
         }
         _ => return format!("error: {error}"),
     };
@@ -353,7 +351,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     }
     if let Some(address) = &args.admin {
         loaded.admin = units::listen_address(address).map_err(|error| usage(format!("--admin: {error}")))?;
-        loaded.places.forget(|subject| *subject == Subject::Admin);
+        loaded.places.forget(|subject| *subject == Subject::ADMIN);
     }
     let nowhere = loaded.settings.listeners.is_empty() && loaded.trickles.is_empty();
     if nowhere || loaded.settings.routes.is_empty() {

@@ -15,7 +15,7 @@ use tidegate_core::metrics::Sample;
 use crate::arguments::{Argument, ArgumentError, Arguments};
 use crate::host::{self, Filter};
 use crate::keeper::{Keeper, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
-use crate::neighbours::{FilterError, Place, environment, say, word};
+use crate::neighbours::{FilterError, Place, environment, raise_descriptor_limit, say, word};
 
 /// One filter: a row of the table that names, help texts, checks and starts come from.
 pub struct Kind {
@@ -201,10 +201,7 @@ pub fn run(args: &FilterArgs) -> u8 {
     if let Ok(title) = std::ffi::CString::new(format!("cc-{name}")) {
         let _ = rustix::thread::set_name(&title);
     }
-    // Each connection is a descriptor: as many as the administrator allows, not as few as programs with select(2) can bear.
-    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let most = rustix::process::Rlimit { current: files.maximum, maximum: files.maximum };
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, most);
+    raise_descriptor_limit();
     // A filter never needs more than it was started with.
     let _ = rustix::thread::set_no_new_privs(true);
     let launcher = launcher();

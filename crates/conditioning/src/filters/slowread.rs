@@ -150,6 +150,10 @@ impl Filter for SlowRead {
         }
         queue.push_back((request.id, address));
         self.held.insert(request.id);
+        // Clients that leave before their turn come again and again.
+        if queue.len() > 2 * self.held.len() {
+            queue.retain(|(id, _)| self.held.contains(id));
+        }
         Disposition::Hold
     }
 
@@ -288,6 +292,23 @@ mod tests {
         assert_eq!((filter.pick(now), filter.shares.total()), (None, 0));
         assert!(filter.held.is_empty() && filter.waiting.is_empty());
         assert_eq!(filter.arrive(&mut first, now), Disposition::Pass);
+    }
+
+    #[test]
+    fn clients_that_leave_and_come_again_behind_one_that_waits_do_not_pile_up() {
+        let now = Instant::now();
+        let mut filter = SlowRead::new(Shares::new([25, 15, 10], 1), false);
+        for slot in [1, 2] {
+            filter.arrive(&mut request(slot, "10.0.0.1", ""), now);
+        }
+        for slot in 3..1000 {
+            let mut other = request(slot, "10.0.0.2", "");
+            assert_eq!(filter.arrive(&mut other, now), Disposition::Hold);
+            filter.closed(&other, now);
+            assert_eq!(filter.pick(now), None);
+        }
+        assert_eq!(filter.held.len(), 1);
+        assert!(filter.waiting.values().map(VecDeque::len).sum::<usize>() <= 4);
     }
 
     #[test]

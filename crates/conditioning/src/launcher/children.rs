@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions};
 
 use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, PATIENCE, questions};
 use crate::link;
-use crate::neighbours::{environment, out_of_the_way, word};
+use crate::neighbours::{self, environment, out_of_the_way, word};
 
 /// What the launcher does something about.
 const SIGNALS: &[libc::c_int] =
@@ -161,11 +161,9 @@ static FILTER_USER: OnceLock<(libc::uid_t, libc::gid_t)> = OnceLock::new();
 static PREEMPTS: AtomicBool = AtomicBool::new(false);
 static FILES: OnceLock<Rlimit> = OnceLock::new();
 
-/// Allows this process as many descriptors as the administrator does, since by seccomp each connection takes two of it; its
-/// children begin with the limit that it was started with.
+/// By seccomp each connection takes two descriptors of the launcher's. Its children begin with the limit that it was started with.
 pub fn raise_descriptor_limit() {
-    let files = FILES.get_or_init(|| rustix::process::getrlimit(Resource::Nofile));
-    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..*files });
+    FILES.get_or_init(neighbours::raise_descriptor_limit);
 }
 
 /// Whether processes started from now on interrupt others when they wake.

@@ -24,8 +24,8 @@ pub struct Accepted {
     pub peer: SocketAddr,
 }
 
-/// Connections that are set aside for a listener, at most: each takes three descriptors of the launcher's, of which it may have no
-/// more than 1024. Further ones wait on the link, and others behind them.
+/// Connections that are set aside for a listener, at most: each takes three descriptors of the launcher's. Further ones wait on the
+/// link, and others behind them.
 const MOST_SET_ASIDE: usize = 64;
 /// A listener from which nobody has accepted for so long is given up: what comes beyond that is ended.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);

@@ -415,16 +415,12 @@ impl Supervisor {
             },
             Err(error) => return Answer::Error(error),
         };
-        let at = (question.data.args[1], question.data.args[2]);
-        if let Err(error) = write_address_at(asker, at.0, at.1, accepted.peer)
-            && let Some(error @ (Errno::MFILE | Errno::NFILE)) = Errno::from_io_error(&error)
-        {
-            // A connection without a client's address ends some servers; that there are no descriptors ends none.
-            if let Some(listener) = self.listeners.get(listener) {
-                listener.push_again(accepted);
-            }
-            return Answer::Error(error);
-        }
+        let written = write_address_at(asker, question.data.args[1], question.data.args[2], accepted.peer);
+        // A connection without its client's address ends some servers; that there are no descriptors ends none.
+        let written = match written.as_ref().map_err(Errno::from_io_error) {
+            Err(Some(error @ (Errno::MFILE | Errno::NFILE))) => Err(error),
+            _ => Ok(()),
+        };
         let wants = if libc::c_long::from(question.data.nr) == libc::SYS_accept4 {
             question.data.args[3] as i32
         } else {
@@ -434,10 +430,11 @@ impl Supervisor {
         let send = libc::SECCOMP_ADDFD_FLAG_SEND as u32;
         let closes_on_exec = wants & libc::SOCK_CLOEXEC != 0;
         // The kernel answers with the new number in the same step.
-        match self.add(question.id, accepted.server.as_raw_fd(), send, 0, closes_on_exec) {
+        let server = accepted.server.as_raw_fd();
+        match written.and_then(|()| self.add(question.id, server, send, 0, closes_on_exec)) {
             Ok(()) => Answer::None,
             Err(error) => {
-                // Interrupted by a signal, or the server is out of descriptors: it will ask again.
+                // Interrupted by a signal, or one of us is out of descriptors: the server will ask again.
                 if let Some(listener) = self.listeners.get(listener) {
                     listener.push_again(accepted);
                 }

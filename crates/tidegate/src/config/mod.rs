@@ -148,7 +148,7 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
     }
     if let Some(expected) = room::expected(&loaded.settings.cache) {
         let hint = "tidegate does not start with more";
-        match loaded.places.finding(&Subject::CacheMemory, &expected, hint) {
+        match loaded.places.finding(&Subject::CACHE_MEMORY, &expected, hint) {
             Some(finding) => findings.push(finding),
             None => find(default_cache(loaded, &expected), hint),
         }
@@ -165,7 +165,7 @@ fn default_cache(loaded: &Loaded, expected: &str) -> String {
 /// Why a start with this cache would use up the memory or the disk.
 pub(crate) fn oversized_cache(loaded: &Loaded) -> Option<String> {
     let expected = room::expected(&loaded.settings.cache)?;
-    let chosen = loaded.places.finding(&Subject::CacheMemory, &expected, "make it smaller");
+    let chosen = loaded.places.finding(&Subject::CACHE_MEMORY, &expected, "make it smaller");
     Some(chosen.map_or_else(
         || format!("error: {}; set it in a file for --config", default_cache(loaded, &expected)),
         |finding| finding.to_string(),

@@ -1,5 +1,6 @@
 //! Where a configuration file says what only a start finds to be wrong: addresses that are taken, servers that are not there.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 
 use super::Finding;
@@ -20,20 +21,12 @@ type Place = (String, (usize, usize));
 pub(crate) enum Subject {
     /// `listen.address`.
     Listener(SocketAddr),
-    /// `admin.address`.
-    Admin,
     /// `upstream.servers` of the group with this name.
     Upstream(String),
-    /// `cache.path`.
-    Cache,
-    /// `cache.memory`.
-    CacheMemory,
-    /// `log.access`.
-    AccessLog,
     /// What a Trickles listener at this address has under this key: another listener may have the same address.
     Trickles(SocketAddr, TricklesKey),
-    /// What a section or a key of the file says: `cache.memory`, `workers`, `gate`.
-    Key(String),
+    /// What a section, or a key that is there once, says: `cache.memory`, `workers`, `gate`.
+    Key(Cow<'static, str>),
 }
 
 /// Keys of a Trickles listener that a start may fail by.
@@ -60,17 +53,22 @@ impl TricklesKey {
 }
 
 impl Subject {
+    /// `admin.address`.
+    pub const ADMIN: Self = Self::Key(Cow::Borrowed("admin.address"));
+    /// `cache.path`.
+    pub const CACHE: Self = Self::Key(Cow::Borrowed("cache.path"));
+    /// `cache.memory`.
+    pub const CACHE_MEMORY: Self = Self::Key(Cow::Borrowed("cache.memory"));
+    /// `log.access`.
+    pub const ACCESS_LOG: Self = Self::Key(Cow::Borrowed("log.access"));
+
     /// The key in the file.
     fn key(&self) -> String {
         match self {
             Self::Listener(_) => "listen.address".into(),
-            Self::Admin => "admin.address".into(),
             Self::Upstream(_) => "upstream.servers".into(),
-            Self::Cache => "cache.path".into(),
-            Self::CacheMemory => "cache.memory".into(),
-            Self::AccessLog => "log.access".into(),
             Self::Trickles(_, key) => format!("listen.{}", key.name()),
-            Self::Key(key) => key.clone(),
+            Self::Key(key) => key.clone().into_owned(),
         }
     }
 }
@@ -98,21 +96,11 @@ impl Places {
                 note(Subject::Upstream(name), section, "servers");
             }
         }
-        for (subject, name, key) in [
-            (Subject::Admin, "admin", "address"),
-            (Subject::Cache, "cache", "path"),
-            (Subject::CacheMemory, "cache", "memory"),
-            (Subject::AccessLog, "log", "access"),
-        ] {
-            if let Some(section) = file.table(name) {
-                note(subject, section, key);
-            }
-        }
         for key in FILE.keys {
             note(Subject::Key(key.name.into()), file, key.name);
             if let (Kind::Table(below), Some(section)) = (key.kind, file.table(key.name)) {
                 for inner in below.keys {
-                    note(Subject::Key(format!("{}.{}", key.name, inner.name)), section, inner.name);
+                    note(Subject::Key(format!("{}.{}", key.name, inner.name).into()), section, inner.name);
                 }
             }
         }

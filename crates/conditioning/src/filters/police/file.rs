@@ -198,23 +198,18 @@ impl Table<'_> {
 
     /// `None` is unlimited.
     fn limit(&self, report: &mut Report<'_>) -> Option<Profile> {
-        let most = Profile::MAX_BURST;
-        let burst =
-            self.number("burst", (1.0, most.into()), &format!("a whole number from 1 to {most}"), report);
-        let most = Profile::MAX_RATE_PER_S;
-        let rate = self.number("rate", (0.0, most.into()), &format!("a number from 0 to {most}"), report);
+        let burst = self.whole_number("burst", Profile::MAX_BURST, report);
+        let rate = self.number("rate", 0.0, Profile::MAX_RATE_PER_S, report);
         let (offset, rate) = rate.filter(|(_, rate)| *rate > 0.0)?;
         // One second's worth.
-        let burst = burst.map_or(rate.ceil().max(1.0), |(_, burst)| burst);
-        Profile::new(rate, burst as u32)
+        let burst = burst.unwrap_or(rate.ceil().max(1.0) as u32);
+        Profile::new(rate, burst)
             .map_err(|error| report.error(offset, format!("{}.rate: {error}", self.name)))
             .ok()
     }
 
     fn class(&self, report: &mut Report<'_>) -> Option<Class> {
-        let expected = format!("a whole number from 1 to {MAX_CLASSES}");
-        let (_, priority) = self.number("priority", (1.0, MAX_CLASSES as f64), &expected, report)?;
-        Some(priority as Class - 1)
+        self.whole_number("priority", MAX_CLASSES as u32, report).map(|priority| priority as Class - 1)
     }
 
     fn when(&self, report: &mut Report<'_>) -> When {
@@ -271,27 +266,29 @@ impl Table<'_> {
         chosen
     }
 
-    /// A number within these bounds; a whole one if `expected` begins so.
-    fn number(
-        &self,
-        key: &str,
-        (least, most): (f64, f64),
-        expected: &str,
-        report: &mut Report<'_>,
-    ) -> Option<(usize, f64)> {
+    /// A number within these bounds.
+    fn number(&self, key: &str, least: f64, most: u32, report: &mut Report<'_>) -> Option<(usize, f64)> {
         let value = self.keys.get(key)?;
         let number = match value.get_ref() {
-            DeValue::Integer(number) => {
-                i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number as f64)
-            }
-            DeValue::Float(number) if !expected.starts_with("a whole") => number.as_str().parse().ok(),
-            _ => None,
+            DeValue::Float(number) => number.as_str().parse().ok(),
+            _ => whole(value).map(|number| number as f64),
         };
-        let number = number.filter(|number| (least..=most).contains(number));
+        let number = number.filter(|number| (least..=most.into()).contains(number));
         if number.is_none() {
-            self.wrong(key, value, expected, report);
+            self.wrong(key, value, &format!("a number from {least} to {most}"), report);
         }
         number.map(|number| (value.span().start, number))
+    }
+
+    /// A whole number from 1 to `most`.
+    fn whole_number(&self, key: &str, most: u32, report: &mut Report<'_>) -> Option<u32> {
+        let value = self.keys.get(key)?;
+        let number = whole(value).and_then(|number| u32::try_from(number).ok());
+        let number = number.filter(|number| (1..=most).contains(number));
+        if number.is_none() {
+            self.wrong(key, value, &format!("a whole number from 1 to {most}"), report);
+        }
+        number
     }
 
     fn wrong(&self, key: &str, value: &Spanned<DeValue<'_>>, expected: &str, report: &mut Report<'_>) {
@@ -306,6 +303,11 @@ impl Table<'_> {
         };
         report.error(value.span().start, format!("{}.{key}: expected {expected}, not {found}", self.name));
     }
+}
+
+fn whole(value: &Spanned<DeValue<'_>>) -> Option<i64> {
+    let DeValue::Integer(number) = value.get_ref() else { return None };
+    i64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
 fn word(
