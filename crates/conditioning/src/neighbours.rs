@@ -382,20 +382,34 @@ pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
     let head =
         format!("HTTP/1.1 {status} {reason}\r\nContent-Length: 0\r\nConnection: close\r\n{extra_fields}\r\n");
     let _ = rustix::net::send(socket, head.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    discard_unread(socket);
+    let _ = discard_unread(socket);
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
 }
 
 /// Takes off what the client sent, up to 256 KiB: unread bytes would turn the close into a reset, which destroys what the
 /// client has not received yet.
-pub(crate) fn discard_unread(socket: BorrowedFd<'_>) {
+pub(crate) fn discard_unread(socket: BorrowedFd<'_>) -> Sent {
     let mut sink = [0u8; 4096];
+    let mut sent = Sent::Nothing;
     for _ in 0..64 {
         match rustix::net::recv(socket, &mut sink[..], RecvFlags::DONTWAIT) {
-            Ok((got, _)) if got > 0 => {}
-            _ => break,
+            Ok((got, _)) if got > 0 => sent = Sent::Some,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => break,
+            _ => return Sent::All,
         }
     }
+    sent
+}
+
+/// What a client had sent when it was thrown away.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Sent {
+    /// Nothing yet.
+    Nothing,
+    /// Something, and more may come.
+    Some,
+    /// All: the client has ended, or is gone.
+    All,
 }
 
 #[cfg(test)]

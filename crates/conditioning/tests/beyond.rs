@@ -38,7 +38,8 @@ fn get(path: &str) -> Vec<u8> {
 /// The request, and how the program `reads` answers it: it read these bytes, as the first of its connection.
 fn with_answer(request: Vec<u8>, is_rewritten: bool) -> (Vec<u8>, Option<String>) {
     let line = String::from_utf8(request[..request.iter().position(|&byte| byte == b'\r').unwrap()].to_vec());
-    let length = request.len();
+    let told = if request.starts_with(b"POST") { common::TOLD } else { 0 };
+    let length = request.len() + told;
     (request, (!is_rewritten).then(|| format!("{}, {length}, 1", line.unwrap())))
 }
 
@@ -378,4 +379,21 @@ fn a_connection_that_close_range_has_close_on_exec_does_so_when_it_is_over() {
         assert_eq!(chain.get("/").body, said);
     }
     chain.stop();
+}
+
+/// Servers write it into their logs when the response is complete.
+#[test]
+fn a_connection_that_is_over_is_still_known_by_its_addresses() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("says.c", flags, "over", CHAIN);
+        let mut said = String::from("nothing yet");
+        for _ in 0..3 {
+            let mut client = chain.client();
+            client.send(&get("/a"));
+            assert_eq!(String::from_utf8(client.response(false).body).unwrap(), said);
+            let port = client.stream.local_addr().unwrap().port();
+            said = format!("2:{port} to 2:{}, 2 1 6: the same", chain.address.port());
+        }
+        chain.stop();
+    }
 }

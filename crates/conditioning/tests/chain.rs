@@ -172,6 +172,7 @@ fn values_that_make_no_sense_are_refused() {
             "filter package: timeout=0s: expected a duration such as 500ms, 10s or 2m",
         ),
         (&["persist=timeout=0ms"], "filter persist: timeout=0ms: expected a duration such as"),
+        (&["package=content=65537"], "filter package: content=65537: expected at most 65536 bytes"),
         (&["prior=nodes=0"], "filter prior: nodes=0: expected a number from 1 on"),
         (&["police=port=0"], "filter police: port=0: expected a number from 1 on"),
         (&["persist", "normalize", "persist"], "filter persist: a chain has one at most"),

@@ -42,7 +42,7 @@ fn an_urgent_byte_is_one_of_the_content_and_keeps_nobody_busy() {
             std::thread::sleep(std::time::Duration::from_millis(100));
             send_urgent(&client, urgent);
             client.send(end.as_bytes());
-            let length = begin.len() + 1 + end.len();
+            let length = begin.len() + 1 + end.len() + common::TOLD;
             assert_eq!(text(client), format!("POST /a HTTP/1.1, {length}, 1"));
         }
         // Where it is none of the content, that is malformed.
@@ -112,7 +112,7 @@ fn a_request_that_waits_for_leave_to_send_its_content_occupies_no_server() {
         client.send(b"abc");
         assert_eq!(
             client.response(false).body,
-            format!("POST /a HTTP/1.1, {}, 1", head.len() + 3).as_bytes()
+            format!("POST /a HTTP/1.1, {}, 1", head.len() + 3 + common::TOLD).as_bytes()
         );
         // Once more: leave is given for each request.
         client.send(head.as_bytes());

@@ -5,7 +5,7 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use common::{Chain, Client, Site, compile, free_port, needs, strs};
+use common::{Chain, Client, Site, compile, compiled, free_port, needs, strs};
 
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
@@ -221,6 +221,18 @@ fn nginx_knows_its_clients_on_sockets_of_both_families() {
                 assert_eq!(body, seen, "{listen}, {via}");
             }
         }
+        chain.stop();
+    }
+}
+
+/// It was handed the same request until it had been so too often, and its client got 503.
+#[test]
+fn a_server_that_has_no_descriptor_left_and_tries_again_at_once_keeps_its_clients() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("full.c", flags, "1000", &["package", "persist", "prior"]);
+        let response = chain.get("/");
+        assert_eq!((response.status, &response.body[..]), (200, &b"EMFILE"[..]), "{flags:?}");
+        assert_eq!(chain.get("/").status, 200);
         chain.stop();
     }
 }

@@ -22,6 +22,11 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
     }
 
+    /// Sets the value: for gauges of what is counted elsewhere.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// The value as last written.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

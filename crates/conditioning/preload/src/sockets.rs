@@ -153,7 +153,7 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, length: 
     }
 }
 
-/// getsockopt(2): what stands for a listening socket answers like one.
+/// getsockopt(2): what stands for a listening socket, or for a connection that is over, answers like one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -162,12 +162,14 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    let Some(listens_on) = server::listener(fd).filter(|_| !value.is_null() && !length.is_null()) else {
-        return next!(
-            getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
-        );
+    let answer = match server::listener(fd) {
+        Some(listens_on) => options::of_listener(level, name, listens_on),
+        None if level == libc::SOL_SOCKET && server::is_ended(fd) => server::address_of(fd, End::Peer)
+            .and_then(Result::ok)
+            .and_then(|peer| options::of_stream(name, peer)),
+        None => None,
     };
-    let Some(answer) = options::of_listener(level, name, listens_on) else {
+    let Some(answer) = answer.filter(|_| !value.is_null() && !length.is_null()) else {
         return next!(
             getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int
         );
@@ -209,7 +211,7 @@ pub unsafe extern "C" fn setsockopt(
 /// shutdown(2): nothing is left to shut down where the server's end is over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if server::before_write(fd, None).is_err() {
+    if server::shuts_down(fd) {
         return 0;
     }
     // A listening socket that is shut down is one of many handles to the chain: the others go on.

@@ -1,13 +1,13 @@
 //! Connections come in, from the listening socket or from the upstream neighbour, and end; out of descriptors, others make
 //! room for them.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::keeper::connection::Connection;
 use crate::keeper::{Flow, Keeper, SWEEP};
 use crate::ledger::{SLOTS, State};
 use crate::link::{self, Received, Request};
-use crate::neighbours::FilterError;
+use crate::neighbours::{FilterError, Sent, discard_unread};
 use crate::wire::Notice;
 
 impl Keeper {
@@ -59,12 +59,15 @@ impl Keeper {
 
     /// Room for one more connection.
     fn make_room(&mut self) -> bool {
-        self.connections.len() < self.settings.most || self.end_one_under_pressure()
+        self.connections.len() + self.draining.len() < self.settings.most || self.end_one_under_pressure()
     }
 
-    /// Out of descriptors: the idlest connection goes first; then one that is incomplete, along the heaviest path of
+    /// Out of descriptors: what is over goes first, then the idlest connection; then one that is incomplete, along the heaviest path of
     /// the tree over the address (§4.2).
     fn end_one_under_pressure(&mut self) -> bool {
+        if self.draining.give_up_one() {
+            return true;
+        }
         if self.idle.first().is_none() && self.now >= self.next_forced_sweep {
             // Connections that became idle since the last look.
             self.next_forced_sweep = self.now + SWEEP / 10;
@@ -142,14 +145,19 @@ impl Keeper {
     pub(super) fn end(&mut self, index: u32) {
         let Some(connection) = self.connections.by_index(index) else { return };
         let (slot, id) = (connection.slot, connection.id);
-        if self.place.keeps && self.place.ledger.state(slot).1 != State::Accepted {
+        let mut drains = false;
+        let is_last_to_hold = self.place.keeps && self.place.ledger.state(slot).1 != State::Accepted;
+        if connection.is_refused || is_last_to_hold {
             // Filters that have not learned of the last request's end hold the socket a moment longer.
             let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Write);
             // Requests that nobody will answer: unread, they would turn the close into a reset, which destroys the end of
             // the last response under way.
-            crate::neighbours::discard_unread(connection.socket.as_fd());
+            let sent = discard_unread(connection.socket.as_fd());
+            drains = sent != Sent::All && connection.may_send_in_vain();
         }
-        self.forget(index);
+        if let Some(socket) = self.forget(index).filter(|_| drains) {
+            self.draining.add(socket, self.now);
+        }
         if self.place.upstream.is_none() {
             self.place.ledger.free(slot);
         } else if let Some(id) = id {
@@ -158,14 +166,15 @@ impl Keeper {
         }
     }
 
-    /// Closes this process's handle.
-    pub(super) fn forget(&mut self, index: u32) {
+    /// Gives this process's handle up.
+    pub(super) fn forget(&mut self, index: u32) -> Option<OwnedFd> {
         self.leave_lists(index);
-        let Some(connection) = self.connections.remove(index) else { return };
+        let connection = self.connections.remove(index)?;
         self.by_slot.remove(&connection.slot);
         self.counters.connections.sub(1);
         if connection.is_watched {
             self.poller.remove(connection.socket.as_fd());
         }
+        Some(connection.socket)
     }
 }

@@ -43,6 +43,8 @@ pub struct Connection {
     pub is_muted: bool,
     /// Whether the client has ended its side.
     pub is_half_closed: bool,
+    /// Whether what it has sent was refused, and more may come.
+    pub is_refused: bool,
     /// More than the request is on the socket, or may be by its end: the next one may not be reported.
     pub has_more: bool,
     /// Whether a request of it was served before.
@@ -82,6 +84,7 @@ impl Connection {
             is_followed: false,
             is_muted: false,
             is_half_closed: false,
+            is_refused: false,
             has_more: false,
             has_served: false,
             looks: 0,
@@ -130,6 +133,14 @@ impl Connection {
             head_bytes: whole.head_bytes,
             request: head.to_vec(),
         }));
+    }
+
+    /// Whether its client may be sending, or be about to send, what nobody will read: content of its request.
+    pub fn may_send_in_vain(&self) -> bool {
+        let has_content = |bundle: &Bundle| {
+            bundle.socket_bytes == UNKNOWN_END || bundle.socket_bytes > bundle.head_bytes.into()
+        };
+        self.is_refused || self.bundle.as_deref().is_some_and(has_content)
     }
 
     /// The request got its identity and waits in the queue.

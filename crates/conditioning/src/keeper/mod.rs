@@ -6,6 +6,7 @@
 
 mod admission;
 mod connection;
+mod draining;
 pub mod list;
 mod outcome;
 mod room;
@@ -22,6 +23,7 @@ use rustix::event::epoll::EventFlags;
 use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, say, word};
 use crate::tree::AddressTree;
 use connection::{Connections, Phase};
+use draining::Draining;
 use list::List;
 pub use settings::{Counters, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
 use whole::{HEAD_BYTES, Reader};
@@ -62,6 +64,7 @@ pub struct Keeper {
     downstream: Downstream,
     incomplete: List,
     idle: List,
+    draining: Draining,
     weights: AddressTree<u32>,
     dripping: Vec<u64>,
     reader: Reader,
@@ -94,7 +97,7 @@ impl Keeper {
         let downstream = Downstream::watch(&poller, &place, KEY_DOWNSTREAM).map_err(system)?;
         poller.add(place.control.as_fd(), KEY_CONTROL, EventFlags::IN).map_err(system)?;
         let now = Instant::now();
-        let room = HEAD_BYTES as usize + settings.content_bytes.min(1 << 20) as usize;
+        let room = HEAD_BYTES as usize + settings.content_bytes as usize;
         Ok(Self {
             place,
             poller,
@@ -106,6 +109,7 @@ impl Keeper {
             downstream,
             incomplete: List::default(),
             idle: List::default(),
+            draining: Draining::default(),
             weights: AddressTree::new(4 * settings.most + 64),
             dripping: Vec::new(),
             reader: Reader::new(settings.content_bytes),
@@ -176,8 +180,8 @@ impl Keeper {
                 next = Some(next.map_or(due, |next: Instant| next.min(due)));
             }
         }
-        if !self.dripping.is_empty() {
-            let due = self.now + DRIP;
+        let dripping = (!self.dripping.is_empty()).then(|| self.now + DRIP);
+        for due in dripping.into_iter().chain(self.draining.due()) {
             next = Some(next.map_or(due, |next| next.min(due)));
         }
         let left = next?.saturating_duration_since(self.now);
@@ -251,6 +255,7 @@ impl Keeper {
     fn refuse(&mut self, index: u32, status: u16) {
         if let Some(connection) = self.connections.by_index(index) {
             crate::neighbours::answer(connection.socket.as_fd(), status, "");
+            connection.is_refused = true;
         }
         self.end(index);
     }
@@ -401,12 +406,14 @@ impl Keeper {
             self.counters.idle_total.add(1);
             self.end(index);
         }
+        self.draining.look(self.now);
         if self.poller.has_ticked() {
             self.sweep();
         }
     }
 
     fn print_counters(&self) {
+        self.counters.draining.set(self.draining.len() as u64);
         crate::filters::print_counters(self.name(), &self.counters.samples());
     }
 

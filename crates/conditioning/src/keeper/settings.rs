@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_core::metric_set;
 
-use crate::arguments::{Argument, Arguments};
+use crate::arguments::{Argument, ArgumentError, Arguments};
 use crate::host;
 use crate::ledger::SLOTS;
 use crate::neighbours::FilterError;
@@ -16,8 +16,13 @@ const TIMEOUT: Argument = Argument {
 };
 const IDLE: Argument =
     Argument { key: "idle", default: "60s", help: "how long a kept connection may be idle" };
-const CONTENT: Argument =
-    Argument { key: "content", default: "16384", help: "content of up to this many bytes is waited for" };
+const CONTENT: Argument = Argument {
+    key: "content",
+    default: "16384",
+    help: "content of up to this many bytes is waited for; at most 65536",
+};
+/// What is waited for stays in the socket's buffer, which has to have room for it and the head.
+const MOST_CONTENT_BYTES: u64 = 64 * 1024;
 const CONNECTIONS: Argument = Argument {
     key: "connections",
     default: "0",
@@ -54,6 +59,7 @@ metric_set! {
         Counter server_died_total: "Connections ended because the process that served them died.",
         Gauge connections: "Connections held.",
         Gauge incomplete: "Connections whose request has not arrived whole.",
+        Gauge draining: "Connections that are over, and whose client may still be sending.",
     }
 }
 
@@ -83,9 +89,21 @@ impl Settings {
             timeout: arguments.some_duration("timeout")?,
             idle: arguments.duration("idle")?,
             keep: if is_first { arguments.flag("keep")? } else { true },
-            content_bytes: arguments.number("content")?,
+            content_bytes: content_bytes(arguments)?,
             most: if asked == 0 { fits } else { asked.min(fits) }.clamp(1, SLOTS as usize),
             window_bytes: arguments.number("window")?,
         })
     }
+}
+
+fn content_bytes(arguments: &Arguments) -> Result<u64, ArgumentError> {
+    let bytes: u64 = arguments.number("content")?;
+    if bytes > MOST_CONTENT_BYTES {
+        return Err(ArgumentError::Value {
+            key: "content",
+            value: bytes.to_string(),
+            expected: "at most 65536 bytes: it waits in the socket's buffer",
+        });
+    }
+    Ok(bytes)
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -332,6 +333,15 @@ impl Connection {
         }
     }
 
+    /// Whether the server, which writes no more, reads the rest of the request after its response.
+    fn drains(&self) -> bool {
+        self.response.has_ended && server::is_answered_early(self.client.as_raw_fd()) && {
+            let mut watched = [PollFd::new(&self.server, PollFlags::empty())];
+            rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())).is_ok()
+                && !watched[0].revents().contains(PollFlags::HUP)
+        }
+    }
+
     fn read_request(&mut self) {
         let fd = self.client.as_raw_fd();
         match server::reading(fd, BUFFER_BYTES) {
@@ -354,12 +364,15 @@ impl Connection {
                 }
             }
             // Nothing of it is there, unless the client has ended.
-            Err(Awaited::Content) => {
+            Err(awaited @ (Awaited::Content | Awaited::Rest)) => {
                 let seen =
                     rustix::net::recv(&self.client, &mut [0u8][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
                 self.request.has_ended = match seen {
                     // What came since is found now. What cannot be read although it is there would be reported for ever.
-                    Ok((1.., _)) => matches!(server::reading(fd, BUFFER_BYTES), Err(Awaited::Content)),
+                    Ok((1.., _)) if awaited == Awaited::Content => {
+                        matches!(server::reading(fd, BUFFER_BYTES), Err(Awaited::Content))
+                    }
+                    Ok((1.., _)) => false,
                     Err(Errno::AGAIN | Errno::INTR) => false,
                     _ => true,
                 };
@@ -379,7 +392,8 @@ impl Connection {
             self.response.has_ended = !matches!(got, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR));
         }
         if self.response.is_empty() {
-            return if self.response.has_ended { Break(()) } else { Continue(false) };
+            let goes_on = !self.response.has_ended || self.drains();
+            return if goes_on { Continue(false) } else { Break(()) };
         }
         let fd = self.client.as_raw_fd();
         let Ok(instead) = server::before_write(fd, Some(self.response.pending())) else { return Break(()) };
@@ -409,6 +423,7 @@ impl Connection {
         }
         server.set(EventFlags::OUT, !self.request.is_empty());
         server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
+        server.set(EventFlags::HUP, self.drains());
         client.set(EventFlags::OUT, !self.response.is_empty());
         if self.is_over() {
             // What stands in the client's place is at its end, and what else the server says leads nowhere.
@@ -471,7 +486,7 @@ mod tests {
         }
         drop(theirs);
         let has_news = |relay: &Relay| {
-            let mut watched = [rustix::event::PollFd::new(&relay.epoll, rustix::event::PollFlags::IN)];
+            let mut watched = [PollFd::new(&relay.epoll, PollFlags::IN)];
             rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())) == Ok(1)
         };
         assert!(!has_news(&relay));

@@ -13,11 +13,13 @@ use crate::link;
 use crate::server::content::Chunks;
 use crate::server::response::{Change, Extent, ResponseTracker};
 use crate::server::table::Chain;
-use crate::server::{lingering, process};
+use crate::server::{head, lingering, process};
 use crate::wire::{Bundle, Id, Notice, UNKNOWN_END, flags};
 
 /// Content without a known end is skipped in pieces of so many bytes.
 const SKIPPED_BYTES: usize = 64 * 1024;
+/// No more is skipped at once: a client may send faster than that.
+const SKIPPED_AT_ONCE: u64 = 4 * 1024 * 1024;
 
 /// Where the next bytes of the request come from.
 #[derive(Debug, Eq, PartialEq)]
@@ -122,18 +124,19 @@ impl Interest {
 
 impl Connection {
     /// A request just claimed; with `follow`, the response is followed to its end.
-    pub fn new(chain: Arc<Chain>, bundle: Bundle, fd: RawFd, follow: bool) -> Self {
+    pub fn new(chain: Arc<Chain>, mut bundle: Bundle, fd: RawFd, follow: bool) -> Self {
+        head::ask_for_the_end(&mut bundle);
         let rewritten = bundle.has(flags::REWRITTEN);
         let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
         let method = if bundle.has(flags::HEAD_METHOD) {
             Method::Head
-        } else if asks_for_a_tunnel(bundle.head()) {
+        } else if head::asks_for_a_tunnel(bundle.head()) {
             Method::Connect
         } else {
             Method::Get
         };
         let persists = bundle.has(flags::PERSISTENT);
-        let keeps_alive = follow && persists && speaks_http_1_1(bundle.head());
+        let keeps_alive = follow && persists && head::speaks_http_1_1(bundle.head());
         let follow = follow && (persists || bundle.has(flags::FINAL));
         let has_end = bundle.socket_bytes != UNKNOWN_END;
         // A copy that was rewritten stands for the head.
@@ -202,7 +205,7 @@ impl Connection {
         self.tracker = persists.then(|| ResponseTracker::new(method));
         // What was written before was the response to another request.
         self.written_before = None;
-        self.keeps_alive = persists && speaks_http_1_1(bytes);
+        self.keeps_alive = persists && head::speaks_http_1_1(bytes);
         self.ends_itself = false;
         self.head_left = Vec::new();
         // Only what is whole, and stays what it is, is taken so.
@@ -389,7 +392,7 @@ impl Connection {
         if !self.head_left.is_empty() {
             return Some(self.head_left.clone());
         }
-        if !self.keeps_alive || self.source() != Source::Exhausted {
+        if !self.keeps_alive || self.source() == Source::Malformed {
             return None;
         }
         let instead = self.tracker.as_mut()?.without_close(bytes)?;
@@ -423,6 +426,16 @@ impl Connection {
         self.source() == Source::Exhausted && self.is_answered()
     }
 
+    /// Whether the response is complete before the request was read to its end.
+    pub fn is_answered_early(&self) -> bool {
+        self.lingers.is_none() && self.is_answered() && self.source() != Source::Exhausted
+    }
+
+    /// Whether, moreover, the server did not say that it reads no further request: it might take the rest for one.
+    pub fn may_mistake_content(&self) -> bool {
+        !self.ends_itself && self.is_answered_early()
+    }
+
     fn is_answered(&self) -> bool {
         self.flags & flags::PERSISTENT != 0
             && self
@@ -433,9 +446,9 @@ impl Connection {
 
     /// Whether closing now is a local matter, as far as can be known from following the response. `None`: this process
     /// did nothing with the connection, and another may.
-    pub fn closes_locally(&self) -> Option<bool> {
-        if self.is_over() {
-            return Some(true);
+    pub fn closes_locally(&mut self, fd: BorrowedFd<'_>) -> Option<bool> {
+        if self.is_answered() {
+            return self.close_locally(fd);
         }
         if self.is_untouched { None } else { Some(false) }
     }
@@ -449,24 +462,27 @@ impl Connection {
         if self.flags & flags::PERSISTENT == 0 || self.is_the_servers {
             return Some(false);
         }
-        let left = self.replaces + self.socket_left;
-        if (left > 0 || self.chunks.is_some()) && self.is_read_elsewhere {
+        if (self.replaces > 0 || self.socket_left > 0 || self.chunks.is_some()) && self.is_read_elsewhere {
             return Some(false);
         }
+        Some(self.skip(fd) == Source::Exhausted)
+    }
+
+    /// Takes what is there of the request off the socket, which nobody will read. Returns where the next bytes are.
+    pub fn skip(&mut self, fd: BorrowedFd<'_>) -> Source {
         self.copy = Vec::new();
-        (self.replaces, self.socket_left) = (0, left);
-        loop {
-            let skipped = discard(fd, self.socket_left);
+        self.copy_read = 0;
+        self.socket_left = self.socket_left.saturating_add(std::mem::take(&mut self.replaces));
+        let mut most = SKIPPED_AT_ONCE;
+        while most > 0 {
+            let skipped = discard(fd, self.socket_left.min(most));
             self.socket_left -= skipped;
-            if self.socket_left > 0 {
-                return Some(false);
-            }
-            match self.source_of(fd, SKIPPED_BYTES) {
-                Source::Exhausted => return Some(true),
-                Source::Socket(_) => {}
-                _ => return Some(false),
+            most -= skipped;
+            if self.socket_left > 0 || !matches!(self.source_of(fd, SKIPPED_BYTES), Source::Socket(_)) {
+                break;
             }
         }
+        self.source()
     }
 
     /// The process forks: both have the connection.
@@ -578,21 +594,6 @@ fn written(fd: BorrowedFd<'_>) -> Option<u64> {
 /// all. To connect it to nothing does that at once (connect(2)), however many have the socket.
 fn resets(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_linger(fd) == Ok(Some(std::time::Duration::ZERO))
-}
-
-/// Empty lines may stand before it (RFC 9112 §2.2).
-fn request_line(head: &[u8]) -> &[u8] {
-    let start = head.iter().position(|byte| !b"\r\n".contains(byte)).unwrap_or(head.len());
-    let line = &head[start..];
-    &line[..memchr::memchr(b'\n', line).unwrap_or(line.len())]
-}
-
-fn asks_for_a_tunnel(head: &[u8]) -> bool {
-    request_line(head).starts_with(b"CONNECT ")
-}
-
-fn speaks_http_1_1(head: &[u8]) -> bool {
-    request_line(head).trim_ascii_end().ends_with(b"HTTP/1.1")
 }
 
 /// Takes up to `length` bytes off the socket and throws them away (MSG_TRUNC on TCP, tcp(7)). Returns how many.

@@ -8,6 +8,7 @@ pub mod connection;
 mod content;
 mod ended;
 mod exec;
+mod head;
 mod lingering;
 mod listening;
 pub mod options;
@@ -22,6 +23,7 @@ mod waiting;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::epoll;
@@ -43,7 +45,7 @@ pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
 pub use reading::{Awaited, Calls, Reading, hides, is_left, is_read, readable_bytes, reading, ready, took};
 pub use response::{Extent, ResponseTracker};
-use table::{Chain, Entry, lock};
+use table::{Chain, Entry, Over, lock};
 pub use waiting::{Wait, waits};
 
 /// How a connection is to be presented.
@@ -109,20 +111,27 @@ pub enum End {
     Local,
 }
 
-/// An address of the connection `fd`, as the server's listening socket would show it; `None`: it is no connection of ours.
+/// An address of the connection `fd`, which may be over, as the server's listening socket would show it; `None`: it is no
+/// connection of ours.
 ///
 /// # Errors
 /// As getsockname(2) and getpeername(2).
 pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
+    if is_ended(fd) {
+        let Some(Entry::Ended(over)) = table::get(fd) else { return None };
+        let (peer, local) = over.addresses?;
+        return Some(Ok(if end == End::Peer { peer } else { local }));
+    }
     let as_v6 = table::connection(fd)?.lock().presents_v6;
-    let get = || {
-        let address = match end {
-            End::Peer => rustix::net::getpeername(borrow(fd))?.ok_or(Errno::NOTCONN)?,
-            End::Local => rustix::net::getsockname(borrow(fd))?,
-        };
-        Ok(presented(SocketAddr::try_from(address).map_err(|_| Errno::INVAL)?, as_v6))
+    Some(address_presented(borrow(fd), end, as_v6))
+}
+
+fn address_presented(socket: BorrowedFd<'_>, end: End, as_v6: bool) -> Result<SocketAddr, Errno> {
+    let address = match end {
+        End::Peer => rustix::net::getpeername(socket)?.ok_or(Errno::NOTCONN)?,
+        End::Local => rustix::net::getsockname(socket)?,
     };
-    Some(get())
+    Ok(presented(SocketAddr::try_from(address).map_err(|_| Errno::INVAL)?, as_v6))
 }
 
 /// Accepts the next request. `None`: `fd` is no listener of ours.
@@ -133,6 +142,9 @@ pub fn accept(fd: RawFd, options: AcceptOptions) -> Option<Result<(RawFd, Socket
     listening::of(fd).map(|(chain, at)| accept_from(fd, &chain, at, options))
 }
 
+/// Whether the last request came when there was no descriptor left for it.
+static LACKED_DESCRIPTOR: AtomicBool = AtomicBool::new(false);
+
 fn accept_from(
     fd: RawFd,
     chain: &Arc<Chain>,
@@ -141,6 +153,10 @@ fn accept_from(
 ) -> Result<(RawFd, SocketAddr), Errno> {
     lingering::accepts();
     chain.ledger.set_accepts();
+    // A server that tries again at once would be handed the same request until nobody is handed it any more.
+    if LACKED_DESCRIPTOR.load(Ordering::Relaxed) {
+        rustix::io::fcntl_dupfd_cloexec(&chain.link, 0)?;
+    }
     loop {
         let received = listening::receive(fd, at, chain, options)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -151,10 +167,12 @@ fn accept_from(
             // The filter's fault: it is as if it had sent nothing.
             Received::Refused(_) => continue,
             Received::OutOfDescriptors(bundle) => {
+                LACKED_DESCRIPTOR.store(true, Ordering::Relaxed);
                 let _ = link::send_notice(chain.link.as_fd(), Notice::HandAgain(bundle.id));
                 return Err(Errno::MFILE);
             }
         };
+        LACKED_DESCRIPTOR.store(false, Ordering::Relaxed);
         let _in_use = process::in_use();
         let (bundle, socket) = (request.bundle, request.socket);
         let number = socket.as_raw_fd();
@@ -186,21 +204,44 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
     let _ = rustix::fs::fcntl_setfl(fd, if blocking { OFlags::empty() } else { OFlags::NONBLOCK });
 }
 
-/// The server is about to write `bytes`, or the kernel for it, or to shut `fd` down: what is to be written instead of the first of them,
+/// The server is about to write `bytes`, or the kernel for it: what is to be written instead of the first of them,
 /// or of as many as there are, followed by [`wrote_instead`]; `None`: these bytes. What only lingers goes on without the server.
 ///
 /// # Errors
 /// EPIPE: the server's end of the connection is over. It was before, or its response is complete, and what it writes now is
-/// no part of one.
+/// no part of one, but for instance an answer to the content of its request.
 pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, Errno> {
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
+        if connection.is_answered_early() {
+            return Err(Errno::PIPE);
+        }
         if connection.lingers().is_none() {
             return Ok(bytes.and_then(|bytes| connection.instead_of(bytes)));
         }
         end_locally(&mut connection);
     }
     if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
+}
+
+/// Whether the server has answered the request of the connection `fd` before it read it to its end.
+pub fn is_answered_early(fd: RawFd) -> bool {
+    table::connection(fd).is_some_and(|connection| connection.lock().is_answered_early())
+}
+
+/// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It is once its
+/// response is complete, be it that content of the request is still to come.
+pub fn shuts_down(fd: RawFd) -> bool {
+    if let Some(connection) = table::connection(fd) {
+        let mut connection = connection.lock();
+        if connection.is_answered_early() {
+            return true;
+        }
+        if connection.lingers().is_some() {
+            end_locally(&mut connection);
+        }
+    }
+    is_ended(fd)
 }
 
 /// The server wrote `written` bytes that begin with `instead`, or with a part of it: what is left of it takes the place of what the server
@@ -261,15 +302,18 @@ fn end_locally(connection: &mut Connection) {
     let Some(ended) = at_end_of_file() else { return };
     let descriptors = std::mem::take(&mut connection.descriptors);
     let socket = descriptors.first().map(|&fd| borrow(fd));
+    let presented =
+        |end| socket.and_then(|socket| address_presented(socket, end, connection.presents_v6).ok());
+    let addresses = presented(End::Peer).zip(presented(End::Local));
     connection.release(socket, Some(true));
     for fd in descriptors {
         let mut interests = connection.forget_interests(fd);
         replace(ended, fd, connection.cloexec);
         // A registration for one event may be spent: the server will ask again (see `registered`).
         interests.retain(|interest| interest.events & libc::EPOLLONESHOT as u32 == 0);
-        let ended = Arc::new(Mutex::new(Vec::new()));
-        let _ = table::set(fd, Entry::Ended(ended.clone()));
-        waiting::owe(fd, ended, interests);
+        let over = Arc::new(Over { addresses, ..Over::default() });
+        let _ = table::set(fd, Entry::Ended(over.clone()));
+        waiting::owe(fd, over, interests);
     }
 }
 
@@ -292,7 +336,7 @@ pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>)
             note_interest(&mut lock(&connection).interests, interest, operation);
         }
         Some(Entry::Listener { .. }) if result.is_ok() => listening::registered(interest, operation),
-        Some(Entry::Ended(interests)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
+        Some(Entry::Ended(over)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
             // From here on nobody registers for the descriptor but the server.
             waiting::forget(interest.epoll, interest.fd);
             match operation {
@@ -300,7 +344,7 @@ pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>)
                 libc::EPOLL_CTL_MOD if result.is_err() => add(interest),
                 _ => {}
             }
-            note_interest(&mut lock(&interests), interest, operation);
+            note_interest(&mut lock(&over.interests), interest, operation);
             return Ok(());
         }
         _ => {}
@@ -395,9 +439,9 @@ pub fn closing(fd: RawFd, closing: Closing) {
     let _in_use = process::in_use();
     let connection = match table::take(fd) {
         Some(Entry::Connection(connection)) => connection,
-        Some(Entry::Ended(interests)) => {
+        Some(Entry::Ended(over)) => {
             ended::closes(fd);
-            lock(&interests)
+            lock(&over.interests)
                 .iter()
                 .filter(|interest| interest.fd == fd)
                 .for_each(|&interest| remove(interest));
@@ -415,7 +459,7 @@ pub fn closing(fd: RawFd, closing: Closing) {
     let locally = match closing {
         Closing::Locally => guard.close_locally(borrow(fd)),
         Closing::ForAll => Some(false),
-        Closing::AsFollowed => guard.closes_locally(),
+        Closing::AsFollowed => guard.closes_locally(borrow(fd)),
     };
     guard.release(socket, locally);
     let ledger = &guard.chain().ledger;

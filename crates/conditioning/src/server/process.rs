@@ -101,7 +101,7 @@ extern "C" fn in_child() {
     for entry in table::entries() {
         match entry {
             Entry::Connection(connection) => lock(&connection).inherited(),
-            Entry::Ended(interests) => lock(&interests).clear(),
+            Entry::Ended(over) => lock(&over.interests).clear(),
             Entry::Listener { .. } => {}
         }
     }

@@ -35,6 +35,8 @@ pub enum Reading {
 pub enum Awaited {
     /// Anything on the socket: the request has content whose end was not seen.
     Content,
+    /// Anything on the socket: content that nobody reads, because the response is complete.
+    Rest,
     /// The client's end: the request has been read to its own, and what is on the socket belongs to the next one.
     End,
 }
@@ -59,6 +61,15 @@ pub fn reading(fd: RawFd, wanted: usize) -> Result<Reading, Awaited> {
 fn reading_now(fd: RawFd, wanted: usize) -> Result<Result<Reading, Awaited>, WaitAlone> {
     let Some(connection) = table::connection(fd) else { return Ok(Ok(Reading::AsUsual)) };
     let mut connection = connection.lock();
+    if connection.may_mistake_content() {
+        match connection.skip(borrow(fd)) {
+            Source::Exhausted => over(&mut connection),
+            Source::Malformed => return Ok(Ok(Reading::Ended)),
+            _ => return Ok(Err(Awaited::Rest)),
+        }
+        drop(connection);
+        return reading_now(fd, wanted);
+    }
     Ok(Ok(match connection.source_of(borrow(fd), wanted) {
         Source::Exhausted if connection.lingers().is_some() => {
             match lingering::next(&mut connection, borrow(fd)) {
@@ -108,8 +119,8 @@ where
             Ok(reading) => return reading,
             // Something is there, and nothing of it can be read.
             Err(Awaited::Content) if looks == MOST_LOOKS => return Reading::Ended,
-            Err(Awaited::Content) => {
-                looks += 1;
+            Err(awaited @ (Awaited::Content | Awaited::Rest)) => {
+                looks += u32::from(awaited == Awaited::Content);
                 let mut byte = 0u8;
                 let flags = libc::MSG_PEEK | if dont_wait { libc::MSG_DONTWAIT } else { 0 };
                 match (calls.recv)((&raw mut byte).cast(), 1, flags) {

@@ -1,5 +1,6 @@
 //! What a server process knows about its conditioned descriptors, by number.
 
+use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +36,16 @@ pub enum Entry {
     Connection(Arc<Mutex<Connection>>),
     /// Was a client's socket; now it is at end-of-file, because the server's end of the connection is over. All these
     /// descriptors are one file, which is never closed: closing one would leave what is registered for it with epoll.
-    Ended(Arc<Mutex<Vec<Interest>>>),
+    Ended(Arc<Over>),
+}
+
+/// What a server may still ask about a connection that is over for it.
+#[derive(Debug, Default)]
+pub struct Over {
+    /// Where it registered the descriptor.
+    pub interests: Mutex<Vec<Interest>>,
+    /// The client's and the server's address, as its listening socket shows them.
+    pub addresses: Option<(SocketAddr, SocketAddr)>,
 }
 
 const NONE: u8 = 0;

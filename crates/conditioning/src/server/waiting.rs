@@ -6,16 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::server::connection::Interest;
-use crate::server::table::{self, Entry, lock};
+use crate::server::table::{self, Entry, Over, lock};
 use crate::server::{add, lingering, parking, process};
-
-type Interests = Arc<Mutex<Vec<Interest>>>;
 
 /// A descriptor whose end is over, and what is to be registered for it.
 struct Owed {
     fd: RawFd,
     /// Tells the descriptor from a later one of the same number.
-    ended: Interests,
+    ended: Arc<Over>,
     interests: Vec<Interest>,
     news: News,
 }
@@ -39,7 +37,7 @@ impl Owed {
     /// descriptor looks at after it has taken it out of the table, so that nothing is registered for a number that may be
     /// somebody else's by then.
     fn register(self) {
-        let mut registered = lock(&self.ended);
+        let mut registered = lock(&self.ended.interests);
         if self.is_current() {
             for interest in self.interests {
                 add(interest);
@@ -58,7 +56,7 @@ static LAST_WAIT: AtomicU64 = AtomicU64::new(0);
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// `fd` is at end-of-file: its registrations are owed to whoever waits next, or at once if somebody does.
-pub(super) fn owe(fd: RawFd, ended: Interests, interests: Vec<Interest>) {
+pub(super) fn owe(fd: RawFd, ended: Arc<Over>, interests: Vec<Interest>) {
     if interests.is_empty() {
         return;
     }

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+/// Bytes by which the head of a request with content is longer to the server, which is told to read no further one.
+pub const TOLD: usize = "Connection: close\r\n".len();
+
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn program() -> PathBuf {

@@ -6,6 +6,7 @@
  *   null                          reads it to nowhere: the error, and the length when it is read again
  *   dup2, dup3, flags             has something take the connection's place that cannot: the error
  *   range                         closes it in a way that there is none: the error
+ *   over                          answers: how the connection before was known after its answer, and whether it was before
  *   cloexec                       has it close on exec, by close_range(2): whether the one before did after its answer
  */
 #define _GNU_SOURCE
@@ -27,6 +28,7 @@
 static const char *way;
 static char said[200];
 static int was_cloexec = -1;
+static char was[200] = "nothing yet";
 
 static int is(const char *name)
 {
@@ -84,9 +86,27 @@ static const char *error(int result)
 	return result < 0 ? strerrorname_np(errno) : "0";
 }
 
+/* What tells a connection from others: its addresses, its kind. */
+static void knows(int client, char *text, size_t size)
+{
+	struct sockaddr_in ends[2] = { 0 };
+	socklen_t length = sizeof(ends[0]);
+	int options[] = { SO_DOMAIN, SO_TYPE, SO_PROTOCOL }, values[3] = { 0 }, i;
+
+	getpeername(client, (struct sockaddr *)&ends[0], &length);
+	length = sizeof(ends[1]);
+	getsockname(client, (struct sockaddr *)&ends[1], &length);
+	for (i = 0; i < 3; i++) {
+		length = sizeof(values[i]);
+		getsockopt(client, SOL_SOCKET, options[i], &values[i], &length);
+	}
+	snprintf(text, size, "%d:%d to %d:%d, %d %d %d", ends[0].sin_family, ntohs(ends[0].sin_port), ends[1].sin_family,
+		 ntohs(ends[1].sin_port), values[0], values[1], values[2]);
+}
+
 static void serve(int client)
 {
-	char response[400];
+	char response[400], now[200];
 
 	reads(client);
 	if (is("dup2"))
@@ -101,9 +121,17 @@ static void serve(int client)
 		snprintf(said, sizeof(said), "%d", was_cloexec);
 		close_range((unsigned)client, (unsigned)client, CLOSE_RANGE_CLOEXEC);
 	}
+	if (is("over")) {
+		knows(client, now, sizeof(now));
+		snprintf(said, sizeof(said), "%s", was);
+	}
 	snprintf(response, sizeof(response), "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(said), said);
 	send(client, response, strlen(response), MSG_NOSIGNAL);
 	was_cloexec = fcntl(client, F_GETFD) & FD_CLOEXEC;
+	if (is("over")) {
+		knows(client, was, sizeof(was));
+		strcat(was, strcmp(was, now) ? ": another" : ": the same");
+	}
 }
 
 int main(int argc, char **argv)

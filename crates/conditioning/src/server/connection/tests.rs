@@ -36,6 +36,12 @@ fn end(flags: u16, head_bytes: u32, socket_bytes: u64, sent: &[u8]) -> End {
 impl End {
     /// The server reads as much as it may of `wanted` bytes.
     fn read(&mut self, wanted: usize) -> Vec<u8> {
+        if self.connection.source() == Source::Copy {
+            let mut bytes = self.connection.unread_copy().to_vec();
+            bytes.truncate(wanted);
+            self.connection.took_copy(self.socket.as_fd(), bytes.len());
+            return bytes;
+        }
         let Source::Socket(left) = self.connection.source_of(self.socket.as_fd(), wanted) else {
             return Vec::new();
         };
@@ -57,7 +63,8 @@ fn a_child_that_closes_skips_nothing_of_what_its_parent_reads() {
     let request = [POST, &[b'x'; 20]].concat();
     let sent = [&request[..], GET].concat();
     let mut end = end(flags::PERSISTENT, POST.len() as u32, request.len() as u64, &sent);
-    assert_eq!(end.read(POST.len() + 5).len(), POST.len() + 5);
+    assert_eq!(end.read(1000).len(), POST.len() + "Connection: close\r\n".len());
+    assert_eq!(end.read(5), b"xxxxx");
     end.connection.share();
     end.connection.inherited();
     // The parent reads on.
@@ -82,7 +89,8 @@ fn a_child_that_closes_what_its_parent_has_not_begun_to_read_leaves_it_to_the_pa
 fn a_chunked_upload_that_was_begun_to_be_read_is_not_read_on_by_another_process() {
     let sent = [CHUNKED, b"5\r\nhel"].concat();
     let mut end = end(flags::PERSISTENT, CHUNKED.len() as u32, UNKNOWN_END, &sent);
-    assert_eq!(end.read(1000), sent);
+    assert!(end.read(1000).ends_with(b"Connection: close\r\n\r\n"));
+    assert_eq!(end.read(1000), b"5\r\nhel");
     let passage = end.connection.passage();
     assert_eq!(passage.chunks, Passed::Lost);
     // The decoder knows how much is left of the chunk, and so does who gets the connection; of what follows it knows nothing.

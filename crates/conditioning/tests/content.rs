@@ -1,0 +1,155 @@
+//! Content of a request that the server does not read: it is nobody's next request, and its client gets the response.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Write;
+
+use common::{Chain, Client, Site, compiled, free_port, needs, strs};
+
+const CHAIN: &[&str] = &["package", "persist", "normalize"];
+/// Of no filter's seeing.
+const INNER: &str = "GET /inner HTTP/1.1\r\nHost: test\r\n\r\n";
+
+/// Content that is requests to whoever takes it for that, in each framing; of the greater lengths, not all is waited for.
+fn requests_with_content() -> Vec<Vec<u8>> {
+    let mut requests = vec![];
+    for content in [INNER.to_owned(), INNER.repeat(20) + &"z".repeat(20_000), INNER.repeat(10_000)] {
+        let length = content.len();
+        for method in ["GET", "POST", "HEAD"] {
+            requests.push(format!(
+                "{method} /outer HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n{content}"
+            ));
+        }
+        let chunk = format!("{length:x}\r\n{content}\r\n0\r\n\r\n");
+        let chunked = "Host: test\r\nTransfer-Encoding: chunked";
+        requests.push(format!("POST /outer HTTP/1.1\r\n{chunked}\r\n\r\n{chunk}"));
+        let upgrade = "Connection: keep-alive, upgrade\r\nUpgrade: other";
+        requests.push(format!("GET /outer HTTP/1.1\r\n{upgrade}\r\n{chunked}\r\n\r\n{chunk}"));
+    }
+    requests.into_iter().map(String::into_bytes).collect()
+}
+
+/// A client has one response for each request of its own, and the server has seen those only.
+fn takes_no_content_for_requests(chain: &Chain) {
+    for request in requests_with_content() {
+        let line = String::from_utf8_lossy(&request[..request.len().min(60)]).into_owned();
+        let mut client = chain.client();
+        let mut sender = client.stream.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It fails where the connection ends with the response.
+                let _ = sender.write_all(&request);
+            });
+            let is_head = request.starts_with(b"HEAD");
+            let response = client.response(is_head);
+            assert_eq!(response.status, 200, "{line}");
+            assert!(!String::from_utf8_lossy(&response.body).contains("inner"), "{line}");
+        });
+        let _ = client.stream.write_all(b"GET /next HTTP/1.1\r\nHost: test\r\n\r\n");
+        let next = client.try_response(false);
+        // What was waited for is there to be thrown away.
+        assert!(next.is_ok() || request.len() > 16_384, "{line}");
+        if let Ok(response) = next {
+            assert_eq!(response.status, 200, "{line}: {}", response.head);
+            assert!(!String::from_utf8_lossy(&response.body).contains("inner"), "{line}");
+        }
+    }
+    let seen = chain.errors();
+    assert!(!seen.contains("/inner") && seen.contains("/outer"), "{seen}");
+}
+
+#[test]
+fn content_that_a_server_does_not_read_is_not_its_next_request() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("ignores.c", flags, "polite", CHAIN);
+        takes_no_content_for_requests(&chain);
+        assert_eq!(chain.get("/alive").body, b"GET /alive HTTP/1.1");
+        chain.stop();
+    }
+}
+
+/// Nor where the server was told of the end in vain (RFC 9112 §9.6).
+#[test]
+fn content_that_a_server_does_not_read_is_not_its_next_request_even_if_it_goes_on() {
+    let (chain, _site) = compiled("ignores.c", &[], "deaf", CHAIN);
+    takes_no_content_for_requests(&chain);
+    assert_eq!(chain.get("/alive").body, b"GET /alive HTTP/1.1");
+    chain.stop();
+}
+
+/// It ignores the content of GET.
+#[test]
+fn pythons_server_takes_no_content_for_requests() {
+    needs("python3", "python3");
+    const SERVER: &str = "\
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = self.path.encode()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        if self.command != 'HEAD':
+            self.wfile.write(body)
+    do_POST = do_HEAD = do_GET
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+";
+    let (site, port) = (Site::new(), free_port());
+    let script = site.configuration("server.py", port, SERVER);
+    let command = ["python3".to_owned(), script, port.to_string()];
+    for via in ["preload", "seccomp"] {
+        let address = [format!("127.0.0.1:{port}")];
+        let launcher = Chain::with_options(&["--via", via], &address, CHAIN, &strs(&command));
+        let chain = Chain::once_it_serves(launcher, port);
+        takes_no_content_for_requests(&chain);
+        chain.stop();
+    }
+}
+
+/// A client that reads nothing before it has sent everything lost the response to a reset.
+#[test]
+fn a_client_whose_upload_is_refused_at_its_beginning_gets_the_response_however_much_it_sends() {
+    let upload = |framing: &str| {
+        let head = format!("POST /outer HTTP/1.1\r\nHost: test\r\n{framing}\r\n\r\n");
+        [head.as_bytes(), &vec![b'z'; 8_000_000]].concat()
+    };
+    let refused = |chain: &Chain, request: &[u8], status: u16| {
+        let mut client: Client = chain.client();
+        client.send(request);
+        assert_eq!(client.response(false).status, status);
+        assert!(client.is_ended());
+    };
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("ignores.c", flags, "refuses", CHAIN);
+        for request in [upload("Content-Length: 8000000"), upload("Transfer-Encoding: chunked\r\n\r\n7a1202")]
+        {
+            refused(&chain, &request, 413);
+        }
+        // So it is where a filter refuses the request: it has no end, or is malformed.
+        refused(&chain, &upload("Content-Length: 1, 2"), 400);
+        refused(&chain, &upload(&format!("A: {}", "a".repeat(70_000))), 431);
+        chain.stop();
+    }
+}
+
+/// Its end is over with the content, and the client's connection goes on.
+#[test]
+fn a_server_that_closes_in_its_own_time_reads_the_rest_of_the_content_and_nothing_else() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("ignores.c", flags, "drains", CHAIN);
+        let head = "POST /outer HTTP/1.1\r\nHost: test\r\nContent-Length: 300000\r\n\r\n";
+        let mut client = chain.client();
+        for _ in 0..3 {
+            client.send(&[head.as_bytes(), &[b'z'; 100_000]].concat());
+            assert_eq!(client.response(false).status, 413);
+            client.send(&[b'z'; 200_000]);
+        }
+        client.send(b"GET /next HTTP/1.1\r\nHost: test\r\n\r\n");
+        assert_eq!(client.response(false).status, 413);
+        let said = chain.errors();
+        assert_eq!(said.matches("drained: 300000\n").count(), 3, "{said}");
+        chain.stop();
+    }
+}

@@ -1,0 +1,72 @@
+/*
+ * server PORT WAY: never reads content as such. It says which requests it has seen, and answers each with its first line; what
+ * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf). Or it refuses each
+ * request as soon as it has its head, and closes the connection (refuses), before which it shuts its side down and throws away what
+ * comes until the client's end (drains).
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "listens.h"
+
+/* Answers the requests of one connection. */
+static void serve(int client, const char *way)
+{
+	static char bytes[65536], response[66000];
+	size_t have = 0, head, drained;
+	ssize_t got;
+	char *end;
+	int is_last, refuses = !strcmp(way, "refuses") || !strcmp(way, "drains");
+
+	for (;;) {
+		bytes[have] = 0;
+		end = strstr(bytes, "\r\n\r\n");
+		if (!end) {
+			got = have < sizeof(bytes) - 1 ? read(client, bytes + have, sizeof(bytes) - 1 - have) : 0;
+			if (got <= 0)
+				return;
+			have += (size_t)got;
+			continue;
+		}
+		*end = 0;
+		head = (size_t)(end + 4 - bytes);
+		is_last = !!strcasestr(bytes, "\r\nConnection: close");
+		bytes[strcspn(bytes, "\r")] = 0;
+		fprintf(stderr, "seen: %s\n", bytes);
+		snprintf(response, sizeof(response), "HTTP/1.1 %sContent-Length: %zu\r\n\r\n%s",
+			 refuses ? "413 Too Large\r\nConnection: close\r\n" : "200 OK\r\n",
+			 strlen(bytes), strncmp(bytes, "HEAD", 4) ? bytes : "");
+		if (write(client, response, strlen(response)) < 0 || (is_last && !strcmp(way, "polite")))
+			return;
+		have -= head;
+		if (!strcmp(way, "drains")) {
+			shutdown(client, SHUT_WR);
+			for (drained = have; (got = read(client, bytes, sizeof(bytes))) > 0;)
+				drained += (size_t)got;
+			fprintf(stderr, "drained: %zu\n", drained);
+		}
+		if (refuses)
+			return;
+		memmove(bytes, bytes + head, have);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	int listener, client;
+
+	if (argc != 3)
+		return 2;
+	listener = listens_at(argv[1], SOCK_STREAM);
+	if (listener < 0)
+		return 4;
+	for (;;) {
+		client = accept(listener, NULL, NULL);
+		if (client < 0)
+			return 5;
+		serve(client, argv[2]);
+		close(client);
+	}
+}
