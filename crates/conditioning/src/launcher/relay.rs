@@ -259,13 +259,9 @@ impl Relay {
     }
 
     fn happened(&mut self, key: u64, is_client: bool, flags: EventFlags) {
-        if let Some(connection) = self.connections.get_mut(&key)
-            && flags.intersects(EventFlags::ERR | EventFlags::HUP)
-            && is_client
-        {
-            // The client is gone: the server reads the end, and what it still writes leads nowhere.
-            connection.request.has_ended = true;
-            let _ = rustix::net::shutdown(&connection.server, rustix::net::Shutdown::Both);
+        // A client that is gone would be reported until the server has answered.
+        if is_client && flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+            return self.end(key);
         }
         self.go_on(key);
     }
@@ -275,6 +271,11 @@ impl Relay {
         if connection.progress().is_continue() && connection.watch(&self.epoll, key).is_ok() {
             return;
         }
+        self.end(key);
+    }
+
+    /// The connection is over on either side: the server reads the end, and what it still writes leads nowhere.
+    fn end(&mut self, key: u64) {
         if let Some(connection) = self.connections.remove(&key) {
             self.by_name.remove(&connection.name);
             self.ended.add(connection.name, (connection.peer, connection.local));
@@ -461,11 +462,10 @@ mod tests {
         assert_eq!(pipe.pending(), b"ok");
     }
 
-    /// Its end was reported again and again until the client had read everything: a core for each slow reader.
-    #[test]
-    fn nothing_is_reported_of_a_server_that_has_ended_while_its_client_reads_slowly() {
+    /// A relay of one connection: its client, and what the server has.
+    fn relay_of_one() -> (Relay, OwnedFd, OwnedFd) {
         let mut relay = Relay::new().unwrap();
-        let ((client, reader), (server, theirs)) = (listeners::pair().unwrap(), listeners::pair().unwrap());
+        let ((client, peer), (server, theirs)) = (listeners::pair().unwrap(), listeners::pair().unwrap());
         epoll::add(&relay.epoll, &client, EventData::new_u64(0), EventFlags::empty()).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], 80));
         let connection = Connection {
@@ -480,20 +480,41 @@ mod tests {
         };
         relay.connections.insert(0, connection);
         relay.go_on(0);
+        (relay, peer, theirs)
+    }
+
+    fn has_news(relay: &Relay) -> bool {
+        let mut watched = [PollFd::new(&relay.epoll, PollFlags::IN)];
+        rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())) == Ok(1)
+    }
+
+    /// Its end was reported again and again until the client had read everything: a core for each slow reader.
+    #[test]
+    fn nothing_is_reported_of_a_server_that_has_ended_while_its_client_reads_slowly() {
+        let (mut relay, reader, theirs) = relay_of_one();
         while relay.connections[&0].response.is_empty() {
             let _ = rustix::net::send(&theirs, &[b'x'; 4096], SendFlags::DONTWAIT);
             relay.go_on(0);
         }
         drop(theirs);
-        let has_news = |relay: &Relay| {
-            let mut watched = [PollFd::new(&relay.epoll, PollFlags::IN)];
-            rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())) == Ok(1)
-        };
         assert!(!has_news(&relay));
         // The client reads on.
         let mut got = vec![0; 1 << 20];
         let (read, _) = rustix::net::recv(&reader, &mut got[..], RecvFlags::empty()).unwrap();
         assert!(read > 0 && has_news(&relay));
+    }
+
+    /// That it had left was reported again and again until the server had answered.
+    #[test]
+    fn nothing_is_reported_of_a_client_that_has_left_while_its_server_works() {
+        let (mut relay, client, theirs) = relay_of_one();
+        assert!(!has_news(&relay));
+        drop(client);
+        assert!(has_news(&relay));
+        relay.step(Some(&rustix::time::Timespec::default())).unwrap();
+        assert!(!has_news(&relay));
+        // The server learns of it.
+        assert_eq!(rustix::net::recv(&theirs, &mut [0u8][..], RecvFlags::DONTWAIT), Ok((0, 0)));
     }
 
     /// It left the connection to a server that had never got it.

@@ -18,6 +18,8 @@ use crate::wire::{Bundle, Id, Notice, UNKNOWN_END, flags};
 
 /// Content without a known end is skipped in pieces of so many bytes.
 const SKIPPED_BYTES: usize = 64 * 1024;
+/// Content of which no more is left is worth waiting for where its request is refused.
+const LITTLE_BYTES: u64 = 64 * 1024;
 /// No more is skipped at once: a client may send faster than that.
 const SKIPPED_AT_ONCE: u64 = 4 * 1024 * 1024;
 
@@ -65,6 +67,8 @@ pub struct Connection {
     is_read_elsewhere: bool,
     /// The client speaks HTTP/1.1 and wants to keep the connection.
     keeps_alive: bool,
+    /// The client may wait for leave to send the content (RFC 9110 §10.1.1).
+    waits_for_leave: bool,
     /// The server announced its end, of which the client was not told.
     ends_itself: bool,
     /// What is left of a head that is written instead of the server's.
@@ -125,7 +129,7 @@ impl Interest {
 impl Connection {
     /// A request just claimed; with `follow`, the response is followed to its end.
     pub fn new(chain: Arc<Chain>, mut bundle: Bundle, fd: RawFd, follow: bool) -> Self {
-        head::ask_for_the_end(&mut bundle);
+        let has_content = head::ask_for_the_end(&mut bundle);
         let rewritten = bundle.has(flags::REWRITTEN);
         let replaces = if rewritten { u64::from(bundle.replaces) } else { 0 };
         let method = if bundle.has(flags::HEAD_METHOD) {
@@ -137,6 +141,7 @@ impl Connection {
         };
         let persists = bundle.has(flags::PERSISTENT);
         let keeps_alive = follow && persists && head::speaks_http_1_1(bundle.head());
+        let waits_for_leave = has_content && head::expects_leave(bundle.head());
         let follow = follow && (persists || bundle.has(flags::FINAL));
         let has_end = bundle.socket_bytes != UNKNOWN_END;
         // A copy that was rewritten stands for the head.
@@ -160,6 +165,7 @@ impl Connection {
             is_shared: false,
             is_read_elsewhere: false,
             keeps_alive,
+            waits_for_leave,
             ends_itself: false,
             head_left: Vec::new(),
             presents_v6: false,
@@ -206,6 +212,7 @@ impl Connection {
         // What was written before was the response to another request.
         self.written_before = None;
         self.keeps_alive = persists && head::speaks_http_1_1(bytes);
+        self.waits_for_leave = false;
         self.ends_itself = false;
         self.head_left = Vec::new();
         // Only what is whole, and stays what it is, is taken so.
@@ -249,6 +256,7 @@ impl Connection {
             *tracker = ResponseTracker::new(Method::Connect);
         }
         connection.keeps_alive = passage.keeps_alive && connection.tracker.is_some();
+        connection.waits_for_leave = passage.waits_for_leave;
         connection.presents_v6 = passage.presents_v6;
         connection.resumed = passage.is_resumed.into();
         connection
@@ -261,6 +269,7 @@ impl Connection {
             flags: self.flags,
             follows: self.tracker.as_ref().is_some_and(|tracker| tracker.bytes() == 0),
             keeps_alive: self.keeps_alive,
+            waits_for_leave: self.waits_for_leave,
             presents_v6: self.presents_v6,
             is_resumed: self.resumed > 0,
             is_the_servers: self.is_the_servers,
@@ -392,10 +401,14 @@ impl Connection {
         if !self.head_left.is_empty() {
             return Some(self.head_left.clone());
         }
-        if !self.keeps_alive || self.source() == Source::Malformed {
+        let is_read = self.source() == Source::Exhausted;
+        // A client that waits for leave sends no content to a response that ends the connection, and must to one that does not.
+        if !self.keeps_alive || self.source() == Source::Malformed || self.waits_for_leave && !is_read {
             return None;
         }
-        let instead = self.tracker.as_mut()?.without_close(bytes)?;
+        let sends_much =
+            self.chunks.is_some() || self.replaces.saturating_add(self.socket_left) > LITTLE_BYTES;
+        let instead = self.tracker.as_mut()?.without_close(bytes, sends_much)?;
         self.ends_itself = true;
         Some(instead)
     }

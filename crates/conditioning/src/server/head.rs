@@ -8,14 +8,18 @@ const PERSISTENCE_FIELDS: [&[u8]; 3] = [b"connection", b"keep-alive", b"proxy-co
 /// A server that answers without reading a request's content, and keeps the connection, takes the content for its next
 /// request: one that no filter has seen. So a request with content is the last that a server is to read from its end of
 /// the connection (RFC 9112 §9.6), as it would be the only one; the client's connection goes on all the same.
-pub(super) fn ask_for_the_end(bundle: &mut Bundle) {
+///
+/// Returns whether it has content.
+pub(super) fn ask_for_the_end(bundle: &mut Bundle) -> bool {
+    let has_content = has_content(bundle);
     let goes_on = bundle.has(flags::PERSISTENT) || bundle.has(flags::FINAL);
-    if goes_on
-        && has_content(bundle)
+    if has_content
+        && goes_on
         && let Some(head) = with_close(bundle.head())
     {
         bundle.rewrite_head(&head);
     }
+    has_content
 }
 
 fn has_content(bundle: &Bundle) -> bool {
@@ -57,6 +61,13 @@ fn with_close(head: &[u8]) -> Option<Vec<u8>> {
         }
     }
     None
+}
+
+/// Whether the client may wait for leave to send the content.
+pub(super) fn expects_leave(head: &[u8]) -> bool {
+    let name =
+        |line: &[u8]| line.get(..b"expect".len()).is_some_and(|name| name.eq_ignore_ascii_case(b"expect"));
+    head.split(|&byte| byte == b'\n').any(name)
 }
 
 /// Empty lines may stand before it (RFC 9112 §2.2).

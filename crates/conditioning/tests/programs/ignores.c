@@ -1,8 +1,8 @@
 /*
  * server PORT WAY: never reads content as such. It says which requests it has seen, and answers each with its first line; what
  * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf). Or it refuses each
- * request as soon as it has its head, and closes the connection (refuses), before which it shuts its side down and throws away what
- * comes until the client's end (drains).
+ * request as soon as it has its head, and closes the connection (refuses). Or it answers so, shuts its side down and after a moment
+ * throws away what comes until the client's end (drains).
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -18,7 +18,7 @@ static void serve(int client, const char *way)
 	size_t have = 0, head, drained;
 	ssize_t got;
 	char *end;
-	int is_last, refuses = !strcmp(way, "refuses") || !strcmp(way, "drains");
+	int is_last, refuses = !strcmp(way, "refuses"), drains = !strcmp(way, "drains");
 
 	for (;;) {
 		bytes[have] = 0;
@@ -36,18 +36,21 @@ static void serve(int client, const char *way)
 		bytes[strcspn(bytes, "\r")] = 0;
 		fprintf(stderr, "seen: %s\n", bytes);
 		snprintf(response, sizeof(response), "HTTP/1.1 %sContent-Length: %zu\r\n\r\n%s",
-			 refuses ? "413 Too Large\r\nConnection: close\r\n" : "200 OK\r\n",
+			 refuses ? "413 Too Large\r\nConnection: close\r\n" :
+			 drains ? "200 OK\r\nConnection: close\r\n" : "200 OK\r\n",
 			 strlen(bytes), strncmp(bytes, "HEAD", 4) ? bytes : "");
 		if (write(client, response, strlen(response)) < 0 || (is_last && !strcmp(way, "polite")))
 			return;
 		have -= head;
-		if (!strcmp(way, "drains")) {
+		if (drains) {
 			shutdown(client, SHUT_WR);
+			/* What is on its way to it fills what it goes through. */
+			usleep(200000);
 			for (drained = have; (got = read(client, bytes, sizeof(bytes))) > 0;)
 				drained += (size_t)got;
 			fprintf(stderr, "drained: %zu\n", drained);
 		}
-		if (refuses)
+		if (refuses || drains)
 			return;
 		memmove(bytes, bytes + head, have);
 	}
