@@ -7,6 +7,7 @@
 mod alive;
 pub mod arguments;
 pub mod confine;
+mod draining;
 pub mod filters;
 pub mod host;
 pub mod keeper;

@@ -72,9 +72,9 @@ fn what_is_no_whole_small_request_goes_by_the_filters() {
         let field = "x".repeat(6000);
         client.send(format!("GET /small HTTP/1.1\r\nHost: test\r\nX-Long: {field}\r\n\r\n").as_bytes());
         assert_eq!(client.response(false).body, b"small\n");
-        client.send(b"POST /upload HTTP/1.1\r\nHost: test\r\nContent-Length: 3000000\r\n\r\n");
-        client.send(&site.big);
-        assert_eq!(client.response(false).body, b"3000000");
+        client.send(b"POST /upload HTTP/1.1\r\nHost: test\r\nContent-Length: 16000\r\n\r\n");
+        client.send(&site.big[..16_000]);
+        assert_eq!(client.response(false).body, b"16000");
     }
     // Incomplete: it ends after the filters' time, and the server does not see it.
     assert_eq!(client.get("/small").body, b"small\n");

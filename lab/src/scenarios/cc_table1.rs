@@ -21,7 +21,11 @@ const FILTERS: [(&str, &[&str], Option<usize>); 9] = [
     ("auth", &["filters/auth.rs"], None),
     ("stats", &["filters/stats.rs"], None),
     ("pass", &["filters/pass.rs"], None),
-    ("framework", &["host.rs", "link.rs", "wire.rs", "ledger", "neighbours.rs", "arguments.rs"], None),
+    (
+        "framework",
+        &["host.rs", "link.rs", "wire.rs", "ledger", "neighbours.rs", "draining.rs", "arguments.rs"],
+        None,
+    ),
 ];
 
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -6,7 +6,6 @@
 
 mod admission;
 mod connection;
-mod draining;
 pub mod list;
 mod outcome;
 mod room;
@@ -20,10 +19,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
+use crate::draining::Draining;
 use crate::neighbours::{Downstream, FilterError, Place, Poller, TICK, say, word};
 use crate::tree::AddressTree;
 use connection::{Connections, Phase};
-use draining::Draining;
+
 use list::List;
 pub use settings::{Counters, PACKAGE_ARGUMENTS, PERSIST_ARGUMENTS, Settings};
 use whole::{HEAD_BYTES, Reader};

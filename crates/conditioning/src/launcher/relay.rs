@@ -63,6 +63,8 @@ struct Connection {
     local: SocketAddr,
     request: Pipe,
     response: Pipe,
+    /// The client is gone, or both sides have ended.
+    is_left: bool,
     /// The server's side is registered while it is waited for, the client's always: its hang-up is of interest.
     watched: [EventFlags; 2],
 }
@@ -151,8 +153,9 @@ impl Relay {
         let name = name_of(std::process::id(), theirs.as_raw_fd()).unwrap_or_default();
         self.by_name.insert(name.clone(), key);
         let (request, response) = (Pipe::default(), Pipe::default());
+        let (is_left, watched) = (false, [none; 2]);
         let connection =
-            Connection { client, server: ours, name, peer, local, request, response, watched: [none; 2] };
+            Connection { client, server: ours, name, peer, local, request, response, is_left, watched };
         self.connections.insert(key, connection);
         self.go_on(key);
         Ok(theirs)
@@ -259,9 +262,13 @@ impl Relay {
     }
 
     fn happened(&mut self, key: u64, is_client: bool, flags: EventFlags) {
-        // A client that is gone would be reported until the server has answered.
-        if is_client && flags.intersects(EventFlags::ERR | EventFlags::HUP) {
-            return self.end(key);
+        if is_client
+            && flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP)
+            && let Some(connection) = self.connections.get_mut(&key)
+        {
+            // It would be reported until the server has answered. All that it has sent is there.
+            connection.is_left = true;
+            let _ = epoll::delete(&self.epoll, &connection.client);
         }
         self.go_on(key);
     }
@@ -336,7 +343,8 @@ impl Connection {
 
     /// Whether the server, which writes no more, reads the rest of the request after its response.
     fn drains(&self) -> bool {
-        self.response.has_ended && server::is_answered_early(self.client.as_raw_fd()) && {
+        let is_read = self.request.is_empty() && server::is_read(self.client.as_raw_fd());
+        self.response.has_ended && !is_read && {
             let mut watched = [PollFd::new(&self.server, PollFlags::empty())];
             rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())).is_ok()
                 && !watched[0].revents().contains(PollFlags::HUP)
@@ -379,7 +387,9 @@ impl Connection {
                 };
             }
             Ok(Reading::Ended) => self.request.has_ended = true,
-            Ok(Reading::Fails(_) | Reading::AsUsual) | Err(Awaited::End) => {}
+            Ok(Reading::Fails(_) | Reading::AsUsual) | Err(Awaited::End) => {
+                self.request.has_ended = self.is_left
+            }
         }
     }
 
@@ -393,8 +403,14 @@ impl Connection {
             self.response.has_ended = !matches!(got, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR));
         }
         if self.response.is_empty() {
-            let goes_on = !self.response.has_ended || self.drains();
-            return if goes_on { Continue(false) } else { Break(()) };
+            if self.response.has_ended && !self.drains() {
+                return Break(());
+            }
+            // The client learns of the end as it would from the server itself.
+            if self.response.has_ended && !server::shuts_down(self.client.as_raw_fd()) {
+                let _ = rustix::net::shutdown(&self.client, rustix::net::Shutdown::Write);
+            }
+            return Continue(false);
         }
         let fd = self.client.as_raw_fd();
         let Ok(instead) = server::before_write(fd, Some(self.response.pending())) else { return Break(()) };
@@ -422,6 +438,8 @@ impl Connection {
         if self.request.is_empty() && !self.request.has_ended && !server::is_read(fd) {
             client |= EventFlags::IN;
         }
+        // A server that has announced the end may wait for the client's.
+        client.set(EventFlags::RDHUP, server::is_read(fd) && server::is_complete(fd));
         server.set(EventFlags::OUT, !self.request.is_empty());
         server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
         server.set(EventFlags::HUP, self.drains());
@@ -429,7 +447,7 @@ impl Connection {
         if self.is_over() {
             // What stands in the client's place is at its end, and what else the server says leads nowhere.
             server = EventFlags::OUT;
-        } else if self.watched[0] != client {
+        } else if self.watched[0] != client && !self.is_left {
             epoll::modify(epoll, &self.client, EventData::new_u64(2 * key), client)?;
             self.watched[0] = client;
         }
@@ -476,6 +494,7 @@ mod tests {
             local: address,
             request: Pipe::default(),
             response: Pipe::default(),
+            is_left: false,
             watched: [EventFlags::empty(); 2],
         };
         relay.connections.insert(0, connection);

@@ -40,8 +40,6 @@ pub struct Passage {
     pub follows: bool,
     /// The client speaks HTTP/1.1 and wants to keep the connection.
     pub keeps_alive: bool,
-    /// The client may wait for leave to send the content.
-    pub waits_for_leave: bool,
     /// The server's listening socket is an IPv6 one.
     pub presents_v6: bool,
     /// No filter presented the request: the server read it from a connection that lingered.
@@ -68,7 +66,6 @@ const IS_THE_SERVERS: u32 = 1 << 20;
 const IS_CONNECT: u32 = 1 << 21;
 const HAS_CHUNKS: u32 = 1 << 22;
 const HAS_LOST_CHUNKS: u32 = 1 << 23;
-const WAITS_FOR_LEAVE: u32 = 1 << 24;
 
 /// One place; all zero is a free one.
 #[repr(C)]
@@ -107,7 +104,6 @@ impl Place {
         let flags = u32::from(passage.flags)
             | bit(passage.follows, FOLLOWS)
             | bit(passage.keeps_alive, KEEPS_ALIVE)
-            | bit(passage.waits_for_leave, WAITS_FOR_LEAVE)
             | bit(passage.presents_v6, PRESENTS_V6)
             | bit(passage.is_resumed, IS_RESUMED)
             | bit(passage.is_the_servers, IS_THE_SERVERS)
@@ -137,7 +133,6 @@ impl Place {
             flags: flags as u16,
             follows: flags & FOLLOWS != 0,
             keeps_alive: flags & KEEPS_ALIVE != 0,
-            waits_for_leave: flags & WAITS_FOR_LEAVE != 0,
             presents_v6: flags & PRESENTS_V6 != 0,
             is_resumed: flags & IS_RESUMED != 0,
             is_the_servers: flags & IS_THE_SERVERS != 0,
@@ -232,7 +227,6 @@ mod tests {
             flags: 5,
             follows: true,
             keeps_alive: false,
-            waits_for_leave: true,
             presents_v6: true,
             is_resumed: false,
             is_the_servers: false,

@@ -18,10 +18,8 @@ use crate::wire::{Bundle, Id, Notice, UNKNOWN_END, flags};
 
 /// Content without a known end is skipped in pieces of so many bytes.
 const SKIPPED_BYTES: usize = 64 * 1024;
-/// Content of which no more is left is worth waiting for where its request is refused.
-const LITTLE_BYTES: u64 = 64 * 1024;
-/// No more is skipped at once: a client may send faster than that.
-const SKIPPED_AT_ONCE: u64 = 4 * 1024 * 1024;
+/// No more of a request is thrown away for a server: a client may send faster than that.
+const MOST_SKIPPED: u64 = 4 * 1024 * 1024;
 
 /// Where the next bytes of the request come from.
 #[derive(Debug, Eq, PartialEq)]
@@ -67,8 +65,8 @@ pub struct Connection {
     is_read_elsewhere: bool,
     /// The client speaks HTTP/1.1 and wants to keep the connection.
     keeps_alive: bool,
-    /// The client may wait for leave to send the content (RFC 9110 §10.1.1).
-    waits_for_leave: bool,
+    /// How much of the request was thrown away.
+    skipped: u64,
     /// The server announced its end, of which the client was not told.
     ends_itself: bool,
     /// What is left of a head that is written instead of the server's.
@@ -141,8 +139,7 @@ impl Connection {
         };
         let persists = bundle.has(flags::PERSISTENT);
         let keeps_alive = follow && persists && head::speaks_http_1_1(bundle.head());
-        let waits_for_leave = has_content && head::expects_leave(bundle.head());
-        let follow = follow && (persists || bundle.has(flags::FINAL));
+        let follow = follow && (persists || has_content || bundle.has(flags::FINAL));
         let has_end = bundle.socket_bytes != UNKNOWN_END;
         // A copy that was rewritten stands for the head.
         let head_bytes = if rewritten { replaces } else { bundle.head_bytes.into() };
@@ -165,7 +162,7 @@ impl Connection {
             is_shared: false,
             is_read_elsewhere: false,
             keeps_alive,
-            waits_for_leave,
+            skipped: 0,
             ends_itself: false,
             head_left: Vec::new(),
             presents_v6: false,
@@ -212,7 +209,6 @@ impl Connection {
         // What was written before was the response to another request.
         self.written_before = None;
         self.keeps_alive = persists && head::speaks_http_1_1(bytes);
-        self.waits_for_leave = false;
         self.ends_itself = false;
         self.head_left = Vec::new();
         // Only what is whole, and stays what it is, is taken so.
@@ -256,7 +252,6 @@ impl Connection {
             *tracker = ResponseTracker::new(Method::Connect);
         }
         connection.keeps_alive = passage.keeps_alive && connection.tracker.is_some();
-        connection.waits_for_leave = passage.waits_for_leave;
         connection.presents_v6 = passage.presents_v6;
         connection.resumed = passage.is_resumed.into();
         connection
@@ -269,7 +264,6 @@ impl Connection {
             flags: self.flags,
             follows: self.tracker.as_ref().is_some_and(|tracker| tracker.bytes() == 0),
             keeps_alive: self.keeps_alive,
-            waits_for_leave: self.waits_for_leave,
             presents_v6: self.presents_v6,
             is_resumed: self.resumed > 0,
             is_the_servers: self.is_the_servers,
@@ -397,20 +391,30 @@ impl Connection {
 
     /// What the server is to write instead of the first of `bytes`, or of as many as there are: a server that ends each connection
     /// after one response does so locally, and the client that wanted to keep its connection need not be told.
-    pub fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+    /// Not so where content is still to come: the client may send no more of it, and the server close before it has come.
+    pub fn instead_of(&mut self, fd: BorrowedFd<'_>, bytes: &[u8]) -> Option<Vec<u8>> {
         if !self.head_left.is_empty() {
             return Some(self.head_left.clone());
         }
-        let is_read = self.source() == Source::Exhausted;
-        // A client that waits for leave sends no content to a response that ends the connection, and must to one that does not.
-        if !self.keeps_alive || self.source() == Source::Malformed || self.waits_for_leave && !is_read {
+        if !self.keeps_alive {
             return None;
         }
-        let sends_much =
-            self.chunks.is_some() || self.replaces.saturating_add(self.socket_left) > LITTLE_BYTES;
-        let instead = self.tracker.as_mut()?.without_close(bytes, sends_much)?;
+        let instead = self.tracker.as_mut()?.without_close(bytes)?;
+        if !self.is_all_there(fd) {
+            return None;
+        }
         self.ends_itself = true;
         Some(instead)
+    }
+
+    /// Whether what was not read of the request is on the socket.
+    fn is_all_there(&mut self, fd: BorrowedFd<'_>) -> bool {
+        if self.source() == Source::Exhausted {
+            return true;
+        }
+        self.source_of(fd, usize::MAX);
+        let left = self.replaces.saturating_add(self.socket_left);
+        self.chunks.is_none() && rustix::io::ioctl_fionread(fd).is_ok_and(|there| there >= left)
     }
 
     /// The server wrote so many bytes of which the first are `instead`: the rest of it is still to be written.
@@ -439,22 +443,47 @@ impl Connection {
         self.source() == Source::Exhausted && self.is_answered()
     }
 
-    /// Whether the response is complete before the request was read to its end.
+    /// Whether the response is complete before the request was read to its end, and does not say that the connection ends.
     pub fn is_answered_early(&self) -> bool {
-        self.lingers.is_none() && self.is_answered() && self.source() != Source::Exhausted
+        self.lingers.is_none() && self.is_kept() && self.source() != Source::Exhausted
     }
 
-    /// Whether, moreover, the server did not say that it reads no further request: it might take the rest for one.
+    /// Whether, moreover, the server did not say so either: it might take the rest for its next request.
     pub fn may_mistake_content(&self) -> bool {
         !self.ends_itself && self.is_answered_early()
     }
 
+    fn extent(&self) -> Option<Extent> {
+        self.tracker.as_ref().map(ResponseTracker::extent)
+    }
+
+    /// Whether the response is complete.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.extent(), Some(Extent::Complete { .. }))
+    }
+
+    /// Whether, moreover, it says that the connection goes on.
+    fn is_kept(&self) -> bool {
+        self.extent() == Some(Extent::Complete { keep_alive: true })
+    }
+
     fn is_answered(&self) -> bool {
+        self.persists() && self.is_kept()
+    }
+
+    /// Whether the server goes on where there is nothing to go on with: the client has asked for one response, and has it.
+    pub fn goes_on_in_vain(&self) -> bool {
+        !self.persists() && self.is_kept() && self.source() == Source::Exhausted
+    }
+
+    /// Whether the connection may bring another request.
+    pub fn persists(&self) -> bool {
         self.flags & flags::PERSISTENT != 0
-            && self
-                .tracker
-                .as_ref()
-                .is_some_and(|tracker| tracker.extent() == Extent::Complete { keep_alive: true })
+    }
+
+    /// Whether enough of the request was thrown away.
+    pub fn has_skipped_enough(&self) -> bool {
+        self.skipped >= MOST_SKIPPED
     }
 
     /// Whether closing now is a local matter, as far as can be known from following the response. `None`: this process
@@ -481,16 +510,16 @@ impl Connection {
         Some(self.skip(fd) == Source::Exhausted)
     }
 
-    /// Takes what is there of the request off the socket, which nobody will read. Returns where the next bytes are.
+    /// Takes what is there of the request off the socket, which nobody will read, but no more than 4 MiB of it. Returns where
+    /// the next bytes are.
     pub fn skip(&mut self, fd: BorrowedFd<'_>) -> Source {
         self.copy = Vec::new();
         self.copy_read = 0;
         self.socket_left = self.socket_left.saturating_add(std::mem::take(&mut self.replaces));
-        let mut most = SKIPPED_AT_ONCE;
-        while most > 0 {
-            let skipped = discard(fd, self.socket_left.min(most));
+        while self.skipped < MOST_SKIPPED {
+            let skipped = discard(fd, self.socket_left.min(MOST_SKIPPED - self.skipped));
             self.socket_left -= skipped;
-            most -= skipped;
+            self.skipped += skipped;
             if self.socket_left > 0 || !matches!(self.source_of(fd, SKIPPED_BYTES), Source::Socket(_)) {
                 break;
             }

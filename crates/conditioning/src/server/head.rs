@@ -8,15 +8,12 @@ const PERSISTENCE_FIELDS: [&[u8]; 3] = [b"connection", b"keep-alive", b"proxy-co
 /// A server that answers without reading a request's content, and keeps the connection, takes the content for its next
 /// request: one that no filter has seen. So a request with content is the last that a server is to read from its end of
 /// the connection (RFC 9112 §9.6), as it would be the only one; the client's connection goes on all the same.
+/// The head says so in one way, whatever the client said: servers differ in what they take for `close`.
 ///
 /// Returns whether it has content.
 pub(super) fn ask_for_the_end(bundle: &mut Bundle) -> bool {
     let has_content = has_content(bundle);
-    let goes_on = bundle.has(flags::PERSISTENT) || bundle.has(flags::FINAL);
-    if has_content
-        && goes_on
-        && let Some(head) = with_close(bundle.head())
-    {
+    if has_content && let Some(head) = with_close(bundle.head()) {
         bundle.rewrite_head(&head);
     }
     has_content
@@ -61,13 +58,6 @@ fn with_close(head: &[u8]) -> Option<Vec<u8>> {
         }
     }
     None
-}
-
-/// Whether the client may wait for leave to send the content.
-pub(super) fn expects_leave(head: &[u8]) -> bool {
-    let name =
-        |line: &[u8]| line.get(..b"expect".len()).is_some_and(|name| name.eq_ignore_ascii_case(b"expect"));
-    head.split(|&byte| byte == b'\n').any(name)
 }
 
 /// Empty lines may stand before it (RFC 9112 §2.2).
@@ -116,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_request_with_content_on_a_connection_that_would_go_on_is_told_to_be_the_last() {
+    fn only_a_request_with_content_is_told_to_be_the_last() {
         const HEAD: &[u8] = b"POST / HTTP/1.1\r\n\r\n";
         let (length, persistent) = (HEAD.len() as u32, flags::PERSISTENT);
         // The flags, how much is on the socket, what the copy has behind the head, and what it stands for.
@@ -125,7 +115,8 @@ mod tests {
             (persistent, length + 1, 0, 0, true),
             (persistent, length + 1, 1, 0, true),
             (flags::FINAL, length + 1, 0, 0, true),
-            (0, length + 1, 0, 0, false),
+            (0, length + 1, 0, 0, true),
+            (0, length, 0, 0, false),
             (persistent | flags::REWRITTEN, length + 5, 0, length + 5, false),
             (persistent | flags::REWRITTEN, length + 5, 0, length + 4, true),
             (persistent | flags::REWRITTEN, length + 5, 1, length + 5, true),

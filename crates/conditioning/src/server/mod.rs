@@ -217,16 +217,16 @@ pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, 
             return Err(Errno::PIPE);
         }
         if connection.lingers().is_none() {
-            return Ok(bytes.and_then(|bytes| connection.instead_of(bytes)));
+            return Ok(bytes.and_then(|bytes| connection.instead_of(borrow(fd), bytes)));
         }
         end_locally(&mut connection);
     }
     if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
 }
 
-/// Whether the server has answered the request of the connection `fd` before it read it to its end.
-pub fn is_answered_early(fd: RawFd) -> bool {
-    table::connection(fd).is_some_and(|connection| connection.lock().is_answered_early())
+/// Whether the response on the connection `fd` is complete.
+pub fn is_complete(fd: RawFd) -> bool {
+    table::connection(fd).is_some_and(|connection| connection.lock().is_complete())
 }
 
 /// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It is once its
@@ -234,7 +234,7 @@ pub fn is_answered_early(fd: RawFd) -> bool {
 pub fn shuts_down(fd: RawFd) -> bool {
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
-        if connection.is_answered_early() {
+        if connection.is_answered_early() && connection.persists() {
             return true;
         }
         if connection.lingers().is_some() {

@@ -63,12 +63,18 @@ fn reading_now(fd: RawFd, wanted: usize) -> Result<Result<Reading, Awaited>, Wai
     let mut connection = connection.lock();
     if connection.may_mistake_content() {
         match connection.skip(borrow(fd)) {
-            Source::Exhausted => over(&mut connection),
+            Source::Exhausted if connection.is_over() => over(&mut connection),
+            Source::Exhausted => {}
             Source::Malformed => return Ok(Ok(Reading::Ended)),
+            // Who sends on and on would have the server to itself.
+            _ if connection.has_skipped_enough() => return Ok(Ok(Reading::Ended)),
             _ => return Ok(Err(Awaited::Rest)),
         }
         drop(connection);
         return reading_now(fd, wanted);
+    }
+    if connection.goes_on_in_vain() {
+        return Ok(Ok(Reading::Ended));
     }
     Ok(Ok(match connection.source_of(borrow(fd), wanted) {
         Source::Exhausted if connection.lingers().is_some() => {
@@ -206,7 +212,7 @@ fn beyond(
         match poll(&raw mut watched, 1, pause.map_or(-1, milliseconds)) {
             0 => {}
             // It has, but not before requests that it sent are answered, unless nobody can answer this one any more.
-            1.. if has_next(fd) && (is_looked_at || !waits) => {
+            1.. if brings_another(fd) && (is_looked_at || !waits) => {
                 if is_looked_at && poll(&raw mut watched, 0, pause.map_or(-1, milliseconds)) < 0 {
                     return Err(last_error());
                 }
@@ -254,6 +260,12 @@ pub fn is_left(fd: RawFd) -> bool {
 fn has_ended_unseen(fd: BorrowedFd<'_>) -> bool {
     let is_blocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
     is_blocking && has_written_unseen(fd)
+}
+
+/// Whether a further request is on the socket.
+fn brings_another(fd: BorrowedFd<'_>) -> bool {
+    let persists = table::connection(fd.as_raw_fd()).is_some_and(|connection| connection.lock().persists());
+    persists && has_next(fd)
 }
 
 /// Whether something is on the socket.

@@ -46,16 +46,6 @@ enum At {
     Unknown,
 }
 
-/// What a head says of its response's content.
-#[derive(Clone, Copy, Eq, PartialEq)]
-struct Framed {
-    /// The head's length.
-    length: usize,
-    /// Whether the connection persists.
-    keep_alive: bool,
-    status: u16,
-}
-
 /// Reads along with one response and any interim responses before it.
 pub struct ResponseTracker {
     /// For what is not plain.
@@ -168,9 +158,8 @@ impl ResponseTracker {
     }
 
     /// The head at the start of `bytes` without the announcement that the connection ends after this response, if it is the response's
-    /// whole head, its framing says where it ends, and it announces so. The length stays the same. With `sends_much`, a response that
-    /// refuses the request keeps it: the client is to send no more (RFC 9112 §9.6).
-    pub fn without_close(&mut self, bytes: &[u8], sends_much: bool) -> Option<Vec<u8>> {
+    /// whole head, its framing says where it ends, and it announces so. The length stays the same.
+    pub fn without_close(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.announced = None;
         if !matches!(self.at, At::Head) || !self.head.is_empty() {
             return None;
@@ -185,8 +174,8 @@ impl ResponseTracker {
         if !is_1_0 && memchr::memmem::find(start, b"lose").is_none() {
             return None;
         }
-        let Framed { length, keep_alive, status } = self.framed_head(bytes)?;
-        if keep_alive || sends_much && status >= 400 {
+        let (length, keep_alive) = self.framed_head(bytes)?;
+        if keep_alive {
             return None;
         }
         let mut patched = bytes[..length].to_vec();
@@ -195,18 +184,18 @@ impl ResponseTracker {
             patched[7] = b'1';
         }
         remove_connection_close(&mut patched);
-        let expected = Framed { length, keep_alive: true, status };
-        self.framed_head(&patched).filter(|&found| found == expected).map(|_| patched)
+        self.framed_head(&patched).filter(|&found| found == (length, true)).map(|_| patched)
     }
 
-    /// The final response's head at the start of `bytes`, if its content has a known end.
-    fn framed_head(&self, bytes: &[u8]) -> Option<Framed> {
+    /// Length of the final response's head at the start of `bytes`, if its content has a known end, and whether the
+    /// connection persists.
+    fn framed_head(&self, bytes: &[u8]) -> Option<(usize, bool)> {
         let mut parser = ResponseParser::new(LIMITS);
         parser.reset(framed_as(self.method));
         let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
         let head = parser.head(bytes);
         let framed = head.framing != BodyFraming::UntilClose && head.status >= 200;
-        framed.then_some(Framed { length, keep_alive: head.keep_alive, status: head.status })
+        framed.then_some((length, head.keep_alive))
     }
 
     /// The whole head at the start of `bytes`, if it needs no parser.
@@ -461,7 +450,7 @@ mod tests {
     fn a_server_that_closes_after_each_response_does_so_locally() {
         let patched = |response: &str| {
             let mut tracker = ResponseTracker::new(Method::Get);
-            tracker.without_close(response.as_bytes(), false).map(|bytes| String::from_utf8(bytes).unwrap())
+            tracker.without_close(response.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
         };
         for (before, after) in [
             // RFC 9110 §5.6.3: white space may take the place of what is filtered out.
@@ -496,20 +485,6 @@ mod tests {
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close, x\r\n\r\n",
         ] {
             assert_eq!(patched(untouched), None, "{untouched}");
-        }
-    }
-
-    /// RFC 9112 §9.6: who sends content learns so that it need not.
-    #[test]
-    fn a_refusal_of_a_long_request_says_that_the_connection_ends() {
-        for (status, is_told) in
-            [("200 OK", false), ("303 See Other", false), ("413 Too Large", true), ("503 Busy", true)]
-        {
-            let response = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
-            let patched =
-                |sends_much| ResponseTracker::new(Method::Get).without_close(response.as_bytes(), sends_much);
-            assert!(patched(false).is_some());
-            assert_eq!(patched(true).is_none(), is_told, "{status}");
         }
     }
 
