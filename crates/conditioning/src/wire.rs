@@ -135,6 +135,17 @@ impl Bundle {
         self.request.get(..self.head_bytes as usize).unwrap_or(&self.request)
     }
 
+    /// Whether the request has content. Of one without a copy of its head nothing is known.
+    pub fn has_content(&self) -> bool {
+        let (head_bytes, copied) = (self.head_bytes, self.request.len() as u64);
+        let is_rewritten = self.has(flags::REWRITTEN);
+        let stands_for = if is_rewritten { self.replaces } else { head_bytes };
+        head_bytes > 0
+            && (self.socket_bytes == UNKNOWN_END
+                || self.socket_bytes > stands_for.into()
+                || is_rewritten && copied > head_bytes.into())
+    }
+
     /// Puts `head` in place of the request's head, for the server to read instead of what is on the socket.
     pub fn rewrite_head(&mut self, head: &[u8]) {
         if !self.has(flags::REWRITTEN) {

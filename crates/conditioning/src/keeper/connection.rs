@@ -137,10 +137,7 @@ impl Connection {
 
     /// Whether its client may be sending, or be about to send, what nobody will read: content of its request.
     pub fn may_send_in_vain(&self) -> bool {
-        let has_content = |bundle: &Bundle| {
-            bundle.socket_bytes == UNKNOWN_END || bundle.socket_bytes > bundle.head_bytes.into()
-        };
-        self.is_refused || self.bundle.as_deref().is_some_and(has_content)
+        self.is_refused || self.bundle.as_deref().is_some_and(Bundle::has_content)
     }
 
     /// The request got its identity and waits in the queue.

@@ -1,6 +1,6 @@
 //! What a server is told by a request's head, and how it is told that the request is its last.
 
-use crate::wire::{Bundle, UNKNOWN_END, flags};
+use crate::wire::Bundle;
 
 /// Fields that say whether the connection persists (RFC 9110 §7.6.1, and those of before).
 const PERSISTENCE_FIELDS: [&[u8]; 3] = [b"connection", b"keep-alive", b"proxy-connection"];
@@ -12,25 +12,11 @@ const PERSISTENCE_FIELDS: [&[u8]; 3] = [b"connection", b"keep-alive", b"proxy-co
 ///
 /// Returns whether it has content.
 pub(super) fn ask_for_the_end(bundle: &mut Bundle) -> bool {
-    let has_content = has_content(bundle);
+    let has_content = bundle.has_content();
     if has_content && let Some(head) = with_close(bundle.head()) {
         bundle.rewrite_head(&head);
     }
     has_content
-}
-
-fn has_content(bundle: &Bundle) -> bool {
-    let (head_bytes, copied) = (bundle.head_bytes, bundle.request.len() as u64);
-    let (stands_for, copy_has_some) = if bundle.has(flags::REWRITTEN) {
-        (bundle.replaces, copied > head_bytes.into())
-    } else {
-        (head_bytes, false)
-    };
-    // Without a copy of the head, another process of the server has it, and has been told.
-    head_bytes > 0
-        && (copy_has_some
-            || bundle.socket_bytes == UNKNOWN_END
-            || bundle.socket_bytes > u64::from(stands_for))
 }
 
 /// The head with `Connection: close` in the place of all that it says of the connection. `None` for what is no whole head.
@@ -78,7 +64,7 @@ pub(super) fn speaks_http_1_1(head: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Id;
+    use crate::wire::{Id, UNKNOWN_END, flags};
 
     #[test]
     fn a_head_says_that_the_request_is_the_last_whatever_it_said_before() {
