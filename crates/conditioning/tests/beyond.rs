@@ -299,6 +299,23 @@ fn a_server_that_has_shut_its_side_down_reads_the_clients_end() {
     chain.stop();
 }
 
+/// Requests that it has sent before are answered, unless it said that it wants no response to them.
+#[test]
+fn a_server_that_looks_for_the_clients_end_finds_it_behind_the_last_request_that_can_be_answered() {
+    let (chain, _site) = compiled("beyond.c", &["-pthread"], "left", CHAIN);
+    let close = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".to_vec();
+    for (first, said) in [(close, &[&b"0"[..]][..]), (get("/"), &[b"EAGAIN", b"0"])] {
+        let mut client = chain.client();
+        client.send(&[first, get("/")].concat());
+        client.stream.shutdown(Shutdown::Write).unwrap();
+        for said in said {
+            assert_eq!(client.response(false).body, *said);
+        }
+        assert!(client.is_ended());
+    }
+    chain.stop();
+}
+
 #[test]
 fn a_thread_that_reads_beyond_the_request_can_be_cancelled() {
     let (chain, _site) = compiled("beyond.c", &["-pthread"], "cancel", CHAIN);

@@ -89,6 +89,29 @@ fn content_that_a_server_does_not_read_is_not_its_next_request_even_if_it_goes_o
     chain.stop();
 }
 
+/// Nobody can take back what it has read, but its answers to that reach nobody.
+#[test]
+fn what_a_server_answers_to_content_that_it_took_for_requests_is_sent_to_nobody() {
+    let (chain, _site) = compiled("ignores.c", &[], "ahead", CHAIN);
+    let content = INNER.repeat(10_000);
+    let head = format!("POST /outer HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n", content.len());
+    let mut client = chain.client();
+    let mut sender = client.stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = sender.write_all(head.as_bytes());
+            let _ = sender.write_all(content.as_bytes());
+        });
+        assert_eq!(client.response(false).body, b"POST /outer HTTP/1.1");
+    });
+    let _ = client.stream.write_all(b"GET /next HTTP/1.1\r\nHost: test\r\n\r\n");
+    if let Ok(next) = client.try_response(false) {
+        assert_eq!(next.body, b"GET /next HTTP/1.1");
+    }
+    assert!(chain.errors().contains("seen: GET /inner"), "{}", chain.errors());
+    chain.stop();
+}
+
 /// It ignores the content of GET.
 #[test]
 fn pythons_server_takes_no_content_for_requests() {

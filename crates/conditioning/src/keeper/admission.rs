@@ -178,3 +178,29 @@ impl Keeper {
         Some(connection.socket)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::arguments::Arguments;
+    use crate::keeper::{PERSIST_ARGUMENTS, Settings};
+    use crate::neighbours::tests::Neighbours;
+
+    /// They hold descriptors like any other.
+    #[test]
+    fn connections_that_are_over_and_still_drained_are_counted_and_make_room_first() {
+        for (most, left) in [(1, 0), (2, 1)] {
+            let (place, neighbours) = Neighbours::around();
+            let arguments = Arguments::parse(&format!("connections={most}"), PERSIST_ARGUMENTS).unwrap();
+            let mut keeper = Keeper::new(place, Settings::read(&arguments, false).unwrap()).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            keeper.draining.add(listener.accept().unwrap().0.into(), keeper.now);
+            neighbours.present();
+            assert!(keeper.take_bundles().unwrap().is_continue());
+            assert_eq!((keeper.connections.len(), keeper.draining.len()), (1, left), "of {most}");
+        }
+    }
+}

@@ -6,6 +6,7 @@
  *   timeout   reads for more than the request before it answers, for a tenth of a second at most
  *   rest      likewise, for all of a request whose rest does not come
  *   dontwait  likewise, by recv(2) with MSG_DONTWAIT
+ *   left      likewise, again and again until it reads the client's end, or has done so for half a second
  *   cancel    another thread reads, and is cancelled before the answer
  *   flags     answers three connections, of which it changes the flags afterwards, and keeps them
  *   shuts     shuts its listening socket down in a child, and closes it, before it serves
@@ -92,6 +93,7 @@ static void serve(int client)
 	pthread_t thread;
 	void *result = NULL;
 	ssize_t got;
+	int looks;
 
 	if (is("cancel")) {
 		if (pthread_create(&thread, NULL, reads, (void *)(long)client))
@@ -117,6 +119,13 @@ static void serve(int client)
 	}
 	if (is("dontwait"))
 		note(recv(client, bytes, sizeof(bytes), MSG_DONTWAIT));
+	for (looks = 0; is("left") && looks < 50; looks++) {
+		got = recv(client, bytes, sizeof(bytes), MSG_DONTWAIT);
+		note(got);
+		if (got >= 0)
+			break;
+		usleep(10000);
+	}
 	answer(client);
 	if (is("drains") || is("ends")) {
 		shutdown(client, SHUT_WR);

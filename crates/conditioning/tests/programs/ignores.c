@@ -1,10 +1,11 @@
 /*
  * server PORT WAY: never reads content as such. It says which requests it has seen, and answers each with its first line; what
- * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf). Or it refuses each
- * request as soon as it has its head, and closes the connection (refuses). Or it answers so, shuts its side down and after a moment
- * throws away what comes until the client's end (drains).
+ * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf; or ahead, if it reads
+ * what follows the head before it answers). Or it refuses each request as soon as it has its head, and closes the connection
+ * (refuses). Or it answers so, shuts its side down and after a moment throws away what comes until the client's end (drains).
  */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,6 +33,11 @@ static void serve(int client, const char *way)
 		}
 		*end = 0;
 		head = (size_t)(end + 4 - bytes);
+		if (!strcmp(way, "ahead") && have == head) {
+			got = read(client, bytes + have, sizeof(bytes) - 1 - have);
+			have += got > 0 ? (size_t)got : 0;
+			bytes[have] = 0;
+		}
 		is_last = !!strcasestr(bytes, "\r\nConnection: close");
 		bytes[strcspn(bytes, "\r")] = 0;
 		fprintf(stderr, "seen: %s\n", bytes);
@@ -62,6 +68,7 @@ int main(int argc, char **argv)
 
 	if (argc != 3)
 		return 2;
+	signal(SIGPIPE, SIG_IGN);
 	listener = listens_at(argv[1], SOCK_STREAM);
 	if (listener < 0)
 		return 4;
