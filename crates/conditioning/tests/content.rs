@@ -89,6 +89,25 @@ fn content_that_a_server_does_not_read_is_not_its_next_request_even_if_it_goes_o
     chain.stop();
 }
 
+/// A server of one thread waits for the rest of it, but not for ever more.
+#[test]
+fn a_client_that_sends_on_and_on_has_a_server_throw_away_no_more_than_so_much() {
+    let (chain, _site) = compiled("ignores.c", &[], "deaf", CHAIN);
+    let mut client = chain.client();
+    client.send(b"POST /outer HTTP/1.1\r\nHost: test\r\nContent-Length: 100000000\r\n\r\n");
+    let mut sender = client.stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Without an end of the connection, and without the rest.
+            let _ = sender.write_all(&[b'z'; 8_000_000]);
+        });
+        assert_eq!(client.response(false).body, b"POST /outer HTTP/1.1");
+        assert_eq!(chain.get("/alive").body, b"GET /alive HTTP/1.1");
+        client.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    });
+    chain.stop();
+}
+
 /// Nobody can take back what it has read, but its answers to that reach nobody.
 #[test]
 fn what_a_server_answers_to_content_that_it_took_for_requests_is_sent_to_nobody() {
