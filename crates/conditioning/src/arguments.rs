@@ -48,6 +48,8 @@ pub enum ArgumentError {
     },
 }
 
+const A_DURATION: &str = "a duration such as 500ms, 10s or 2m";
+
 /// The arguments of one filter.
 #[derive(Clone, Debug)]
 pub struct Arguments {
@@ -78,13 +80,17 @@ impl Arguments {
         self.values.iter().find(|(argument, _)| argument.key == key).map_or("", |(_, value)| value)
     }
 
+    /// What is wrong with a value that was not what was expected.
+    pub(crate) fn wrong(&self, key: &'static str, expected: &'static str) -> ArgumentError {
+        ArgumentError::Value { key, value: self.text(key).to_owned(), expected }
+    }
+
     /// A value that std can read.
     ///
     /// # Errors
     /// It cannot be read.
     pub fn number<N: FromStr>(&self, key: &'static str) -> Result<N, ArgumentError> {
-        let value = self.text(key);
-        value.parse().map_err(|_| ArgumentError::Value { key, value: value.to_owned(), expected: "a number" })
+        self.text(key).parse().map_err(|_| self.wrong(key, "a number"))
     }
 
     /// A number of which 0 makes no sense.
@@ -92,11 +98,8 @@ impl Arguments {
     /// # Errors
     /// It cannot be read, or is 0.
     pub fn positive<N: FromStr + Default + PartialEq>(&self, key: &'static str) -> Result<N, ArgumentError> {
-        let expected = "a number from 1 on";
         match self.number(key)? {
-            zero if zero == N::default() => {
-                Err(ArgumentError::Value { key, value: self.text(key).to_owned(), expected })
-            }
+            zero if zero == N::default() => Err(self.wrong(key, "a number from 1 on")),
             number => Ok(number),
         }
     }
@@ -109,7 +112,7 @@ impl Arguments {
         match self.text(key) {
             "yes" | "true" => Ok(true),
             "no" | "false" => Ok(false),
-            value => Err(ArgumentError::Value { key, value: value.to_owned(), expected: "yes or no" }),
+            _ => Err(self.wrong(key, "yes or no")),
         }
     }
 
@@ -119,11 +122,7 @@ impl Arguments {
     /// It is no duration.
     pub fn duration(&self, key: &'static str) -> Result<Duration, ArgumentError> {
         let value = self.text(key);
-        let wrong = || ArgumentError::Value {
-            key,
-            value: value.to_owned(),
-            expected: "a duration such as 500ms, 10s or 2m",
-        };
+        let wrong = || self.wrong(key, A_DURATION);
         let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
         let number: u64 = value[..digits].parse().map_err(|_| wrong())?;
         let unit_ms = match &value[digits..] {
@@ -140,12 +139,8 @@ impl Arguments {
     /// # Errors
     /// It is no duration, or none at all.
     pub fn some_duration(&self, key: &'static str) -> Result<Duration, ArgumentError> {
-        let expected = "a duration such as 500ms, 10s or 2m";
-        Some(self.duration(key)?).filter(|duration| !duration.is_zero()).ok_or_else(|| ArgumentError::Value {
-            key,
-            value: self.text(key).to_owned(),
-            expected,
-        })
+        let some = Some(self.duration(key)?).filter(|duration| !duration.is_zero());
+        some.ok_or_else(|| self.wrong(key, A_DURATION))
     }
 }
 

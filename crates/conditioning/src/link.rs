@@ -82,6 +82,14 @@ pub fn next(link: BorrowedFd<'_>) -> io::Result<Next> {
     Ok(local.map_or(Next::Other, |local| Next::To(local.ip())))
 }
 
+/// When the request that [`receive`] would get now was whole, if there is one (see [`Bundle::arrived_ns`]).
+pub fn arrived_ns(link: BorrowedFd<'_>) -> Option<u64> {
+    let mut start = [0; HEADER_BYTES];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let (got, _) = rustix::net::recv(link, &mut start[..], flags).ok()?;
+    Bundle::arrived_of(&start[..got])
+}
+
 /// The address of this side of a connection.
 pub(crate) fn local_address(socket: impl AsFd) -> Option<SocketAddr> {
     SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()

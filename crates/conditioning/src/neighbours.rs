@@ -29,7 +29,7 @@ pub mod environment {
     /// Which descriptors stand for the listening sockets of a server that has several, and where each listens: what a program
     /// learns of those that it inherits.
     pub const LISTENERS: &str = "TIDEGATE_CC_LISTENERS";
-    /// How many milliseconds the preload library may keep a connection for its next request; absent: not at all.
+    /// On which terms the preload library may keep a connection for its next request; absent: on none.
     pub const LINGER: &str = "TIDEGATE_CC_LINGER";
     /// `USER:GROUP` in numbers that a filter started as root becomes.
     pub const USER: &str = "TIDEGATE_CC_USER";

@@ -97,6 +97,7 @@ pub enum WireError {
     Descriptors,
 }
 
+const ARRIVED_AT: usize = 24;
 const KIND_BUNDLE: u8 = 1;
 const KIND_LOCAL: u8 = 2;
 const KIND_ALL: u8 = 3;
@@ -190,6 +191,14 @@ impl Bundle {
         }
     }
 
+    /// When the request was whole ([`Self::arrived_ns`]), of a datagram of which this is the start.
+    pub fn arrived_of(start: &[u8]) -> Option<u64> {
+        check_start(start, ARRIVED_AT + 8)
+            .ok()
+            .filter(|()| start[5] == KIND_BUNDLE)
+            .map(|()| u64_at(start, ARRIVED_AT))
+    }
+
     /// Reads a bundle. With [`flags::MEMORY_FILE`] the request is left empty, and the second value is its length.
     ///
     /// # Errors
@@ -225,7 +234,7 @@ impl Bundle {
             flags,
             peer: SocketAddr::new(ip, port),
             socket_bytes,
-            arrived_ns: u64_at(datagram, 24),
+            arrived_ns: u64_at(datagram, ARRIVED_AT),
             replaces,
             head_bytes,
             request: datagram[HEADER_BYTES..].to_vec(),

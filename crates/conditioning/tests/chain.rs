@@ -64,7 +64,7 @@ fn what_cannot_be_meant_is_one_line_and_exit_code_2_before_anything_starts() {
         (&["/no/such/filter"][..], &[][..], "filter /no/such/filter: there is no such file"),
         (&["/etc/passwd"], &[], "filter /etc/passwd: it is no program that may be executed (chmod +x)"),
         (&["Cargo.toml"], &[], "a program is named by its path: ./Cargo.toml"),
-        (&[], &["--linger", "5"], "say --filter package --filter persist"),
+        (&["package", "stats"], &["--linger", "5"], "stats would not see every request"),
         (&[], &["--listen", &address], "is given twice"),
     ] {
         let (code, text) = fails(again, filters, options, &["sleep", "60"]);

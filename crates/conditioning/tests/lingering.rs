@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use common::{Chain, Client, Site, exercise, free_port, needs, strs, wait_until};
 
 const CHAIN: &[&str] = &["package", "persist"];
+/// With filters whose work the server does as it reads by itself.
+const WHOLE_CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 /// Longer than any test: only what a test does ends a stay.
 const LONG: &str = "600000";
 
@@ -30,7 +32,7 @@ fn ends(site: &Site) -> usize {
 
 #[test]
 fn a_server_reads_the_next_requests_of_a_connection_itself() {
-    for filters in [CHAIN, &["package"]] {
+    for filters in [CHAIN, &["package"], WHOLE_CHAIN] {
         let site = Site::new();
         let chain = nginx(&site, filters, LONG);
         let mut client = chain.client();
@@ -150,8 +152,14 @@ fn a_server_that_forks_for_a_program_while_others_linger() {
 
 #[test]
 fn no_client_notices_a_filter_that_dies() {
+    // `package` last: what it had handed on lives in `persist` alone afterwards.
+    dies(CHAIN, &["cc-persist", "cc-persist", "cc-persist", "cc-package"]);
+    dies(WHOLE_CHAIN, &["cc-prior", "cc-normalize", "cc-persist", "cc-prior", "cc-normalize", "cc-package"]);
+}
+
+fn dies(filters: &[&str], killed: &[&str]) {
     let site = Site::new();
-    let chain = nginx(&site, CHAIN, LONG);
+    let chain = nginx(&site, filters, LONG);
     let (stop, answers) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -169,8 +177,7 @@ fn no_client_notices_a_filter_that_dies() {
             let from = answers.load(Ordering::Relaxed);
             wait_until("clients are answered", || answers.load(Ordering::Relaxed) >= from + count);
         };
-        // `package` last: what it had handed on lives in `persist` alone afterwards.
-        for filter in ["cc-persist", "cc-persist", "cc-persist", "cc-package"] {
+        for filter in killed {
             more(200);
             // The server answers while the filter starts: what neither of two has when both die is lost.
             wait_until("the filter has been handed all clients", || {
@@ -196,12 +203,124 @@ fn a_chain_whose_filters_want_to_see_each_request_is_refused() {
     let port = free_port();
     let words = site.nginx(port);
     let addresses = [format!("127.0.0.1:{port}")];
-    let filters = ["package", "persist", "normalize"];
+    let filters = ["package", "persist", "normalize", "pass", "prior"];
     let output =
         Chain::with_options(&["--linger", "1000"], &addresses, &filters, &strs(&words)).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("normalize would not see every request"), "{said}");
+    assert!(said.contains("pass would not see every request"), "{said}");
+}
+
+/// It takes what filters would hand on as it is, and nothing else.
+#[test]
+fn what_a_filter_would_rewrite_or_refuse_goes_by_the_filters() {
+    let site = Site::new();
+    let chain = nginx(&site, WHOLE_CHAIN, LONG);
+    let mut client = chain.client();
+    let mut requests = 0;
+    wait_until("nginx has read 20 requests on connections that it had", || {
+        assert_eq!(client.get("/small").body, b"small\n");
+        assert_eq!(client.get("//small").body, b"small\n");
+        assert_eq!(client.get("/%73mall").body, b"small\n");
+        assert_eq!(client.get("/a/../small").body, b"small\n");
+        requests += 4;
+        requests >= ends(&site) + 20
+    });
+    client.send(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n");
+    assert_eq!(client.response(false).status, 501);
+    let log = std::fs::read_to_string(site.path().join("access.log")).unwrap();
+    let others: Vec<_> = log.lines().filter(|line| !line.contains("GET /small ")).collect();
+    assert!(others.len() <= 1 && others.iter().all(|line| line.contains("GET / ")), "{others:?}");
+    assert!(chain.counted("normalize", "rewritten_total") >= 3 * requests as u64 / 4);
+    chain.stop();
+}
+
+/// A server reads content together with the head, and may ignore it: then it must know that no further request follows.
+#[test]
+fn content_goes_by_the_filters_which_say_that_it_is_the_last() {
+    for filters in [CHAIN, WHOLE_CHAIN] {
+        let (site, port) = (Site::new(), free_port());
+        let server = common::compile("programs/ignores.c", &[], &site);
+        let chain = start(filters, LONG, port, &[server, port.to_string(), "polite".to_owned()]);
+        let mut client = chain.client();
+        for _ in 0..10 {
+            for _ in 0..3 {
+                assert_eq!(client.get("/outer").body, b"GET /outer HTTP/1.1");
+            }
+            let content = "GET /inner HTTP/1.1\r\nHost: test\r\n\r\n";
+            let length = content.len();
+            let head = format!("GET /outer HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+            client.send([head.as_bytes(), content.as_bytes()].concat().as_slice());
+            assert_eq!(client.response(false).body, b"GET /outer HTTP/1.1");
+        }
+        let seen = chain.errors();
+        assert!(!seen.contains("/inner") && seen.matches("/outer").count() == 40, "{seen}");
+        chain.stop();
+    }
+}
+
+/// Serves the clients that it has before it accepts another, for 20 ms each. The answer says which request of its connection it was.
+const PREFERS_ITS_OWN: &str = "
+import select, socket, time
+listener = socket.create_server(('127.0.0.1', PORT))
+listener.setblocking(False)
+clients, counts, epoll = {}, {}, select.epoll()
+epoll.register(listener, select.EPOLLIN)
+while True:
+    ready = [fd for fd, _ in epoll.poll()]
+    known = [fd for fd in ready if fd in clients]
+    for fd in known:
+        try:
+            head = clients[fd].recv(4096)
+        except BlockingIOError:
+            continue
+        if not head:
+            clients.pop(fd).close()
+            continue
+        time.sleep(0.02)
+        counts[fd] += 1
+        body = b'%d' % counts[fd]
+        clients[fd].sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+    if ready and not known:
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            continue
+        client.setblocking(False)
+        clients[client.fileno()], counts[client.fileno()] = client, 0
+        epoll.register(client, select.EPOLLIN)
+";
+
+/// Two such clients always have a request for it: a third would wait for ever.
+#[test]
+fn nobody_is_served_out_of_turn_for_long_where_there_is_an_order() {
+    needs("python3", "python3");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.configuration("server.py", port, PREFERS_ITS_OWN);
+    let chain = start(WHOLE_CHAIN, LONG, port, &["python3".to_owned(), server]);
+    let count =
+        |client: &mut Client| -> u32 { String::from_utf8(client.get("/").body).unwrap().parse().unwrap() };
+    let mut first = chain.client();
+    wait_until("the server reads further requests of a connection itself", || count(&mut first) >= 3);
+    let (stop, answers) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
+    std::thread::scope(|scope| {
+        for (mut client, answers) in [first, chain.client()].into_iter().zip(&answers) {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    count(&mut client);
+                    answers.fetch_add(1, Ordering::Relaxed);
+                    // So that the server has written down that its response is complete.
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+            });
+        }
+        wait_until("both are served", || answers.iter().all(|answers| answers.load(Ordering::Relaxed) >= 10));
+        let third: Vec<u32> = (0..10).map(|_| count(&mut chain.client())).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(third, [1; 10]);
+    });
+    chain.stop();
 }
 
 /// How often the filter nearest to the server has gone to sleep: once for each time that it was woken.

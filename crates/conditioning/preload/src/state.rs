@@ -41,8 +41,8 @@ fn preload() -> Option<Preloaded> {
     let inherited = [link, ledger];
     let ledger = duplicate(ledger)?;
     let chain = server::chain(duplicate(link)?, &ledger).ok()?;
-    if let Some(linger_ms) = std::env::var(environment::LINGER).ok().and_then(|text| text.parse().ok()) {
-        server::set_linger(std::time::Duration::from_millis(linger_ms));
+    if let Some(terms) = std::env::var(environment::LINGER).ok().and_then(|text| text.parse().ok()) {
+        server::set_linger(terms);
     }
     crate::programs::remember();
     // SAFETY: a plain function; it runs when the program ends by `exit`.

@@ -7,7 +7,7 @@ use tidegate_core::metrics::{Kind, Sample};
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{FieldId, HeadError, HeadLimits, Method, Progress, RequestHead, RequestParser, Version};
 
-use crate::arguments::{Argument, ArgumentError, Arguments};
+use crate::arguments::{Argument, Arguments};
 use crate::host::{Disposition, Filter, WINDOW};
 use crate::neighbours::FilterError;
 use crate::wire::Bundle;
@@ -76,16 +76,18 @@ impl Normalize {
         if head.method == Method::Connect {
             return Ok(Form::Tunnel);
         }
-        let mut target = normal.path.to_vec();
-        if let Some(query) = normal.query {
-            target.push(b'?');
-            target.extend_from_slice(query);
-        }
         let host = head.fields.get(FieldId::Host);
         let same_host = host.is_none() && normal.authority.is_empty() || host == Some(normal.authority);
-        if target == head.target && same_host {
+        let after_path = head.target.strip_prefix(normal.path);
+        let same_target = match normal.query {
+            None => after_path == Some(b""),
+            Some(query) => after_path.and_then(|rest| rest.strip_prefix(b"?")) == Some(query),
+        };
+        if same_target && same_host {
             return Ok(Form::Normal);
         }
+        let query = normal.query.map(|query| [b"?", query].concat()).unwrap_or_default();
+        let target = [normal.path, &query].concat();
         Ok(Form::Rewritten(write_head(&head, &target, normal.authority, &bytes[..length])))
     }
 }
@@ -151,15 +153,18 @@ impl Filter for Normalize {
     }
 }
 
+/// Whose reading of URLs applies with these arguments.
+///
+/// # Errors
+/// One is refused.
+pub fn personality(arguments: &str) -> Result<Personality, FilterError> {
+    Ok(check(&Arguments::parse(arguments, ARGUMENTS)?)?.personality)
+}
+
 pub(super) fn check(arguments: &Arguments) -> Result<Normalize, FilterError> {
     arguments.number::<usize>("window")?;
-    let value = arguments.text("server");
-    let wrong = || ArgumentError::Value {
-        key: "server",
-        value: value.to_owned(),
-        expected: "strict, apache, nginx or iis",
-    };
-    let mut normalize = Normalize::new(value.parse().map_err(|_| wrong())?);
+    let wrong = |_| arguments.wrong("server", "strict, apache, nginx or iis");
+    let mut normalize = Normalize::new(arguments.text("server").parse().map_err(wrong)?);
     normalize.passes_connect = arguments.flag("connect")?;
     Ok(normalize)
 }

@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions};
 use crate::launcher::{ConditionArgs, FilterSpec, LaunchError, PATIENCE, questions};
 use crate::link;
 use crate::neighbours::{self, environment, out_of_the_way, word};
+use crate::server::Terms;
 
 /// What the launcher does something about.
 const SIGNALS: &[libc::c_int] =
@@ -422,6 +423,7 @@ impl FilterProcess {
 /// Starts the command with the preload library, which finds the chain through the environment.
 pub fn start_command(
     args: &ConditionArgs,
+    terms: Option<&Terms>,
     preload: &Path,
     address: std::net::SocketAddr,
     link: &Option<OwnedFd>,
@@ -444,8 +446,8 @@ pub fn start_command(
     let mut inherits = vec![ledger.as_raw_fd()];
     process.args(arguments).env("LD_PRELOAD", preloads).env(environment::SERVER_ADDRESS, address.to_string());
     process.env(environment::LEDGER, ledger.as_raw_fd().to_string());
-    if args.linger > 0 {
-        process.env(environment::LINGER, args.linger.to_string());
+    if let Some(terms) = terms {
+        process.env(environment::LINGER, terms.to_string());
     }
     let link = link.as_ref().map(high).transpose()?;
     if let Some(link) = &link {

@@ -29,7 +29,7 @@ pub enum LaunchError {
     },
     /// A filter wants to see each request, and `--linger` lets the server read some itself.
     #[error(
-        "--linger is for chains of package and persist: {0} would not see every request; say --filter package --filter persist"
+        "--linger is for chains of package, persist, normalize and prior: {0} would not see every request; leave out one of the two"
     )]
     UnseenRequests(String),
     /// There is no such user.

@@ -74,8 +74,8 @@ pub struct ConditionArgs {
     #[arg(long)]
     pub preempt: bool,
     /// How long a server that waits for events (epoll), or has processes of one thread, may keep a connection after its
-    /// response and read the next request itself: nearly as many requests as without a chain. For chains of package and
-    /// persist only; 0: not at all.
+    /// response and read the next request itself: nearly as many requests as without a chain. For chains of package, persist,
+    /// normalize and prior only; 0: not at all.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     pub linger: u64,
     /// User that filters become when they are started as root.
@@ -123,10 +123,7 @@ fn has_ipv6() -> bool {
 pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
     let filters = plan(&args.filters)?;
     plan::check_programs(&filters)?;
-    let sees_requests = |filter: &&FilterSpec| !matches!(filter.name.as_str(), "package" | "persist");
-    if let Some(filter) = filters.iter().find(sees_requests).filter(|_| args.linger > 0) {
-        return Err(LaunchError::UnseenRequests(filter.name.clone()));
-    }
+    let terms = plan::terms(&filters, Duration::from_millis(args.linger))?;
     children::become_user(&args.filter_user)?;
     children::let_preempt(args.preempt);
     children::raise_descriptor_limit();
@@ -159,7 +156,9 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
         std::thread::spawn(move || supervisor.run());
         command
     } else {
-        let started = children::start_command(args, &preload, address, &server_end, &chain.ledger_file)?;
+        let keeps = terms.as_ref();
+        let started =
+            children::start_command(args, keeps, &preload, address, &server_end, &chain.ledger_file)?;
         // Only the server's processes hold this end: its hang-up says that they have ended.
         drop(server_end);
         started

@@ -4,9 +4,12 @@ use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::filters;
 use crate::launcher::LaunchError;
+use crate::neighbours::FilterError;
+use crate::server::Terms;
 
 /// A filter as asked for: `NAME[=ARGS]`, or `+NAME[=ARGS]` to share the process of the one before it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -91,6 +94,29 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
         return Err(LaunchError::FilterArguments { name: format!("+{}", after.name), reason });
     }
     Ok(chain)
+}
+
+/// On which terms the server may keep connections; `None`: not at all.
+///
+/// # Errors
+/// A filter wants to see each request.
+pub fn terms(chain: &[FilterSpec], linger: Duration) -> Result<Option<Terms>, LaunchError> {
+    let mut terms = Terms { time: linger, ..Terms::default() };
+    for filter in chain.iter().filter(|_| !linger.is_zero()) {
+        match filter.name.as_str() {
+            "package" | "persist" => {}
+            "normalize" => {
+                let refused = |error: FilterError| LaunchError::FilterArguments {
+                    name: filter.name.clone(),
+                    reason: error.to_string(),
+                };
+                terms.normal_to.push(filters::normalize::personality(&filter.arguments).map_err(refused)?);
+            }
+            "prior" => terms.in_order = true,
+            _ => return Err(LaunchError::UnseenRequests(filter.name.clone())),
+        }
+    }
+    Ok((!linger.is_zero()).then_some(terms))
 }
 
 /// Looks for the programs of somebody else's before anything is started.

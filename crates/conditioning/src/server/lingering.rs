@@ -1,6 +1,6 @@
 //! A server may keep a connection for a moment after its response, and read the client's next request itself: no filter
 //! presents it, and none of the server's work for a new connection is done. Only for chains without filters that want to see
-//! each request; and only for servers that go on with others meanwhile: those that wait for events, and processes of one
+//! each request (see [`Terms`]); and only for servers that go on with others meanwhile: those that wait for events, and processes of one
 //! thread that wait for one connection, but no longer than until somebody else has nobody to turn to (see [`WaitAlone`]).
 //!
 //! The ledger arbitrates: the server moves *lingering* to *accepted* when the next request is whole, and whoever is first,
@@ -23,6 +23,7 @@ use crate::link::{self, Received};
 use crate::plain;
 use crate::server::connection::Connection;
 use crate::server::table::{self, Chain, lock};
+use crate::server::terms::Terms;
 use crate::server::{borrow, end_locally, process};
 use crate::wire::{Notice, flags};
 
@@ -38,8 +39,8 @@ const IN_A_ROW: u32 = 100;
 /// again by then, and those that wait for the process meanwhile wait no longer than this.
 const UNDISTURBED: Duration = Duration::from_millis(5);
 
-/// How long a connection is kept; not at all if it is not set.
-static LINGER: OnceLock<Duration> = OnceLock::new();
+/// On which terms a connection is kept; on none if they are not set.
+static TERMS: OnceLock<Terms> = OnceLock::new();
 /// Numbers each stay of a connection, so that one that was left is told from a later one.
 static NEXT_STAY: AtomicU64 = AtomicU64::new(1);
 /// Connections that linger.
@@ -69,9 +70,9 @@ fn coarse_now() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Servers of this process keep connections for so long.
-pub fn set_linger(linger: Duration) {
-    let _ = LINGER.set(linger);
+/// Servers of this process keep connections on such terms.
+pub fn set_linger(terms: Terms) {
+    let _ = TERMS.set(terms);
 }
 
 /// The response is complete and the connection persistent: keeps it, if that is allowed and nobody asked for its end.
@@ -82,10 +83,7 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
         0 => process::has_one_thread() && !is_turn_of_others(connection),
         _ => false,
     };
-    if LINGER.get().is_none()
-        || !may_wait
-        || connection.ends_itself()
-        || COUNT.load(Ordering::Relaxed) >= MOST
+    if TERMS.get().is_none() || !may_wait || connection.ends_itself() || COUNT.load(Ordering::Relaxed) >= MOST
     {
         return false;
     }
@@ -169,13 +167,20 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
         _ => return Next::Left,
     };
     match whole(bytes).filter(|whole| whole.socket_bytes <= length as u64) {
-        Some(whole) if connection.resume(&whole, bytes) => Next::Request,
-        // Incomplete, malformed, too long or without an end: the filters know what to do. Or they were first.
+        Some(whole) if is_allowed(connection, &whole, bytes) && connection.resume(&whole, bytes) => {
+            Next::Request
+        }
+        // Incomplete, malformed, too long or without an end, or not as the filters would have it: they know what to do. Or they
+        // were first.
         _ => {
             end_locally(connection);
             Next::Over
         }
     }
+}
+
+fn is_allowed(connection: &Connection, whole: &Whole, bytes: &[u8]) -> bool {
+    TERMS.get().is_some_and(|terms| terms.allow(whole, bytes, connection.chain().link.as_fd()))
 }
 
 fn whole(bytes: &[u8]) -> Option<Whole> {
@@ -250,7 +255,7 @@ impl WaitAlone {
                 return Ok(Waited::Readable);
             }
             expire();
-            let stays = LINGER.get().copied().unwrap_or_default().saturating_sub(spent);
+            let stays = TERMS.get().map(|terms| terms.time).unwrap_or_default().saturating_sub(spent);
             let wanted = wanted.map(|wanted| wanted.saturating_sub(undisturbed));
             let stays_longer = wanted.is_some_and(|wanted| wanted < stays);
             match self.with_others(wanted.map_or(stays, |wanted| wanted.min(stays)))? {
@@ -315,7 +320,7 @@ pub fn expire() {
         return;
     }
     let _in_use = process::in_use();
-    let Some(&linger) = LINGER.get() else { return };
+    let Some(linger) = TERMS.get().map(|terms| terms.time) else { return };
     let now = coarse_now();
     // No connection is locked while the stays are: a connection that begins to linger does it the other way round.
     if lock(&STAYS).len() > MOST_STAYS {

@@ -18,6 +18,7 @@ mod process;
 mod reading;
 pub mod response;
 pub mod table;
+mod terms;
 mod turns;
 mod waiting;
 
@@ -46,6 +47,7 @@ pub use process::{InUse, in_use};
 pub use reading::{Awaited, Calls, Reading, hides, is_left, is_read, readable_bytes, reading, ready, took};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, Over, lock};
+pub use terms::Terms;
 pub use waiting::{Wait, waits};
 
 /// How a connection is to be presented.
