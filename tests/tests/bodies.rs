@@ -91,7 +91,9 @@ fn an_origin_that_breaks_off_before_anything_was_sent_is_a_bad_gateway() {
 fn an_origin_that_breaks_off_is_stood_in_for_by_what_is_stored() {
     let first = std::sync::atomic::AtomicBool::new(true);
     let origin = Origin::start(move |_| match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
-        true => Reply::ok("stored").with("Cache-Control", "max-age=0").with("ETag", "\"1\""),
+        true => {
+            Reply::ok("stored").with("Cache-Control", "max-age=60").with("Age", "60").with("ETag", "\"1\"")
+        }
         false => broken_at_once("Cache-Control: max-age=60\r\n"),
     });
     let tidegate = Tidegate::before(&origin);

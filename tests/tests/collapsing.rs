@@ -357,3 +357,85 @@ fn who_asks_for_more_than_others_get_does_not_read_along() {
     gate.open();
     assert_eq!(first.read_bytes(6), b"shared");
 }
+
+/// Each waited for the one before: what is to hide an outage made one.
+#[test]
+fn who_waits_takes_what_stands_in_for_a_failing_upstream_as_the_leader_does() {
+    for answers in [true, false] {
+        let (primed, gate) = (std::sync::atomic::AtomicBool::new(false), Gate::default());
+        let held = gate.clone();
+        let origin = Origin::start(move |_| {
+            if !primed.swap(true, std::sync::atomic::Ordering::SeqCst) {
+                return Reply::ok("shared").with("Cache-Control", "max-age=1, stale-if-error=600");
+            }
+            held.pass();
+            match answers {
+                true => Reply::status(503, ""),
+                // The head that never comes.
+                false => Reply::script(|_| Ok(())),
+            }
+        });
+        let tidegate = Tidegate::before(&origin);
+        assert_eq!(tidegate.get("/").text(), "shared");
+        eventually("it is stale", || {
+            let stored = tidegate.get_with("/", "Cache-Control: only-if-cached\r\n");
+            (stored.status == 504).then_some(())
+        });
+        let first = leader(&tidegate, "X: y");
+        eventually("it is asked for", || (origin.count() > 1).then_some(()));
+        let clients = followers(&tidegate, 10);
+        gate.open();
+        all_shared(clients);
+        drop(first);
+        // An upstream that has hung up is asked once more.
+        assert!(origin.count() <= if answers { 2 } else { 3 }, "{} requests", origin.count());
+    }
+}
+
+/// A cookie and the origin's answer to it had all others ask side by side for a minute.
+#[test]
+fn an_answer_for_one_client_has_others_without_a_cookie_wait_for_each_other_still() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if !request.field("Cookie").is_empty() {
+            return Reply::ok("for one").with("Set-Cookie", "a=c");
+        }
+        held.pass();
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    for _ in 0..3 {
+        assert_eq!(tidegate.get_with("/", "Cookie: a=b\r\nCache-Control: no-cache\r\n").text(), "for one");
+        assert_eq!(tidegate.get_with("/", "Cookie: a=b\r\n").text(), "for one");
+    }
+    let asked = origin.count();
+    let first = leader(&tidegate, "X: y");
+    eventually("it is asked for", || (origin.count() > asked).then_some(()));
+    let clients = followers(&tidegate, 10);
+    gate.open();
+    all_shared(clients);
+    drop(first);
+    assert_eq!(origin.count(), asked + 1);
+}
+
+/// They waited for answers of which they could use none.
+#[test]
+fn who_asks_for_the_origins_own_word_waits_for_nobody() {
+    let barrier = Arc::new(Barrier::new(4));
+    let all_here = Arc::clone(&barrier);
+    let origin = Origin::start(move |_| {
+        // Passes only if four requests are here at once.
+        all_here.wait();
+        Reply::cacheable("page")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let address = tidegate.address();
+    let ask = move || Client::connect(address).request("GET", "/", "Cache-Control: no-cache\r\n").text();
+    let clients: Vec<_> = (0..4).map(|_| std::thread::spawn(ask)).collect();
+    for client in clients {
+        assert_eq!(client.join().unwrap(), "page");
+    }
+    assert_eq!(origin.count(), 4);
+    assert!(tidegate.get("/").is_hit());
+}

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
-use tidegate_e2e::{Gate, Origin, Reply, Request, Tidegate, eventually};
+use tidegate_e2e::{Client, Gate, Origin, Reply, Request, Tidegate, eventually};
 
 /// Whether the request asks whether the representation with this tag is still good.
 fn validates(request: &Request) -> bool {
@@ -150,4 +152,167 @@ fn what_the_origin_has_just_validated_has_the_age_that_the_304_has() {
         assert_eq!(validated.fields.get("Age").is_some(), target == "/aged", "{validated:?}");
         assert!(tidegate.get(target).fields.get("Age").is_some());
     }
+}
+
+/// It says nothing of who may have it: each client has its own page.
+fn own_page_of_each(request: &Request) -> Reply {
+    let page = format!("page of {}", request.field("Cookie"));
+    let tag = format!("\"{}\"", request.field("Cookie"));
+    match request.field("If-None-Match") == tag {
+        true => Reply::status(304, "").with("ETag", &tag),
+        false => Reply::ok(page).with("ETag", &tag),
+    }
+}
+
+#[test]
+fn a_page_that_says_nothing_of_who_may_have_it_is_given_to_no_other_client() {
+    let origin = Origin::start(own_page_of_each);
+    let tidegate = Tidegate::before(&origin);
+    let alices = "Cookie: alice\r\n";
+    assert_eq!(tidegate.get_with("/", alices).text(), "page of alice");
+    for asked in ["max-stale", "max-stale=1000", "stale-if-error=1000", "max-age=1000, max-stale"] {
+        for cookie in ["", "Cookie: mallory\r\n"] {
+            let fields = format!("Cache-Control: {asked}\r\n{cookie}");
+            assert!(!tidegate.get_with("/", &fields).text().contains("alice"), "{fields}");
+            let fields = format!("Cache-Control: {asked}, only-if-cached\r\n{cookie}");
+            assert!(!tidegate.get_with("/", &fields).text().contains("alice"), "{fields}");
+        }
+    }
+    // Who has it is told so.
+    let fields = "Cookie: alice\r\nIf-None-Match: \"alice\"\r\n";
+    assert_eq!(tidegate.get_with("/", fields).status, 304);
+    origin.stop();
+    for cookie in ["", "Cookie: mallory\r\n"] {
+        assert_eq!(tidegate.get_with("/", cookie).status, 502);
+    }
+}
+
+/// All were asked for twice, the second time without conditions.
+#[test]
+fn validations_at_once_ask_the_origin_once_each() {
+    let barrier = Arc::new(Barrier::new(4));
+    let all_here = Arc::clone(&barrier);
+    let origin = Origin::start(move |request| {
+        if request.field("If-None-Match") == "\"v\"" {
+            // Passes only if four requests are here at once.
+            all_here.wait();
+            return Reply::status(304, "").with("ETag", "\"v\"");
+        }
+        Reply::ok("page").with("ETag", "\"v\"").with("Cache-Control", "no-cache")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "page");
+    let address = tidegate.address();
+    for _ in 0..5 {
+        let clients: Vec<_> =
+            (0..4).map(|_| std::thread::spawn(move || Client::connect(address).get("/").text())).collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap(), "page");
+        }
+    }
+    assert_eq!(origin.count(), 21);
+}
+
+/// Somebody's credentials, or that nothing is to be stored for it, are no reason to take from others what they had.
+#[test]
+fn a_validation_for_one_client_alone_leaves_what_is_stored_to_the_others() {
+    let asks = "Cache-Control: no-cache";
+    for own in [
+        &format!("Authorization: Basic YTpi\r\n{asks}"),
+        "Cache-Control: no-store, no-cache",
+        &format!("Cookie: a=b\r\n{asks}"),
+    ] {
+        let origin = Origin::start(|request| match request.field("If-None-Match") == "\"v\"" {
+            true => Reply::status(304, "").with("ETag", "\"v\""),
+            false => {
+                Reply::ok("page").with("ETag", "\"v\"").with("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT")
+            }
+        });
+        let tidegate = Tidegate::before(&origin);
+        assert_eq!(tidegate.get("/").text(), "page");
+        assert_eq!(tidegate.get_with("/", &format!("{own}\r\n")).text(), "page", "{own}");
+        assert_eq!(origin.last().field("If-None-Match"), "\"v\"", "{own}");
+        assert_eq!(origin.count(), 2, "{own}");
+        assert!(tidegate.get("/").is_hit(), "{own}");
+    }
+}
+
+/// A deleted page came back when the origin was down.
+#[test]
+fn what_is_no_more_what_it_was_is_not_served_again() {
+    let gone: [fn() -> Reply; 3] = [
+        || Reply::status(404, "gone"),
+        || Reply::ok("new").with("Cache-Control", "no-store"),
+        || Reply::status(302, "").with("Location", "/other"),
+    ];
+    for gone in gone {
+        let first = AtomicBool::new(true);
+        let origin = Origin::start(move |_| match first.swap(false, Ordering::SeqCst) {
+            true => {
+                Reply::ok("old").with("Cache-Control", "max-age=60").with("Age", "60").with("ETag", "\"v\"")
+            }
+            false => gone(),
+        });
+        let tidegate = Tidegate::before(&origin);
+        assert_eq!(tidegate.get("/").text(), "old");
+        // For one client alone it may be another one; that says nothing of the others'.
+        assert_ne!(tidegate.get_with("/", "Cookie: a=b\r\n").text(), "old");
+        assert_eq!(tidegate.get_with("/", "Cache-Control: max-stale=1000\r\n").text(), "old");
+        assert_ne!(tidegate.get("/").text(), "old");
+        assert_ne!(tidegate.get_with("/", "Cache-Control: max-stale=1000\r\n").text(), "old");
+        origin.stop();
+        assert_eq!(tidegate.get("/").status, 502);
+    }
+}
+
+/// Its conditions were taken off, and it was sent all of it each time.
+#[test]
+fn who_has_what_is_not_stored_is_told_so() {
+    let origin = Origin::start(|request| {
+        let reply = match request.field("If-None-Match") == "\"v\"" {
+            true => Reply::status(304, ""),
+            false => Reply::ok("private page"),
+        };
+        reply.with("ETag", "\"v\"").with("Cache-Control", "private")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let mut client = tidegate.connect();
+    // The first time nobody knows that it is private; from then on the origin is asked as the client asks.
+    for _ in 0..3 {
+        let response = client.request("GET", "/", "If-None-Match: \"v\"\r\n");
+        assert_eq!((response.status, response.text().as_str()), (304, ""));
+        assert_eq!(response.field("ETag"), "\"v\"");
+    }
+    assert_eq!(origin.last().field("If-None-Match"), "\"v\"");
+    assert_eq!(client.request("GET", "/", "If-None-Match: \"w\"\r\n").text(), "private page");
+    assert_eq!(client.get("/").text(), "private page");
+}
+
+/// A part of it, or its head.
+#[test]
+fn what_stands_in_for_an_upstream_does_so_for_a_part_of_it_and_for_its_head() {
+    let failing = Arc::new(AtomicBool::new(false));
+    let fails = Arc::clone(&failing);
+    let origin = Origin::start(move |_| match fails.load(Ordering::SeqCst) {
+        true => Reply::status(503, ""),
+        false => Reply::ok("0123456789")
+            .with("Cache-Control", "max-age=60, stale-if-error=60")
+            .with("Age", "60")
+            .with("ETag", "\"v\""),
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").status, 200);
+    let stands_in = || {
+        let response = tidegate.get_with("/", "Range: bytes=2-4\r\n");
+        assert_eq!((response.status, response.text().as_str()), (206, "234"));
+        let mut client = tidegate.connect();
+        client.send("HEAD / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        assert_eq!(client.response_to("HEAD").field("Content-Length"), "10");
+        // Only the origin knows what is current.
+        tidegate.get_with("/", "If-Match: \"v\"\r\n").status
+    };
+    failing.store(true, Ordering::SeqCst);
+    assert_eq!(stands_in(), 503);
+    origin.stop();
+    assert_eq!(stands_in(), 502);
 }

@@ -449,7 +449,7 @@ impl DataCore {
         if is_fresh {
             leader.finish(Outcome::Stored);
         } else {
-            self.flights.remember_not_shared(leader.key(), self.clock.unix_s());
+            leader.remember_not_shared(self.clock.unix_s());
             leader.finish(Outcome::NotShared);
         }
     }

@@ -23,8 +23,11 @@ const BY_DEFAULT: [(&str, Program, Option<&[&str]>); 4] = [
     ("Apache, default chain, lingering", Program::Apache(APACHE_WORKERS), Some(&["--linger=1000"])),
 ];
 /// What is compared in turn, and how much of the latter's requests per CPU-second the former keeps.
-const PAIRS: [(&str, &str, f64); 3] =
-    [(LINGERING_NGINX, "nginx", 0.7), (NGINX_BY_DEFAULT, "nginx", 0.7), ("conditioned Apache", "Apache", 0.9)];
+const PAIRS: [(&str, &str, f64); 3] = [
+    (LINGERING_NGINX, "nginx", 0.7),
+    (NGINX_BY_DEFAULT, "nginx", 0.7),
+    ("conditioned Apache", "Apache", 0.9),
+];
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig6",

@@ -21,7 +21,7 @@ use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Epoch, Join, Leader, Outcome};
 use crate::service::follow::{Follower, Next};
-use crate::service::lookup::{Found, Hit, count_hit, directives, find, hit};
+use crate::service::lookup::{FOR_THE_ORIGIN, Found, Hit, count_hit, directives, find, hit};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
 use crate::service::validation::{Freshened, Validators, freshen};
@@ -293,14 +293,23 @@ impl Fetch<'_> {
             if reason == Forwarded::VaryMiss {
                 self.variant.set(xxhash_rust::xxh3::xxh3_64(&key));
             }
-            if directives(self.core, &head.fields).only_if_cached {
+            let asked = directives(self.core, &head.fields);
+            if asked.only_if_cached {
                 return Answer::status(504);
             }
             if !self.may_fill() {
-                return self.passing(Box::pin(self.send_as_is(body)).await, reason);
+                let sent = Box::pin(self.send_as_is(body)).await;
+                return self.passing_or_stale(sent, stale, reason);
             }
             let joined = self.core.flights.epoch(&key[..url_bytes]);
-            if self.core.flights.is_not_shared(&key, self.core.clock.unix_s()) {
+            let identifies = fill::identifies_client(head);
+            let is_not_shared = self.core.flights.is_not_shared(&key, identifies, self.core.clock.unix_s());
+            if is_not_shared && stale.is_none() && self.is_conditional() {
+                // Who is no cache for a response leaves its conditions to the origin (RFC 9110 §13.2.1).
+                return self.passing(Box::pin(self.send_as_is(body)).await, reason);
+            }
+            // Who wants the origin's own word can do nothing with another request's answer.
+            if is_not_shared || asked.no_cache || asked.max_age_s == Some(0) {
                 let miss = Miss { epoch: joined, stale, leader: None, reason };
                 return self.fetch(store, &key[..url_bytes], miss, body).await;
             }
@@ -313,7 +322,7 @@ impl Fetch<'_> {
                         leader.finish(Outcome::Stored);
                         return self.stored(hit);
                     }
-                    Some(leader)
+                    Some(leader.identified(identifies))
                 }
                 Join::Follow(flight) => {
                     follower.forward = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
@@ -323,9 +332,22 @@ impl Fetch<'_> {
                     match next {
                         Next::Look => continue,
                         Next::Overtake => match self.core.flights.overtake(&flight) {
-                            Some(leader) => Some(leader),
+                            Some(leader) => Some(leader.identified(identifies)),
                             None => continue,
                         },
+                        Next::StandIn { reached } => {
+                            let may_stand_in = |stale: &Object| match reached {
+                                true => self.may_serve_stale(stale),
+                                false => self.may_serve_disconnected(stale),
+                            };
+                            match stale.as_ref().filter(|stale| may_stand_in(stale)) {
+                                Some(stale) => {
+                                    let forward = Forward { collapsed: true, ..self.forward(reason, 0) };
+                                    return self.hit_of(stale.clone(), true, forward);
+                                }
+                                None => None,
+                            }
+                        }
                         Next::Read { started, age_s } => {
                             let forward = self.forward(reason, started.status);
                             let forward = Forward { collapsed: true, ..forward };
@@ -347,6 +369,12 @@ impl Fetch<'_> {
         let fields = &self.incoming.head.fields;
         let asks_for_part = [FieldId::Range, FieldId::IfMatch, FieldId::IfUnmodifiedSince];
         self.incoming.head.method == Method::Get && !asks_for_part.iter().any(|id| fields.has(*id))
+    }
+
+    /// Whether the client has a response, and asks whether that is current.
+    fn is_conditional(&self) -> bool {
+        let fields = &self.incoming.head.fields;
+        fields.has(FieldId::IfNoneMatch) || fields.has(FieldId::IfModifiedSince)
     }
 
     /// The answer when another request has just found that the upstream does not answer.
@@ -374,12 +402,15 @@ impl Fetch<'_> {
         if let (Ok(response), Some(stale)) = (&sent, &stale)
             && response.head().status == 304
         {
-            let storing = self.storing(store, url_key, asked_ms, epoch);
-            if let Some(Freshened { object, own_head, has_age }) = freshen(&storing, stale, &response.head())
-            {
+            let storing = self.storing(store, url_key, asked_ms, epoch, None);
+            if let Some(freshened) = freshen(&storing, stale, &response.head()) {
+                let Freshened { object, is_stored, own_head, has_age } = freshened;
                 self.core.metrics.cache_revalidated_total.add(1);
-                self.core.landed(leader, fill::is_fresh(&object, self.core.clock.unix_s()));
-                let forward = Forward { stored: true, ..self.forward(reason, 304) };
+                match leader {
+                    Some(leader) if !is_stored => leader.finish(Outcome::ForLeaderAlone),
+                    leader => self.core.landed(leader, fill::is_fresh(&object, self.core.clock.unix_s())),
+                }
+                let forward = Forward { stored: is_stored, ..self.forward(reason, 304) };
                 return self.fetched(object, own_head, has_age, forward);
             }
             // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
@@ -391,13 +422,15 @@ impl Fetch<'_> {
                 return self.failed(UpstreamError::UnaskedNotModified);
             }
             (Ok(response), Some(stale))
-                if matches!(response.head().status, 500 | 502..=504) && self.may_serve_stale(stale) =>
+                if is_failure(response.head().status) && self.may_serve_stale(stale) =>
             {
+                finish(leader, Outcome::StoodIn { reached: true });
                 return self.hit_of(stale.clone(), true, self.forward(reason, response.head().status));
             }
             (Ok(response), _) => response,
             (Err(error), Some(stale)) if !error.is_clients_fault() && self.may_serve_disconnected(stale) => {
                 tracing::debug!(%error, "a stale response is served");
+                finish(leader, Outcome::StoodIn { reached: false });
                 return self.hit_of(stale.clone(), true, self.forward(reason, 0));
             }
             (Err(error), stale) => {
@@ -416,7 +449,7 @@ impl Fetch<'_> {
         };
         let forward = self.forward(reason, response.head().status);
         let head = self.client_head(&response);
-        let storing = self.storing(store, url_key, asked_ms, epoch);
+        let storing = self.storing(store, url_key, asked_ms, epoch, stale.as_ref());
         match storing.begin(response, head, forward, leader).await {
             Ok(Begun::Stored { object, has_age, forward }) => self.fetched(object, None, has_age, forward),
             Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
@@ -436,8 +469,9 @@ impl Fetch<'_> {
         url_key: &'s [u8],
         asked_ms: u64,
         epoch: Epoch,
+        stale: Option<&'s Object>,
     ) -> Storing<'s> {
-        Storing { core: self.core, store, url_key, request: self.incoming.head, asked_ms, epoch }
+        Storing { core: self.core, store, url_key, request: self.incoming.head, asked_ms, epoch, stale }
     }
 
     /// A response that the upstream has just sent or validated. It is as old as caches on the way say: what comes from the
@@ -507,6 +541,26 @@ impl Fetch<'_> {
                 Answer::Streamed(Box::new(Streamed::passing(response, head, forward)))
             }
             Err(error) => self.failed(error),
+        }
+    }
+
+    /// As [`Self::passing`], but for a failure in the place of which what is stored may answer: the head of it, or a part. Conditions
+    /// that are the origin's to judge stay unanswered.
+    fn passing_or_stale(
+        &self,
+        sent: Result<Box<Response>, UpstreamError>,
+        stale: Option<Object>,
+        reason: Forwarded,
+    ) -> Answer {
+        let stale = stale.filter(|_| !self.incoming.head.fields.has_any(FOR_THE_ORIGIN));
+        let status = sent.as_ref().map_or(0, |response| response.head().status);
+        let may_stand_in = |stale: &Object| match &sent {
+            Ok(_) => is_failure(status) && self.may_serve_stale(stale),
+            Err(error) => !error.is_clients_fault() && self.may_serve_disconnected(stale),
+        };
+        match stale.filter(may_stand_in) {
+            Some(stale) => self.hit_of(stale, true, self.forward(reason, status)),
+            None => self.passing(sent, reason),
         }
     }
 
@@ -640,6 +694,17 @@ fn refresh<'r>(
         let miss = Miss { epoch, stale: Some(stale), leader: Some(leader), reason: Forwarded::Stale };
         fetch.fetch(store, url_key, miss, EmptyBody).await;
     })
+}
+
+/// Whether a server that answers so has failed (RFC 5861 §4).
+fn is_failure(status: u16) -> bool {
+    matches!(status, 500 | 502..=504)
+}
+
+fn finish(leader: Option<Leader>, outcome: Outcome) {
+    if let Some(leader) = leader {
+        leader.finish(outcome);
+    }
 }
 
 /// By which a server of a group is chosen for a URL: its path and its query, in their normal form.

@@ -188,6 +188,8 @@ pub(crate) struct Storing<'a> {
     pub asked_ms: u64,
     /// [`Flights::epoch`] when the request was sent.
     pub epoch: Epoch,
+    /// What the cache has, and the upstream was asked about.
+    pub stale: Option<&'a Object>,
 }
 
 /// An object to be written.
@@ -210,6 +212,8 @@ enum Unstored {
     ByResponse,
     /// Something about the request. One client must not make all the others ask at once.
     ByRequest,
+    /// That the request identifies its client. So may others, whose answers will most likely be for them alone too.
+    ByClient,
 }
 
 impl Unstored {
@@ -217,6 +221,7 @@ impl Unstored {
         match self {
             Self::ForGood | Self::ByResponse => Outcome::NotShared,
             Self::ByRequest => Outcome::ForLeaderAlone,
+            Self::ByClient => Outcome::ForItsClient,
         }
     }
 }
@@ -225,6 +230,11 @@ impl Unstored {
 /// allows it: who asks so can do nothing for others.
 pub(crate) fn asks_for_itself(request: &RequestHead<'_>) -> bool {
     request.fields.has(FieldId::Authorization) || RequestDirectives::parse(&request.fields).no_store
+}
+
+/// Whether the request says who asks, so that its answer may be for one client.
+pub(crate) fn identifies_client(request: &RequestHead<'_>) -> bool {
+    request.fields.has(FieldId::Cookie) || request.fields.has(FieldId::Authorization)
 }
 
 /// Whether a stored response may answer a plain request without asking the origin.
@@ -254,12 +264,21 @@ impl Storing<'_> {
                 Ok(begun) => begun,
                 Err(unstored) => {
                     if let Some(leader) = leader {
-                        if unstored == Unstored::ForGood {
-                            self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
+                        if matches!(unstored, Unstored::ForGood | Unstored::ByClient) {
+                            leader.remember_not_shared(self.core.clock.unix_s());
                         }
                         leader.finish(unstored.outcome());
                     }
-                    return Ok(Begun::Streamed(Box::new(Streamed::passing(response, head, forward))));
+                    // What was stored is not what there is now (RFC 9111 §4.3.3), if not for this client alone.
+                    if let Some(stale) = self.stale.filter(|_| unstored == Unstored::ForGood)
+                        && !identifies_client(self.request)
+                    {
+                        self.store.remove(stale.key());
+                    }
+                    let not_modified = self.is_not_modified(&response.head());
+                    let streamed = Streamed::passing(response, head, forward);
+                    let streamed = if not_modified { streamed.into_not_modified() } else { streamed };
+                    return Ok(Begun::Streamed(Box::new(streamed)));
                 }
             };
         forward.stored = true;
@@ -312,7 +331,8 @@ impl Storing<'_> {
             Err(reason) => {
                 tracing::trace!(?reason, "response is not to be stored");
                 return Err(match (reason, response.status) {
-                    (NotStorable::RequestNoStore | NotStorable::Authorization, _) => Unstored::ByRequest,
+                    (NotStorable::Identified, 200..400 | 404 | 410) => Unstored::ByClient,
+                    (reason, _) if reason.is_by_request() => Unstored::ByRequest,
                     // A head or a body that is too large or too slow, whatever the URL.
                     (NotStorable::Status, 400 | 408 | 413 | 431) => Unstored::ByRequest,
                     (_, 200..400 | 404 | 410) => Unstored::ForGood,

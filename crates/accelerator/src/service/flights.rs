@@ -37,6 +37,10 @@ pub(crate) enum Outcome {
     NotShared,
     /// The answer is for the leader alone because of what it asked for: somebody else may lead.
     ForLeaderAlone,
+    /// The answer is for the leader alone because it identifies its client, as others may.
+    ForItsClient,
+    /// The upstream did not answer, or, if it was `reached`, with an error, and what is stored was good enough instead.
+    StoodIn { reached: bool },
     /// The upstream cannot be reached, whatever is asked of it; the leader was told so with this status.
     Unreachable(u16),
     /// The upstream did not answer this client's request as it should, and the leader was told so with this status: it may
@@ -126,6 +130,7 @@ pub(crate) struct Leader {
     /// Of the key and the epoch.
     hash: u64,
     flight: Arc<Flight>,
+    identifies: bool,
 }
 
 impl Flights {
@@ -140,7 +145,7 @@ impl Flights {
             Entry::Occupied(_) => Flight::new(key, epoch),
             Entry::Vacant(entry) => Arc::clone(entry.insert(Flight::new(key, epoch))),
         };
-        Join::Lead(Leader { flights: Arc::clone(self), hash, flight })
+        Join::Lead(Leader { flights: Arc::clone(self), hash, flight, identifies: false })
     }
 
     /// Begins another request beside one that is late. Of those who follow it one leads from now on; `None` tells the
@@ -151,7 +156,7 @@ impl Flights {
         let current = shard.get_mut(&hash).filter(|current| Arc::ptr_eq(current, late))?;
         *current = Flight::new(&late.key, late.epoch);
         let flight = Arc::clone(current);
-        Some(Leader { flights: Arc::clone(self), hash, flight })
+        Some(Leader { flights: Arc::clone(self), hash, flight, identifies: false })
     }
 
     /// Has the processor fetch what a miss looks at next: each URL has other places in tables too large for its first caches.
@@ -194,16 +199,17 @@ impl Flights {
         }
     }
 
-    /// Whether to wait for another request for `key` would be in vain: its answers are for one request each.
-    pub(crate) fn is_not_shared(&self, key: &[u8], now_s: u64) -> bool {
-        let hash = xxh3_64(key);
+    /// Whether to wait for another request for `key` would be in vain: its answers are for one request each. What holds for
+    /// requests that identify their client says nothing of others.
+    pub(crate) fn is_not_shared(&self, key: &[u8], identifies: bool, now_s: u64) -> bool {
+        let hash = not_shared_hash(key, identifies);
         let known = self.place(hash).load(Ordering::Relaxed);
         known >> 32 == hash >> 32 && known & 0xffff_ffff > now_s & 0xffff_ffff
     }
 
     /// Remembers that the answers for `key` are for one request each.
-    pub(crate) fn remember_not_shared(&self, key: &[u8], now_s: u64) {
-        let hash = xxh3_64(key);
+    pub(crate) fn remember_not_shared(&self, key: &[u8], identifies: bool, now_s: u64) {
+        let hash = not_shared_hash(key, identifies);
         let until_s = (now_s + NOT_SHARED_S) & 0xffff_ffff;
         self.place(hash).store(hash & !0xffff_ffff | until_s, Ordering::Relaxed);
     }
@@ -229,14 +235,31 @@ impl Flight {
     }
 }
 
+/// Requests of the one kind have other places than those of the other.
+fn not_shared_hash(key: &[u8], identifies: bool) -> u64 {
+    xxh3_64(key).rotate_left(u32::from(identifies))
+}
+
 /// The hash of a key's URL, whatever follows it.
 fn url_hash(key: &[u8]) -> u64 {
     xxh3_64(url_of(key))
 }
 
 impl Leader {
+    /// The request that leads identifies its client.
+    pub(crate) fn identified(mut self, identifies: bool) -> Self {
+        self.identifies = identifies;
+        self
+    }
+
+    /// Remembers that answers to requests of its kind are for one request each.
+    pub(crate) fn remember_not_shared(&self, now_s: u64) {
+        self.flights.remember_not_shared(&self.flight.key, self.identifies, now_s);
+    }
+
     /// What is being fetched.
-    pub(crate) fn key(&self) -> &[u8] {
+    #[cfg(test)]
+    fn key(&self) -> &[u8] {
         &self.flight.key
     }
 
@@ -377,11 +400,13 @@ mod tests {
     #[test]
     fn an_answer_for_one_request_alone_is_remembered_for_a_while() {
         let flights = Flights::default();
-        assert!(!flights.is_not_shared(b"k", 1_000));
-        flights.remember_not_shared(b"k", 1_000);
-        assert!(flights.is_not_shared(b"k", 1_000 + NOT_SHARED_S - 1));
-        assert!(!flights.is_not_shared(b"k", 1_000 + NOT_SHARED_S));
-        assert!(!flights.is_not_shared(b"other", 1_000));
+        for identifies in [false, true] {
+            assert!(!flights.is_not_shared(b"k", identifies, 1_000));
+            flights.remember_not_shared(b"k", identifies, 1_000);
+            assert!(flights.is_not_shared(b"k", identifies, 1_000 + NOT_SHARED_S - 1));
+            assert!(!flights.is_not_shared(b"k", identifies, 1_000 + NOT_SHARED_S));
+            assert!(!flights.is_not_shared(b"other", identifies, 1_000));
+        }
     }
 
     #[tokio::test(flavor = "current_thread")]

@@ -9,7 +9,7 @@ use tidegate_http::cache::{RequestDirectives, Reuse};
 use tokio::time::Instant;
 
 use crate::service::fetch::Fetch;
-use crate::service::fill::{Forward, asks_for_itself};
+use crate::service::fill::{Forward, asks_for_itself, identifies_client};
 use crate::service::flights::{Flight, News, Outcome, Started};
 
 /// Answers of others that a request cannot use, before it asks for itself.
@@ -41,6 +41,10 @@ pub(super) enum Next<'f> {
         age_s: u64,
     },
     Overtake,
+    /// Takes what is stored, as the leader did.
+    StandIn {
+        reached: bool,
+    },
     /// Asks for itself.
     Ask,
     Fail(u16),
@@ -78,7 +82,9 @@ impl Fetch<'_> {
             News::Ended(Outcome::Stored) => follower.look_again(),
             // It would be told the same, and lead nobody to anything.
             News::Ended(Outcome::ForLeaderAlone) if asks_for_itself(self.incoming.head) => Next::Ask,
-            News::Ended(Outcome::ForLeaderAlone) => follower.look_again(),
+            News::Ended(Outcome::ForItsClient) if identifies_client(self.incoming.head) => Next::Ask,
+            News::Ended(Outcome::ForLeaderAlone | Outcome::ForItsClient) => follower.look_again(),
+            News::Ended(Outcome::StoodIn { reached }) => Next::StandIn { reached },
             News::Ended(Outcome::Abandoned) => Next::Look,
             News::Ended(Outcome::Failed { status, client }) => {
                 follower.failed = Some(status);

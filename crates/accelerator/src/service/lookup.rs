@@ -238,7 +238,7 @@ const SELECTING: FieldSet = FieldSet::of(&[
 ]);
 
 /// Conditions that are none for a cache (RFC 9111 §4.3.2): only the origin knows what is current.
-const FOR_THE_ORIGIN: FieldSet = FieldSet::of(&[FieldId::IfMatch, FieldId::IfUnmodifiedSince]);
+pub(crate) const FOR_THE_ORIGIN: FieldSet = FieldSet::of(&[FieldId::IfMatch, FieldId::IfUnmodifiedSince]);
 
 /// The fields by which a client asks something of the cache.
 const ASKING: FieldSet = FieldSet::of(&[FieldId::CacheControl, FieldId::Pragma]);

@@ -160,7 +160,7 @@ impl Fill {
     fn give_up(self) {
         self.core.metrics.cache_store_failures_total.add(1);
         if let Some(leader) = self.leader {
-            self.core.flights.remember_not_shared(leader.key(), self.core.clock.unix_s());
+            leader.remember_not_shared(self.core.clock.unix_s());
             leader.finish(Outcome::NotShared);
         }
     }

@@ -44,6 +44,8 @@ impl Validators {
 /// A stored response that a 304 has made fresh.
 pub(super) struct Freshened {
     pub object: Object,
+    /// For others too. If not, the 304 holds for this request, and what is stored is as it was or has been made fresh by another one.
+    pub is_stored: bool,
     /// The head for the client whose request was validated, if the 304 says something to it alone.
     pub own_head: Option<Box<[u8]>>,
     /// The 304 came out of a cache on the way, which says how old it is.
@@ -51,7 +53,7 @@ pub(super) struct Freshened {
 }
 
 /// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when
-/// the stored one was replaced meanwhile.
+/// the stored one was removed on purpose meanwhile.
 pub(super) fn freshen(
     storing: &Storing<'_>,
     stale: &Object,
@@ -70,7 +72,8 @@ pub(super) fn freshen(
     }
     let mut stored = stale.head().to_vec();
     stored.extend_from_slice(b"\r\n");
-    let mut parser = ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
+    let new_parser = || ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
+    let mut parser = new_parser();
     parser.reset(Method::Get);
     let Ok(Progress::Complete { .. }) = parser.parse(&stored) else { return None };
     let now_s = storing.core.clock.unix_s();
@@ -86,17 +89,29 @@ pub(super) fn freshen(
         .then(|| updated_for(Recipient::Validating).into_boxed_slice());
     let mut merged = head.clone();
     merged.extend_from_slice(b"\r\n");
-    parser.reset(Method::Get);
-    let Ok(Progress::Complete { .. }) = parser.parse(&merged) else { return None };
-    let response = parser.head(&merged);
+    let mut merged_parser = new_parser();
+    merged_parser.reset(Method::Get);
+    let Ok(Progress::Complete { .. }) = merged_parser.parse(&merged) else { return None };
+    let response = merged_parser.head(&merged);
     let policy =
         Policy::validated(storing.request, &response, not_modified, storing.request_time_s(now_s), now_s);
+    let has_age = newer.has(FieldId::Age);
+    let for_this_request = || {
+        let own_head = Some(updated_for(Recipient::Validating).into_boxed_slice());
+        Some(Freshened { object: stale.clone(), is_stored: false, own_head, has_age })
+    };
+    let policy = match policy {
+        Err(refusal) if refusal.is_by_request() => return for_this_request(),
+        policy => policy.ok().filter(|_| storing.key_for(&response).is_some_and(|key| key == stale.key())),
+    };
     // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
-    let (Ok(policy), Some(true)) = (policy, storing.key_for(&response).map(|key| key == stale.key())) else {
+    let Some(policy) = policy else {
         storing.store.remove(stale.key());
         return None;
     };
     let meta = fill::response_meta(&response, policy, entry.reviewed);
-    let object = storing.store.replace_meta(stale.key(), stale, &meta, &head).ok()?;
-    Some(Freshened { object, own_head, has_age: newer.has(FieldId::Age) })
+    match storing.store.replace_meta(stale.key(), stale, &meta, &head) {
+        Ok(object) => Some(Freshened { object, is_stored: true, own_head, has_age }),
+        Err(_) => for_this_request(),
+    }
 }

@@ -60,6 +60,16 @@ pub enum NotStorable {
     Useless,
     /// It sets a cookie and is not explicitly fresh: meant for one client.
     SetCookie,
+    /// The request identifies its client, and the response says nothing about whom it may be reused for: it may be another one
+    /// for each client.
+    Identified,
+}
+
+impl NotStorable {
+    /// Whether it is because of the request alone: the response to another one may be stored.
+    pub fn is_by_request(self) -> bool {
+        matches!(self, Self::RequestNoStore | Self::Authorization | Self::Identified)
+    }
 }
 
 /// What may be done with a stored response now.
@@ -187,6 +197,14 @@ impl Policy {
             Some(seconds) => seconds,
             None => heuristic_lifetime_s(request, response, &directives, date_s),
         };
+        let says_whom_for = explicit_s.is_some()
+            || directives.public
+            || directives.no_cache
+            || directives.must_revalidate
+            || directives.proxy_revalidate;
+        if !says_whom_for && identifies_client(request) {
+            return Err(NotStorable::Identified);
+        }
         let is_explicitly_fresh = explicit_s.is_some_and(|seconds| seconds > 0) && !directives.no_cache;
         if !is_explicitly_fresh && response.fields.has(FieldId::SetCookie) {
             return Err(NotStorable::SetCookie);
@@ -246,7 +264,7 @@ impl Policy {
         if within(self.stale_while_revalidate_s) {
             return Reuse::StaleWhileRevalidate { age_s };
         }
-        if request.max_stale_s.is_some_and(within) {
+        if self.was_fresh() && request.max_stale_s.is_some_and(within) {
             return Reuse::StaleAllowed { age_s };
         }
         Reuse::Validate(Validation::Stale)
@@ -265,9 +283,10 @@ impl Policy {
     /// Whether a stale response may be sent because the upstream answered 500, 502, 503 or 504 (RFC 5861 §4): only if the
     /// response or the request says so.
     pub fn may_serve_stale_on_error(&self, request: &RequestDirectives, now_s: u64) -> bool {
+        let asked_s = request.stale_if_error_s.filter(|_| self.was_fresh());
         let limit_s = match self.stale_if_error_s {
-            ABSENT => request.stale_if_error_s,
-            limit_s => Some(limit_s.max(request.stale_if_error_s.unwrap_or(0))),
+            ABSENT => asked_s,
+            limit_s => Some(limit_s.max(asked_s.unwrap_or(0))),
         };
         limit_s.is_some_and(|limit_s| self.may_serve_stale(request, now_s, limit_s))
     }
@@ -276,10 +295,18 @@ impl Policy {
     /// `stale-if-error` says, else for a day.
     pub fn may_serve_stale_when_disconnected(&self, request: &RequestDirectives, now_s: u64) -> bool {
         let limit_s = match self.stale_if_error_s {
+            ABSENT if !self.was_fresh() => return false,
             ABSENT => DISCONNECTED_GRACE_S,
             limit_s => limit_s,
         };
-        self.may_serve_stale(request, now_s, limit_s.max(request.stale_if_error_s.unwrap_or(0)))
+        let asked_s = request.stale_if_error_s.filter(|_| self.was_fresh());
+        self.may_serve_stale(request, now_s, limit_s.max(asked_s.unwrap_or(0)))
+    }
+
+    /// What was never fresh is not served stale because a client asks for it or an upstream fails: nobody has said that it may answer
+    /// anybody without the origin's word, and it may have been meant for one client.
+    fn was_fresh(&self) -> bool {
+        self.lifetime_s > 0
     }
 
     /// Whether a response is stale that must not be reused without validation then (RFC 9111 §5.2.2.2, §5.2.2.8): where the
@@ -489,6 +516,10 @@ fn explicit_lifetime_s(
     Some(u32::try_from(expires_s.saturating_sub(date_s)).unwrap_or(MAX_SECONDS).min(MAX_SECONDS))
 }
 
+fn identifies_client(request: &RequestHead<'_>) -> bool {
+    request.fields.has(FieldId::Cookie) || request.fields.has(FieldId::Authorization)
+}
+
 /// RFC 9111 §4.2.2: a tenth of the time for which the response had not changed. Only for requests that do not identify a
 /// client, because nobody said that the response may be shared.
 fn heuristic_lifetime_s(
@@ -499,7 +530,6 @@ fn heuristic_lifetime_s(
 ) -> u32 {
     let fields = &response.fields;
     let has_consent = directives.public || is_heuristically_cacheable(response.status);
-    let identifies = request.fields.has(FieldId::Cookie) || request.fields.has(FieldId::Authorization);
     // RFC 9111 §5.4 leaves Pragma in a response undefined; those who send it mean no-cache.
     let pragma = fields.has(FieldId::Pragma)
         && !fields.has(FieldId::CacheControl)
@@ -507,7 +537,7 @@ fn heuristic_lifetime_s(
             .get_all(FieldId::Pragma)
             .flat_map(members)
             .any(|member| member.eq_ignore_ascii_case(b"no-cache"));
-    if !has_consent || (identifies && !directives.public) || pragma {
+    if !has_consent || (identifies_client(request) && !directives.public) || pragma {
         return 0;
     }
     let modified_s = fields.get(FieldId::LastModified).and_then(|value| date::parse_at(value, date_s));

@@ -123,6 +123,41 @@ fn the_most_specific_lifetime_counts() {
     assert_eq!(ttl(&[("CDN-Cache-Control", "must-revalidate"), ("Expires", IN_A_MINUTE), tag]), 0);
 }
 
+/// One client's page was given to others that asked for what is stale, and to all when the upstream failed.
+#[test]
+fn what_says_nothing_is_not_stored_for_a_client_that_is_identified_and_never_served_stale_for_others() {
+    let tag = ("ETag", "\"a\"");
+    let modified = ("Last-Modified", HUNDRED_SECONDS_AGO);
+    for asked in [("Cookie", "a=b"), ("Authorization", "Basic YTpi")] {
+        for validator in [tag, modified] {
+            let refusal = policy_of(&[asked], 200, &[validator]).unwrap_err();
+            assert!(refusal.is_by_request(), "{asked:?}, {validator:?}: {refusal:?}");
+        }
+    }
+    for said in ["max-age=0", "public", "no-cache", "must-revalidate", "proxy-revalidate", "s-maxage=1"] {
+        let policy = policy_of(&[("Cookie", "a=b")], 200, &[tag, ("Cache-Control", said)]);
+        assert!(policy.is_ok(), "{said}: {policy:?}");
+    }
+    let asks =
+        RequestDirectives { max_stale_s: Some(1000), stale_if_error_s: Some(1000), ..Default::default() };
+    for (lines, may) in [
+        (&[tag][..], false),
+        (&[tag, ("Cache-Control", "max-age=0")], false),
+        (&[tag, ("Cache-Control", "max-age=1")], true),
+        (&[tag, modified], true),
+    ] {
+        let policy = policy_of(&[], 200, lines).unwrap();
+        let later_s = NOW_S + 20;
+        assert_eq!(matches!(policy.reuse(&asks, later_s), Reuse::StaleAllowed { .. }), may, "{lines:?}");
+        assert_eq!(policy.may_serve_stale_on_error(&asks, later_s), may, "{lines:?}");
+        assert_eq!(policy.may_serve_stale_when_disconnected(&asks, later_s), may, "{lines:?}");
+    }
+    // The origin may allow it.
+    let policy = policy_of(&[], 200, &[tag, ("Cache-Control", "max-age=0, stale-if-error=30")]).unwrap();
+    assert!(policy.may_serve_stale_on_error(&NOTHING, NOW_S + 20));
+    assert!(policy.may_serve_stale_when_disconnected(&NOTHING, NOW_S + 20));
+}
+
 #[test]
 fn heuristic_lifetimes_are_a_tenth_up_to_a_day() {
     let ttl = |asked: Lines<'_>, status, lines: Lines<'_>| {
@@ -135,7 +170,7 @@ fn heuristic_lifetimes_are_a_tenth_up_to_a_day() {
     assert_eq!(ttl(&[], 200, &[("Last-Modified", IN_A_MINUTE)]), Ok(0));
     assert_eq!(ttl(&[], 403, &[modified]), Err(NotStorable::NoPermission));
     assert_eq!(ttl(&[], 599, &[modified, ("Cache-Control", "public")]), Ok(10));
-    assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified]), Ok(0));
+    assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified, ("Cache-Control", "must-revalidate")]), Ok(0));
     assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified, ("Cache-Control", "public")]), Ok(10));
     assert_eq!(ttl(&[], 200, &[modified, ("Pragma", "no-cache")]), Ok(0));
     assert!(policy_of(&[], 200, &[modified]).unwrap().is_heuristic());
