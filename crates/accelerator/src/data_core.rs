@@ -134,6 +134,8 @@ pub(crate) struct Quiets {
     pub files: Quiet,
     /// There were too many connections.
     refused: Quiet,
+    /// The cache had no room.
+    room: Quiet,
 }
 
 /// Bytes of a response that were sent.
@@ -440,6 +442,16 @@ impl DataCore {
     /// This core's ICAP services.
     pub(crate) fn icap_services(&self) -> Rc<icap::Services> {
         Rc::clone(&self.icap.borrow())
+    }
+
+    /// A response was not stored because what others read and write takes all of the cache.
+    pub(crate) fn had_no_room(&self) {
+        self.metrics.cache_store_failures_total.add(1);
+        if self.quiet.room.may_log(self.clock.elapsed_ms()) {
+            tracing::warn!(
+                "no room in the cache: clients still read what is to make room; see cache.memory, limits.response_min_rate"
+            );
+        }
     }
 
     /// Tells those who wait for an object that it is stored. One that has to be validated for each of them is of no use

@@ -361,11 +361,16 @@ impl Storing<'_> {
             Ok(writer) => Ok(Begin { writer, policy, is_fresh, is_shared }),
             Err(error) => {
                 tracing::debug!(%error, "response not stored");
-                self.core.metrics.cache_store_failures_total.add(1);
-                Err(match error {
-                    InsertError::TooLarge { .. } => Unstored::ForGood,
-                    _ => Unstored::ByResponse,
-                })
+                match error {
+                    InsertError::TooLarge { .. } => {
+                        self.core.metrics.cache_store_failures_total.add(1);
+                        Err(Unstored::ForGood)
+                    }
+                    _ => {
+                        self.core.had_no_room();
+                        Err(Unstored::ByResponse)
+                    }
+                }
             }
         }
     }

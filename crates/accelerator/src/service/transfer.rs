@@ -158,7 +158,7 @@ impl Fill {
 
     /// There is no room: the others must ask for themselves.
     fn give_up(self) {
-        self.core.metrics.cache_store_failures_total.add(1);
+        self.core.had_no_room();
         if let Some(leader) = self.leader {
             leader.remember_not_shared(self.core.clock.unix_s());
             leader.finish(Outcome::NotShared);
