@@ -8,6 +8,7 @@ use tidegate_defence::{Action, Exemption, Filter, Rule, Settings, StressLimits};
 use tidegate_http::normalize::Personality;
 
 use super::report::Report;
+use super::settings::check_path;
 use super::walk::Values;
 
 /// Whether and how clients are watched.
@@ -54,7 +55,11 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
         dry_run: flag("dry_run", false),
         block_for: file.table("block").and_then(|block| block.duration("for")).unwrap_or(defaults.block_for),
         rules: rules(file, report),
-        filters: file.tables("filter").iter().filter_map(|section| filter(section, report)).collect(),
+        filters: file
+            .tables("filter")
+            .iter()
+            .filter_map(|section| filter(section, personality, report))
+            .collect(),
         folds_case: personality.folds_case(),
         challenge_bits: bits.unwrap_or(defaults.challenge_bits),
         pass_for: section.and_then(|section| section.duration("pass_for")).unwrap_or(defaults.pass_for),
@@ -136,13 +141,17 @@ fn check_action(rule: &Rule, text: &str, offset: usize, report: &mut Report<'_>)
     }
 }
 
-fn filter(section: &Values, report: &mut Report<'_>) -> Option<Filter> {
+fn filter(section: &Values, personality: Personality, report: &mut Report<'_>) -> Option<Filter> {
     if !["source", "user_agent", "path", "content_type", "methods"].iter().any(|key| section.has(key)) {
         let message = "filter: expected at least one of source, user_agent, path, content_type and methods";
         report.missing(section.offset, message.into(), None);
         return None;
     }
     let text = |name| section.text(name).unwrap_or_default();
+    if let Some(path) = section.text("path") {
+        let offset = section.offset_of("path").unwrap_or(section.offset);
+        check_path(report, offset, "filter.path", &path, personality);
+    }
     Some(Filter {
         source: section.prefix("source"),
         user_agent: text("user_agent"),

@@ -1,19 +1,21 @@
 //! From checked values to the ICAP services.
 
 use tidegate_accelerator::settings::{IcapService, IcapSubject};
+use tidegate_http::normalize::Personality;
 
 use super::report::Report;
+use super::settings::check_path;
 use super::walk::Values;
 use crate::units;
 
 /// RFC 3507 §4.2.
 const PORT: u16 = 1344;
 
-pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Vec<IcapService> {
-    file.tables("icap").iter().filter_map(|section| service(section, report)).collect()
+pub(super) fn build(file: &Values, personality: Personality, report: &mut Report<'_>) -> Vec<IcapService> {
+    file.tables("icap").iter().filter_map(|section| service(section, personality, report)).collect()
 }
 
-fn service(section: &Values, report: &mut Report<'_>) -> Option<IcapService> {
+fn service(section: &Values, personality: Personality, report: &mut Report<'_>) -> Option<IcapService> {
     let written = section.text("service")?;
     let offset = section.offset_of("service").unwrap_or(section.offset);
     let mut error = |message: String, hint: Option<&str>| {
@@ -38,6 +40,11 @@ fn service(section: &Values, report: &mut Report<'_>) -> Option<IcapService> {
             return None;
         }
     };
+    for key in ["paths", "except"] {
+        for at in section.texts(key).into_iter().filter(|at| at.value.starts_with('/')) {
+            check_path(report, at.offset, &format!("icap.{key}"), &at.value, personality);
+        }
+    }
     let texts = |name| section.texts(name).into_iter().map(|at| at.value).collect();
     Some(IcapService {
         url: format!("icap://{authority}/{name}"),

@@ -12,7 +12,7 @@ use tidegate_policy::{
 
 use super::kind::destination;
 use super::report::Report;
-use super::settings::normal_path;
+use super::settings::check_path;
 use super::walk::{At, Values};
 
 /// Rules, and how they are enforced.
@@ -169,11 +169,9 @@ fn request(section: &Values, personality: Personality, report: &mut Report<'_>) 
         }
     };
     let begins = matches!(path, PathPattern::Exact(_) | PathPattern::Prefix(_));
-    if let Some(normal) = normal_path(&text, personality).filter(|normal| begins && *normal != text) {
+    if begins {
         let offset = section.offset_of("path").unwrap_or(section.offset);
-        let message =
-            format!("request.path: {text:?} never matches: paths are compared in their normal form");
-        report.error(offset, message, Some(format!("write {normal:?}")));
+        check_path(report, offset, "request.path", &text, personality);
     }
     let action = section.text("action").map(|action| match action.as_str() {
         "drop" => Action::Drop,

@@ -39,7 +39,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         personality: personality(file),
         pseudonym: file.text("pseudonym").unwrap_or_default(),
         access_log: file.table("log").and_then(|values| access_log(values, report)),
-        icap: super::icap::build(file, report),
+        icap: super::icap::build(file, personality(file), report),
         connections: None,
         requests: None,
         defence: None,
@@ -308,12 +308,9 @@ fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
         let host = section.text("host");
         let path = section.text("path");
         let (Some(target), Some(host), Some(path)) = (target, host, path) else { continue };
-        if let Some(normal) = normal_path(&path, personality(file)).filter(|normal| *normal != path) {
-            let message =
-                format!("route.path: {path:?} never matches: paths are compared in their normal form");
-            let offset = section.offset_of("path").unwrap_or(section.offset);
-            report.error(offset, message, Some(format!("write {normal:?}")));
-        }
+        let place = |key| section.offset_of(key).unwrap_or(section.offset);
+        check_path(report, place("path"), "route.path", &path, personality(file));
+        check_normal(report, place("host"), "route.host", &host, normal_host(&host));
         // The engine takes `/images/*` for `/images/`.
         let which = (host.clone(), path.trim_end_matches('*').to_owned());
         if let Some(line) = lines.get(&which) {
@@ -327,15 +324,45 @@ fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
     routes
 }
 
-/// The path as a request for it would be compared; `None` if no request can ask for it.
-pub(super) fn normal_path(path: &str, personality: Personality) -> Option<String> {
-    let (path, star) = path.strip_suffix('*').map_or((path, ""), |path| (path, "*"));
-    let bytes = format!("GET {path} HTTP/1.1\r\nHost: any\r\n\r\n").into_bytes();
+/// Reports a path, which may end in a star, that no request's path in its normal form is equal to or begins with.
+pub(super) fn check_path(
+    report: &mut Report<'_>,
+    offset: usize,
+    key: &str,
+    path: &str,
+    personality: Personality,
+) {
+    let (bare, star) = path.strip_suffix('*').map_or((path, ""), |path| (path, "*"));
+    let normal = normal_target(bare, "any", personality).map(|(path, _)| path + star);
+    check_normal(report, offset, key, path, normal);
+}
+
+/// Reports what is not in its normal form, if it has one.
+fn check_normal(report: &mut Report<'_>, offset: usize, key: &str, text: &str, normal: Option<String>) {
+    if let Some(normal) = normal.filter(|normal| normal != text) {
+        let what = if key.ends_with("host") { "hosts" } else { "paths" };
+        let message = format!("{key}: {text:?} never matches: {what} are compared in their normal form");
+        report.error(offset, message, Some(format!("write {normal:?}")));
+    }
+}
+
+/// A host as a request for it would be compared. What a name ends in is compared without a port.
+fn normal_host(host: &str) -> Option<String> {
+    let (star, name) = host.strip_prefix("*.").map_or(("", host), |name| ("*.", name));
+    let (_, normal) = normal_target("/", name, Personality::Strict).filter(|_| host != "*")?;
+    let without_port = normal.split(':').next().filter(|_| !star.is_empty());
+    Some(format!("{star}{}", without_port.unwrap_or(&normal)))
+}
+
+/// Path and host of a request as they would be compared; `None` if no request can ask for that.
+fn normal_target(path: &str, host: &str, personality: Personality) -> Option<(String, String)> {
+    let bytes = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
     let mut parser = RequestParser::new(HeadLimits::default());
     let Ok(Progress::Complete { .. }) = parser.parse(&bytes) else { return None };
     let mut scratch = Vec::new();
     let normalized = normalize(&parser.head(&bytes), personality, &mut scratch).ok()?;
-    Some(String::from_utf8_lossy(normalized.path).into_owned() + star)
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Some((text(normalized.path), text(normalized.authority)))
 }
 
 fn target(

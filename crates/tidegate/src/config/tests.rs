@@ -137,6 +137,32 @@ fn errors_say_where_what_and_what_was_meant() {
             "t.toml:6:8: route.path: \"/%7Ea//b*\" never matches: paths are compared in their normal form; write \"/~a/b*\"",
         ),
         (
+            with_upstream("[[route]]\nupstream = \"app\"\nhost = \"a.test:80\"\n"),
+            "t.toml:6:8: route.host: \"a.test:80\" never matches: hosts are compared in their normal form; write \"a.test\"",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nhost = \"a.test.\"\n"),
+            "t.toml:6:8: route.host: \"a.test.\" never matches: hosts are compared in their normal form; write \"a.test\"",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nhost = \"*.test:8080\"\n"),
+            "t.toml:6:8: route.host: \"*.test:8080\" never matches: hosts are compared in their normal form; write \"*.test\"",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nhost = \"[0:0::1]:8080\"\n"),
+            "t.toml:6:8: route.host: \"[0:0::1]:8080\" never matches: hosts are compared in their normal form; write \"[::1]:8080\"",
+        ),
+        (
+            with_upstream("[[filter]]\npath = \"/%61dmin\"\n"),
+            "t.toml:5:8: filter.path: \"/%61dmin\" never matches: paths are compared in their normal form; write \"/admin\"",
+        ),
+        (
+            with_upstream(
+                "[[icap]]\non = \"requests\"\nservice = \"icap://127.0.0.1/x\"\npaths = [\"*a\", \"//x/*\"]\n",
+            ),
+            "t.toml:7:16: icap.paths: \"//x/*\" never matches: paths are compared in their normal form; write \"/x/*\"",
+        ),
+        (
             with_upstream("[[route]]\nupstream = \"app\"\nhost = \"*x\"\n"),
             "t.toml:6:8: route.host: expected a host name",
         ),
