@@ -144,6 +144,36 @@ fn reload_to_an_upstream_that_is_down_warns_and_is_in_force() {
     assert_eq!(tidegate.get("/").status, 502);
 }
 
+/// Each reload gave a server as many connections again.
+#[test]
+fn reload_what_a_server_is_still_doing_counts() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::ok("ok").with("Cache-Control", "no-store")
+    });
+    let tidegate = Tidegate::builder()
+        .group("app", &[origin.address()], "max_connections = 1")
+        .route("/", "upstream = \"app\"")
+        .top("workers = 1")
+        .start();
+    let mut clients: Vec<Client> = Vec::new();
+    for number in 0..4 {
+        let mut client = tidegate.connect();
+        client.send(format!("GET /{number} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+        eventually("it is read", || client.is_read().then_some(()));
+        eventually("the first is asked for", || (origin.count() > 0).then_some(()));
+        clients.push(client);
+        assert!(tidegate.command(&["reload"]).status.success());
+    }
+    assert_eq!(origin.count(), 1);
+    gate.open();
+    for client in &mut clients {
+        assert_eq!(client.response().text(), "ok");
+    }
+}
+
 #[test]
 fn reload_of_a_broken_file_as_json_tells_the_error_as_json() {
     let origin = Origin::start(|_| Reply::ok("ok"));

@@ -178,7 +178,7 @@ impl DataCore {
                 round: Round::new(plan.limits.head),
                 scratch: RefCell::default(),
                 listed: Listed::default(),
-                pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups())))),
+                pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups()), None))),
                 icap: RefCell::new(Rc::new(icap::Services::new(&plan.icap, plan.folds_case, start.workers))),
                 workers: start.workers,
                 times: Cell::new(Times::new(&plan.limits)),
@@ -339,7 +339,8 @@ impl DataCore {
             if !Arc::ptr_eq(&current, &self.plan()) {
                 *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
                 self.round.follow(current.limits.head);
-                *self.pools.borrow_mut() = Rc::new(Pools::new(Arc::clone(current.groups())));
+                let pools = Pools::new(Arc::clone(current.groups()), Some(&self.pools.borrow()));
+                *self.pools.borrow_mut() = Rc::new(pools);
                 *self.icap.borrow_mut() =
                     Rc::new(icap::Services::new(&current.icap, current.folds_case, self.workers));
                 self.times.set(Times::new(&current.limits));

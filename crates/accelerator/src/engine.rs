@@ -132,7 +132,7 @@ impl Engine {
             })?),
         };
         let icap_tags = ServiceTags::default();
-        let plan = Arc::new(Plan::new(&settings, store.clone(), &icap_tags)?);
+        let plan = Arc::new(Plan::new(&settings, store.clone(), &icap_tags, None)?);
         let (plan_sender, _) = watch::channel(plan);
         let (phase, _) = watch::channel(Phase::Serving);
         let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
@@ -311,7 +311,9 @@ impl Engine {
         if settings.workers.max(1) != self.shared.workers {
             return Err(StartError::NeedsRestart("workers"));
         }
-        let plan = Arc::new(Plan::new(&settings, self.shared.store.clone(), &self.shared.icap_tags)?);
+        let before = Arc::clone(&self.shared.plan.borrow());
+        let (store, tags) = (self.shared.store.clone(), &self.shared.icap_tags);
+        let plan = Arc::new(Plan::new(&settings, store, tags, Some(before.groups()))?);
         self.shared.plan.send_replace(Arc::clone(&plan));
         let draining = *self.shared.phase.borrow() == Phase::Draining;
         if !draining && !self.shared.following.wait(&plan, TAKE_OVER_LIMIT) {

@@ -103,10 +103,12 @@ enum HostPattern {
 
 impl Plan {
     /// Opens roots and joins routes to what answers them.
+    /// `before` are the upstream groups of the settings that these take the place of.
     pub(crate) fn new(
         settings: &Settings,
         store: Option<Arc<Store>>,
         tags: &ServiceTags,
+        before: Option<&Groups>,
     ) -> Result<Self, PlanError> {
         let mut places: Vec<RootPlace> = Vec::new();
         let mut routes = Vec::with_capacity(settings.routes.len());
@@ -141,7 +143,7 @@ impl Plan {
             requests: settings.requests.clone(),
             icap: settings.icap.iter().map(|service| (service.clone(), tags.of(&service.url))).collect(),
             alternatives: alternatives(&settings.listeners),
-            groups: Arc::new(Groups::new(&settings.upstreams)),
+            groups: Arc::new(Groups::new(&settings.upstreams, before)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,
             routes,
@@ -362,7 +364,7 @@ mod tests {
             requests: None,
             defence: None,
         };
-        Plan::new(&settings, None, &ServiceTags::default()).unwrap()
+        Plan::new(&settings, None, &ServiceTags::default(), None).unwrap()
     }
 
     #[test]

@@ -1,6 +1,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::clock::monotonic_ms;
@@ -41,7 +42,7 @@ pub(crate) struct Groups {
 /// Servers that serve the same content.
 pub(crate) struct Group {
     pub settings: Upstream,
-    pub servers: Vec<Server>,
+    pub servers: Vec<Arc<Server>>,
     next: AtomicUsize,
 }
 
@@ -64,16 +65,47 @@ pub(crate) struct Server {
 }
 
 impl Groups {
-    pub(crate) fn new(settings: &[Upstream]) -> Self {
-        let groups = settings
-            .iter()
-            .map(|settings| Group {
-                servers: settings.servers.iter().map(|address| Server::new(*address)).collect(),
-                settings: settings.clone(),
-                next: AtomicUsize::new(0),
-            })
-            .collect();
-        Self { start_ms: monotonic_ms(), groups }
+    /// With what is known of the servers that were there before, in a group of the same name: those that failed go on to be out, and
+    /// what they are still doing counts.
+    pub(crate) fn new(settings: &[Upstream], before: Option<&Self>) -> Self {
+        let group = |settings: &Upstream| {
+            let same = |group: &&Group| group.settings.name == settings.name;
+            let mut known = before
+                .and_then(|before| before.iter().find(same))
+                .map_or(vec![], |same| same.servers.clone());
+            let server =
+                |address: &SocketAddr| match known.iter().position(|server| server.address == *address) {
+                    Some(at) => known.swap_remove(at),
+                    None => Arc::new(Server::new(*address)),
+                };
+            let servers: Vec<Arc<Server>> = settings.servers.iter().map(server).collect();
+            if settings.health_check.is_none() {
+                // Nobody would find out that it is well again.
+                servers.iter().for_each(|server| server.checked_healthy.store(true, Ordering::Relaxed));
+            }
+            Group { servers, settings: settings.clone(), next: AtomicUsize::new(0) }
+        };
+        Self {
+            start_ms: before.map_or_else(monotonic_ms, |before| before.start_ms),
+            groups: settings.iter().map(group).collect(),
+        }
+    }
+
+    /// What there is for each server, with what `before` had for those of them that it had too.
+    pub(crate) fn carry_over<T: Clone>(
+        &self,
+        before: Option<(&Self, &[Vec<T>])>,
+        new: impl Fn() -> T,
+    ) -> Vec<Vec<T>> {
+        let mut known: Vec<(&Arc<Server>, &T)> = Vec::new();
+        for (group, values) in before.into_iter().flat_map(|(groups, values)| groups.iter().zip(values)) {
+            known.extend(group.servers.iter().zip(values));
+        }
+        let value = |server: &Arc<Server>| {
+            let same = known.iter().find(|(known, _)| Arc::ptr_eq(known, server));
+            same.map_or_else(&new, |(_, value)| (*value).clone())
+        };
+        self.iter().map(|group| group.servers.iter().map(value).collect()).collect()
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&Group> {

@@ -51,9 +51,10 @@ pub(crate) struct Lease {
 }
 
 impl Pools {
-    pub(crate) fn new(groups: Arc<Groups>) -> Self {
-        let pool = || Rc::new(Pool::default());
-        let pools = groups.iter().map(|group| group.servers.iter().map(|_| pool()).collect()).collect();
+    /// With the connections that there were before to the same servers.
+    pub(crate) fn new(groups: Arc<Groups>, before: Option<&Self>) -> Self {
+        let before = before.map(|before| (&*before.groups, &before.pools[..]));
+        let pools = groups.carry_over(before, Rc::<Pool>::default);
         Self { groups, pools, arrivals: Arrivals::default() }
     }
 

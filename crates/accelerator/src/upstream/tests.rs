@@ -6,6 +6,7 @@ mod pipeline;
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use tidegate_http::{BodyFraming, HeadLimits, Method, RequestParser, ResponseHead};
 
 use super::{BodyReadError, EmptyBody, Groups, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
-use crate::settings::{Balance, Upstream};
+use crate::settings::{Balance, HealthCheck, Upstream};
 
 /// A server that plays one script a connection: reads a head, writes the bytes, closes.
 fn server(scripts: Vec<Vec<&'static [u8]>>) -> (SocketAddr, JoinHandle<usize>) {
@@ -48,7 +49,7 @@ fn pools(servers: Vec<SocketAddr>, change: impl FnOnce(&mut Upstream)) -> Pools 
     settings.connect_timeout = Duration::from_secs(2);
     settings.response_timeout = Duration::from_secs(2);
     change(&mut settings);
-    Pools::new(Arc::new(Groups::new(&[settings])))
+    Pools::new(Arc::new(Groups::new(&[settings], None)), None)
 }
 
 fn get(head: &[u8]) -> OutgoingRequest<'_> {
@@ -76,7 +77,7 @@ async fn body_of(response: &mut Response) -> Result<Vec<u8>, UpstreamError> {
 #[tokio::test(flavor = "current_thread")]
 async fn a_connection_to_a_server_on_this_host_is_not_paced() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let groups = Groups::new(&[Upstream::new("app", vec![listener.local_addr().unwrap()])]);
+    let groups = Groups::new(&[Upstream::new("app", vec![listener.local_addr().unwrap()])], None);
     let stream = super::pool::connect(&groups.get(0).unwrap().servers[0], Duration::from_secs(2)).await;
     let control = socket2::SockRef::from(&stream.unwrap()).tcp_congestion().unwrap();
     assert!(control.starts_with(b"reno\0"), "{control:?}");
@@ -343,7 +344,7 @@ fn round_robin_takes_turns_and_hashing_stays() {
     let addresses: Vec<SocketAddr> = (1..=3).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
     let picks = |balance, hash| {
         let settings = Upstream { balance, ..Upstream::new("app", addresses.clone()) };
-        let groups = Groups::new(&[settings]);
+        let groups = Groups::new(&[settings], None);
         let group = groups.get(0).unwrap();
         let request = OutgoingRequest { hash, ..get(GET) };
         (0..6).map(|_| group.pick(&request, &[], 0).unwrap()).collect::<Vec<_>>()
@@ -358,11 +359,56 @@ fn round_robin_takes_turns_and_hashing_stays() {
     assert_eq!(spread.len(), 3);
 }
 
+/// A server that was taken out, or at its limit, had a fresh start with each reload.
+#[test]
+fn a_server_that_stays_is_what_it_was_after_a_reload() {
+    let address = |host| SocketAddr::from(([127, 0, 0, host], 1));
+    let checked = HealthCheck {
+        path: "/".into(),
+        host: None,
+        status: None,
+        interval: Duration::from_secs(60),
+        timeout: Duration::from_secs(1),
+    };
+    let group = |name: &str, hosts: &[u8], health_check| {
+        let addresses = hosts.iter().map(|host| address(*host)).collect();
+        Upstream { health_check, ..Upstream::new(name, addresses) }
+    };
+    let first = group("app", &[1, 2, 3], Some(checked.clone()));
+    let groups = Groups::new(std::slice::from_ref(&first), None);
+    let server = |groups: &Groups, index: usize| Arc::clone(&groups.get(0).unwrap().servers[index]);
+    for _ in 0..first.max_failures {
+        server(&groups, 0).failed(&UpstreamError::NoServer, &first, groups.now_ms());
+    }
+    server(&groups, 1).checked("app", Some("it is not well".into()));
+    server(&groups, 2).request_began();
+    let healthy = |groups: &Groups| {
+        groups
+            .status()
+            .iter()
+            .map(|server| (server.server, server.healthy, server.in_progress))
+            .collect::<Vec<_>>()
+    };
+    let next = [group("app", &[3, 4, 2, 1], Some(checked)), group("other", &[1], None)];
+    let (again, pools) = (Groups::new(&next, Some(&groups)), groups.carry_over(None, || Rc::new(())));
+    let expected = [(3, true, 1), (4, true, 0), (2, false, 0), (1, false, 0), (1, true, 0)]
+        .map(|(host, is, n)| (address(host), is, n));
+    assert_eq!(healthy(&again), expected);
+    // What there was for each of them stays its own.
+    let carried = again.carry_over(Some((&groups, &pools)), || Rc::new(()));
+    let is_same = |new: &Rc<()>, old: usize| Rc::ptr_eq(new, &pools[0][old]);
+    assert!(is_same(&carried[0][0], 2) && is_same(&carried[0][2], 1) && is_same(&carried[0][3], 0));
+    assert!(!pools[0].iter().any(|old| Rc::ptr_eq(old, &carried[0][1]) || Rc::ptr_eq(old, &carried[1][0])));
+    // Without a check nobody would find out that it is well again.
+    let unchecked = Groups::new(&[group("app", &[1, 2], None)], Some(&again));
+    assert_eq!(healthy(&unchecked), [(address(1), false, 0), (address(2), true, 0)]);
+}
+
 #[test]
 fn hashing_moves_only_the_share_of_a_lost_server() {
     let addresses: Vec<SocketAddr> = (1..=4).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
     let settings = Upstream { balance: Balance::HashUrl, ..Upstream::new("app", addresses) };
-    let groups = Groups::new(&[settings]);
+    let groups = Groups::new(&[settings], None);
     let group = groups.get(0).unwrap();
     for hash in 0..200 {
         let request = OutgoingRequest { hash, ..get(GET) };
