@@ -437,5 +437,6 @@ fn who_asks_for_the_origins_own_word_waits_for_nobody() {
         assert_eq!(client.join().unwrap(), "page");
     }
     assert_eq!(origin.count(), 4);
+    assert_eq!(tidegate.metric("tidegate_cache_collapsed_total"), 0.0);
     assert!(tidegate.get("/").is_hit());
 }
