@@ -1,9 +1,11 @@
 //! Clients that take too long: each costs a bounded time.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidegate_e2e::{Origin, Reply, Tidegate, content, eventually, within};
+use tidegate_e2e::{Client, Origin, Reply, Tidegate, content, eventually, within};
 
 /// Two servers that differ in these limits alone: one soon gives up, the other has all the time in the world. A client of
 /// the second that waits since before the first one's do is still served when the first has given up on two, one after the
@@ -98,6 +100,54 @@ fn body_that_trickles_below_the_least_rate_ends_the_connection() {
     assert!(client.is_closed());
     other.send("-ends");
     assert_eq!(other.response_to("POST").text(), "reached");
+}
+
+/// Three clients held all of the cache for a day, at more than the minimum rate.
+#[test]
+fn slow_clients_keep_nobody_elses_response_out_of_the_cache() {
+    let large = content(8, 20 << 20);
+    let medium = content(9, 5 << 20);
+    let origin = Origin::start(move |request| {
+        Reply::cacheable(if request.target.starts_with("/large") { large.clone() } else { medium.clone() })
+    });
+    let tidegate =
+        Tidegate::builder().origin(&origin).cache("memory = \"64MiB\"\nmax_object = \"32MiB\"").start();
+    let mut readers: Vec<Client> = (0..3)
+        .map(|number| {
+            let target = format!("/large{number}");
+            assert_eq!(tidegate.get(&target).status, 200);
+            let mut client = tidegate.connect();
+            rustix::net::sockopt::set_socket_recv_buffer_size(client.stream(), 4096).unwrap();
+            client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+            assert_eq!(client.head().0, 200);
+            client
+        })
+        .collect();
+    let stop = AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Those that were ended have nothing more.
+                readers.iter_mut().for_each(|client| drop(client.stream().read(&mut [0; 500])));
+                std::thread::sleep(Duration::from_millis(400));
+            }
+        });
+        let mut number = 0;
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("there is room", || {
+                number += 1;
+                let target = format!("/medium{number}");
+                assert_eq!(tidegate.get(&target).status, 200);
+                tidegate.get(&target).is_hit().then_some(())
+            });
+        }));
+        stop.store(true, Ordering::Relaxed);
+        reads.join().unwrap();
+        ended
+    });
+    assert!(ended.is_ok());
+    assert!(tidegate.metric("tidegate_slow_readers_total") >= 1.0);
+    assert!(tidegate.output().contains("no room in the cache"), "{}", tidegate.output());
 }
 
 #[test]

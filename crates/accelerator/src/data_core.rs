@@ -45,6 +45,8 @@ use crate::upstream::Pools;
 const READ_BYTES: usize = 64 * 1024;
 /// How often expired deadlines are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+/// How long the cache counts as without room after a response that found none.
+const LACK_MS: u64 = 10_000;
 
 /// Where the engine is in its life.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -122,6 +124,8 @@ pub(crate) struct DataCore {
     workers: usize,
     times: Cell<Times>,
     draining: Cell<bool>,
+    /// When it will have been long since the cache had no room for a response.
+    lacks_room_until_ms: Cell<u64>,
     open: Arc<AtomicUsize>,
 }
 
@@ -184,6 +188,7 @@ impl DataCore {
                 times: Cell::new(Times::new(&plan.limits)),
                 plan: RefCell::new(plan),
                 draining: Cell::new(false),
+                lacks_room_until_ms: Cell::new(0),
                 open: start.open,
             });
             let dhttp = DhttpStart {
@@ -448,11 +453,17 @@ impl DataCore {
     /// A response was not stored because what others read and write takes all of the cache.
     pub(crate) fn had_no_room(&self) {
         self.metrics.cache_store_failures_total.add(1);
+        self.lacks_room_until_ms.set(self.clock.elapsed_ms() + LACK_MS);
         if self.quiet.room.may_log(self.clock.elapsed_ms()) {
             tracing::warn!(
-                "no room in the cache: clients still read what is to make room; see cache.memory, limits.response_min_rate"
+                "no room in the cache: clients still read what is to make room; who reads slowly is ended sooner"
             );
         }
+    }
+
+    /// Whether responses are not stored for want of room.
+    pub(crate) fn lacks_room(&self) -> bool {
+        self.clock.elapsed_ms() < self.lacks_room_until_ms.get()
     }
 
     /// Tells those who wait for an object that it is stored. One that has to be validated for each of them is of no use

@@ -224,6 +224,7 @@ pub(crate) async fn flush(
     watch: &mut RateWatch,
     unsent: &mut Unsent,
 ) -> io::Result<()> {
+    watch.holds_room = matches!(unsent.body, Some((Source::Stored(_) | Source::File(..), ..)));
     loop {
         let before = unsent.left();
         let advanced = advance(client, unsent);
@@ -312,11 +313,18 @@ pub(crate) async fn send_all(
     Ok(())
 }
 
+/// By this factor the minimum rate is greater, where the cache has no room, for clients that hold some.
+const HASTE: u64 = 20;
+/// Whether it has is looked at this often.
+const LOOK_MS: u64 = 1000;
+
 /// Holds a client to the minimum rate at which it takes a response. Only time spent waiting for the client counts: a slow
 /// upstream is not the client's fault. What counts as taken is what the client has acknowledged, not what the kernel
 /// holds for it, which may be megabytes.
 pub(crate) struct RateWatch {
     allowance: Allowance,
+    /// The response is in the cache, and stays there while the client reads it.
+    holds_room: bool,
     /// What had been sent, and what of it had not been acknowledged, when the client was last waited for.
     mark: Option<(u64, u64)>,
     pub sent: u64,
@@ -325,7 +333,7 @@ pub(crate) struct RateWatch {
 impl RateWatch {
     pub(crate) fn new(core: &DataCore) -> Self {
         let rate_bytes_per_s = core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s);
-        Self { allowance: Allowance::new(rate_bytes_per_s), mark: None, sent: 0 }
+        Self { allowance: Allowance::new(rate_bytes_per_s), holds_room: false, mark: None, sent: 0 }
     }
 
     /// Waits until the socket takes more, at most until the client has fallen behind the minimum rate.
@@ -339,15 +347,18 @@ impl RateWatch {
                 client.set_zero_linger();
                 return Err(io::ErrorKind::TimedOut.into());
             }
+            let haste = if self.holds_room && core.lacks_room() { HASTE } else { 1 };
+            let look_ms = if self.holds_room { LOOK_MS } else { u64::MAX };
+            let wait_ms = left_ms.div_ceil(haste).min(look_ms);
             let start_ms = core.clock.elapsed_ms();
             let ready =
-                tokio::time::timeout(Duration::from_millis(left_ms), client.writable(&core.clients)).await;
+                tokio::time::timeout(Duration::from_millis(wait_ms), client.writable(&core.clients)).await;
             match ready {
                 Ok(ready) => {
-                    self.allowance.spend(core.clock.elapsed_ms() - start_ms);
+                    self.allowance.spend((core.clock.elapsed_ms() - start_ms) * haste);
                     return ready;
                 }
-                Err(_) => self.allowance.spend(left_ms),
+                Err(_) => self.allowance.spend(wait_ms * haste),
             }
         }
     }

@@ -375,7 +375,7 @@ static LIMITS: Section = Section {
             "response_min_rate",
             MIN_RATE,
             Is("500B/s"),
-            "Slowest average at which a client may take a response; 0B/s turns it off.",
+            "Slowest average at which a client may take a response; 0B/s turns it off. Where the cache has no room because of what clients read, those have to be 20 times as fast.",
         ),
         key(
             "body_size",
