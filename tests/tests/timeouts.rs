@@ -128,8 +128,8 @@ fn slow_clients_keep_nobody_elses_response_out_of_the_cache() {
         let reads = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 // Those that were ended have nothing more.
-                readers.iter_mut().for_each(|client| drop(client.stream().read(&mut [0; 500])));
-                std::thread::sleep(Duration::from_millis(400));
+                readers.iter_mut().for_each(|client| drop(client.stream().read(&mut [0; 1000])));
+                std::thread::sleep(Duration::from_millis(250));
             }
         });
         let mut number = 0;
