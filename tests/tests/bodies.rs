@@ -87,6 +87,26 @@ fn an_origin_that_breaks_off_before_anything_was_sent_is_a_bad_gateway() {
     assert_eq!(tidegate.metric("tidegate_upstream_errors_total"), 4.0);
 }
 
+/// To a client of HTTP/1.0 the end of the connection is the end of the response.
+#[test]
+fn what_has_no_end_but_the_connections_is_reset_where_it_is_not_whole() {
+    let origin = Origin::start(|request| {
+        let whole = request.target == "/whole";
+        Reply::script(move |stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n")?;
+            if whole { stream.write_all(b"0\r\n\r\n") } else { Ok(()) }
+        })
+    });
+    let tidegate = Tidegate::before(&origin);
+    for (target, is_whole) in [("/whole", true), ("/broken", false)] {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.0\r\nHost: example.org\r\n\r\n"));
+        let mut bytes = Vec::new();
+        let end = client.stream().read_to_end(&mut bytes);
+        assert_eq!(end.is_ok(), is_whole, "{target}: {end:?}");
+    }
+}
+
 #[test]
 fn an_origin_that_breaks_off_is_stood_in_for_by_what_is_stored() {
     let first = std::sync::atomic::AtomicBool::new(true);

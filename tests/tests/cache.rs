@@ -159,6 +159,18 @@ fn stored_object_range_request_is_cut_from_it() {
 }
 
 #[test]
+fn stored_object_that_says_which_part_it_is_and_is_none_a_part_of_it_says_so_once() {
+    let origin = Origin::start(|_| {
+        Reply::cacheable("0123456789").with("Content-Range", "bytes 0-9/10").with("ETag", "\"e\"")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").fields.get("Content-Range"), None);
+    let part = tidegate.get_with("/", "Range: bytes=2-4\r\n");
+    assert_eq!((part.status, part.text().as_str()), (206, "234"));
+    assert_eq!(part.fields.all("Content-Range"), ["bytes 2-4/10"]);
+}
+
+#[test]
 fn stored_object_head_request_gets_its_head_alone() {
     let origin = counting(&[("Cache-Control", "max-age=60")]);
     let tidegate = Tidegate::before(&origin);

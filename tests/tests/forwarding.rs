@@ -127,7 +127,7 @@ fn websocket_like_upgrade_becomes_a_tunnel_of_bytes() {
         assert_eq!(request.field("Upgrade"), "websocket");
         Reply::script(|stream| {
             use std::io::Read;
-            stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello ")?;
+            stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 6\r\n\r\nhello ")?;
             let mut bytes = [0; 4096];
             loop {
                 let count = stream.read(&mut bytes)?;
@@ -144,6 +144,7 @@ fn websocket_like_upgrade_becomes_a_tunnel_of_bytes() {
         "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let switched = client.request("GET", "/socket", fields);
     assert_eq!((switched.status, switched.field("Upgrade").as_str()), (101, "websocket"));
+    assert_eq!(switched.fields.get("Content-Length"), None);
     assert_eq!(client.read_bytes(6), b"hello ");
     for message in [&b"\x81\x05first"[..], b"\0\xff\r\n\r\nGET / HTTP/1.1\r\n\r\n", &[7; 100_000]] {
         client.send(message);

@@ -225,6 +225,11 @@ impl Client {
         self.socket.shutdown(how)
     }
 
+    /// Resets the connection (connect(2) to nothing): the client learns that what it got is not all.
+    pub(crate) fn reset(&self) {
+        let _ = rustix::net::connect_unspec(&self.socket);
+    }
+
     /// Closing now resets the connection, and what the kernel holds for the client is lost.
     pub(crate) fn set_zero_linger(&self) {
         let _ = socket2::SockRef::from(&self.socket).set_linger(Some(std::time::Duration::ZERO));

@@ -455,7 +455,10 @@ pub(crate) fn write_client_head(
     out: &mut Vec<u8>,
 ) {
     write_status_line(response, out);
-    write_response_fields(response, |id, _| is_ours(id), out);
+    // RFC 9110 §14.4: of other responses it says nothing, and would stand beside ours when a part of this one is asked for.
+    let is_partial = matches!(response.status, 206 | 416);
+    let is_left_out = |id| is_ours(id) || id == FieldId::ContentRange && !is_partial;
+    write_response_fields(response, |id, _| is_left_out(id), out);
     if !response.fields.has(FieldId::Date) {
         // RFC 9110 §6.6.1: a recipient with a clock adds what an origin without one left out.
         out.extend_from_slice(b"Date: ");

@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
 use tidegate_http::forward::write_field;
-use tidegate_http::{BodyFraming, Method, RequestHead, Version, write_chunk_header, write_last_chunk};
+use tidegate_http::{
+    BodyFraming, FieldId, Method, RequestHead, Version, write_chunk_header, write_last_chunk,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::clients::ClientStream;
@@ -340,6 +342,10 @@ impl Connection<'_> {
                 Err(error) => {
                     self.broke_off(&error);
                     let is_unsent = watch.sent == interim_bytes;
+                    if framing == ClientFraming::UntilClose && !is_unsent {
+                        // Its end would say that it is all (RFC 9112 §8).
+                        self.client.reset();
+                    }
                     return if is_unsent { Ok(Err(error)) } else { Err(io::Error::other(error)) };
                 }
             };
@@ -427,8 +433,11 @@ impl Connection<'_> {
         let mut out = Vec::with_capacity(512);
         let Some(response) = streamed.into_response() else { return };
         fill::write_status_line(&response.head(), &mut out);
-        for (_, name, value) in response.head().fields.iter() {
-            write_field(name, value, &mut out);
+        for (id, name, value) in response.head().fields.iter() {
+            // A tunnel has no content (RFC 9110 §8.6, RFC 9112 §6.1).
+            if !matches!(id, FieldId::ContentLength | FieldId::TransferEncoding) {
+                write_field(name, value, &mut out);
+            }
         }
         out.extend_from_slice(b"\r\n");
         // The tunnel keeps its place among the server's connections.

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use tidegate_core::hooks::Reply;
-use tidegate_http::cache::CacheStatus;
+use tidegate_http::cache::{self, CacheStatus};
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, status_reason, write_decimal};
 
 use crate::data_core::{Bytes, DataCore};
@@ -178,7 +178,7 @@ pub(crate) fn local_response(
 
 /// [`CacheStatus::write`] for a hit, without the formatting machinery.
 fn write_hit_status(pseudonym: &str, ttl_s: i64, out: &mut Vec<u8>) {
-    out.extend_from_slice(pseudonym.as_bytes());
+    cache::write_name(pseudonym, out);
     out.extend_from_slice(b"; hit; ttl=");
     if ttl_s < 0 {
         out.push(b'-');

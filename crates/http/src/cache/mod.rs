@@ -24,7 +24,7 @@ pub mod vary;
 
 pub use directives::{RequestDirectives, ResponseDirectives, SURROGATE_CAPABILITY};
 pub use policy::{NotStorable, Policy, Reuse, Validation};
-pub use status::{CacheStatus, Forwarded, Handling};
+pub use status::{CacheStatus, Forwarded, Handling, write_name};
 
 #[cfg(test)]
 mod oracle_tests;

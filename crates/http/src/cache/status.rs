@@ -57,6 +57,16 @@ pub enum Handling {
     },
 }
 
+/// Appends the name of a cache, a token, as a structured field has it: as a string if it does not begin as its tokens do (RFC 9651
+/// §3.3.4).
+pub fn write_name(name: &str, out: &mut Vec<u8>) {
+    let is_token = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '*');
+    let quote = if is_token { &b""[..] } else { b"\"" };
+    out.extend_from_slice(quote);
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(quote);
+}
+
 /// What a cache says about one answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CacheStatus<'a> {
@@ -71,7 +81,7 @@ pub struct CacheStatus<'a> {
 impl CacheStatus<'_> {
     /// Appends the member for the cache called `name`, a token.
     pub fn write(&self, name: &str, out: &mut Vec<u8>) {
-        out.extend_from_slice(name.as_bytes());
+        write_name(name, out);
         match self.handling {
             Handling::Hit => out.extend_from_slice(b"; hit"),
             Handling::Forwarded { reason, status, stored, collapsed } => {
@@ -130,6 +140,15 @@ mod tests {
             "tidegate; fwd=stale; fwd-status=304; stored"
         );
         assert_eq!(forwarded(Forwarded::UriMiss, None, false, true), "tidegate; fwd=uri-miss; collapsed");
+    }
+
+    #[test]
+    fn a_name_that_is_no_token_of_structured_fields_is_a_string_of_theirs() {
+        for (name, written) in [("a9:/", "a9:/"), ("*a", "*a"), ("9edge", "\"9edge\""), (".x", "\".x\"")] {
+            let mut out = Vec::new();
+            write_name(name, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), written);
+        }
     }
 
     #[test]
