@@ -44,7 +44,9 @@ pub use listening::{Listening, chosen, described as described_listeners, describ
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
-pub use reading::{Awaited, Calls, Reading, hides, is_left, is_read, readable_bytes, reading, ready, took};
+pub use reading::{
+    Awaited, Calls, Reading, brings_another, hides, is_left, is_read, readable_bytes, reading, ready, took,
+};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, Over, lock};
 pub use terms::Terms;

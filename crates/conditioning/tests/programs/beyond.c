@@ -7,6 +7,7 @@
  *   rest      likewise, for all of a request whose rest does not come
  *   dontwait  likewise, by recv(2) with MSG_DONTWAIT
  *   left      likewise, again and again until it reads the client's end, or has done so for half a second
+ *   leaves    likewise, until the client has ended
  *   cancel    another thread reads, and is cancelled before the answer
  *   flags     answers three connections, of which it changes the flags afterwards, and keeps them
  *   shuts     shuts its listening socket down in a child, and closes it, before it serves
@@ -112,7 +113,7 @@ static void serve(int client)
 		return;
 	if (is("timeout"))
 		note(read(client, bytes, sizeof(bytes)));
-	if (is("rest")) {
+	if (is("rest") || is("leaves")) {
 		while ((got = read(client, bytes, sizeof(bytes))) > 0)
 			;
 		note(got);
