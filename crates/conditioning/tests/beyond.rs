@@ -368,7 +368,7 @@ fn a_child_that_shuts_the_listening_socket_down_shuts_nobody_elses() {
 
 #[test]
 fn a_program_that_closes_what_it_does_not_know_leaves_the_chain_to_the_program_that_it_becomes() {
-    for way in ["range", "each"] {
+    for way in ["range", "each", "cloexec", "ioctl"] {
         let (chain, _site) = compiled("beyond.c", &["-pthread"], way, CHAIN);
         assert_eq!(chain.get("/").body, b"nothing");
         chain.stop();
