@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 
-use libc::{c_int, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{
+    c_int, c_long, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
+};
 use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Calls, Reading};
 
-use crate::fail;
 use crate::next::next;
-use crate::rights;
+use crate::{fail, raw, rights};
 
 /// The kernel takes no more at a time (UIO_MAXIOV).
 pub(crate) const MOST_VECTORS: usize = 1024;
@@ -46,10 +47,13 @@ fn read_one(
             if let Err(error) = unsafe { put(&bytes, buffer, flags) } {
                 return fail(error) as ssize_t;
             }
+            let mut got = bytes.len();
             if !peek {
-                server::took(fd, bytes.len(), true, true);
+                server::took(fd, got, true, true);
+                let rest = iovec { iov_base: buffer.wrapping_byte_add(got), iov_len: length - got };
+                got += go_on(fd, &[rest], flags);
             }
-            (bytes.len() as ssize_t, true)
+            (got as ssize_t, true)
         }
         Reading::Socket(most) => {
             let got = real(buffer, most);
@@ -67,6 +71,34 @@ fn read_one(
     // Behind what was taken there is room for the rest, if there is any for what is thrown away.
     let behind = buffer.wrapping_byte_add(taken);
     got + read_one(fd, behind, length - taken, flags, real).max(0)
+}
+
+/// A read took what was rewritten of a request: takes what there is of it on the socket as well, as the system call would, into what
+/// `vectors` describe. Waits for nothing, and is no point of cancellation, since what was taken would be lost. Returns how much it was.
+fn go_on(fd: c_int, vectors: &[iovec], flags: c_int) -> usize {
+    let mut taken = 0;
+    while taken < total(vectors) {
+        let rest: Vec<iovec> = behind(vectors, taken).collect();
+        let Ok(Reading::Socket(most)) = server::reading(fd, total(&rest)) else { break };
+        let got = receive(fd, &cut(&rest, most), flags & libc::MSG_TRUNC | libc::MSG_DONTWAIT);
+        server::took(fd, got, false, true);
+        taken += got;
+        // Of content without a known end, no more than was there may be asked for at a time.
+        if got == 0 || got < most {
+            break;
+        }
+    }
+    taken
+}
+
+/// How much recvmsg(2) receives: nothing where it fails.
+fn receive(fd: c_int, vectors: &[iovec], flags: c_int) -> usize {
+    // SAFETY: a header of zeros is one of a message without anything.
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = vectors.as_ptr().cast_mut();
+    header.msg_iovlen = vectors.len();
+    let arguments = [c_long::from(fd), (&raw mut header) as c_long, flags.into(), 0, 0, 0];
+    usize::try_from(raw::call(libc::SYS_recvmsg, arguments)).unwrap_or(0)
 }
 
 /// Puts `bytes` where a read wants them: nowhere if it throws them away (MSG_TRUNC, tcp(7)).
@@ -234,15 +266,17 @@ fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec])
                 }
                 rest = later;
             }
+            let mut got = bytes.len();
             if !peek {
-                server::took(fd, bytes.len(), true, true);
+                server::took(fd, got, true, true);
+                let rest: Vec<iovec> = behind(vectors, got).collect();
+                got += go_on(fd, &rest, flags);
             }
-            let mut got = bytes.len() as ssize_t;
-            if bytes.len() < total(vectors) && wants_the_rest(fd, flags) {
-                let rest: Vec<iovec> = behind(vectors, bytes.len()).collect();
-                got += read_many(fd, &rest, flags, real).max(0);
+            if got < total(vectors) && wants_the_rest(fd, flags) {
+                let rest: Vec<iovec> = behind(vectors, got).collect();
+                got += usize::try_from(read_many(fd, &rest, flags, real)).unwrap_or(0);
             }
-            got
+            got as ssize_t
         }
         Reading::Socket(most) => {
             let got = real(&cut(vectors, most));

@@ -217,7 +217,7 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
 pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, Errno> {
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
-        if connection.is_answered_early() {
+        if connection.is_answered_early() || connection.goes_on_in_vain() {
             return Err(Errno::PIPE);
         }
         if connection.lingers().is_none() {
