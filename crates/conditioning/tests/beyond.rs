@@ -91,9 +91,10 @@ fn reads_one_request_at_a_time(chain: &Chain, pipelines: bool) {
 
 #[test]
 fn a_server_reads_one_request_at_a_time_in_whichever_way() {
-    for way in
-        ["read", "recv", "recvfrom", "readv", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice", "edge"]
-    {
+    for way in [
+        "read", "recv", "recvfrom", "readv", "preadv2", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice",
+        "edge",
+    ] {
         eprintln!("{way}");
         let (chain, _site) = compiled("reads.c", &[], way, CHAIN);
         reads_one_request_at_a_time(&chain, true);

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use libc::{
-    c_int, c_long, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
+    c_int, c_long, c_uint, c_void, iovec, msghdr, nfds_t, off64_t, pollfd, size_t, sockaddr, socklen_t,
+    ssize_t,
 };
 use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Calls, Reading};
@@ -309,6 +310,49 @@ pub unsafe extern "C" fn readv(fd: c_int, first: *const iovec, count: c_int) -> 
         Some(vectors) => read_many(fd, vectors, 0, &real),
         None => next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t),
     }
+}
+
+/// Nothing in a socket has an offset but where it is (preadv2(2)).
+pub(crate) const HERE: off64_t = -1;
+
+/// preadv2(2): at the offset −1 it is readv(2) with flags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv2(
+    fd: c_int,
+    first: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = |vectors: &[iovec]| {
+        let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
+        next!(preadv2(fd: c_int, first: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t)
+    };
+    let is_here = count > 0 && offset == HERE;
+    match vectors(first, count.max(0) as usize).filter(|_| is_here && server::is_ours(fd)) {
+        Some(vectors) => read_many(fd, vectors, dont_wait(flags), &real),
+        None => {
+            next!(preadv2(fd: c_int, first: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t)
+        }
+    }
+}
+
+/// preadv2(2) with large offsets, which are the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    first: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe { preadv2(fd, first, count, offset, flags) }
+}
+
+/// What flags of preadv2(2) are for recv(2).
+fn dont_wait(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT }
 }
 
 /// recvmsg(2)
