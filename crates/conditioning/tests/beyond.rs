@@ -91,9 +91,10 @@ fn reads_one_request_at_a_time(chain: &Chain, pipelines: bool) {
 
 #[test]
 fn a_server_reads_one_request_at_a_time_in_whichever_way() {
-    for way in
-        ["read", "recv", "recvfrom", "readv", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice", "edge"]
-    {
+    for way in [
+        "read", "recv", "recvfrom", "readv", "preadv2", "recvmsg", "recvmmsg", "peek", "peekmsg", "splice",
+        "edge",
+    ] {
         eprintln!("{way}");
         let (chain, _site) = compiled("reads.c", &[], way, CHAIN);
         reads_one_request_at_a_time(&chain, true);
@@ -302,18 +303,39 @@ fn a_server_that_has_shut_its_side_down_reads_the_clients_end() {
 /// Requests that it has sent before are answered, unless it said that it wants no response to them.
 #[test]
 fn a_server_that_looks_for_the_clients_end_finds_it_behind_the_last_request_that_can_be_answered() {
-    let (chain, _site) = compiled("beyond.c", &["-pthread"], "left", CHAIN);
     let close = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".to_vec();
-    for (first, said) in [(close, &[&b"0"[..]][..]), (get("/"), &[b"EAGAIN", b"0"])] {
-        let mut client = chain.client();
-        client.send(&[first, get("/")].concat());
-        client.stream.shutdown(Shutdown::Write).unwrap();
-        for said in said {
-            assert_eq!(client.response(false).body, *said);
+    for flags in [&["-pthread"][..], &["-pthread", "-static"]] {
+        let (chain, _site) = compiled("beyond.c", flags, "left", CHAIN);
+        for (first, said) in [(close.clone(), &[&b"0"[..]][..]), (get("/"), &[b"EAGAIN", b"0"])] {
+            let mut client = chain.client();
+            client.send(&[first, get("/")].concat());
+            client.stream.shutdown(Shutdown::Write).unwrap();
+            for said in said {
+                assert_eq!(client.response(false).body, *said);
+            }
+            assert!(client.is_ended());
         }
-        assert!(client.is_ended());
+        chain.stop();
     }
-    chain.stop();
+}
+
+/// Of a statically linked one, nothing ended but what it answered: what it works on for nobody was its for ever.
+#[test]
+fn a_server_that_has_answered_nothing_reads_the_clients_end() {
+    for flags in [&["-pthread"][..], &["-pthread", "-static"]] {
+        let (chain, _site) = compiled("beyond.c", flags, "leaves", CHAIN);
+        let upload = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nhello".to_vec();
+        for request in [get("/"), upload, chunked("/", 100), chunked("/", 100_000)] {
+            // It has one thread: the second is served once it knows that the first has left.
+            chain.client().send(&request);
+            let mut client = chain.client();
+            client.send(&request);
+            client.stream.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(client.response(false).body, b"0");
+            assert!(client.is_ended());
+        }
+        chain.stop();
+    }
 }
 
 #[test]
@@ -347,7 +369,7 @@ fn a_child_that_shuts_the_listening_socket_down_shuts_nobody_elses() {
 
 #[test]
 fn a_program_that_closes_what_it_does_not_know_leaves_the_chain_to_the_program_that_it_becomes() {
-    for way in ["range", "each"] {
+    for way in ["range", "each", "cloexec", "ioctl"] {
         let (chain, _site) = compiled("beyond.c", &["-pthread"], way, CHAIN);
         assert_eq!(chain.get("/").body, b"nothing");
         chain.stop();

@@ -42,6 +42,13 @@ fn requests_with_content() -> Vec<Vec<u8>> {
 
 /// A client has one response for each request of its own, and the server has seen those only.
 fn takes_no_content_for_requests(chain: &Chain) {
+    answers_requests_only(chain);
+    let seen = chain.errors();
+    assert!(!seen.contains("/inner") && seen.contains("/outer"), "{seen}");
+}
+
+/// A client has one response for each request of its own.
+fn answers_requests_only(chain: &Chain) {
     for request in requests_with_content() {
         let line = String::from_utf8_lossy(&request[..request.len().min(60)]).into_owned();
         let mut client = chain.client();
@@ -66,8 +73,6 @@ fn takes_no_content_for_requests(chain: &Chain) {
             assert!(!String::from_utf8_lossy(&response.body).contains("inner"), "{line}");
         }
     }
-    let seen = chain.errors();
-    assert!(!seen.contains("/inner") && seen.contains("/outer"), "{seen}");
 }
 
 #[test]
@@ -80,13 +85,70 @@ fn content_that_a_server_does_not_read_is_not_its_next_request() {
     }
 }
 
-/// Nor where the server was told of the end in vain (RFC 9112 §9.6).
+/// Where the server was told of the end in vain (RFC 9112 §9.6), nobody can take back what it has read together with the head. But
+/// its answers to that reach nobody, and what it has not read is thrown away.
 #[test]
-fn content_that_a_server_does_not_read_is_not_its_next_request_even_if_it_goes_on() {
+fn content_that_a_server_takes_for_its_next_request_has_no_response_even_if_it_goes_on() {
     let (chain, _site) = compiled("ignores.c", &[], "deaf", CHAIN);
-    takes_no_content_for_requests(&chain);
+    answers_requests_only(&chain);
     assert_eq!(chain.get("/alive").body, b"GET /alive HTTP/1.1");
     chain.stop();
+    let (chain, _site) = compiled("ignores.c", &[], "deaf", CHAIN);
+    // As much as is waited for, and the rest once it has answered.
+    let (first, rest) = ("z".repeat(20_000), INNER.repeat(1_000));
+    let length = first.len() + rest.len();
+    let mut client = chain.client();
+    for (framing, end) in [
+        (format!("Content-Length: {length}\r\n\r\n"), ""),
+        (format!("Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n"), "\r\n0\r\n\r\n"),
+    ] {
+        client.send(format!("POST /outer HTTP/1.1\r\nHost: test\r\n{framing}{first}").as_bytes());
+        assert_eq!(client.response(false).body, b"POST /outer HTTP/1.1");
+        client.send(format!("{rest}{end}GET /next HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes());
+        assert_eq!(client.response(false).body, b"GET /next HTTP/1.1");
+    }
+    let seen = chain.errors();
+    assert!(!seen.contains("/inner") && seen.contains("/outer"), "{seen}");
+    chain.stop();
+}
+
+/// It got the head alone, although everything was there: a copy, which says that it is the last.
+#[test]
+fn a_server_that_takes_one_read_for_all_of_a_request_gets_its_content() {
+    let ways = ["read", "recv", "recvfrom", "readv", "recvmsg", "recvmmsg"].map(|way| (way, &[][..]));
+    for (way, flags) in ways.into_iter().chain([("read", &["-static"][..])]) {
+        let (chain, _site) = compiled("once.c", flags, way, CHAIN);
+        let mut client = chain.client();
+        for path in ["/a", "//a"] {
+            for length in [1, 100, 10_000] {
+                let content: Vec<u8> = (0..length).map(|at| b'a' + (at % 23) as u8).collect();
+                let head = format!("POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+                // What comes behind it is another one.
+                client.send(&[head.as_bytes(), &content, INNER.as_bytes()].concat());
+                let response = client.response(false);
+                assert!(response.body == content, "{way} {flags:?}, {length}: {response:?}");
+                assert_eq!(client.response(false).body, b"");
+                let chunks = [format!("{length:x}\r\n").as_bytes(), &content, b"\r\n0\r\n\r\n"].concat();
+                let head =
+                    format!("POST {path} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n");
+                client.send(&[head.as_bytes(), &chunks, INNER.as_bytes()].concat());
+                let response = client.response(false);
+                assert!(response.body == chunks, "{way} {flags:?}, {length}: {response:?}");
+                assert_eq!(client.response(false).body, b"");
+            }
+        }
+        // It is not kept waiting for what is not there.
+        let mut client = chain.client();
+        let head = b"POST /a HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n\r\n";
+        client.send(&[&head[..], &[b'x'; 20_000]].concat());
+        let body = client.response(false).body;
+        assert!(
+            body.len() > 10_000 && body.iter().all(|&byte| byte == b'x'),
+            "{way} {flags:?}, {}",
+            body.len()
+        );
+        chain.stop();
+    }
 }
 
 /// A server of one thread waits for the rest of it, but not for ever more.

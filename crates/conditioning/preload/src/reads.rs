@@ -2,13 +2,15 @@
 
 use std::cell::Cell;
 
-use libc::{c_int, c_uint, c_void, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{
+    c_int, c_long, c_uint, c_void, iovec, msghdr, nfds_t, off64_t, pollfd, size_t, sockaddr, socklen_t,
+    ssize_t,
+};
 use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Calls, Reading};
 
-use crate::fail;
 use crate::next::next;
-use crate::rights;
+use crate::{fail, raw, rights};
 
 /// The kernel takes no more at a time (UIO_MAXIOV).
 pub(crate) const MOST_VECTORS: usize = 1024;
@@ -46,10 +48,13 @@ fn read_one(
             if let Err(error) = unsafe { put(&bytes, buffer, flags) } {
                 return fail(error) as ssize_t;
             }
+            let mut got = bytes.len();
             if !peek {
-                server::took(fd, bytes.len(), true, true);
+                server::took(fd, got, true, true);
+                let rest = iovec { iov_base: buffer.wrapping_byte_add(got), iov_len: length - got };
+                got += go_on(fd, &[rest], flags);
             }
-            (bytes.len() as ssize_t, true)
+            (got as ssize_t, true)
         }
         Reading::Socket(most) => {
             let got = real(buffer, most);
@@ -67,6 +72,34 @@ fn read_one(
     // Behind what was taken there is room for the rest, if there is any for what is thrown away.
     let behind = buffer.wrapping_byte_add(taken);
     got + read_one(fd, behind, length - taken, flags, real).max(0)
+}
+
+/// A read took what was rewritten of a request: takes what there is of it on the socket as well, as the system call would, into what
+/// `vectors` describe. Waits for nothing, and is no point of cancellation, since what was taken would be lost. Returns how much it was.
+fn go_on(fd: c_int, vectors: &[iovec], flags: c_int) -> usize {
+    let mut taken = 0;
+    while taken < total(vectors) {
+        let rest: Vec<iovec> = behind(vectors, taken).collect();
+        let Ok(Reading::Socket(most)) = server::reading(fd, total(&rest)) else { break };
+        let got = receive(fd, &cut(&rest, most), flags & libc::MSG_TRUNC | libc::MSG_DONTWAIT);
+        server::took(fd, got, false, true);
+        taken += got;
+        // Of content without a known end, no more than was there may be asked for at a time.
+        if got == 0 || got < most {
+            break;
+        }
+    }
+    taken
+}
+
+/// How much recvmsg(2) receives: nothing where it fails.
+fn receive(fd: c_int, vectors: &[iovec], flags: c_int) -> usize {
+    // SAFETY: a header of zeros is one of a message without anything.
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = vectors.as_ptr().cast_mut();
+    header.msg_iovlen = vectors.len();
+    let arguments = [c_long::from(fd), (&raw mut header) as c_long, flags.into(), 0, 0, 0];
+    usize::try_from(raw::call(libc::SYS_recvmsg, arguments)).unwrap_or(0)
 }
 
 /// Puts `bytes` where a read wants them: nowhere if it throws them away (MSG_TRUNC, tcp(7)).
@@ -234,15 +267,17 @@ fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec])
                 }
                 rest = later;
             }
+            let mut got = bytes.len();
             if !peek {
-                server::took(fd, bytes.len(), true, true);
+                server::took(fd, got, true, true);
+                let rest: Vec<iovec> = behind(vectors, got).collect();
+                got += go_on(fd, &rest, flags);
             }
-            let mut got = bytes.len() as ssize_t;
-            if bytes.len() < total(vectors) && wants_the_rest(fd, flags) {
-                let rest: Vec<iovec> = behind(vectors, bytes.len()).collect();
-                got += read_many(fd, &rest, flags, real).max(0);
+            if got < total(vectors) && wants_the_rest(fd, flags) {
+                let rest: Vec<iovec> = behind(vectors, got).collect();
+                got += usize::try_from(read_many(fd, &rest, flags, real)).unwrap_or(0);
             }
-            got
+            got as ssize_t
         }
         Reading::Socket(most) => {
             let got = real(&cut(vectors, most));
@@ -275,6 +310,49 @@ pub unsafe extern "C" fn readv(fd: c_int, first: *const iovec, count: c_int) -> 
         Some(vectors) => read_many(fd, vectors, 0, &real),
         None => next!(readv(fd: c_int, first: *const iovec, count: c_int) -> ssize_t),
     }
+}
+
+/// Nothing in a socket has an offset but where it is (preadv2(2)).
+pub(crate) const HERE: off64_t = -1;
+
+/// preadv2(2): at the offset −1 it is readv(2) with flags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv2(
+    fd: c_int,
+    first: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = |vectors: &[iovec]| {
+        let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
+        next!(preadv2(fd: c_int, first: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t)
+    };
+    let is_here = count > 0 && offset == HERE;
+    match vectors(first, count.max(0) as usize).filter(|_| is_here && server::is_ours(fd)) {
+        Some(vectors) => read_many(fd, vectors, dont_wait(flags), &real),
+        None => {
+            next!(preadv2(fd: c_int, first: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t)
+        }
+    }
+}
+
+/// preadv2(2) with large offsets, which are the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    first: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe { preadv2(fd, first, count, offset, flags) }
+}
+
+/// What flags of preadv2(2) are for recv(2).
+fn dont_wait(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT }
 }
 
 /// recvmsg(2)

@@ -371,9 +371,14 @@ pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
     new
 }
 
-/// All descriptors whose end is over are one file, which waits for nothing: its flags are not one connection's to change.
-fn sets_what_is_shared(fd: c_int, command: c_int) -> bool {
-    command == libc::F_SETFL && server::is_ended(fd)
+/// Whether fcntl(2) is to change nothing. All descriptors whose end is over are one file, which waits for nothing: its flags are not
+/// one connection's to change. And programs have all that they do not know close on exec before they become others.
+fn stays_as_it_is(fd: c_int, command: c_int) -> bool {
+    match command {
+        libc::F_SETFL => server::is_ended(fd),
+        libc::F_SETFD => state::is_own(fd),
+        _ => false,
+    }
 }
 
 fn noted(fd: c_int, command: c_int, argument: usize, result: c_int) -> c_int {
@@ -392,7 +397,7 @@ fn noted(fd: c_int, command: c_int, argument: usize, result: c_int) -> c_int {
 /// fcntl(2), of which every command takes at most one argument of a register's size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    if sets_what_is_shared(fd, command) {
+    if stays_as_it_is(fd, command) {
         return 0;
     }
     let result = next!(fcntl(fd: c_int, command: c_int, argument: usize) -> c_int);
@@ -402,16 +407,21 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 /// fcntl(2) as programs with large offsets call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    if sets_what_is_shared(fd, command) {
+    if stays_as_it_is(fd, command) {
         return 0;
     }
     let result = next!(fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int);
     noted(fd, command, argument, result)
 }
 
-/// ioctl(2), of which every request takes at most one argument of a register's size. FIONREAD counts no next request.
+/// ioctl(2), of which every request takes at most one argument of a register's size. FIONREAD counts no next request; FIOCLEX and
+/// FIONCLEX do what fcntl(2) does by F_SETFD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let sets_cloexec = matches!(request, libc::FIOCLEX | libc::FIONCLEX);
+    if sets_cloexec && state::is_own(fd) {
+        return 0;
+    }
     let result = next!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int);
     if result == 0 && request == libc::FIONREAD {
         let there = argument.cast::<c_int>();
@@ -420,6 +430,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             let bytes = usize::try_from(there.read_unaligned()).unwrap_or(0);
             there.write_unaligned(server::readable_bytes(fd, bytes).try_into().unwrap_or(c_int::MAX));
         }
+    }
+    if result == 0 && sets_cloexec {
+        server::set_cloexec(fd, request == libc::FIOCLEX);
     }
     result
 }

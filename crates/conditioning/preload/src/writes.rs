@@ -1,6 +1,6 @@
 //! What the server writes is followed, to know when its response is complete.
 
-use libc::{c_int, c_uint, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, c_uint, c_void, iovec, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use tidegate_conditioning::server::{self, Reading};
 
@@ -161,6 +161,40 @@ pub unsafe extern "C" fn writev(fd: c_int, first: *const iovec, count: c_int) ->
         let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
         next!(writev(fd: c_int, first: *const iovec, count: c_int) -> ssize_t)
     })
+}
+
+/// pwritev2(2): at the offset −1 it is writev(2) with flags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    first: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    let all = vectors(first, count.max(0) as usize).filter(|_| offset == reads::HERE && server::is_ours(fd));
+    let Some(all) = all else {
+        return next!(
+            pwritev2(fd: c_int, first: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
+        );
+    };
+    write_many(fd, all, 0, |vectors| {
+        let (first, count) = (vectors.as_ptr(), vectors.len() as c_int);
+        next!(pwritev2(fd: c_int, first: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t)
+    })
+}
+
+/// pwritev2(2) with large offsets, which are the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    first: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe { pwritev2(fd, first, count, offset, flags) }
 }
 
 /// sendmsg(2)

@@ -17,6 +17,8 @@ const KEY_QUESTIONS: u64 = u64::MAX;
 const KEY_LINK: u64 = u64::MAX - 1;
 /// From here on, listening sockets by their numbers.
 const KEY_LISTENING: u64 = 1 << 63;
+/// What a client's socket is registered for before anything is known of it.
+const AT_FIRST: EventFlags = EventFlags::RDHUP;
 /// What is under way in each direction of a connection at most.
 const BUFFER_BYTES: usize = 64 * 1024;
 
@@ -63,8 +65,10 @@ struct Connection {
     local: SocketAddr,
     request: Pipe,
     response: Pipe,
-    /// The client is gone, or both sides have ended.
+    /// The client has ended its side: all that it has sent is there.
     is_left: bool,
+    /// And it reads no more, or is told no more: nothing further happens to its socket, which is not watched any longer.
+    is_gone: bool,
     /// The server's side is registered while it is waited for, the client's always: its hang-up is of interest.
     watched: [EventFlags; 2],
 }
@@ -149,13 +153,22 @@ impl Relay {
                 return Err(error);
             }
         };
-        let none = EventFlags::empty();
         let name = name_of(std::process::id(), theirs.as_raw_fd()).unwrap_or_default();
         self.by_name.insert(name.clone(), key);
         let (request, response) = (Pipe::default(), Pipe::default());
-        let (is_left, watched) = (false, [none; 2]);
-        let connection =
-            Connection { client, server: ours, name, peer, local, request, response, is_left, watched };
+        let watched = [AT_FIRST, EventFlags::empty()];
+        let connection = Connection {
+            client,
+            server: ours,
+            name,
+            peer,
+            local,
+            request,
+            response,
+            is_left: false,
+            is_gone: false,
+            watched,
+        };
         self.connections.insert(key, connection);
         self.go_on(key);
         Ok(theirs)
@@ -165,7 +178,7 @@ impl Relay {
     fn pair(&self, client: BorrowedFd<'_>, key: u64) -> Result<(OwnedFd, OwnedFd), Errno> {
         let (ours, theirs) = listeners::pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        epoll::add(&self.epoll, client, EventData::new_u64(2 * key), EventFlags::empty())?;
+        epoll::add(&self.epoll, client, EventData::new_u64(2 * key), AT_FIRST)?;
         // Filters hold the client's socket too: what is registered would outlive the close.
         let (epoll, fd) = (self.epoll.as_raw_fd(), client.as_raw_fd());
         let interest = server::connection::Interest { epoll, fd, events: 0, data: 2 * key };
@@ -266,9 +279,12 @@ impl Relay {
             && flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP)
             && let Some(connection) = self.connections.get_mut(&key)
         {
-            // It would be reported until the server has answered. All that it has sent is there.
             connection.is_left = true;
-            let _ = epoll::delete(&self.epoll, &connection.client);
+            // Its hang-up would be reported until the server has answered, whatever is asked for.
+            if !connection.is_gone && flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+                connection.is_gone = true;
+                let _ = epoll::delete(&self.epoll, &connection.client);
+            }
         }
         self.go_on(key);
     }
@@ -387,8 +403,11 @@ impl Connection {
                 };
             }
             Ok(Reading::Ended) => self.request.has_ended = true,
-            Ok(Reading::Fails(_) | Reading::AsUsual) | Err(Awaited::End) => {
-                self.request.has_ended = self.is_left
+            Ok(Reading::Fails(_) | Reading::AsUsual) => self.request.has_ended = self.is_left,
+            // Not before the requests behind this one are answered, if anybody reads the answers.
+            Err(Awaited::End) => {
+                self.request.has_ended =
+                    self.is_left && (self.is_gone || !server::brings_another(self.client.as_fd()));
             }
         }
     }
@@ -438,8 +457,9 @@ impl Connection {
         if self.request.is_empty() && !self.request.has_ended && !server::is_read(fd) {
             client |= EventFlags::IN;
         }
-        // A server that has announced the end may wait for the client's.
-        client.set(EventFlags::RDHUP, server::is_read(fd) && server::is_complete(fd));
+        // A server that works, or has announced the end, may wait for the client's. It is told once: it would be reported again
+        // and again.
+        client.set(EventFlags::RDHUP, server::is_read(fd) && !self.is_left);
         server.set(EventFlags::OUT, !self.request.is_empty());
         server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
         server.set(EventFlags::HUP, self.drains());
@@ -447,7 +467,7 @@ impl Connection {
         if self.is_over() {
             // What stands in the client's place is at its end, and what else the server says leads nowhere.
             server = EventFlags::OUT;
-        } else if self.watched[0] != client && !self.is_left {
+        } else if self.watched[0] != client && !self.is_gone {
             epoll::modify(epoll, &self.client, EventData::new_u64(2 * key), client)?;
             self.watched[0] = client;
         }
@@ -466,7 +486,13 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+    use crate::server::table::{self, Entry};
+    use crate::wire::Bundle;
 
     #[test]
     fn what_takes_the_place_of_something_stays_there_however_little_is_sent() {
@@ -480,26 +506,51 @@ mod tests {
         assert_eq!(pipe.pending(), b"ok");
     }
 
-    /// A relay of one connection: its client, and what the server has.
-    fn relay_of_one() -> (Relay, OwnedFd, OwnedFd) {
+    /// A relay of one connection by `client`, and what the server has.
+    fn relay_of_one(client: OwnedFd) -> (Relay, OwnedFd) {
         let mut relay = Relay::new().unwrap();
-        let ((client, peer), (server, theirs)) = (listeners::pair().unwrap(), listeners::pair().unwrap());
-        epoll::add(&relay.epoll, &client, EventData::new_u64(0), EventFlags::empty()).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], 80));
-        let connection = Connection {
-            client,
-            server,
-            name: "socket:[1]".to_owned(),
-            peer: address,
-            local: address,
-            request: Pipe::default(),
-            response: Pipe::default(),
-            is_left: false,
-            watched: [EventFlags::empty(); 2],
-        };
-        relay.connections.insert(0, connection);
-        relay.go_on(0);
-        (relay, peer, theirs)
+        let theirs = relay.add(client, (address, address)).unwrap();
+        (relay, theirs)
+    }
+
+    /// A relay of one connection over TCP, of which the filters presented a request: its client, which has sent `sent` from there
+    /// on, and what the server has.
+    fn relay_of_a_request(sent: &[u8]) -> (Relay, TcpStream, OwnedFd) {
+        let (ledger, file) = crate::ledger::Ledger::create().unwrap();
+        assert!(ledger.take(1));
+        let id = ledger.present(1).unwrap();
+        assert!(ledger.claim(id));
+        let chain = server::chain_without_children(listeners::pair().unwrap().0, &file).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, peer) = listener.accept().unwrap();
+        client.write_all(sent).unwrap();
+        let (head_bytes, request) = (GET.len() as u32, GET.to_vec());
+        let (flags, socket_bytes) = (crate::wire::flags::PERSISTENT, GET.len() as u64);
+        let bundle =
+            Bundle { id, flags, peer, socket_bytes, arrived_ns: 0, replaces: 0, head_bytes, request };
+        let number = socket.as_raw_fd();
+        let connection = server::connection::Connection::new(chain, bundle, number, true);
+        assert!(table::set(number, Entry::Connection(Arc::new(Mutex::new(connection)))));
+        let (relay, theirs) = relay_of_one(socket.into());
+        assert_eq!(reads(&theirs), Ok(GET.to_vec()));
+        (relay, client, theirs)
+    }
+
+    const GET: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
+
+    /// What the server reads without waiting.
+    fn reads(theirs: &OwnedFd) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; 1 << 20];
+        let (got, _) = rustix::net::recv(theirs, &mut bytes[..], RecvFlags::DONTWAIT)?;
+        bytes.truncate(got);
+        Ok(bytes)
+    }
+
+    /// Waits for what is to be reported next.
+    fn step(relay: &mut Relay) {
+        relay.step(Some(&rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
     }
 
     fn has_news(relay: &Relay) -> bool {
@@ -510,7 +561,8 @@ mod tests {
     /// Its end was reported again and again until the client had read everything: a core for each slow reader.
     #[test]
     fn nothing_is_reported_of_a_server_that_has_ended_while_its_client_reads_slowly() {
-        let (mut relay, reader, theirs) = relay_of_one();
+        let (client, reader) = listeners::pair().unwrap();
+        let (mut relay, theirs) = relay_of_one(client);
         while relay.connections[&0].response.is_empty() {
             let _ = rustix::net::send(&theirs, &[b'x'; 4096], SendFlags::DONTWAIT);
             relay.go_on(0);
@@ -523,23 +575,73 @@ mod tests {
         assert!(read > 0 && has_news(&relay));
     }
 
-    /// That it had left was reported again and again until the server had answered.
+    /// A server that worked or was silent never learned of it, and kept connection and descriptors. Where it did, that was reported
+    /// again and again until the server had answered: a core for each such client.
     #[test]
-    fn nothing_is_reported_of_a_client_that_has_left_while_its_server_works() {
-        let (mut relay, client, theirs) = relay_of_one();
-        assert!(!has_news(&relay));
-        drop(client);
-        assert!(has_news(&relay));
-        relay.step(Some(&rustix::time::Timespec::default())).unwrap();
-        assert!(!has_news(&relay));
-        // The server learns of it.
-        assert_eq!(rustix::net::recv(&theirs, &mut [0u8][..], RecvFlags::DONTWAIT), Ok((0, 0)));
+    fn a_server_that_works_reads_the_end_of_its_client_and_nothing_is_reported_again() {
+        for how in [Some(Shutdown::Write), None] {
+            let (mut relay, client, theirs) = relay_of_a_request(GET);
+            assert!(!has_news(&relay) && reads(&theirs) == Err(Errno::AGAIN));
+            // Or it closes the connection.
+            let client = how.map(|how| client.shutdown(how).map(|()| client).unwrap());
+            step(&mut relay);
+            assert_eq!(reads(&theirs), Ok(vec![]), "{how:?}");
+            assert!(!has_news(&relay), "{how:?}");
+            // The response goes to a client that reads.
+            let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            rustix::net::send(&theirs, response, SendFlags::NOSIGNAL).unwrap();
+            step(&mut relay);
+            if let Some(mut client) = client {
+                let mut got = vec![0; response.len()];
+                client.read_exact(&mut got).unwrap();
+                assert_eq!(got, response);
+            }
+            while !relay.connections.is_empty() {
+                step(&mut relay);
+            }
+        }
+    }
+
+    /// What it is sent does not fit into its socket at once, and it is watched for room there.
+    #[test]
+    fn a_client_that_has_ended_its_side_and_reads_slowly_gets_all_of_a_response() {
+        const LENGTH: usize = 16 << 20;
+        let (mut relay, mut client, theirs) = relay_of_a_request(GET);
+        client.shutdown(Shutdown::Write).unwrap();
+        step(&mut relay);
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n");
+        let response = [head.as_bytes(), &vec![b'x'; LENGTH]].concat();
+        let mut left = &response[..];
+        while relay.connections[&0].response.is_empty() || has_news(&relay) {
+            let sent = rustix::net::send(&theirs, left, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            left = &left[sent.unwrap_or(0)..];
+            relay.go_on(0);
+        }
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; head.len() + LENGTH];
+            client.read_exact(&mut got).map(|()| client)
+        });
+        while !relay.connections.is_empty() {
+            let sent = rustix::net::send(&theirs, left, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            left = &left[sent.unwrap_or(0)..];
+            step(&mut relay);
+        }
+        assert!(left.is_empty() && reader.join().unwrap().is_ok());
+    }
+
+    /// It is served next.
+    #[test]
+    fn a_server_reads_no_end_while_its_client_has_sent_a_further_request() {
+        let (mut relay, client, theirs) = relay_of_a_request(&GET.repeat(2));
+        client.shutdown(Shutdown::Write).unwrap();
+        step(&mut relay);
+        assert!(relay.connections[&0].is_left && !has_news(&relay));
+        assert_eq!(reads(&theirs), Err(Errno::AGAIN));
     }
 
     /// It left the connection to a server that had never got it.
     #[test]
     fn a_connection_that_cannot_be_taken_over_is_closed() {
-        use crate::server::table::{self, Entry};
         let mut relay = Relay::new().unwrap();
         let (ledger, file) = crate::ledger::Ledger::create().unwrap();
         drop(ledger);

@@ -44,7 +44,9 @@ pub use listening::{Listening, chosen, described as described_listeners, describ
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
-pub use reading::{Awaited, Calls, Reading, hides, is_left, is_read, readable_bytes, reading, ready, took};
+pub use reading::{
+    Awaited, Calls, Reading, brings_another, hides, is_left, is_read, readable_bytes, reading, ready, took,
+};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, Over, lock};
 pub use terms::Terms;
@@ -215,7 +217,7 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
 pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, Errno> {
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
-        if connection.is_answered_early() {
+        if connection.is_answered_early() || connection.goes_on_in_vain() {
             return Err(Errno::PIPE);
         }
         if connection.lingers().is_none() {

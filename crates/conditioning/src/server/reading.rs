@@ -263,7 +263,7 @@ fn has_ended_unseen(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether a further request is on the socket.
-fn brings_another(fd: BorrowedFd<'_>) -> bool {
+pub fn brings_another(fd: BorrowedFd<'_>) -> bool {
     let persists = table::connection(fd.as_raw_fd()).is_some_and(|connection| connection.lock().persists());
     persists && has_next(fd)
 }

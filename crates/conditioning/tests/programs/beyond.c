@@ -7,11 +7,14 @@
  *   rest      likewise, for all of a request whose rest does not come
  *   dontwait  likewise, by recv(2) with MSG_DONTWAIT
  *   left      likewise, again and again until it reads the client's end, or has done so for half a second
+ *   leaves    likewise, until the client has ended
  *   cancel    another thread reads, and is cancelled before the answer
  *   flags     answers three connections, of which it changes the flags afterwards, and keeps them
  *   shuts     shuts its listening socket down in a child, and closes it, before it serves
  *   range     closes all descriptors that it does not know, and becomes the same program anew before it listens
  *   each      likewise, one after the other
+ *   cloexec   likewise, but has each close on exec
+ *   ioctl     likewise, by ioctl(2)
  *
  * A response is what the last read before it returned, or the read behind the response before it.
  */
@@ -23,6 +26,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -112,7 +116,7 @@ static void serve(int client)
 		return;
 	if (is("timeout"))
 		note(read(client, bytes, sizeof(bytes)));
-	if (is("rest")) {
+	if (is("rest") || is("leaves")) {
 		while ((got = read(client, bytes, sizeof(bytes))) > 0)
 			;
 		note(got);
@@ -151,9 +155,13 @@ int main(int argc, char **argv)
 	if (argc != 3)
 		return 2;
 	way = argv[2];
-	if (is("range") || is("each")) {
+	if (is("range") || is("each") || is("cloexec") || is("ioctl")) {
 		for (client = 3; is("each") && client < 70000; client++)
 			close(client);
+		for (client = 3; is("cloexec") && client < 70000; client++)
+			fcntl(client, F_SETFD, FD_CLOEXEC);
+		for (client = 3; is("ioctl") && client < 70000; client++)
+			ioctl(client, FIOCLEX);
 		if (is("range"))
 			close_range(3, ~0U, 0);
 		execl(argv[0], argv[0], argv[1], "shuts", NULL);

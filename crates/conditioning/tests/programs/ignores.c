@@ -1,6 +1,6 @@
 /*
  * server PORT WAY: never reads content as such. It says which requests it has seen, and answers each with its first line; what
- * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf; or ahead, if it reads
+ * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf; or ahead, if it waits for
  * what follows the head before it answers). Or it refuses each request as soon as it has its head, and closes the connection
  * (refuses). Or it answers so, shuts its side down and after a moment throws away what comes until the client's end (drains).
  */

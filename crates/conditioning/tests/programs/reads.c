@@ -2,7 +2,7 @@
  * server PORT WAY: one process of one thread that answers request by request, as long as there are any on a connection. It reads
  * in this way, for 64 KiB at a time whatever the request has; each response says how the request began, how many bytes it had,
  * and which of its connection it was: "GET /a HTTP/1.1, 40, 1". By "edge", it takes a read of less than it wanted for all that there
- * is, and waits for the next event of an edge-triggered set.
+ * is, and waits for the next event of an edge-triggered set. By "preadv2", it writes by pwritev2.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -62,6 +62,8 @@ static ssize_t some(int fd, char *buffer, size_t size)
 		return recvfrom(fd, buffer, size, 0, (struct sockaddr *)&from, &length);
 	if (is("readv"))
 		return readv(fd, vectors, 2);
+	if (is("preadv2"))
+		return preadv2(fd, vectors, 2, -1, 0);
 	if (is("recvmmsg")) {
 		got = recvmmsg(fd, messages, 2, MSG_WAITFORONE, NULL);
 		return got <= 0 ? got : messages[0].msg_len + (got > 1 ? messages[1].msg_len : 0);
@@ -112,6 +114,7 @@ static void serve(int client)
 {
 	static char text[4 << 20];
 	char response[500], body[300];
+	struct iovec whole_response = { .iov_base = response };
 	size_t length = 0;
 	ssize_t got;
 	int number = 0;
@@ -128,7 +131,8 @@ static void serve(int client)
 		/* All that came, the next request included: nobody but this server would see that. */
 		snprintf(body, sizeof(body), "%.*s, %zu, %d", (int)strcspn(text, "\r"), text, length, ++number);
 		snprintf(response, sizeof(response), "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
-		if (write(client, response, strlen(response)) < 0)
+		whole_response.iov_len = strlen(response);
+		if ((is("preadv2") ? pwritev2(client, &whole_response, 1, -1, 0) : write(client, response, strlen(response))) < 0)
 			return;
 		length = 0;
 	}
