@@ -112,6 +112,25 @@ fn content_that_a_server_takes_for_its_next_request_has_no_response_even_if_it_g
     chain.stop();
 }
 
+/// What it wrote was no whole response then, and it was given the content as long as its client sent any.
+#[test]
+fn content_is_no_request_to_a_server_that_writes_more_than_a_response() {
+    for flags in [&[][..], &["-static"]] {
+        let (chain, _site) = compiled("ignores.c", flags, "lines", CHAIN);
+        let (first, rest) = ("z".repeat(20_000), INNER.repeat(1_000));
+        let mut client = chain.client();
+        let length = first.len() + rest.len();
+        let head = format!("POST /outer HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n\r\n");
+        client.send(format!("{head}{first}").as_bytes());
+        assert_eq!(client.response(false).body, b"POST /outer HTTP/1.1");
+        // It has one thread, and serves the next client once it has read the end of this one.
+        let _ = client.stream.write_all(rest.as_bytes());
+        assert_eq!(chain.get("/alive").body, b"GET /alive HTTP/1.1");
+        assert!(!chain.errors().contains("/inner"), "{}", chain.errors());
+        chain.stop();
+    }
+}
+
 /// It got the head alone, although everything was there: a copy, which says that it is the last.
 #[test]
 fn a_server_that_takes_one_read_for_all_of_a_request_gets_its_content() {

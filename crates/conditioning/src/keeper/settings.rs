@@ -50,7 +50,7 @@ metric_set! {
         Counter handed_total: "Requests handed on.",
         Counter handed_again_total: "Requests handed on once more after a neighbour died, or received and did not claim them.",
         Counter given_up_total: "Connections ended because their request was handed again too often.",
-        Counter malformed_total: "Connections ended because the head of their request was malformed.",
+        Counter malformed_total: "Connections ended because their request was malformed.",
         Counter timed_out_total: "Connections ended because their request did not arrive whole in time.",
         Counter idle_total: "Connections ended because no further request came in time.",
         Counter pressed_incomplete_total: "Incomplete connections ended along the heaviest path, out of descriptors.",

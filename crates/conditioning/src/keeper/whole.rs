@@ -48,7 +48,7 @@ impl Reader {
     /// Judges `bytes`, all that is on the socket or as much as was peeked at.
     ///
     /// # Errors
-    /// The head is malformed.
+    /// The head is malformed, or chunked content that is there.
     pub fn judge(&mut self, bytes: &[u8]) -> Result<Progression, HeadError> {
         self.parser.reset();
         let Progress::Complete { length } = self.parser.parse(bytes)? else {
@@ -71,7 +71,7 @@ impl Reader {
             BodyFraming::None => Some(0),
             BodyFraming::Length(length) => Some(length),
             BodyFraming::Chunked if expects => None,
-            BodyFraming::Chunked | BodyFraming::UntilClose => match chunked_end(content) {
+            BodyFraming::Chunked | BodyFraming::UntilClose => match chunked_end(content)? {
                 Some(end) => Some(end),
                 None if (content.len() as u64) < self.content_bytes => return Ok(Progression::Incomplete),
                 None => None,
@@ -96,19 +96,19 @@ impl Reader {
     }
 }
 
-/// Where chunked content ends within `bytes`. Malformed chunks have no end: the server reads as far as they are not.
-fn chunked_end(mut bytes: &[u8]) -> Option<u64> {
+/// Where chunked content ends within `bytes`.
+fn chunked_end(mut bytes: &[u8]) -> Result<Option<u64>, HeadError> {
     let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
     let mut end = 0;
     while !bytes.is_empty() {
-        let Ok(decoded) = decoder.decode(bytes) else { return None };
+        let decoded = decoder.decode(bytes).map_err(|_| HeadError::BadTransferEncoding)?;
         end += decoded.consumed as u64;
         if decoded.done {
-            return Some(end);
+            return Ok(Some(end));
         }
         bytes = &bytes[decoded.consumed..];
     }
-    None
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -196,5 +196,15 @@ mod tests {
     fn a_malformed_head_is_an_error_with_an_answer() {
         let error = Reader::new(CONTENT).judge(b"GET / HTTP/1.1\r\nBad Field: 1\r\n").unwrap_err();
         assert_eq!(error.status(), 400);
+    }
+
+    /// It was waited for in vain, and ended without a word.
+    #[test]
+    fn so_is_malformed_content_that_is_there() {
+        let head = "PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for content in ["z\r\n", "1\r\nab", "5\r\nhello\r\n-1\r\n"] {
+            let error = Reader::new(CONTENT).judge(format!("{head}{content}").as_bytes()).unwrap_err();
+            assert_eq!(error.status(), 400, "{content}");
+        }
     }
 }

@@ -445,7 +445,7 @@ impl Connection {
 
     /// Whether the response is complete before the request was read to its end, and does not say that the connection ends.
     pub fn is_answered_early(&self) -> bool {
-        self.lingers.is_none() && self.is_kept() && self.source() != Source::Exhausted
+        self.lingers.is_none() && (self.is_kept() || self.is_exceeded()) && self.source() != Source::Exhausted
     }
 
     /// Whether, moreover, the server did not say so either: it might take the rest for its next request.
@@ -457,9 +457,9 @@ impl Connection {
         self.tracker.as_ref().map(ResponseTracker::extent)
     }
 
-    /// Whether the response is complete.
-    pub fn is_complete(&self) -> bool {
-        matches!(self.extent(), Some(Extent::Complete { .. }))
+    /// Whether more than a whole response was written, and does not say that the connection ends.
+    fn is_exceeded(&self) -> bool {
+        self.tracker.as_ref().is_some_and(ResponseTracker::is_exceeded)
     }
 
     /// Whether, moreover, it says that the connection goes on.
@@ -471,9 +471,10 @@ impl Connection {
         self.persists() && self.is_kept()
     }
 
-    /// Whether the server goes on where there is nothing to go on with: the client has asked for one response, and has it.
+    /// Whether the server goes on where there is nothing to go on with: the client has asked for one response, and has it, or has more.
     pub fn goes_on_in_vain(&self) -> bool {
-        !self.persists() && self.is_kept() && self.source() == Source::Exhausted
+        let is_last = !self.persists() && self.is_kept() || self.is_exceeded();
+        is_last && self.source() == Source::Exhausted
     }
 
     /// Whether the connection may bring another request.

@@ -228,11 +228,6 @@ pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, 
     if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
 }
 
-/// Whether the response on the connection `fd` is complete.
-pub fn is_complete(fd: RawFd) -> bool {
-    table::connection(fd).is_some_and(|connection| connection.lock().is_complete())
-}
-
 /// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It is once its
 /// response is complete, be it that content of the request is still to come.
 pub fn shuts_down(fd: RawFd) -> bool {

@@ -42,6 +42,8 @@ enum At {
     Length(u64),
     Chunked(Box<ChunkedDecoder>),
     Complete,
+    /// More than a whole response was written.
+    Exceeded,
     Changed(Change),
     Unknown,
 }
@@ -78,9 +80,15 @@ impl ResponseTracker {
     pub fn extent(&self) -> Extent {
         match self.at {
             At::Complete => Extent::Complete { keep_alive: self.keep_alive },
-            At::Unknown | At::Changed(_) => Extent::Unknown,
+            At::Unknown | At::Exceeded | At::Changed(_) => Extent::Unknown,
             _ => Extent::Unfinished,
         }
+    }
+
+    /// Whether the server wrote more than a whole response that does not announce its end: the client's connection can bring no
+    /// other response, and the server may take what it has not read of the request for another one.
+    pub fn is_exceeded(&self) -> bool {
+        matches!(self.at, At::Exceeded) && self.keep_alive
     }
 
     /// Whether the connection is of another protocol from here on.
@@ -123,8 +131,8 @@ impl ResponseTracker {
                     Err(_) => return self.at = At::Unknown,
                 },
                 // More than a whole response: our reading of it was wrong, or the server's.
-                At::Complete => return self.at = At::Unknown,
-                At::Unknown | At::Changed(_) => return,
+                At::Complete => return self.at = At::Exceeded,
+                At::Unknown | At::Exceeded | At::Changed(_) => return,
             };
         }
     }
@@ -151,8 +159,9 @@ impl ResponseTracker {
                     }
                 }
             }
-            At::Changed(_) => {}
+            At::Changed(_) | At::Exceeded => {}
             _ if length == 0 => {}
+            At::Complete => self.at = At::Exceeded,
             _ => self.at = At::Unknown,
         }
     }
@@ -383,6 +392,30 @@ mod tests {
         assert_eq!(extent(Method::Get, b"not HTTP\r\n"), Extent::Unknown);
         let beyond = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab";
         assert_eq!(extent(Method::Get, beyond), Extent::Unknown);
+    }
+
+    /// Such as an empty line behind it, or the content of a response to HEAD.
+    #[test]
+    fn more_than_a_whole_response_is_known_for_that() {
+        let exceeded = |method, response: &[u8]| {
+            let mut tracker = ResponseTracker::new(method);
+            response.iter().for_each(|byte| tracker.wrote(&[*byte]));
+            let mut whole = ResponseTracker::new(method);
+            whole.wrote(response);
+            assert_eq!(tracker.is_exceeded(), whole.is_exceeded());
+            whole.is_exceeded()
+        };
+        let (length, close) = ("Content-Length: 2", "Connection: close");
+        let whole = format!("HTTP/1.1 200 OK\r\n{length}\r\n\r\nok");
+        assert!(!exceeded(Method::Get, whole.as_bytes()));
+        assert!(exceeded(Method::Head, whole.as_bytes()));
+        assert!(exceeded(Method::Get, format!("{whole}\r\n").as_bytes()));
+        let announced = format!("HTTP/1.1 200 OK\r\n{close}\r\n{length}\r\n\r\nok\r\n");
+        assert!(!exceeded(Method::Get, announced.as_bytes()));
+        let mut tracker = ResponseTracker::new(Method::Get);
+        tracker.wrote(whole.as_bytes());
+        tracker.wrote_unseen(1);
+        assert!(tracker.is_exceeded());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 /*
  * server PORT WAY: never reads content as such. It says which requests it has seen, and answers each with its first line; what
- * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf; or ahead, if it waits for
- * what follows the head before it answers). Or it refuses each request as soon as it has its head, and closes the connection
+ * follows the head is its next request, unless the head said that there is none (polite) or even so (deaf; lines, if it writes an
+ * empty line behind each response; or ahead, if it waits for what follows the head before it answers). Or it refuses each request as soon as it has its head, and closes the connection
  * (refuses). Or it answers so, shuts its side down and after a moment throws away what comes until the client's end (drains).
  */
 #define _GNU_SOURCE
@@ -41,10 +41,10 @@ static void serve(int client, const char *way)
 		is_last = !!strcasestr(bytes, "\r\nConnection: close");
 		bytes[strcspn(bytes, "\r")] = 0;
 		fprintf(stderr, "seen: %s\n", bytes);
-		snprintf(response, sizeof(response), "HTTP/1.1 %sContent-Length: %zu\r\n\r\n%s",
+		snprintf(response, sizeof(response), "HTTP/1.1 %sContent-Length: %zu\r\n\r\n%s%s",
 			 refuses ? "413 Too Large\r\nConnection: close\r\n" :
 			 drains ? "200 OK\r\nConnection: close\r\n" : "200 OK\r\n",
-			 strlen(bytes), strncmp(bytes, "HEAD", 4) ? bytes : "");
+			 strlen(bytes), strncmp(bytes, "HEAD", 4) ? bytes : "", strcmp(way, "lines") ? "" : "\r\n");
 		if (write(client, response, strlen(response)) < 0 || (is_last && !strcmp(way, "polite")))
 			return;
 		have -= head;
