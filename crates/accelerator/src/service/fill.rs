@@ -455,10 +455,7 @@ pub(crate) fn write_client_head(
     out: &mut Vec<u8>,
 ) {
     write_status_line(response, out);
-    // RFC 9110 §14.4: of other responses it says nothing, and would stand beside ours when a part of this one is asked for.
-    let is_partial = matches!(response.status, 206 | 416);
-    let is_left_out = |id| is_ours(id) || id == FieldId::ContentRange && !is_partial;
-    write_response_fields(response, |id, _| is_left_out(id), out);
+    write_response_fields(response, |id, _| is_ours(id), out);
     if !response.fields.has(FieldId::Date) {
         // RFC 9110 §6.6.1: a recipient with a clock adds what an origin without one left out.
         out.extend_from_slice(b"Date: ");
@@ -511,9 +508,18 @@ pub(crate) fn invalidate(store: &Store, flights: &Flights, url_key: &[u8]) {
 pub(crate) fn write_not_modified_fields(head: &[u8], out: &mut Vec<u8>) {
     const DESCRIBES_CONTENT: [&[u8]; 5] =
         [b"content-type", b"content-encoding", b"content-language", b"content-range", b"content-disposition"];
+    write_fields_but(&DESCRIBES_CONTENT, head, out);
+}
+
+/// RFC 9110 §15.3.7: what a 200 would carry. That says nothing by a Content-Range of its own (§14.4), which would stand beside ours.
+pub(crate) fn write_fields_of_a_part(head: &[u8], out: &mut Vec<u8>) {
+    write_fields_but(&[b"content-range"], head, out);
+}
+
+fn write_fields_but(left_out: &[&[u8]], head: &[u8], out: &mut Vec<u8>) {
     for line in stored_fields_of(head).split_inclusive(|byte| *byte == b'\n') {
         let name = line.split(|byte| *byte == b':').next().unwrap_or(b"");
-        if !DESCRIBES_CONTENT.iter().any(|known| name.eq_ignore_ascii_case(known)) {
+        if !left_out.iter().any(|known| name.eq_ignore_ascii_case(known)) {
             out.extend_from_slice(line);
         }
     }

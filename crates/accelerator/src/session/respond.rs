@@ -39,7 +39,7 @@ pub(crate) fn write_hit(
         Form::Part { start, end } => {
             form = HitForm { status: 206, with_stored_head: false, body: (start, end) };
             out.extend_from_slice(b"HTTP/1.1 206 Partial Content\r\n");
-            out.extend_from_slice(fill::stored_fields_of(hit.head()));
+            fill::write_fields_of_a_part(hit.head(), out);
             let _ = write!(out, "Content-Range: bytes {start}-{}/{length}\r\n", end - 1);
             write_length(end - start, out);
         }
