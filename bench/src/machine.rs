@@ -28,7 +28,7 @@ impl Watch {
 
     /// Share of the machine's processor time that went to other programs meanwhile; 100 if it cannot be told. Processes
     /// that the run started must have ended. To take what this program has not used of all that was used would count the kernel's
-    /// work that is charged to nobody, which with many processes that wake each other is 6 % of an idle machine.
+    /// work that is charged to nobody.
     pub fn others_percent(&self) -> f64 {
         match (&self.began, usage()) {
             (Some(began), Some(now)) if now.total > began.total => {

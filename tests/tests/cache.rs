@@ -170,6 +170,26 @@ fn stored_object_that_says_which_part_it_is_and_is_none_a_part_of_it_says_so_onc
     assert_eq!(part.fields.all("Content-Range"), ["bytes 2-4/10"]);
 }
 
+/// It had clients that read slowly ended sooner, as if they held the cache.
+#[test]
+fn response_that_turns_out_too_large_is_no_want_of_room() {
+    let body = content(10, 300_000);
+    let sent = body.clone();
+    let origin = Origin::start(move |_| {
+        let sent = sent.clone();
+        Reply::script(move |stream| {
+            let head = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nTransfer-Encoding: chunked\r\n\r\n";
+            stream.write_all(format!("{head}{:x}\r\n", sent.len()).as_bytes())?;
+            stream.write_all(&sent)?;
+            stream.write_all(b"\r\n0\r\n\r\n")
+        })
+    });
+    let tidegate = Tidegate::builder().origin(&origin).cache("max_object = \"100KiB\"").start();
+    assert!(tidegate.get("/").body == body);
+    assert_eq!(tidegate.metric("tidegate_cache_store_failures_total"), 1.0);
+    assert!(!tidegate.output().contains("no room"), "{}", tidegate.output());
+}
+
 #[test]
 fn stored_object_head_request_gets_its_head_alone() {
     let origin = counting(&[("Cache-Control", "max-age=60")]);

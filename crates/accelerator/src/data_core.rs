@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tidegate_core::hooks::Chain;
 use tidegate_dhttp::driver::ServerHandle;
 use tidegate_http::{FieldId, RequestHead, RequestParser, Version};
-use tidegate_store::Store;
+use tidegate_store::{InsertError, Store};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
@@ -450,11 +450,16 @@ impl DataCore {
         Rc::clone(&self.icap.borrow())
     }
 
-    /// A response was not stored because what others read and write takes all of the cache.
-    pub(crate) fn had_no_room(&self) {
+    /// A response was not stored: it is too large, or what others read and write takes all of the cache.
+    pub(crate) fn not_stored(&self, error: &InsertError) {
+        tracing::debug!(%error, "response not stored");
         self.metrics.cache_store_failures_total.add(1);
-        self.lacks_room_until_ms.set(self.clock.elapsed_ms() + LACK_MS);
-        if self.quiet.room.may_log(self.clock.elapsed_ms()) {
+        if !matches!(error, InsertError::NoSpace) {
+            return;
+        }
+        let now_ms = self.clock.elapsed_ms();
+        self.lacks_room_until_ms.set(now_ms + LACK_MS);
+        if self.quiet.room.may_log(now_ms) {
             tracing::warn!(
                 "no room in the cache: clients still read what is to make room; who reads slowly is ended sooner"
             );

@@ -1,27 +1,26 @@
 //! Answers that take an upstream: misses, validations, and what is never cached.
 
 use std::cell::Cell;
-use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tidegate_core::{Reason, network_of};
 use tidegate_http::cache::range;
-use tidegate_http::cache::{self, Forwarded, Policy, RequestDirectives};
+use tidegate_http::cache::{self, Forwarded};
 use tidegate_http::forward::{ForwardContext, hops_left, times_seen, write_upstream_request};
 use tidegate_http::normalize::{Normalized, normalize};
-use tidegate_http::{BodyFraming, FieldId, Method, Progress, RequestHead, RequestParser, ResponseHead};
+use tidegate_http::{BodyFraming, FieldId, Method, RequestHead, ResponseHead};
 use tidegate_store::{Object, Store};
 
 use crate::data_core::DataCore;
 use crate::icap::{self, AdaptedRequest, Review};
-use crate::service::entries::{Entry, write_url_key};
+use crate::service::entries::write_url_key;
 use crate::service::files;
 use crate::service::fill::{self, Begun, Forward, Storing, Streamed};
 use crate::service::flights::{Epoch, Join, Leader, Outcome};
 use crate::service::follow::{Follower, Next};
-use crate::service::lookup::{FOR_THE_ORIGIN, Found, Hit, count_hit, directives, find, hit};
+use crate::service::lookup::{FOR_THE_ORIGIN, Found, Hit, count_hit, directives, find};
 use crate::service::plan::{Destination, Plan};
 use crate::service::seen::Seen;
 use crate::service::validation::{Freshened, Validators, freshen};
@@ -180,13 +179,13 @@ async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming
 }
 
 /// What the cache does not answer.
-struct Miss {
+pub(super) struct Miss {
     /// The URL's, from before the request is sent.
-    epoch: Epoch,
+    pub epoch: Epoch,
     /// What it has for the request and may not use as it is.
-    stale: Option<Object>,
-    leader: Option<Leader>,
-    reason: Forwarded,
+    pub stale: Option<Object>,
+    pub leader: Option<Leader>,
+    pub reason: Forwarded,
 }
 
 /// One request to one upstream group.
@@ -194,11 +193,11 @@ pub(super) struct Fetch<'a> {
     pub core: &'a Rc<DataCore>,
     pub plan: &'a Arc<Plan>,
     /// Those of the plan, to whose groups `group` belongs.
-    pools: &'a Rc<Pools>,
+    pub pools: &'a Rc<Pools>,
     pub group: usize,
     pub incoming: Incoming<'a>,
     /// A hash of the variant's key that the cache was asked for in vain.
-    variant: Cell<u64>,
+    pub variant: Cell<u64>,
 }
 
 impl Fetch<'_> {
@@ -299,10 +298,13 @@ impl Fetch<'_> {
             }
             if !self.may_fill() {
                 let sent = Box::pin(self.send_as_is(body)).await;
-                return self.passing_or_stale(sent, stale, reason);
+                // Conditions that are the origin's to judge stay unanswered.
+                let stale = stale.filter(|_| !head.fields.has_any(FOR_THE_ORIGIN));
+                let stored = self.stand_in_for(&sent, stale.as_ref(), reason);
+                return stored.map_or_else(|| self.passing(sent, reason), |(_, answer)| answer);
             }
             let joined = self.core.flights.epoch(&key[..url_bytes]);
-            let identifies = fill::identifies_client(head);
+            let identifies = cache::identifies_client(head);
             let is_not_shared = self.core.flights.is_not_shared(&key, identifies, self.core.clock.unix_s());
             if is_not_shared && stale.is_none() && self.is_conditional() {
                 // Who is no cache for a response leaves its conditions to the origin (RFC 9110 §13.2.1).
@@ -314,7 +316,7 @@ impl Fetch<'_> {
                 return self.fetch(store, &key[..url_bytes], miss, body).await;
             }
             let mut epoch = joined;
-            let leader = match self.core.flights.join(&key, joined) {
+            let leader = match self.core.flights.join(&key, joined, identifies) {
                 Join::Lead(leader) => {
                     // Another request may have ended between the look and the join.
                     key.truncate(url_bytes);
@@ -322,7 +324,7 @@ impl Fetch<'_> {
                         leader.finish(Outcome::Stored);
                         return self.stored(hit);
                     }
-                    Some(leader.identified(identifies))
+                    Some(leader)
                 }
                 Join::Follow(flight) => {
                     follower.forward = Some(Forward { collapsed: true, ..self.forward(reason, 0) });
@@ -331,22 +333,16 @@ impl Fetch<'_> {
                     epoch = self.core.flights.epoch(&key[..url_bytes]);
                     match next {
                         Next::Look => continue,
-                        Next::Overtake => match self.core.flights.overtake(&flight) {
-                            Some(leader) => Some(leader.identified(identifies)),
+                        Next::Overtake => match self.core.flights.overtake(&flight, identifies) {
+                            Some(leader) => Some(leader),
                             None => continue,
                         },
                         Next::StandIn { reached } => {
-                            let may_stand_in = |stale: &Object| match reached {
-                                true => self.may_serve_stale(stale),
-                                false => self.may_serve_disconnected(stale),
-                            };
-                            match stale.as_ref().filter(|stale| may_stand_in(stale)) {
-                                Some(stale) => {
-                                    let forward = Forward { collapsed: true, ..self.forward(reason, 0) };
-                                    return self.hit_of(stale.clone(), true, forward);
-                                }
-                                None => None,
+                            let forward = Forward { collapsed: true, ..self.forward(reason, 0) };
+                            if let Some(answer) = self.stand_in(stale.as_ref(), reached, forward) {
+                                return answer;
                             }
+                            None
                         }
                         Next::Read { started, age_s } => {
                             let forward = self.forward(reason, started.status);
@@ -355,7 +351,10 @@ impl Fetch<'_> {
                             let streamed = Streamed::following(started, age_s, ttl_s, forward);
                             return Answer::Streamed(Box::new(streamed));
                         }
-                        Next::Fail(status) => return self.stale_or(stale, reason, status),
+                        Next::Fail(status) => {
+                            let stored = self.stand_in(stale.as_ref(), false, self.forward(reason, 0));
+                            return stored.unwrap_or_else(|| Answer::status(status));
+                        }
                         Next::Ask => None,
                     }
                 }
@@ -377,21 +376,19 @@ impl Fetch<'_> {
         fields.has(FieldId::IfNoneMatch) || fields.has(FieldId::IfModifiedSince)
     }
 
-    /// The answer when another request has just found that the upstream does not answer.
-    fn stale_or(&self, stale: Option<Object>, reason: Forwarded, status: u16) -> Answer {
-        match stale.filter(|stale| self.may_serve_disconnected(stale)) {
-            Some(stale) => self.hit_of(stale, true, self.forward(reason, 0)),
-            None => Answer::status(status),
-        }
-    }
-
     fn stored(&self, hit: Hit) -> Answer {
         count_hit(self.core, &hit);
         Answer::Stored(hit)
     }
 
     /// Asks the upstream for the whole response, or whether the stored one still holds, and stores what comes.
-    async fn fetch<B: RequestBody>(&self, store: &Store, url_key: &[u8], miss: Miss, mut body: B) -> Answer {
+    pub(super) async fn fetch<B: RequestBody>(
+        &self,
+        store: &Store,
+        url_key: &[u8],
+        miss: Miss,
+        mut body: B,
+    ) -> Answer {
         let Miss { mut epoch, stale, leader, reason } = miss;
         self.core.metrics.cache_misses_total.add(1);
         let asked_ms = self.core.clock.elapsed_ms();
@@ -417,22 +414,17 @@ impl Fetch<'_> {
             epoch = self.core.flights.epoch(url_key);
             sent = Box::pin(self.send(&CLIENT_CONDITIONS, &ADDED, BodyFraming::None, &mut body)).await;
         }
+        if let Some((reached, answer)) = self.stand_in_for(&sent, stale.as_ref(), reason) {
+            if let Some(leader) = leader {
+                leader.finish(Outcome::StoodIn { reached });
+            }
+            return answer;
+        }
         let response = match (sent, &stale) {
             (Ok(response), _) if response.head().status == 304 => {
                 return self.failed(UpstreamError::UnaskedNotModified);
             }
-            (Ok(response), Some(stale))
-                if is_failure(response.head().status) && self.may_serve_stale(stale) =>
-            {
-                finish(leader, Outcome::StoodIn { reached: true });
-                return self.hit_of(stale.clone(), true, self.forward(reason, response.head().status));
-            }
             (Ok(response), _) => response,
-            (Err(error), Some(stale)) if !error.is_clients_fault() && self.may_serve_disconnected(stale) => {
-                tracing::debug!(%error, "a stale response is served");
-                finish(leader, Outcome::StoodIn { reached: false });
-                return self.hit_of(stale.clone(), true, self.forward(reason, 0));
-            }
             (Err(error), stale) => {
                 let status = match stale {
                     Some(stale) if error.is_disconnection() && self.must_fail_disconnected(stale) => 504,
@@ -453,13 +445,10 @@ impl Fetch<'_> {
         match storing.begin(response, head, forward, leader).await {
             Ok(Begun::Stored { object, has_age, forward }) => self.fetched(object, None, has_age, forward),
             Ok(Begun::Streamed(streamed)) => Answer::Streamed(streamed),
-            Err(error) => match stale.filter(|stale| self.may_serve_disconnected(stale)) {
-                Some(stale) => {
-                    tracing::debug!(%error, "a stale response is served");
-                    self.hit_of(stale, true, forward)
-                }
-                None => self.failed(error),
-            },
+            Err(error) => {
+                let stored = self.stand_in(stale.as_ref(), false, forward);
+                stored.unwrap_or_else(|| self.failed(error))
+            }
         }
     }
 
@@ -492,41 +481,6 @@ impl Fetch<'_> {
         }
     }
 
-    /// A stored response that is sent after the upstream was asked.
-    fn hit_of(&self, object: Object, stale: bool, forward: Forward) -> Answer {
-        match Entry::decode(object.meta()) {
-            Some(Entry::Response(entry)) => {
-                if stale {
-                    self.core.metrics.cache_stale_total.add(1);
-                }
-                let hit = hit(self.incoming.head, &object, &entry, self.core.clock.unix_s(), stale);
-                Answer::Stored(Hit { forwarded: Some(forward), ..hit })
-            }
-            _ => Answer::status(502),
-        }
-    }
-
-    /// RFC 5861 §4: the upstream answered with an error, and the stored response may stand in for it.
-    fn may_serve_stale(&self, object: &Object) -> bool {
-        self.policy_allows(object, Policy::may_serve_stale_on_error)
-    }
-
-    /// RFC 9111 §4.2.4: the upstream cannot be reached at all.
-    fn may_serve_disconnected(&self, object: &Object) -> bool {
-        self.policy_allows(object, Policy::may_serve_stale_when_disconnected)
-    }
-
-    fn must_fail_disconnected(&self, object: &Object) -> bool {
-        let now_s = self.core.clock.unix_s();
-        matches!(Entry::decode(object.meta()), Some(Entry::Response(entry)) if entry.policy.must_fail_when_disconnected(now_s))
-    }
-
-    fn policy_allows(&self, object: &Object, rule: fn(&Policy, &RequestDirectives, u64) -> bool) -> bool {
-        let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
-        let directives = directives(self.core, &self.incoming.head.fields);
-        rule(&entry.policy, &directives, self.core.clock.unix_s())
-    }
-
     /// Forwards the request as it is.
     async fn send_as_is<B: RequestBody>(&self, body: B) -> Result<Box<Response>, UpstreamError> {
         self.send(&[FieldId::Expect], &ADDED, self.incoming.head.framing, body).await
@@ -544,28 +498,8 @@ impl Fetch<'_> {
         }
     }
 
-    /// As [`Self::passing`], but for a failure in the place of which what is stored may answer: the head of it, or a part. Conditions
-    /// that are the origin's to judge stay unanswered.
-    fn passing_or_stale(
-        &self,
-        sent: Result<Box<Response>, UpstreamError>,
-        stale: Option<Object>,
-        reason: Forwarded,
-    ) -> Answer {
-        let stale = stale.filter(|_| !self.incoming.head.fields.has_any(FOR_THE_ORIGIN));
-        let status = sent.as_ref().map_or(0, |response| response.head().status);
-        let may_stand_in = |stale: &Object| match &sent {
-            Ok(_) => is_failure(status) && self.may_serve_stale(stale),
-            Err(error) => !error.is_clients_fault() && self.may_serve_disconnected(stale),
-        };
-        match stale.filter(may_stand_in) {
-            Some(stale) => self.hit_of(stale, true, self.forward(reason, status)),
-            None => self.passing(sent, reason),
-        }
-    }
-
     /// `upstream_status` is 0 when no response came.
-    fn forward(&self, reason: Forwarded, upstream_status: u16) -> Forward {
+    pub(super) fn forward(&self, reason: Forwarded, upstream_status: u16) -> Forward {
         let variant = self.variant.get();
         Forward { reason, upstream_status, stored: false, collapsed: false, variant }
     }
@@ -641,69 +575,6 @@ impl Fetch<'_> {
             Some(Balance::HashHost) => xxhash_rust::xxh3::xxh3_64(normalized.authority),
             _ => 0,
         }
-    }
-
-    /// RFC 5861 §3: the client has its answer; the validation goes on without it.
-    fn refresh_in_background(&self, url_key: &[u8], stale: Object) {
-        let Join::Lead(leader) = self.core.flights.join(stale.key(), self.core.flights.epoch(url_key)) else {
-            return;
-        };
-        let core = Rc::clone(self.core);
-        let (plan, pools, group) = (Arc::clone(self.plan), Rc::clone(self.pools), self.group);
-        let (buffer, peer) = (self.incoming.buffer.to_vec(), self.incoming.peer);
-        let url_key = url_key.to_vec();
-        tokio::task::spawn_local(async move {
-            let place = Place { core: &core, plan: &plan, pools: &pools, group };
-            refresh(place, &buffer, peer, &url_key, stale, leader).await;
-        });
-    }
-}
-
-/// What a validation in the background works with.
-struct Place<'a> {
-    core: &'a Rc<DataCore>,
-    plan: &'a Arc<Plan>,
-    pools: &'a Rc<Pools>,
-    group: usize,
-}
-
-/// Validates a stored response; the request is read again from its bytes. Boxed because the answer to a request may
-/// start a refresh, which is an answer to a request.
-fn refresh<'r>(
-    place: Place<'r>,
-    buffer: &'r [u8],
-    peer: IpAddr,
-    url_key: &'r [u8],
-    stale: Object,
-    leader: Leader,
-) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'r>> {
-    Box::pin(async move {
-        let Place { core, plan, pools, group } = place;
-        let mut parser = RequestParser::new(plan.limits.head);
-        let Ok(Progress::Complete { .. }) = parser.parse(buffer) else { return };
-        let head = parser.head(buffer);
-        let mut scratch = Vec::new();
-        let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
-        let seen = Seen::of(plan, &head, peer);
-        let incoming =
-            Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent: false };
-        let Some(store) = &core.store else { return };
-        let fetch = Fetch { core, plan, pools, group, incoming, variant: Cell::new(0) };
-        // What is to be stored is stored whether or not anybody reads the answer.
-        let epoch = core.flights.epoch(url_key);
-        let miss = Miss { epoch, stale: Some(stale), leader: Some(leader), reason: Forwarded::Stale };
-        fetch.fetch(store, url_key, miss, EmptyBody).await;
-    })
-}
-
-/// Whether a server that answers so has failed (RFC 5861 §4).
-fn is_failure(status: u16) -> bool {
-    matches!(status, 500 | 502..=504)
-}
-
-fn finish(leader: Option<Leader>, outcome: Outcome) {
-    if let Some(leader) = leader {
-        leader.finish(outcome);
     }
 }
 

@@ -364,7 +364,7 @@ async fn lead_or_follow(core: &DataCore, head: &RequestHead<'_>, key: &[u8]) -> 
         _ => None,
     };
     for attempt in 0..FOLLOW_ATTEMPTS {
-        let flight = match core.flights.join(key, core.flights.epoch(key)) {
+        let flight = match core.flights.join(key, core.flights.epoch(key), false) {
             Join::Lead(leader) => {
                 // Another request may have ended between the look and the join.
                 let Some(turn) = found() else { return Turn::Read(Some(leader)) };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use tidegate_http::cache::conditional::{Precondition, evaluate_for_cache};
-use tidegate_http::cache::{Forwarded, Handling, NotStorable, Policy, RequestDirectives, Reuse, vary};
+use tidegate_http::cache::{self, Forwarded, Handling, NotStorable, Policy, RequestDirectives, Reuse, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
 use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
@@ -232,11 +232,6 @@ pub(crate) fn asks_for_itself(request: &RequestHead<'_>) -> bool {
     request.fields.has(FieldId::Authorization) || RequestDirectives::parse(&request.fields).no_store
 }
 
-/// Whether the request says who asks, so that its answer may be for one client.
-pub(crate) fn identifies_client(request: &RequestHead<'_>) -> bool {
-    request.fields.has(FieldId::Cookie) || request.fields.has(FieldId::Authorization)
-}
-
 /// Whether a stored response may answer a plain request without asking the origin.
 pub(crate) fn is_fresh(object: &Object, now_s: u64) -> bool {
     let Some(Entry::Response(entry)) = Entry::decode(object.meta()) else { return false };
@@ -271,7 +266,7 @@ impl Storing<'_> {
                     }
                     // What was stored is not what there is now (RFC 9111 §4.3.3), if not for this client alone.
                     if let Some(stale) = self.stale.filter(|_| unstored == Unstored::ForGood)
-                        && !identifies_client(self.request)
+                        && !cache::identifies_client(self.request)
                     {
                         self.store.remove(stale.key());
                     }
@@ -360,17 +355,11 @@ impl Storing<'_> {
         match writer {
             Ok(writer) => Ok(Begin { writer, policy, is_fresh, is_shared }),
             Err(error) => {
-                tracing::debug!(%error, "response not stored");
-                match error {
-                    InsertError::TooLarge { .. } => {
-                        self.core.metrics.cache_store_failures_total.add(1);
-                        Err(Unstored::ForGood)
-                    }
-                    _ => {
-                        self.core.had_no_room();
-                        Err(Unstored::ByResponse)
-                    }
-                }
+                self.core.not_stored(&error);
+                Err(match error {
+                    InsertError::TooLarge { .. } => Unstored::ForGood,
+                    _ => Unstored::ByResponse,
+                })
             }
         }
     }

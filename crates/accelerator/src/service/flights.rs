@@ -130,12 +130,14 @@ pub(crate) struct Leader {
     /// Of the key and the epoch.
     hash: u64,
     flight: Arc<Flight>,
+    /// The request that leads identifies its client.
     identifies: bool,
 }
 
 impl Flights {
-    /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined.
-    pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: Epoch) -> Join {
+    /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined. `identifies` says whether
+    /// this request does its client.
+    pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: Epoch, identifies: bool) -> Join {
         let hash = self.names.hash_one((key, epoch));
         let flight = match self.shard(hash).entry(hash) {
             Entry::Occupied(entry) if entry.get().is_of(key, epoch) => {
@@ -145,18 +147,18 @@ impl Flights {
             Entry::Occupied(_) => Flight::new(key, epoch),
             Entry::Vacant(entry) => Arc::clone(entry.insert(Flight::new(key, epoch))),
         };
-        Join::Lead(Leader { flights: Arc::clone(self), hash, flight, identifies: false })
+        Join::Lead(Leader { flights: Arc::clone(self), hash, flight, identifies })
     }
 
     /// Begins another request beside one that is late. Of those who follow it one leads from now on; `None` tells the
     /// others to join again.
-    pub(crate) fn overtake(self: &Arc<Self>, late: &Arc<Flight>) -> Option<Leader> {
+    pub(crate) fn overtake(self: &Arc<Self>, late: &Arc<Flight>, identifies: bool) -> Option<Leader> {
         let hash = self.names.hash_one((&*late.key, late.epoch));
         let mut shard = self.shard(hash);
         let current = shard.get_mut(&hash).filter(|current| Arc::ptr_eq(current, late))?;
         *current = Flight::new(&late.key, late.epoch);
         let flight = Arc::clone(current);
-        Some(Leader { flights: Arc::clone(self), hash, flight, identifies: false })
+        Some(Leader { flights: Arc::clone(self), hash, flight, identifies })
     }
 
     /// Has the processor fetch what a miss looks at next: each URL has other places in tables too large for its first caches.
@@ -208,7 +210,7 @@ impl Flights {
     }
 
     /// Remembers that the answers for `key` are for one request each.
-    pub(crate) fn remember_not_shared(&self, key: &[u8], identifies: bool, now_s: u64) {
+    fn remember_not_shared(&self, key: &[u8], identifies: bool, now_s: u64) {
         let hash = not_shared_hash(key, identifies);
         let until_s = (now_s + NOT_SHARED_S) & 0xffff_ffff;
         self.place(hash).store(hash & !0xffff_ffff | until_s, Ordering::Relaxed);
@@ -246,12 +248,6 @@ fn url_hash(key: &[u8]) -> u64 {
 }
 
 impl Leader {
-    /// The request that leads identifies its client.
-    pub(crate) fn identified(mut self, identifies: bool) -> Self {
-        self.identifies = identifies;
-        self
-    }
-
     /// Remembers that answers to requests of its kind are for one request each.
     pub(crate) fn remember_not_shared(&self, now_s: u64) {
         self.flights.remember_not_shared(&self.flight.key, self.identifies, now_s);
@@ -331,15 +327,17 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn followers_learn_how_the_leader_ended() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(leader) = flights.join(b"k", Epoch::default()) else { panic!("the first one leads") };
-        let Join::Follow(follower) = flights.join(b"k", Epoch::default()) else {
+        let Join::Lead(leader) = flights.join(b"k", Epoch::default(), false) else {
+            panic!("the first one leads")
+        };
+        let Join::Follow(follower) = flights.join(b"k", Epoch::default(), false) else {
             panic!("the second one follows")
         };
-        assert!(matches!(flights.join(b"other", Epoch::default()), Join::Lead(_)));
+        assert!(matches!(flights.join(b"other", Epoch::default(), false), Join::Lead(_)));
         leader.finish(Outcome::Stored);
         assert!(matches!(follower.news(true).await, News::Ended(Outcome::Stored)));
         assert!(
-            matches!(flights.join(b"k", Epoch::default()), Join::Lead(_)),
+            matches!(flights.join(b"k", Epoch::default(), false), Join::Lead(_)),
             "a new flight starts once one has ended"
         );
     }
@@ -351,7 +349,7 @@ mod tests {
         let hash = flights.names.hash_one((&b"k"[..], epoch));
         let other = Flight::new(b"other", epoch);
         flights.shard(hash).insert(hash, Arc::clone(&other));
-        let Join::Lead(leader) = flights.join(b"k", epoch) else { panic!("it follows another key") };
+        let Join::Lead(leader) = flights.join(b"k", epoch, false) else { panic!("it follows another key") };
         assert_eq!(leader.key(), b"k");
         leader.finish(Outcome::Stored);
         assert!(flights.shard(hash).get(&hash).is_some_and(|flight| Arc::ptr_eq(flight, &other)));
@@ -362,21 +360,23 @@ mod tests {
     fn who_overtakes_a_late_leader_leads_and_the_late_one_ends_nobody_else() {
         let flights = Arc::new(Flights::default());
         let epoch = flights.epoch(b"k");
-        let Join::Lead(late) = flights.join(b"k", epoch) else { panic!("the first one leads") };
-        let Join::Follow(flight) = flights.join(b"k", epoch) else { panic!("the second one follows") };
-        let next = flights.overtake(&flight).expect("it leads now");
-        assert!(flights.overtake(&flight).is_none(), "two overtake one");
+        let Join::Lead(late) = flights.join(b"k", epoch, false) else { panic!("the first one leads") };
+        let Join::Follow(flight) = flights.join(b"k", epoch, false) else { panic!("the second one follows") };
+        let next = flights.overtake(&flight, false).expect("it leads now");
+        assert!(flights.overtake(&flight, false).is_none(), "two overtake one");
         late.finish(Outcome::NotShared);
-        let Join::Follow(current) = flights.join(b"k", epoch) else { panic!("the flight was ended") };
+        let Join::Follow(current) = flights.join(b"k", epoch, false) else { panic!("the flight was ended") };
         assert!(Arc::ptr_eq(&current, &next.flight));
     }
 
     #[test]
     fn what_began_before_an_invalidation_is_not_joined() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(_old) = flights.join(b"k", flights.epoch(b"k")) else { panic!("the first one leads") };
+        let Join::Lead(_old) = flights.join(b"k", flights.epoch(b"k"), false) else {
+            panic!("the first one leads")
+        };
         flights.new_epoch(Some(b"k"));
-        assert!(matches!(flights.join(b"k", flights.epoch(b"k")), Join::Lead(_)));
+        assert!(matches!(flights.join(b"k", flights.epoch(b"k"), false), Join::Lead(_)));
         let before = flights.epoch(b"other");
         flights.new_epoch(None);
         assert!(!flights.is_current(b"other", before));
@@ -399,10 +399,13 @@ mod tests {
 
     #[test]
     fn an_answer_for_one_request_alone_is_remembered_for_a_while() {
-        let flights = Flights::default();
+        let flights = Arc::new(Flights::default());
         for identifies in [false, true] {
             assert!(!flights.is_not_shared(b"k", identifies, 1_000));
-            flights.remember_not_shared(b"k", identifies, 1_000);
+            let Join::Lead(leader) = flights.join(b"k", Epoch::default(), identifies) else {
+                panic!("it leads")
+            };
+            leader.remember_not_shared(1_000);
             assert!(flights.is_not_shared(b"k", identifies, 1_000 + NOT_SHARED_S - 1));
             assert!(!flights.is_not_shared(b"k", identifies, 1_000 + NOT_SHARED_S));
             assert!(!flights.is_not_shared(b"other", identifies, 1_000));
@@ -412,8 +415,10 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn a_leader_that_goes_away_abandons_its_flight() {
         let flights = Arc::new(Flights::default());
-        let Join::Lead(leader) = flights.join(b"k", Epoch::default()) else { panic!("the first one leads") };
-        let Join::Follow(follower) = flights.join(b"k", Epoch::default()) else {
+        let Join::Lead(leader) = flights.join(b"k", Epoch::default(), false) else {
+            panic!("the first one leads")
+        };
+        let Join::Follow(follower) = flights.join(b"k", Epoch::default(), false) else {
             panic!("the second one follows")
         };
         drop(leader);

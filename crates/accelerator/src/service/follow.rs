@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tidegate_core::network_of;
 use tidegate_http::FieldId;
-use tidegate_http::cache::{RequestDirectives, Reuse};
+use tidegate_http::cache::{RequestDirectives, Reuse, identifies_client};
 use tokio::time::Instant;
 
 use crate::service::fetch::Fetch;
-use crate::service::fill::{Forward, asks_for_itself, identifies_client};
+use crate::service::fill::{Forward, asks_for_itself};
 use crate::service::flights::{Flight, News, Outcome, Started};
 
 /// Answers of others that a request cannot use, before it asks for itself.

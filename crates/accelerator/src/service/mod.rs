@@ -11,6 +11,8 @@ pub(crate) mod listed;
 pub(crate) mod listing;
 pub(crate) mod lookup;
 pub mod plan;
+mod refresh;
 pub(crate) mod seen;
+mod stand_in;
 pub(crate) mod transfer;
 mod validation;

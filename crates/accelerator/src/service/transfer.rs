@@ -139,7 +139,7 @@ impl Fill {
     }
 
     fn write(&mut self, piece: &[u8]) -> Result<(), InsertError> {
-        self.writer.write(piece).inspect_err(|error| tracing::debug!(%error, "response not stored"))
+        self.writer.write(piece).inspect_err(|error| self.core.not_stored(error))
     }
 
     fn commit(self) -> Object {
@@ -156,9 +156,8 @@ impl Fill {
         object
     }
 
-    /// There is no room: the others must ask for themselves.
+    /// There is no room for it: the others must ask for themselves.
     fn give_up(self) {
-        self.core.had_no_room();
         if let Some(leader) = self.leader {
             leader.remember_not_shared(self.core.clock.unix_s());
             leader.finish(Outcome::NotShared);

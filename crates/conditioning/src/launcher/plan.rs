@@ -101,8 +101,11 @@ pub fn plan(asked: &[FilterSpec]) -> Result<Vec<FilterSpec>, LaunchError> {
 /// # Errors
 /// A filter wants to see each request.
 pub fn terms(chain: &[FilterSpec], linger: Duration) -> Result<Option<Terms>, LaunchError> {
+    if linger.is_zero() {
+        return Ok(None);
+    }
     let mut terms = Terms { time: linger, ..Terms::default() };
-    for filter in chain.iter().filter(|_| !linger.is_zero()) {
+    for filter in chain {
         match filter.name.as_str() {
             "package" | "persist" => {}
             "normalize" => {
@@ -116,7 +119,7 @@ pub fn terms(chain: &[FilterSpec], linger: Duration) -> Result<Option<Terms>, La
             _ => return Err(LaunchError::UnseenRequests(filter.name.clone())),
         }
     }
-    Ok((!linger.is_zero()).then_some(terms))
+    Ok(Some(terms))
 }
 
 /// Looks for the programs of somebody else's before anything is started.

@@ -130,10 +130,9 @@ mod tests {
             ("GET /%7ea", "", false),
             ("GET /%00", "", false),
             ("GET http://a/", "", false),
-            ("CONNECT a:1", "", false),
+            ("CONNECT a", "", false),
         ] {
-            let text = request(line, fields)
-                .replace("Host: a\r\n", if line.starts_with('C') { "Host: a:1\r\n" } else { "Host: a\r\n" });
+            let text = request(line, fields);
             assert_eq!(allows(&all, &text, ours.as_fd()), is_normal, "{line}");
             assert!(allows(&none, &text, ours.as_fd()), "{line}");
         }
@@ -163,15 +162,11 @@ mod tests {
         link::send_bundle(theirs.as_fd(), &bundle, theirs.as_fd(), &mut Vec::new()).unwrap();
         assert!(allows(&PATIENT, get, ours.as_fd()), "it has just come");
         assert!(matches!(link::receive(ours.as_fd(), true, true), Ok(link::Received::Request(_))));
-        bundle.arrived_ns = monotonic_ns() - patience_and_more();
+        bundle.arrived_ns = monotonic_ns() - PATIENCE.as_nanos() as u64 - 1;
         link::send_bundle(theirs.as_fd(), &bundle, theirs.as_fd(), &mut Vec::new()).unwrap();
         for _ in 0..2 {
             assert!(!allows(&PATIENT, get, ours.as_fd()), "it waits, and goes on waiting");
         }
         assert!(allows(&Terms { in_order: false, ..PATIENT }, get, ours.as_fd()), "there is no order");
-    }
-
-    fn patience_and_more() -> u64 {
-        PATIENCE.as_nanos() as u64 + 1
     }
 }

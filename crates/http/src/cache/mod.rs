@@ -23,7 +23,7 @@ pub mod update;
 pub mod vary;
 
 pub use directives::{RequestDirectives, ResponseDirectives, SURROGATE_CAPABILITY};
-pub use policy::{NotStorable, Policy, Reuse, Validation};
+pub use policy::{NotStorable, Policy, Reuse, Validation, identifies_client};
 pub use status::{CacheStatus, Forwarded, Handling, write_name};
 
 #[cfg(test)]

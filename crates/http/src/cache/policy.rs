@@ -283,7 +283,7 @@ impl Policy {
     /// Whether a stale response may be sent because the upstream answered 500, 502, 503 or 504 (RFC 5861 §4): only if the
     /// response or the request says so.
     pub fn may_serve_stale_on_error(&self, request: &RequestDirectives, now_s: u64) -> bool {
-        let asked_s = request.stale_if_error_s.filter(|_| self.was_fresh());
+        let asked_s = self.stale_if_error_asked(request);
         let limit_s = match self.stale_if_error_s {
             ABSENT => asked_s,
             limit_s => Some(limit_s.max(asked_s.unwrap_or(0))),
@@ -299,8 +299,12 @@ impl Policy {
             ABSENT => DISCONNECTED_GRACE_S,
             limit_s => limit_s,
         };
-        let asked_s = request.stale_if_error_s.filter(|_| self.was_fresh());
-        self.may_serve_stale(request, now_s, limit_s.max(asked_s.unwrap_or(0)))
+        let asked_s = self.stale_if_error_asked(request).unwrap_or(0);
+        self.may_serve_stale(request, now_s, limit_s.max(asked_s))
+    }
+
+    fn stale_if_error_asked(&self, request: &RequestDirectives) -> Option<u32> {
+        request.stale_if_error_s.filter(|_| self.was_fresh())
     }
 
     /// What was never fresh is not served stale because a client asks for it or an upstream fails: nobody has said that it may answer
@@ -516,7 +520,8 @@ fn explicit_lifetime_s(
     Some(u32::try_from(expires_s.saturating_sub(date_s)).unwrap_or(MAX_SECONDS).min(MAX_SECONDS))
 }
 
-fn identifies_client(request: &RequestHead<'_>) -> bool {
+/// Whether a request says who asks, so that its answer may be for one client.
+pub fn identifies_client(request: &RequestHead<'_>) -> bool {
     request.fields.has(FieldId::Cookie) || request.fields.has(FieldId::Authorization)
 }
 
