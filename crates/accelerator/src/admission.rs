@@ -17,7 +17,7 @@ use tidegate_core::Verdict;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
-use crate::data_core::{DataCore, Phase, is_out_of_descriptors};
+use crate::data_core::{DataCore, Phase, Transport, is_out_of_descriptors};
 
 /// How often a lack of descriptors is logged; it is counted every time.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
@@ -102,6 +102,7 @@ impl DataCore {
     pub(crate) async fn accept(
         self: Rc<Self>,
         listeners: Vec<AsyncFd<TcpListener>>,
+        transport: Transport,
         mut phase: watch::Receiver<Phase>,
     ) {
         let mut waiting = Waiting::default();
@@ -114,15 +115,15 @@ impl DataCore {
             let accepted = tokio::select! {
                 accepted = accepted => accepted,
                 _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                    return self.accept_last(&listeners, &mut waiting);
+                    return self.accept_last(&listeners, transport, &mut waiting);
                 }
             };
             match accepted {
-                Some(Ok((stream, peer))) => self.sort(stream, peer, &mut waiting),
+                Some(Ok((stream, peer))) => self.sort((stream, peer), transport, &mut waiting),
                 // Nobody else waits in the kernel, so that nobody of a higher class can be among them.
                 None => {
                     for (stream, peer) in std::iter::from_fn(|| waiting.pop()).take(STARTED_AT_ONCE) {
-                        self.admit(stream, peer);
+                        self.admit(stream, peer, transport);
                     }
                     tokio::task::yield_now().await;
                 }
@@ -145,23 +146,33 @@ impl DataCore {
 
     /// Accepts what the kernel has completed by now: closing the listeners would reset those clients, whose requests may
     /// be here.
-    fn accept_last(self: &Rc<Self>, listeners: &[AsyncFd<TcpListener>], waiting: &mut Waiting) {
+    fn accept_last(
+        self: &Rc<Self>,
+        listeners: &[AsyncFd<TcpListener>],
+        transport: Transport,
+        waiting: &mut Waiting,
+    ) {
         for listener in listeners {
             for _ in 0..MAX_WAITING {
-                let Ok((stream, peer)) = accept(listener.get_ref()) else { break };
-                self.sort(stream, peer, waiting);
+                let Ok(accepted) = accept(listener.get_ref()) else { break };
+                self.sort(accepted, transport, waiting);
             }
         }
-        std::iter::from_fn(|| waiting.pop()).for_each(|(stream, peer)| self.admit(stream, peer));
+        std::iter::from_fn(|| waiting.pop()).for_each(|(stream, peer)| self.admit(stream, peer, transport));
     }
 
     /// Asks what becomes of a connection, if anybody has something to say about it.
-    fn sort(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, waiting: &mut Waiting) {
+    fn sort(
+        self: &Rc<Self>,
+        (stream, peer): (TcpStream, SocketAddr),
+        transport: Transport,
+        waiting: &mut Waiting,
+    ) {
         let admission: Option<Arc<dyn Admission>> = self
             .with_plan(|plan| plan.connections.clone())
             .filter(|admission| admission.acts_on_connections());
         let (Some(admission), Ok(local)) = (admission, stream.local_addr()) else {
-            return self.admit(stream, peer);
+            return self.admit(stream, peer, transport);
         };
         let (verdict, class) = admission.on_connect(peer, local);
         if verdict != Verdict::Continue {

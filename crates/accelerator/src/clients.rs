@@ -26,6 +26,7 @@ use crate::session;
 use crate::session::Partial;
 use crate::session::deadlines::Slot;
 use crate::session::round::AT_ONCE;
+use crate::tls::{self, HandshakeError};
 
 /// Events taken from the kernel at once; the core's tasks have their turn after fewer than twice as many.
 const BATCH: usize = 256;
@@ -61,6 +62,15 @@ pub(crate) struct Client {
     pub(crate) slot: Slot,
     /// Its address's place in the prefix tree, if anybody watches.
     pub(crate) place: Option<NodeId>,
+    /// What stands between the socket and HTTP, if anything does.
+    tls: Option<Box<RefCell<tls::Session>>>,
+}
+
+/// What is spoken on a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Spoken {
+    Http1,
+    Http2,
 }
 
 /// What the kernel was asked to tell.
@@ -75,8 +85,14 @@ enum Watched {
 }
 
 impl Client {
-    pub(crate) fn new(socket: TcpStream, peer: SocketAddr, place: Option<NodeId>) -> Self {
+    pub(crate) fn new(
+        socket: TcpStream,
+        peer: SocketAddr,
+        place: Option<NodeId>,
+        tls: Option<tls::Session>,
+    ) -> Self {
         Self {
+            tls: tls.map(|session| Box::new(RefCell::new(session))),
             socket,
             peer,
             ready: Cell::new(READ | WRITE),
@@ -121,18 +137,70 @@ impl Client {
         self.is_busy.get()
     }
 
+    /// Whether its connection is one with TLS.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Goes on with the handshake of TLS, if there is one to be made: what is spoken once the peers have agreed.
+    #[inline]
+    pub(crate) fn agree(&self) -> Result<Spoken, HandshakeError> {
+        match &self.tls {
+            None => Ok(Spoken::Http1),
+            Some(tls) => self.shake_hands(&mut tls.borrow_mut()),
+        }
+    }
+
+    fn shake_hands(&self, tls: &mut tls::Session) -> Result<Spoken, HandshakeError> {
+        match tls.shake_hands(&self.socket) {
+            Ok(()) if tls.speaks_http2() => Ok(Spoken::Http2),
+            Ok(()) => Ok(Spoken::Http1),
+            Err(error) => {
+                if matches!(&error, HandshakeError::Io(error) if error.kind() == io::ErrorKind::WouldBlock) {
+                    self.used_up(READ | ENDED);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends bytes past TLS, to a client that does not speak it.
+    pub(crate) fn try_write_in_clear(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(net::send(&self.socket, bytes, SendFlags::NOSIGNAL)?)
+    }
+
     // A hit is read and sent by system calls of our own: the C library's are points of cancellation, which in a process of
     // several threads costs it two locked instructions each.
 
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(tls) = &self.tls {
+            return self.try_read_with(&mut tls.borrow_mut(), buffer);
+        }
         let asked = buffer.len();
         let read = net::recv(&self.socket, buffer, RecvFlags::empty()).map(|(length, _)| length);
         self.has_read(read, asked)
     }
 
+    fn try_read_with(&self, tls: &mut tls::Session, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = tls.read(&self.socket, buffer);
+        match &read {
+            Ok(_) if tls.is_drained() => self.used_up(READ),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.used_up(READ | ENDED),
+            _ => {}
+        }
+        read
+    }
+
     /// Reads what fits into the buffer's spare capacity, of which there must be some.
     pub(crate) fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         let room = buffer.capacity() - buffer.len();
+        if let Some(tls) = &self.tls {
+            let start = buffer.len();
+            buffer.resize(start + room, 0);
+            let read = self.try_read_with(&mut tls.borrow_mut(), &mut buffer[start..]);
+            buffer.truncate(start + read.as_ref().map_or(0, |length| *length));
+            return read;
+        }
         let read = rustix::io::read(&self.socket, rustix::buffer::spare_capacity(buffer));
         self.has_read(read, room)
     }
@@ -148,20 +216,45 @@ impl Client {
     }
 
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(tls) = &self.tls {
+            return self.writing(|socket| tls.borrow_mut().write(socket, &[IoSlice::new(bytes)]));
+        }
         self.writing(|socket| Ok(net::send(socket, bytes, SendFlags::NOSIGNAL)?))
     }
 
     /// As [`Self::try_write`], for what is followed by more at once: a segment that is not full waits for it.
     pub(crate) fn try_write_with_more(&self, bytes: &[u8]) -> io::Result<usize> {
+        if self.is_encrypted() {
+            return self.try_write(bytes);
+        }
         self.writing(|socket| Ok(net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::MORE)?))
     }
 
     pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        if let Some(tls) = &self.tls {
+            return self.writing(|socket| tls.borrow_mut().write(socket, slices));
+        }
         self.writing(|mut socket| socket.write_vectored(slices))
     }
 
+    /// Sends up to `length` bytes of a file from `offset` on. Not where there is TLS, which the kernel knows nothing of.
+    pub(crate) fn try_send_file(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        if self.is_encrypted() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.writing(|socket| {
+            let mut offset = offset;
+            Ok(rustix::fs::sendfile(socket, file, Some(&mut offset), length)?)
+        })
+    }
+
     /// Tries something that fails with `WouldBlock` where the socket is full.
-    pub(crate) fn writing<T>(&self, write: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+    fn writing<T>(&self, write: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         let written = write(&self.socket);
         if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             self.used_up(WRITE);
@@ -225,6 +318,19 @@ impl Client {
         self.socket.shutdown(how)
     }
 
+    /// Ends what is sent to the client: it has all of it.
+    pub(crate) fn finish_output(&self) -> io::Result<()> {
+        self.close_tls();
+        self.socket.shutdown(Shutdown::Write)
+    }
+
+    /// Where there is TLS, says that nothing more comes: that the connection was not cut off.
+    pub(crate) fn close_tls(&self) {
+        if let Some(tls) = &self.tls {
+            tls.borrow_mut().close(&self.socket);
+        }
+    }
+
     /// Resets the connection (connect(2) to nothing): the client learns that what it got is not all.
     pub(crate) fn reset(&self) {
         let _ = rustix::net::connect_unspec(&self.socket);
@@ -281,12 +387,31 @@ impl AsyncWrite for ClientStream<'_> {
         }
     }
 
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            match self.client.try_write_vectored(slices) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+            self.clients.watch_output(self.client)?;
+            std::task::ready!(self.client.poll_ready(context, WRITE));
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.client.shutdown(Shutdown::Write))
+        Poll::Ready(self.client.finish_output())
     }
 }
 

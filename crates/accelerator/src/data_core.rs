@@ -30,6 +30,7 @@ use crate::icap;
 use crate::inner::{Inner, Refused};
 use crate::latency::Latencies;
 use crate::load::Meter;
+use crate::message;
 use crate::metrics::CoreMetrics;
 use crate::quiet::Quiet;
 use crate::service::flights::{Flights, Leader, Outcome};
@@ -39,6 +40,7 @@ use crate::service::seen::Seen;
 use crate::session::helpers::Helpers;
 use crate::session::round::Round;
 use crate::session::{self, Times};
+use crate::tls;
 use crate::upstream::Pools;
 
 /// Bytes read from a socket at once; the buffer is the core's, so idle connections own none.
@@ -89,10 +91,17 @@ struct Plans {
     following: Arc<Following>,
 }
 
+/// What HTTP clients of a listening address come by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Transport {
+    Tcp,
+    Tls,
+}
+
 /// The sockets of one core for one listening address.
 pub(crate) enum Bound {
     /// One, or one per priority class.
-    Http(Vec<StdListener>),
+    Http(Vec<StdListener>, Transport),
     Dhttp(tidegate_dhttp::driver::Listener),
 }
 
@@ -198,8 +207,11 @@ impl DataCore {
                 unreachable: start.dhttp_unreachable,
                 workers: start.workers,
             };
-            let inside =
-                tokio::task::spawn_local(dhttp::answer_inside(Rc::clone(&core), start.inside, start.refused));
+            let inside = tokio::task::spawn_local(message::answer_inside(
+                Rc::clone(&core),
+                start.inside,
+                start.refused,
+            ));
             let plans = Plans { index: start.index, plan: start.plan, following: start.following };
             core.serve(start.listeners, dhttp, plans, start.phase).await;
             inside.abort();
@@ -218,9 +230,9 @@ impl DataCore {
         let mut dhttp = Vec::new();
         for bound in listeners {
             let failed = match bound {
-                Bound::Http(sockets) => {
+                Bound::Http(sockets, transport) => {
                     sockets.into_iter().map(watch).collect::<io::Result<Vec<_>>>().map(|sockets| {
-                        let accept = Rc::clone(self).accept(sockets, phase.clone());
+                        let accept = Rc::clone(self).accept(sockets, transport, phase.clone());
                         accepting.push(tokio::task::spawn_local(accept));
                     })
                 }
@@ -272,7 +284,7 @@ impl DataCore {
         }
     }
 
-    pub(crate) fn admit(self: &Rc<Self>, stream: StdStream, peer: SocketAddr) {
+    pub(crate) fn admit(self: &Rc<Self>, stream: StdStream, peer: SocketAddr, transport: Transport) {
         self.metrics.connections_accepted_total.add(1);
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -287,12 +299,22 @@ impl DataCore {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return;
         };
+        let tls = match transport {
+            Transport::Tcp => Ok(None),
+            Transport::Tls => self.plan().tls.clone().map(tls::Session::new).transpose(),
+        };
+        let Ok(tls) = tls else {
+            self.part(place, peer);
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
         self.metrics.connections_open.add(1);
-        session::begin(self, &Rc::new(Client::new(stream, peer, place)));
+        session::begin(self, &Rc::new(Client::new(stream, peer, place, tls)));
     }
 
     /// Counts the end of a connection that was admitted.
     pub(crate) fn connection_ended(&self, client: &Client) {
+        client.close_tls();
         self.part(client.place, client.peer());
         self.metrics.connections_open.sub(1);
         self.open.fetch_sub(1, Ordering::Relaxed);
@@ -389,7 +411,7 @@ impl DataCore {
     ) {
         if let Some(log) = &self.log {
             let record = Record {
-                client: self.with_plan(|plan| Seen::of(plan, head, peer.to_canonical()).client),
+                client: self.with_plan(|plan| Seen::of(plan, head, peer.to_canonical(), false).client),
                 unix_s: self.clock.unix_s(),
                 duration: self.clock.now().saturating_duration_since(began),
                 host: head.fields.get(FieldId::Host).unwrap_or(b""),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::access_log::{AccessLogWriter, LogSender};
 use crate::clients::Clients;
-use crate::data_core::{Bound, DataCore, Phase};
+use crate::data_core::{Bound, DataCore, Phase, Transport};
 use crate::following::Following;
 use crate::icap::ServiceTags;
 use crate::inner::{Inner, Inside};
@@ -387,13 +387,17 @@ fn bind_all(
     let mut held = held.iter();
     for listener in &settings.listeners {
         let failed = |source| StartError::Listen { address: listener.address, source };
-        let is_http = listener.protocol == settings::Protocol::Http;
-        let sockets = if is_http { held.next().map_or(&[][..], Vec::as_slice) } else { &[] };
+        let transport = match listener.protocol {
+            settings::Protocol::Https => Transport::Tls,
+            _ => Transport::Tcp,
+        };
+        let sockets =
+            if listener.protocol.is_http() { held.next().map_or(&[][..], Vec::as_slice) } else { &[] };
         if let Some(first) = sockets.first() {
             let address = first.local_addr().map_err(failed)?;
             for set in &mut sets {
                 let sockets: io::Result<_> = sockets.iter().map(TcpListener::try_clone).collect();
-                set.push((Bound::Http(sockets.map_err(failed)?), address));
+                set.push((Bound::Http(sockets.map_err(failed)?, transport), address));
             }
             continue;
         }
@@ -406,12 +410,12 @@ fn bind_all(
         }
         for set in &mut sets {
             let bound = match listener.protocol {
-                settings::Protocol::Http => {
+                settings::Protocol::Http | settings::Protocol::Https => {
                     let socket = bind(address, Type::STREAM, true).map_err(failed)?;
                     socket.listen(LISTEN_BACKLOG).map_err(failed)?;
                     let local = socket.local_addr().ok().and_then(|address| address.as_socket());
                     address = local.unwrap_or(address);
-                    Bound::Http(vec![socket.into()])
+                    Bound::Http(vec![socket.into()], transport)
                 }
                 settings::Protocol::Dhttp => match DhttpListener::bind(address, &ClientPorts::default()) {
                     Ok(listener) => Bound::Dhttp(listener),

@@ -19,6 +19,9 @@ pub struct Settings {
     pub workers: usize,
     /// Where clients connect.
     pub listeners: Vec<Listener>,
+    /// Certificates of listeners with TLS. A client is shown the one for the name that it asks for, or else the first;
+    /// without any, one that this process has made.
+    pub certificates: Vec<Certificate>,
     /// Named groups of origin servers.
     pub upstreams: Vec<Upstream>,
     /// Which host and path goes where; the most specific route wins.
@@ -62,8 +65,26 @@ pub enum Protocol {
     /// Cleartext HTTP/1.
     #[default]
     Http,
+    /// HTTP/1 and HTTP/2 over TLS.
+    Https,
     /// DHTTP: requests and short responses by UDP, long responses by connections that the server opens.
     Dhttp,
+}
+
+impl Protocol {
+    /// Whether clients come by TCP connections with HTTP on them.
+    pub fn is_http(self) -> bool {
+        matches!(self, Self::Http | Self::Https)
+    }
+}
+
+/// A certificate with its private key, in PEM files.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Certificate {
+    /// The certificate, and those that it is signed with up to one that clients know.
+    pub chain: PathBuf,
+    /// The certificate's private key.
+    pub key: PathBuf,
 }
 
 /// A group of origin servers that serve the same content.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
-use tidegate_accelerator::{Engine, StartError};
+use tidegate_accelerator::{Engine, PlanError, StartError};
 use tidegate_gate::GateError;
 use tidegate_store::StoreError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     }
     let no_admin = |error| Failure::runtime(format!("error: cannot start the admin server: {error}"));
     let admin = admin::Prepared::new(listen_for_admin(&loaded)?).map_err(no_admin)?;
-    let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol == Protocol::Http);
+    let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol.is_http());
     let listen: Vec<SocketAddr> = http.map(|listener| listener.address).collect();
     let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
     let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen).map_err(gate_failed)?;
@@ -246,6 +246,10 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
             let hint = "cache.path has to be a directory that this user may make and write to";
             return loaded.places.say(&Subject::CACHE, &error.to_string(), hint);
         }
+        StartError::Plan(PlanError::Certificate(error)) => {
+            let message = format!("error: {error}; {}", config::CERTIFICATE_HINT);
+            return loaded.certificate_finding(error).map_or(message, |finding| finding.to_string());
+        }
         StartError::AccessLog { .. } => {
             let hint = "it has to be a file that this user may make and write to";
             return loaded.places.say(&Subject::ACCESS_LOG, &error.to_string(), hint);
@@ -446,6 +450,7 @@ fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatek
     for (address, listener) in engine.listen_addresses().into_iter().zip(&settings.listeners) {
         let scheme = match listener.protocol {
             Protocol::Http => "http",
+            Protocol::Https => "https",
             Protocol::Dhttp => "dhttp",
         };
         tracing::info!("listening on {scheme}://{address}");

@@ -321,6 +321,7 @@ fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePa
     let seen = Seen {
         client: IpAddr::V4(Ipv4Addr::LOCALHOST),
         via_proxy: false,
+        is_encrypted: false,
         https: url.starts_with("https://"),
         host: None,
         claims: None,

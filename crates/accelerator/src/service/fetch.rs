@@ -540,7 +540,7 @@ impl Fetch<'_> {
         let head = self.incoming.head;
         let context = ForwardContext {
             client: self.incoming.peer,
-            scheme: "http",
+            scheme: if self.incoming.seen.is_encrypted { "https" } else { "http" },
             via_pseudonym: &self.plan.pseudonym,
             trusted_client: self.plan.is_trusted(self.incoming.peer),
             keep_upgrade: head.upgrade,

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -22,6 +23,8 @@ use crate::service::lookup::{Form, Found, Hit, find, form_of_file, hit};
 use crate::service::plan::{Destination, Plan, PlanError};
 use crate::static_files::{self, CODINGS, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
 
+/// Bytes of a file that are read at once on the way to a client.
+const PIECE_BYTES: u64 = 64 * 1024;
 /// For how many seconds a file is served from the cache that can change unnoticed.
 const LINKED_S: u32 = 1;
 /// Every combination of content codings that a client may accept.
@@ -290,6 +293,18 @@ pub(crate) async fn answer(
         Ok(Loaded::Failed(error)) => failed(core, error, normalized),
         Err(_) => Answer::status(500),
     }
+}
+
+/// The next piece of a file's part, read off the data core's thread: the disk may be slow. A file that has become shorter cannot
+/// keep the length that was announced.
+pub(crate) async fn read_piece(file: &Arc<std::fs::File>, start: u64, end: u64) -> io::Result<Vec<u8>> {
+    let length = PIECE_BYTES.min(end - start) as usize;
+    let file = Arc::clone(file);
+    let read = tokio::task::spawn_blocking(move || {
+        let mut piece = vec![0; length];
+        file.read_exact_at(&mut piece, start).map(|()| piece)
+    });
+    read.await.map_err(io::Error::other)?
 }
 
 /// The file of a hit of which `bytes` go out, if it is large, open, and what is stored. One that is not open yet is opened for the

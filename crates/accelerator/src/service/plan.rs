@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls::ServerConfig;
 use tidegate_core::{IpPrefix, Verdict};
 use tidegate_http::normalize::{Normalized, Personality};
 use tidegate_http::{FieldId, Fields, RequestHead};
@@ -18,6 +19,7 @@ use crate::service::files::{Root, RootPlace};
 use crate::service::listed::Listed;
 use crate::service::seen::Seen;
 use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
+use crate::tls::{self, CertificateError};
 use crate::upstream::Groups;
 
 /// All cookies of a request. Clients send one field of them (RFC 6265 §5.4); servers join several, and so must rules.
@@ -55,6 +57,9 @@ pub enum PlanError {
         /// What the system said.
         source: io::Error,
     },
+    /// A certificate cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
 }
 
 /// What answers a request.
@@ -79,6 +84,8 @@ pub(crate) struct Plan {
     pub icap: Vec<(IcapService, Arc<ServiceTag>)>,
     /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
     pub alternatives: Vec<u8>,
+    /// What connections to listeners with TLS begin with, if there are any.
+    pub tls: Option<Arc<ServerConfig>>,
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
@@ -143,6 +150,12 @@ impl Plan {
             requests: settings.requests.clone(),
             icap: settings.icap.iter().map(|service| (service.clone(), tags.of(&service.url))).collect(),
             alternatives: alternatives(&settings.listeners),
+            tls: settings
+                .listeners
+                .iter()
+                .any(|listener| listener.protocol == Protocol::Https)
+                .then(|| tls::server_config(&settings.certificates))
+                .transpose()?,
             groups: Arc::new(Groups::new(&settings.upstreams, before)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,

@@ -27,10 +27,11 @@ impl Fetch<'_> {
         let core = Rc::clone(self.core);
         let (plan, pools, group) = (Arc::clone(self.plan), Rc::clone(self.pools), self.group);
         let (buffer, peer) = (self.incoming.buffer.to_vec(), self.incoming.peer);
+        let is_encrypted = self.incoming.seen.is_encrypted;
         let url_key = url_key.to_vec();
         tokio::task::spawn_local(async move {
             let place = Place { core: &core, plan: &plan, pools: &pools, group };
-            refresh(place, &buffer, peer, &url_key, stale, leader).await;
+            refresh(place, &buffer, (peer, is_encrypted), &url_key, stale, leader).await;
         });
     }
 }
@@ -48,7 +49,7 @@ struct Place<'a> {
 fn refresh<'r>(
     place: Place<'r>,
     buffer: &'r [u8],
-    peer: IpAddr,
+    (peer, is_encrypted): (IpAddr, bool),
     url_key: &'r [u8],
     stale: Object,
     leader: Leader,
@@ -60,7 +61,7 @@ fn refresh<'r>(
         let head = parser.head(buffer);
         let mut scratch = Vec::new();
         let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
-        let seen = Seen::of(plan, &head, peer);
+        let seen = Seen::of(plan, &head, peer, is_encrypted);
         let incoming =
             Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent: false };
         let Some(store) = &core.store else { return };

@@ -14,7 +14,9 @@ pub(crate) struct Seen<'a> {
     pub client: IpAddr,
     /// Whether the connection is a trusted proxy's.
     pub via_proxy: bool,
-    /// Whether the client's own connection is encrypted.
+    /// Whether the connection is encrypted.
+    pub is_encrypted: bool,
+    /// Whether the client's own connection is: the same one, or the one to a trusted proxy.
     pub https: bool,
     /// The host that the client asked for, where a trusted proxy names another one than `Host`.
     pub host: Option<&'a [u8]>,
@@ -45,16 +47,27 @@ impl<'a> Claims<'a> {
 }
 
 impl<'a> Seen<'a> {
-    /// What is believed of a request from `peer`.
+    /// What is believed of a request from `peer`, whose own connection may be encrypted.
     #[inline]
-    pub(crate) fn of(plan: &Plan, head: &RequestHead<'a>, peer: IpAddr) -> Self {
+    pub(crate) fn of(plan: &Plan, head: &RequestHead<'a>, peer: IpAddr, is_encrypted: bool) -> Self {
         if !plan.is_trusted(peer) {
-            return Self { client: peer, via_proxy: false, https: false, host: None, claims: None };
+            return Self {
+                client: peer,
+                via_proxy: false,
+                is_encrypted,
+                https: is_encrypted,
+                host: None,
+                claims: None,
+            };
         }
         Self {
             client: client(plan, head).unwrap_or(peer),
             via_proxy: true,
-            https: claims_https(&head.fields),
+            is_encrypted,
+            https: match head.fields.has(FieldId::XForwardedProto) {
+                true => claims_https(&head.fields),
+                false => is_encrypted,
+            },
             host: last_claim(&head.fields, FieldId::XForwardedHost),
             claims: Claims::among(&head.fields),
         }

@@ -72,7 +72,7 @@ impl Asker {
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
-        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical());
+        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical(), client.is_encrypted());
         if plan.keeps_out(&seen, &core.listed, || core.clock.elapsed_ms()) {
             let decision = Decision::new(Verdict::Refuse, Reason::Listed);
             core.note_refused(self.peer.ip(), &seen, decision.reason);
@@ -138,7 +138,12 @@ impl Asker {
         out.clear();
         let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
         let body = form.body.1 - form.body.0;
-        let (sent, total) = match files::large_file(core, &plan, &normalized, &hit, body) {
+        let file = match client.is_encrypted() {
+            // The kernel cannot encrypt what it reads.
+            true => None,
+            false => files::large_file(core, &plan, &normalized, &hit, body),
+        };
+        let (sent, total) = match file {
             Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
             None => transmit::send_hit(client, &hit.object, &form, out, whole),
         };

@@ -1,7 +1,9 @@
 //! A request that takes more than the cache: its body comes in, its answer goes out, both as a stream.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
@@ -15,7 +17,7 @@ use crate::clients::ClientStream;
 use crate::data_core::{Bytes, DataCore, millis};
 use crate::defence::{CameFrom, Held, Hold};
 use crate::service::fetch::{self, Answer, Incoming};
-use crate::service::files::OpenFile;
+use crate::service::files::{self, OpenFile};
 use crate::service::fill::{self, Streamed};
 use crate::service::lookup::{Hit, label};
 use crate::service::seen::Seen;
@@ -102,7 +104,7 @@ impl Connection<'_> {
             self.deliver_local(&head, 413, b"", false, &mut progress).await
         } else {
             let peer = asker.peer.ip().to_canonical();
-            let seen = Seen::of(&plan, &head, peer);
+            let seen = Seen::of(&plan, &head, peer, self.client.is_encrypted());
             let asked_ms = self.core.clock.elapsed_ms();
             let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent };
             self.client.has_upstream.set(true);
@@ -420,11 +422,30 @@ impl Connection<'_> {
         };
         progress.begin(status, out.len() as u64, "file");
         self.send(&mut progress.watch, &out).await?;
-        if start < end {
+        if self.client.is_encrypted() {
+            Box::pin(self.send_file_encrypted(file.file, start, end, &mut progress.watch)).await?;
+        } else if start < end {
             let source = transmit::FileSource { file: file.file.as_fd(), start, end };
             transmit::send_file(self.client, self.core, &mut progress.watch, source).await?;
         }
         Ok(Delivered { status, bytes: progress.bytes(), keep_alive, cache: "file" })
+    }
+
+    async fn send_file_encrypted(
+        self,
+        file: File,
+        start: u64,
+        end: u64,
+        watch: &mut RateWatch,
+    ) -> io::Result<()> {
+        let file = Arc::new(file);
+        let mut at = start;
+        while at < end {
+            let piece = files::read_piece(&file, at, end).await?;
+            self.send(watch, &piece).await?;
+            at += piece.len() as u64;
+        }
+        Ok(())
     }
 
     /// RFC 9110 §7.8: from here on bytes go both ways until either side has ended or both are silent for too long.

@@ -16,7 +16,6 @@ pub(crate) mod round;
 pub(crate) mod transmit;
 
 use std::io::{self, ErrorKind};
-use std::net::Shutdown;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 
@@ -25,14 +24,16 @@ use tidegate_core::hooks::Slow;
 use tidegate_http::normalize::Kept;
 use tidegate_http::{ParsedRequest, Progress, RequestParser};
 
-use crate::clients::{Busy, Client};
+use crate::clients::{Busy, Client, Spoken};
 use crate::data_core::{DataCore, millis};
 use crate::defence::Hold;
+use crate::http2;
 use crate::service::lookup::{self, Hit};
 use crate::session::asker::{Asker, Handled};
 use crate::session::deadlines::Waiting;
 use crate::session::round::{Later, Sending};
 use crate::session::transmit::Unsent;
+use crate::tls::HandshakeError;
 
 /// Reads from one client before others have their turn.
 const READS_AT_ONCE: usize = 4;
@@ -72,6 +73,7 @@ async fn wait(busy: Busy, mut step: Step) {
         let rest = match step {
             Step::Read => return busy.hand_back(),
             Step::Close => return,
+            Step::Http2 => return Box::pin(http2::serve(&busy)).await,
             Step::Yield => {
                 tokio::task::yield_now().await;
                 Vec::new()
@@ -149,6 +151,8 @@ enum Step {
     Flush(Box<Flush>),
     /// A request that has to wait for something.
     Exchange(Box<Request>),
+    /// The client chose HTTP/2.
+    Http2,
     /// The connection ends.
     Close,
 }
@@ -224,6 +228,11 @@ impl Connection<'_> {
                 return step;
             }
         }
+        match self.client.agree() {
+            Ok(Spoken::Http1) => {}
+            Ok(Spoken::Http2) => return Step::Http2,
+            Err(error) => return self.not_agreed(error),
+        }
         for _ in 0..READS_AT_ONCE {
             if !self.client.is_readable() {
                 return Step::Read;
@@ -242,6 +251,27 @@ impl Connection<'_> {
             }
         }
         Step::Yield
+    }
+
+    /// The handshake of TLS goes on later, or never.
+    fn not_agreed(self, error: HandshakeError) -> Step {
+        match error {
+            HandshakeError::Io(error) if error.kind() == ErrorKind::WouldBlock => return Step::Read,
+            HandshakeError::Io(error) => {
+                tracing::debug!(client = %self.client.peer(), %error, "no TLS");
+                if self.client.slot.expired().is_some() {
+                    self.core.metrics.header_timeouts_total.add(1);
+                    self.core.too_slow(self.client.place, self.client.peer(), Slow::Head);
+                }
+            }
+            HandshakeError::NotTls => {
+                let mut out = Vec::with_capacity(256);
+                respond::write_error(400, &self.core.clock.date(), false, &mut out);
+                let _ = self.client.try_write_in_clear(&out);
+            }
+        }
+        self.core.metrics.tls_handshakes_failed_total.add(1);
+        Step::finish()
     }
 
     /// Takes `length` bytes that were just read into the core's buffer.
@@ -430,7 +460,7 @@ impl Connection<'_> {
     async fn finish(self) {
         const LINGER_MS: u64 = 1_000;
         const LINGER_READS: usize = 64;
-        if self.client.shutdown(Shutdown::Write).is_err() {
+        if self.client.finish_output().is_err() {
             return;
         }
         self.client.slot.set(Waiting::Body, self.core.clock.elapsed_ms() + LINGER_MS);

@@ -120,7 +120,7 @@ impl Round {
 impl Seat {
     /// Reads what may be whole requests; whether there is something to be answered.
     fn read(&mut self, core: &Rc<DataCore>, client: Rc<Client>) -> bool {
-        if client.pending.borrow().is_some() || !client.is_readable() {
+        if client.pending.borrow().is_some() || client.is_encrypted() || !client.is_readable() {
             session::resume(core, &client);
             return false;
         }

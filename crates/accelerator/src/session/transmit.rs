@@ -280,15 +280,8 @@ pub(crate) async fn send_file(
 
 /// One sendfile; a file that has become shorter is an error, since its length has been announced.
 fn send_extent(client: &Client, file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
-    let sent = client.writing(|socket| {
-        let mut offset = offset;
-        Ok(rustix::fs::sendfile(
-            socket,
-            file,
-            Some(&mut offset),
-            usize::try_from(length).unwrap_or(usize::MAX),
-        )?)
-    })?;
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let sent = client.try_send_file(file, offset, length)?;
     if sent == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(sent as u64) }
 }
 

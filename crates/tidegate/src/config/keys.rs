@@ -84,6 +84,12 @@ pub(super) static FILE: Section = Section {
         ),
         key("pseudonym", Kind::Name, Is("tidegate"), "The name of this proxy in Via and Cache-Status."),
         key("listen", Kind::Tables(&LISTEN), Absent("--listen must say where"), "Where clients connect."),
+        key(
+            "certificate",
+            Kind::Tables(&CERTIFICATE),
+            Absent("for https, one that this process makes and no client knows"),
+            "Certificates of listeners with https.",
+        ),
         key("admin", Kind::Table(&ADMIN), Absent("as below"), "The admin server."),
         key("upstream", Kind::Tables(&UPSTREAM), Absent("none"), "Groups of origin servers."),
         key(
@@ -134,8 +140,8 @@ static LISTEN: Section = Section {
             "protocol",
             Kind::Protocol,
             Is("http"),
-            "What is spoken there. dhttp takes a UDP and a TCP port below 32768; trickles takes a UDP port. This \
-             version refuses to start with https.",
+            "What is spoken there. https is HTTP/1 and HTTP/2 over TLS, with a [[certificate]]; dhttp takes a UDP and a TCP \
+             port below 32768; trickles takes a UDP port.",
         ),
         key(
             "format",
@@ -180,6 +186,23 @@ static LISTEN: Section = Section {
             Is("offered"),
             "For trickles, whether clients may, or have to, encrypt.",
         ),
+    ],
+};
+
+static CERTIFICATE: Section = Section {
+    name: "certificate",
+    doc: "A certificate for listeners with https; one table for each. A client is shown the one for the name that it asks \
+          for, with a key that it understands, and otherwise the first. `tidegate reload` reads the files again.",
+    enforced: true,
+    keys: &[
+        key(
+            "chain",
+            Kind::Path,
+            Required,
+            "A PEM file: the certificate for the site's names (subjectAltName), then those that it is signed with, as \
+             `fullchain.pem` of ACME clients.",
+        ),
+        key("key", Kind::Path, Required, "A PEM file: the certificate's private key, as `privkey.pem`."),
     ],
 };
 

@@ -179,10 +179,7 @@ impl Kind {
             },
             Self::Choice(names) => check(names.contains(&text)),
             Self::Protocol => match text {
-                "http" | "dhttp" | "trickles" => Ok(Value::Text(text.to_owned())),
-                "https" => {
-                    Err(format!("expected {}: {text} is not available in this version", self.expected()))
-                }
+                "http" | "https" | "dhttp" | "trickles" => Ok(Value::Text(text.to_owned())),
                 _ => Err(wrong()),
             },
             Self::Text => check(!text.is_empty() && !text.contains(char::is_control)),
@@ -268,7 +265,7 @@ impl Kind {
                 }
                 None => "nothing".into(),
             },
-            Self::Protocol => "\"http\", \"dhttp\" or \"trickles\"".into(),
+            Self::Protocol => "\"http\", \"https\", \"dhttp\" or \"trickles\"".into(),
             Self::Text => "a text of at least one character".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Method => "a method in capitals, such as \"GET\"".into(),

@@ -24,6 +24,7 @@ use std::io::Read;
 use std::path::Path;
 
 use tidegate_accelerator::settings::Settings;
+use tidegate_accelerator::tls::{self, CertificateError};
 use toml::de::DeTable;
 
 pub(crate) use defence::Defence;
@@ -59,6 +60,9 @@ pub(crate) struct Loaded {
     /// What the file asks for and does not get.
     pub warnings: Vec<Finding>,
 }
+
+/// What a certificate's files have to be.
+pub(crate) const CERTIFICATE_HINT: &str = "it has to be a PEM file that this user may read";
 
 /// Reads and checks a configuration file.
 pub(crate) fn load(path: &Path) -> Result<Loaded, Vec<Finding>> {
@@ -101,7 +105,7 @@ pub(crate) fn still_missing(loaded: &Loaded, file: Option<&Path>) -> Vec<Finding
     settings::missing(loaded, &file.map_or(String::new(), |file| file.display().to_string()))
 }
 
-/// What is wrong in the key files that are on this host.
+/// What is wrong in the files of keys and certificates that are on this host.
 pub(crate) fn wrong_keys(loaded: &Loaded) -> Vec<Finding> {
     let wrong = loaded.trickles.iter().filter_map(|listener| {
         let error = trickles::read_keys(listener.keys.as_deref()?).err()?;
@@ -109,7 +113,24 @@ pub(crate) fn wrong_keys(loaded: &Loaded) -> Vec<Finding> {
         (!error.is_of_this_host())
             .then(|| loaded.places.finding(&place, &error.to_string(), trickles::KEY_FILE_HINT))?
     });
-    wrong.collect()
+    let certificates = loaded.settings.certificates.iter();
+    let unusable = certificates.filter_map(|certificate| {
+        let error = tls::check(certificate).err().filter(|error| !error.is_of_this_host())?;
+        loaded.certificate_finding(&error)
+    });
+    wrong.chain(unusable).collect()
+}
+
+impl Loaded {
+    /// What is wrong with a certificate, at its place in the file.
+    pub(crate) fn certificate_finding(&self, error: &CertificateError) -> Option<Finding> {
+        let file = error.file()?;
+        let place = self.settings.certificates.iter().enumerate().find_map(|(number, certificate)| {
+            let of = |path: &Path, key| (path == file).then_some(Subject::Certificate(number, key));
+            of(&certificate.chain, "chain").or_else(|| of(&certificate.key, "key"))
+        })?;
+        self.places.finding(&place, &error.to_string(), CERTIFICATE_HINT)
+    }
 }
 
 /// What the file needs of the host and would not find on this one. The file may be meant for another.
@@ -137,6 +158,13 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
             find(format!("listen.keys: {error}"), trickles::KEY_FILE_HINT);
         } else if let Some(warning) = trickles::key_file_is_open(path) {
             find(format!("listen.keys: {warning}"), trickles::KEY_FILE_MODE);
+        }
+    }
+    for certificate in &loaded.settings.certificates {
+        if let Err(error) = tls::check(certificate)
+            && error.is_of_this_host()
+        {
+            find(format!("certificate: {error}"), CERTIFICATE_HINT);
         }
     }
     let log = loaded.settings.access_log.as_ref().and_then(|log| log.path.as_deref());

@@ -23,6 +23,8 @@ pub(crate) enum Subject {
     Listener(SocketAddr),
     /// `upstream.servers` of the group with this name.
     Upstream(String),
+    /// `certificate.chain`, `certificate.key`: the files of the certificate with this number.
+    Certificate(usize, &'static str),
     /// What a Trickles listener at this address has under this key: another listener may have the same address.
     Trickles(SocketAddr, TricklesKey),
     /// What a section, or a key that is there once, says: `cache.memory`, `workers`, `gate`.
@@ -67,6 +69,7 @@ impl Subject {
         match self {
             Self::Listener(_) => "listen.address".into(),
             Self::Upstream(_) => "upstream.servers".into(),
+            Self::Certificate(_, key) => format!("certificate.{key}"),
             Self::Trickles(_, key) => format!("listen.{}", key.name()),
             Self::Key(key) => key.clone().into_owned(),
         }
@@ -94,6 +97,11 @@ impl Places {
         for section in file.tables("upstream") {
             if let Some(name) = section.text("name") {
                 note(Subject::Upstream(name), section, "servers");
+            }
+        }
+        for (number, section) in file.tables("certificate").iter().enumerate() {
+            for key in ["chain", "key"] {
+                note(Subject::Certificate(number, key), section, key);
             }
         }
         for key in FILE.keys {

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{
-    AccessLog, Balance, Cache, HealthCheck, Limits, Listener, LogFormat, Protocol, Route, Settings, Target,
-    Upstream,
+    AccessLog, Balance, Cache, Certificate, HealthCheck, Limits, Listener, LogFormat, Protocol, Route,
+    Settings, Target, Upstream,
 };
 use tidegate_dhttp::ports::ClientPorts;
 use tidegate_http::normalize::{Personality, normalize};
@@ -29,6 +29,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
             .iter()
             .map(|(listen, protocol)| Listener { address: listen.address, protocol: *protocol })
             .collect(),
+        certificates: certificates(file, report),
         upstreams,
         routes,
         cache: file.table("cache").map(|values| cache(values, report)).unwrap_or_default(),
@@ -186,6 +187,7 @@ fn listeners(
         }
         let protocol = match section.text("protocol").as_deref() {
             Some("dhttp") => Protocol::Dhttp,
+            Some("https") => Protocol::Https,
             _ => Protocol::Http,
         };
         if protocol == Protocol::Dhttp
@@ -201,6 +203,26 @@ fn listeners(
         tcp.push((listen, protocol));
     }
     (tcp, trickles)
+}
+
+fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
+    let sections = file.tables("certificate");
+    let mut tls =
+        file.tables("listen").iter().filter(|section| section.text("protocol").as_deref() == Some("https"));
+    match (sections.first(), tls.next()) {
+        (None, Some(listen)) => report.warn(
+            listen.offset_of("protocol").unwrap_or(listen.offset),
+            "listen.protocol: https without a [[certificate]]: clients are shown one that this process makes, and warn of it"
+                .into(),
+        ),
+        (Some(section), None) => {
+            report.warn(section.offset, "certificate: no [[listen]] has protocol = \"https\"".into());
+        }
+        _ => {}
+    }
+    let certificate =
+        |section: &Values| Some(Certificate { chain: section.path("chain")?, key: section.path("key")? });
+    sections.iter().filter_map(certificate).collect()
 }
 
 /// DHTTP §IV-C: servers and clients share no port. An error has a hint.

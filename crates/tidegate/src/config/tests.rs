@@ -36,7 +36,7 @@ colour = \"blue\"
 
 [[listen]]
 address = 8080
-protocol = \"https\"
+protocol = \"htps\"
 
 [[upstream]]
 name = \"app\"
@@ -67,9 +67,9 @@ source = \"10.1.1.0/40\"
     let expected = [
         "t.toml:1:15: personality: expected \"strict\", \"apache\", \"nginx\" or \"iis\", not \"strickt\"; did you mean \"strict\"?",
         "t.toml:2:11: workers: expected an integer from 1 to 1024, not 0",
-        "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, pseudonym, listen, admin, upstream, route, cache, limits, log, connection, request, block, defence, classifier, exempt, filter, icap, gate, adapt, stress",
+        "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, pseudonym, listen, certificate, admin, upstream, route, cache, limits, log, connection, request, block, defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
-        "t.toml:7:12: listen.protocol: expected \"http\", \"dhttp\" or \"trickles\": https is not available in this version",
+        "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",
         "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not \"https://127.0.0.1\"",
         "t.toml:11:51: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 7",
         "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, pipeline_timeout, max_failures, fail_timeout, health_check; did you mean \"balance\"?",

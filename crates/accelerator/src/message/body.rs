@@ -1,11 +1,11 @@
-//! A request body as DHTTP's driver hands it on, bounded in size.
+//! A request body as its transport hands it on, bounded in size.
 
 use bytes::Bytes;
 use tidegate_dhttp::driver::Body;
 
 use crate::upstream::{BodyReadError, RequestBody};
 
-/// A request body on its way in. The driver holds the client to the minimum rate.
+/// A request body on its way in. The transport holds the client to the minimum rate.
 pub(crate) struct UploadedBody {
     body: Body,
     piece: Bytes,

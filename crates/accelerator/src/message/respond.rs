@@ -1,7 +1,6 @@
-//! Answers of the service as DHTTP's driver takes them: the whole of a short one, a long one piece by piece.
+//! Answers of the service as transports of messages take them: the whole of a short one, a long one piece by piece.
 
 use std::net::IpAddr;
-use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,14 +12,14 @@ use tidegate_http::{Progress, RequestHead, RequestParser, Version, write_chunk_h
 use tidegate_store::Object;
 
 use crate::data_core::{Bytes, DataCore};
-use crate::dhttp::body::UploadedBody;
+use crate::message::body::UploadedBody;
 use crate::service::fetch::Answer;
-use crate::service::files::OpenFile;
+use crate::service::files::{self, OpenFile};
 use crate::service::fill::Streamed;
 use crate::service::lookup::{self, Hit};
 use crate::session::respond::{self as heads, ClientFraming, FileForm};
 
-/// Bytes of a file or of a stored object that are handed over at once.
+/// Bytes of a stored object that are handed over at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// One request whose answer is on its way.
@@ -47,7 +46,7 @@ fn whole(bytes: Vec<u8>) -> Response {
 
 impl Exchange {
     pub(crate) fn respond(self, head: &RequestHead<'_>, answer: Answer, body: UploadedBody) -> Response {
-        // DHTTP's own framing is HTTP/1.1's, whatever the request says.
+        // A message's framing is HTTP/1.1's, whatever the request says.
         let head = RequestHead { version: Version::Http11, ..*head };
         match answer {
             Answer::Stored(hit) => self.stored(&head, &hit),
@@ -202,21 +201,13 @@ async fn download(
     Ok(())
 }
 
-/// Reads off the data core's thread: the disk may be slow.
 async fn send_file(file: OpenFile, start: u64, end: u64, sender: &mut BodySender) -> Result<(), Aborted> {
     let file = Arc::new(file.file);
     let mut at = start;
     while at < end {
-        let length = PIECE_BYTES.min((end - at) as usize);
-        let file = Arc::clone(&file);
-        let read = tokio::task::spawn_blocking(move || {
-            let mut piece = vec![0; length];
-            file.read_exact_at(&mut piece, at).map(|()| piece)
-        });
-        // A file that has become shorter cannot keep the length that was announced.
-        let piece = read.await.ok().and_then(Result::ok).ok_or(Aborted)?;
+        let piece = files::read_piece(&file, at, end).await.map_err(|_| Aborted)?;
+        at += piece.len() as u64;
         sender.send(piece.into()).await?;
-        at += length as u64;
     }
     Ok(())
 }

@@ -1,0 +1,115 @@
+//! Heads of HTTP/2 written as those of HTTP/1.1, and the other way round (RFC 9113 §8).
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
+use tidegate_http::forward::is_hop_by_hop;
+use tidegate_http::{BodyFraming, FieldId, HeadLimits, Progress, ResponseParser};
+
+/// A request that HTTP/2 does not allow. The parser finds the others.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Malformed;
+
+/// Writes a request's head with its final empty line. `has_content` says whether content may follow.
+pub(super) fn write_request(parts: &Parts, has_content: bool) -> Result<Vec<u8>, Malformed> {
+    let Parts { method, uri, headers, .. } = parts;
+    let mut out = Vec::with_capacity(1024);
+    out.extend_from_slice(method.as_str().as_bytes());
+    out.push(b' ');
+    let authority = uri.authority().map(|authority| authority.as_str().as_bytes());
+    match uri.path_and_query() {
+        _ if *method == Method::CONNECT => out.extend_from_slice(authority.ok_or(Malformed)?),
+        Some(target) => out.extend_from_slice(target.as_str().as_bytes()),
+        None => return Err(Malformed),
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    write_host(authority, headers, &mut out)?;
+    let mut cookies = headers.get_all(header::COOKIE).iter();
+    if let Some(first) = cookies.next() {
+        // §8.2.3: in one field again, as servers of HTTP/1.1 expect it.
+        out.extend_from_slice(b"cookie: ");
+        out.extend_from_slice(first.as_bytes());
+        cookies.for_each(|cookie| {
+            out.extend_from_slice(b"; ");
+            out.extend_from_slice(cookie.as_bytes());
+        });
+        out.extend_from_slice(b"\r\n");
+    }
+    for (name, value) in headers {
+        match *name {
+            header::HOST | header::COOKIE => {}
+            // §8.2.2: what is about a connection is refused by the library, but for `TE: trailers`.
+            _ if is_hop_by_hop(FieldId::from_name(name.as_str().as_bytes())) => {}
+            _ => {
+                out.extend_from_slice(name.as_str().as_bytes());
+                out.extend_from_slice(b": ");
+                out.extend_from_slice(value.as_bytes());
+                out.extend_from_slice(b"\r\n");
+            }
+        }
+    }
+    if has_content && !headers.contains_key(header::CONTENT_LENGTH) {
+        out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+    }
+    out.extend_from_slice(b"\r\n");
+    Ok(out)
+}
+
+/// §8.3.1: `:authority` is what `Host` is in HTTP/1.1; where there are both, they say the same.
+fn write_host(authority: Option<&[u8]>, headers: &HeaderMap, out: &mut Vec<u8>) -> Result<(), Malformed> {
+    let mut hosts = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+    let host = match (authority, hosts.next(), hosts.next()) {
+        (_, Some(_), Some(_)) => return Err(Malformed),
+        (Some(authority), Some(host), None) if !host.eq_ignore_ascii_case(authority) => {
+            return Err(Malformed);
+        }
+        (Some(authority), ..) => authority,
+        (None, Some(host), None) => host,
+        (None, None, _) => return Err(Malformed),
+    };
+    out.extend_from_slice(b"host: ");
+    out.extend_from_slice(host);
+    out.extend_from_slice(b"\r\n");
+    Ok(())
+}
+
+/// A response's head, how its content is delimited in what follows it, and where that begins.
+pub(super) struct ResponseHead {
+    pub head: Response<()>,
+    pub framing: BodyFraming,
+    pub length: usize,
+}
+
+/// Reads the head that `bytes` begin with; `None` if there is none, or one that HTTP/2 has no form for.
+pub(super) fn read_response(bytes: &Bytes, method: tidegate_http::Method) -> Option<ResponseHead> {
+    let limits = HeadLimits { request_line_bytes: u32::MAX, head_bytes: u32::MAX, fields: u16::MAX };
+    let mut parser = ResponseParser::new(limits);
+    parser.reset(method);
+    let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
+    let parsed = parser.head(bytes);
+    let mut head = Response::new(());
+    *head.version_mut() = Version::HTTP_2;
+    *head.status_mut() = StatusCode::from_u16(parsed.status).ok()?;
+    for (id, name, value) in parsed.fields.iter() {
+        // §8.2.2.
+        if !is_hop_by_hop(id) {
+            let name = HeaderName::from_bytes(name).ok()?;
+            head.headers_mut().append(name, HeaderValue::from_bytes(value).ok()?);
+        }
+    }
+    Some(ResponseHead { head, framing: parsed.framing, length })
+}
+
+/// Trailer fields, without those that have no meaning there (§8.1).
+pub(super) fn trailers<'t>(fields: impl Iterator<Item = (&'t [u8], &'t [u8])>) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for (name, value) in fields {
+        let is_kept = !is_hop_by_hop(FieldId::from_name(name));
+        if let (true, Ok(name), Ok(value)) =
+            (is_kept, HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
+        {
+            map.append(name, value);
+        }
+    }
+    map
+}

@@ -1,0 +1,197 @@
+//! HTTP/2 over one client connection (RFC 9113): frames are the library's, limits and streams are ours.
+//!
+//! Each stream is a message: its request is written as a head of HTTP/1.1, answered as those of other transports are, and the
+//! answer's head is read again. So there is one way to judge, route, cache and count requests, whatever brought them.
+
+mod heads;
+mod stream;
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::Reason;
+use h2::server::{Builder, Connection};
+use tidegate_core::hooks::Slow;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::task::coop;
+
+use crate::clients::{Busy, Client, ClientStream};
+use crate::data_core::DataCore;
+use crate::session::deadlines::Waiting;
+
+/// Requests of a connection that are answered at once (RFC 9113 §5.1.2).
+const STREAMS: u32 = 100;
+/// What a client may send of a request's content before somebody wants it, and of all that are under way.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+/// Bytes of each response that wait for the connection.
+const SEND_BUFFER_BYTES: usize = 64 * 1024;
+/// Streams reset by either side that are remembered, so that what was under way for them is told from an error.
+const RESET_STREAMS: usize = 32;
+/// Requests that a client may cancel before it is looked at how many of them it cancels (CVE-2023-44487).
+const CANCELLED: u64 = 100;
+/// How long what ends a connection may take to be sent.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Streams of one connection, as its task and theirs see them.
+#[derive(Default)]
+struct Streams {
+    open: Cell<u32>,
+    begun: Cell<u64>,
+    cancelled: Cell<u64>,
+    /// A client did not take a response.
+    is_too_slow: Cell<bool>,
+    ended: Notify,
+}
+
+impl Streams {
+    /// Whether the client cancels most of what it asks for, so that work is all that it wants.
+    fn is_rapid_reset(&self) -> bool {
+        self.cancelled.get() > CANCELLED && self.cancelled.get() > self.begun.get() / 2
+    }
+}
+
+/// What all streams of a connection know of it.
+struct Shared {
+    core: Rc<DataCore>,
+    client: Rc<Client>,
+    local: SocketAddr,
+    streams: Streams,
+}
+
+/// Serves a connection on which the client chose HTTP/2, until it ends.
+pub(crate) async fn serve(busy: &Busy) {
+    let Ok(local) = busy.client.local_addr() else { return };
+    let socket = Socket { core: Rc::clone(&busy.core), client: Rc::clone(&busy.client) };
+    let limits = busy.core.with_plan(|plan| plan.limits.head);
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(STREAMS)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(limits.head_bytes)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .max_concurrent_reset_streams(RESET_STREAMS);
+    // The deadline of the first request's head is that of the preface too.
+    let handshake = tokio::select! {
+        handshake = builder.handshake::<_, Bytes>(socket) => handshake,
+        () = busy.client.expired() => {
+            busy.core.metrics.header_timeouts_total.add(1);
+            return;
+        }
+    };
+    let Ok(connection) = handshake else { return };
+    let shared = Rc::new(Shared {
+        core: Rc::clone(&busy.core),
+        client: Rc::clone(&busy.client),
+        local,
+        streams: Streams::default(),
+    });
+    run(connection, &shared).await;
+}
+
+async fn run(mut connection: Connection<Socket, Bytes>, shared: &Rc<Shared>) {
+    let Shared { core, client, streams, .. } = &**shared;
+    let reason = loop {
+        if streams.is_too_slow.get() {
+            core.too_slow(client.place, client.peer(), Slow::Reading);
+            client.set_zero_linger();
+            return;
+        }
+        if streams.is_rapid_reset() {
+            core.metrics.http2_rapid_resets_total.add(1);
+            break Reason::ENHANCE_YOUR_CALM;
+        }
+        if core.is_draining() {
+            connection.graceful_shutdown();
+        }
+        let is_first = streams.begun.get() == 0;
+        match streams.open.get() {
+            0 if is_first => {}
+            0 => client.slot.set(Waiting::NextRequest, core.deadline(core.times().keep_alive_ms)),
+            _ => client.slot.clear(),
+        }
+        tokio::select! {
+            accepted = connection.accept() => match accepted {
+                Some(Ok((request, respond))) => stream::begin(shared, request, respond),
+                Some(Err(error)) => {
+                    tracing::debug!(client = %client.peer(), %error, "HTTP/2 ends");
+                    return;
+                }
+                None => return,
+            },
+            () = streams.ended.notified() => {}
+            () = client.expired() => {
+                match is_first {
+                    true => core.metrics.header_timeouts_total.add(1),
+                    false => core.metrics.idle_timeouts_total.add(1),
+                }
+                break Reason::NO_ERROR;
+            }
+        }
+    };
+    connection.abrupt_shutdown(reason);
+    // A client that does not listen is not waited for.
+    let goodbye = std::future::poll_fn(|context| connection.poll_closed(context));
+    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+}
+
+/// The client's socket, or what TLS makes of it, as the library takes it.
+struct Socket {
+    core: Rc<DataCore>,
+    client: Rc<Client>,
+}
+
+impl Socket {
+    fn stream(&self) -> ClientStream<'_> {
+        ClientStream { client: &self.client, clients: &self.core.clients }
+    }
+}
+
+impl AsyncRead for Socket {
+    /// A client that never stops sending does not keep the core from others.
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let turn = ready!(coop::poll_proceed(context));
+        Pin::new(&mut self.stream()).poll_read(context, buffer).map(|read| {
+            turn.made_progress();
+            read
+        })
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream()).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream()).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream()).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream()).poll_shutdown(context)
+    }
+}

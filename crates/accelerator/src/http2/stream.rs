@@ -1,0 +1,290 @@
+//! One stream: a request and its response (RFC 9113 §8.1).
+
+use std::future::{Future, poll_fn};
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::{Request, Response, StatusCode, header};
+use tidegate_core::hooks::Slow;
+use tidegate_dhttp::driver::{self, Arrival, Body, BodySender};
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Method};
+
+use crate::http2::{Shared, heads};
+use crate::message::{self, From, Whose};
+use crate::session::allowance::Allowance;
+
+/// Counts a stream among those of its connection.
+struct Open(Rc<Shared>);
+
+impl Open {
+    fn new(shared: &Rc<Shared>) -> Self {
+        let streams = &shared.streams;
+        streams.open.set(streams.open.get() + 1);
+        streams.begun.set(streams.begun.get() + 1);
+        Self(Rc::clone(shared))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let streams = &self.0.streams;
+        streams.open.set(streams.open.get() - 1);
+        streams.ended.notify_one();
+    }
+}
+
+/// Why a stream ended before its response was whole.
+enum Ended {
+    /// The client has cancelled it, or is gone.
+    Cancelled,
+    /// The client took the response too slowly.
+    TooSlow,
+    /// There is no more of the response.
+    Aborted,
+}
+
+impl std::convert::From<h2::Error> for Ended {
+    fn from(_: h2::Error) -> Self {
+        Self::Cancelled
+    }
+}
+
+/// Answers a request in a task of its own.
+pub(super) fn begin(shared: &Rc<Shared>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let open = Open::new(shared);
+    tokio::task::spawn_local(async move {
+        let shared = &open.0;
+        match answer(shared, request, &mut respond).await {
+            Ok(()) => {}
+            Err(Ended::Cancelled) => {
+                let cancelled = &shared.streams.cancelled;
+                cancelled.set(cancelled.get() + 1);
+            }
+            Err(Ended::TooSlow) => {
+                shared.core.metrics.slow_readers_total.add(1);
+                shared.streams.is_too_slow.set(true);
+            }
+            Err(Ended::Aborted) => respond.send_reset(Reason::INTERNAL_ERROR),
+        }
+    });
+}
+
+async fn answer(
+    shared: &Rc<Shared>,
+    request: Request<RecvStream>,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<(), Ended> {
+    let (parts, content) = request.into_parts();
+    let has_content = !content.is_end_stream();
+    let Ok(head) = heads::write_request(&parts, has_content) else {
+        shared.core.metrics.requests_refused_total.add(1);
+        // RFC 9113 §8.1.1.
+        respond.send_reset(Reason::PROTOCOL_ERROR);
+        return Ok(());
+    };
+    let method = Method::from_bytes(parts.method.as_str().as_bytes());
+    let body = match has_content {
+        false => Body::full(Bytes::new()),
+        true => {
+            if parts.headers.get(header::EXPECT).is_some_and(|value| value.as_bytes() == b"100-continue") {
+                let mut interim = Response::new(());
+                *interim.status_mut() = StatusCode::CONTINUE;
+                respond.send_informational(interim)?;
+                shared.core.metrics.responses_1xx_total.add(1);
+            }
+            let (sender, body) = Body::channel();
+            tokio::task::spawn_local(receive(Rc::clone(shared), content, sender));
+            body
+        }
+    };
+    let arrival = Arrival { client: shared.client.peer(), local: None, server: None };
+    let request = driver::Request { arrival, head: head.into(), body };
+    let from = From { local: shared.local, whose: Whose::Proved, is_encrypted: shared.client.is_encrypted() };
+    let response = tokio::select! {
+        response = message::answer(Rc::clone(&shared.core), from, request) => response,
+        _ = poll_fn(|context| respond.poll_reset(context)) => {
+            shared.core.metrics.clients_gone_total.add(1);
+            return Err(Ended::Cancelled);
+        }
+    };
+    deliver(shared, respond, response.into_wire(), method).await
+}
+
+/// Hands a request's content on as somebody takes it, from a client that keeps up the minimum rate.
+async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySender) {
+    let core = &shared.core;
+    let mut allowance = Allowance::new(core.with_plan(|plan| plan.limits.body_min_rate_bytes_per_s));
+    loop {
+        let start_ms = core.clock.elapsed_ms();
+        let piece = within(&allowance, poll_fn(|context| content.poll_data(context))).await;
+        allowance.spend(core.clock.elapsed_ms().saturating_sub(start_ms));
+        match piece {
+            None => {
+                core.metrics.slow_bodies_total.add(1);
+                core.too_slow(shared.client.place, shared.client.peer(), Slow::Body);
+                return;
+            }
+            Some(None) => return sender.end(),
+            Some(Some(Err(_))) => return,
+            Some(Some(Ok(piece))) => {
+                let length = piece.len();
+                allowance.earn(length as u64);
+                // Room for more is given when somebody has taken this.
+                if sender.send(piece).await.is_err()
+                    || content.flow_control().release_capacity(length).is_err()
+                {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What `future` comes to, if the peer does not fall behind meanwhile.
+async fn within<F: Future>(allowance: &Allowance, future: F) -> Option<F::Output> {
+    match allowance.left_ms() {
+        None => Some(future.await),
+        Some(left_ms) => tokio::time::timeout(Duration::from_millis(left_ms), future).await.ok(),
+    }
+}
+
+/// Sends a response that comes as HTTP/1.1 has it.
+async fn deliver(
+    shared: &Shared,
+    respond: &mut SendResponse<Bytes>,
+    mut http: Body,
+    method: Method,
+) -> Result<(), Ended> {
+    let Some(Ok(first)) = http.next().await else { return Err(Ended::Aborted) };
+    let read = heads::read_response(&first, method).ok_or(Ended::Aborted)?;
+    let is_bare = matches!(read.framing, BodyFraming::None | BodyFraming::Length(0));
+    let stream = respond.send_response(read.head, is_bare)?;
+    if is_bare {
+        return Ok(());
+    }
+    let rate_bytes_per_s = shared.core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s);
+    let mut content = Content { shared, stream, allowance: Allowance::new(rate_bytes_per_s) };
+    let mut piece = first.slice(read.length..);
+    let mut remaining = Remaining::new(read.framing);
+    loop {
+        let data = remaining.take(piece)?;
+        let is_last = remaining.is_done();
+        let trailers = remaining.trailers();
+        if !data.is_empty() || (is_last && trailers.is_none()) {
+            content.send(data, is_last && trailers.is_none()).await?;
+        }
+        if is_last {
+            return match trailers {
+                Some(trailers) => Ok(content.stream.send_trailers(trailers)?),
+                None => Ok(()),
+            };
+        }
+        piece = content.next(&mut http).await?;
+    }
+}
+
+/// What is to come of a response's content.
+enum Remaining {
+    Length(u64),
+    Chunked(Box<ChunkedDecoder>),
+}
+
+impl Remaining {
+    fn new(framing: BodyFraming) -> Self {
+        match framing {
+            BodyFraming::Length(length) => Self::Length(length),
+            _ => Self::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::of_responses()))),
+        }
+    }
+
+    /// The content in a piece of what was sent.
+    fn take(&mut self, mut piece: Bytes) -> Result<Bytes, Ended> {
+        match self {
+            Self::Length(left) => {
+                *left = left.checked_sub(piece.len() as u64).ok_or(Ended::Aborted)?;
+                Ok(piece)
+            }
+            Self::Chunked(decoder) => {
+                let mut data = Bytes::new();
+                while !piece.is_empty() && !decoder.is_done() {
+                    let decoded = decoder.decode(&piece).map_err(|_| Ended::Aborted)?;
+                    let found = piece.slice(decoded.data);
+                    data = match (data.is_empty(), found.is_empty()) {
+                        (true, _) => found,
+                        (false, true) => data,
+                        (false, false) => {
+                            let mut both = BytesMut::from(data);
+                            both.extend_from_slice(&found);
+                            both.freeze()
+                        }
+                    };
+                    piece = piece.slice(decoded.consumed..);
+                }
+                Ok(data)
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Length(left) => *left == 0,
+            Self::Chunked(decoder) => decoder.is_done(),
+        }
+    }
+
+    fn trailers(&self) -> Option<http::HeaderMap> {
+        match self {
+            Self::Chunked(decoder) if decoder.is_done() => {
+                Some(heads::trailers(decoder.trailers())).filter(|trailers| !trailers.is_empty())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A response's content on its way to a client that keeps up the minimum rate.
+struct Content<'s> {
+    shared: &'s Shared,
+    stream: SendStream<Bytes>,
+    allowance: Allowance,
+}
+
+impl Content<'_> {
+    /// The next piece of the response, unless the client loses interest in it.
+    async fn next(&mut self, http: &mut Body) -> Result<Bytes, Ended> {
+        tokio::select! {
+            piece = http.next() => piece.and_then(Result::ok).ok_or(Ended::Aborted),
+            _ = poll_fn(|context| self.stream.poll_reset(context)) => Err(Ended::Cancelled),
+        }
+    }
+
+    async fn send(&mut self, mut data: Bytes, is_last: bool) -> Result<(), Ended> {
+        while !data.is_empty() {
+            self.stream.reserve_capacity(data.len());
+            let room = self.room().await?.min(data.len());
+            let piece = data.split_to(room);
+            self.allowance.earn(room as u64);
+            if data.is_empty() && is_last {
+                return Ok(self.stream.send_data(piece, true)?);
+            }
+            self.stream.send_data(piece, false)?;
+        }
+        if is_last { Ok(self.stream.send_data(data, true)?) } else { Ok(()) }
+    }
+
+    /// Waits for the client to take more: how many bytes.
+    async fn room(&mut self) -> Result<usize, Ended> {
+        let clock = &self.shared.core.clock;
+        while self.stream.capacity() == 0 {
+            let start_ms = clock.elapsed_ms();
+            let stream = &mut self.stream;
+            let room = within(&self.allowance, poll_fn(|context| stream.poll_capacity(context))).await;
+            self.allowance.spend(clock.elapsed_ms().saturating_sub(start_ms));
+            room.ok_or(Ended::TooSlow)?.ok_or(Ended::Cancelled)??;
+        }
+        Ok(self.stream.capacity())
+    }
+}

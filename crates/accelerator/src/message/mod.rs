@@ -1,0 +1,179 @@
+//! Requests that come as messages, whole but for their content: by DHTTP, by HTTP/2, and from the process's own transports.
+//!
+//! A message's head is that of HTTP/1.1, as is the head of what is answered, whatever its transport makes of them.
+
+mod body;
+mod respond;
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tidegate_core::Verdict;
+use tidegate_core::hooks::Via;
+use tidegate_dhttp::driver::{Request, Response};
+use tidegate_http::normalize::normalize;
+use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
+use tokio::sync::mpsc;
+
+use crate::data_core::DataCore;
+use crate::defence::CameFrom;
+use crate::inner::{Inner, InnerRequest, Refused, Told};
+use crate::service::fetch::{self, Answer, Incoming};
+use crate::service::lookup::{self, Lookup};
+use crate::service::seen::Seen;
+
+use body::UploadedBody;
+use respond::{Exchange, error_response};
+
+pub(crate) use respond::Extents;
+
+/// What is known of who asks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Whose {
+    /// Nothing: the address may be forged, so that nobody is charged with the request.
+    Unproved,
+    /// The address is proved, and its transport has told of the request: the defence hears of the response alone.
+    Told,
+    /// The address is proved: the defence decides about the client, and hears of the response.
+    Proved,
+}
+
+/// Where a request comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct From {
+    /// This end.
+    pub local: SocketAddr,
+    pub whose: Whose,
+    /// Whether it came encrypted.
+    pub is_encrypted: bool,
+}
+
+/// Answers what the process's own transports ask, and judges what they tell of.
+pub(crate) async fn answer_inside(
+    core: Rc<DataCore>,
+    mut inside: mpsc::Receiver<Inner>,
+    refused: Arc<Refused>,
+) {
+    while let Some(message) = inside.recv().await {
+        match message {
+            Inner::Request(InnerRequest { request, local, proved, answer: answered }) => {
+                let core = Rc::clone(&core);
+                let whose = if proved { Whose::Told } else { Whose::Unproved };
+                let from = From { local, whose, is_encrypted: false };
+                tokio::task::spawn_local(async move {
+                    // Who asked may have gone.
+                    let _ = answered.send(answer(core, from, request).await.into_wire());
+                });
+            }
+            Inner::Told(told) => judge_told(&core, &told, &refused),
+        }
+    }
+}
+
+/// Has the defence decide on a request that its transport answers.
+fn judge_told(core: &DataCore, Told { head: bytes, client }: &Told, refused: &Refused) {
+    let Some(defence) = &core.defence else { return };
+    let plan = core.plan_ref();
+    let mut parser = RequestParser::new(plan.limits.head);
+    let Ok(Progress::Complete { .. }) = parser.parse(bytes) else { return };
+    let head = RequestHead { upgrade: false, ..parser.head(bytes) };
+    let mut scratch = core.scratch.borrow_mut();
+    let Ok(normalized) = normalize(&head, plan.personality, &mut scratch.target) else { return };
+    let peer = client.to_canonical();
+    let seen = Seen::of(&plan, &head, peer, false);
+    let (judged, verdict) = defence.judge_told(peer, &seen, &head, &normalized, core.clock.elapsed_ms());
+    // What a trusted proxy's client does is not the proxy's doing; and an operator's block needs no classifier.
+    let blocked = plan.connections.as_ref().is_some_and(|admission| admission.ignores(peer));
+    let verdict = match verdict {
+        _ if blocked => Verdict::Drop,
+        _ if judged.via == Via::Proxy => Verdict::Continue,
+        verdict => verdict,
+    };
+    if refused.note(peer, verdict) {
+        core.metrics.requests_policed_total.add(1);
+    }
+}
+
+/// Answers a request that the cache alone could not, or whose answer is long.
+pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> Response {
+    let From { local, whose, is_encrypted } = from;
+    let began = Instant::now();
+    let plan = core.plan();
+    let mut parser = RequestParser::new(plan.limits.head);
+    let mut scratch = Vec::new();
+    match parser.parse(&request.head) {
+        Ok(Progress::Complete { .. }) => {}
+        Ok(Progress::Incomplete) => return refused(&core, 400),
+        Err(error) => return refused(&core, error.status()),
+    }
+    // There is no connection that could change its protocol.
+    let head = RequestHead { upgrade: false, ..parser.head(&request.head) };
+    let normalized = match normalize(&head, plan.personality, &mut scratch) {
+        Ok(normalized) => normalized,
+        Err(error) => return refused(&core, error.status()),
+    };
+    core.metrics.requests_total.add(1);
+    let peer = request.arrival.client.ip().to_canonical();
+    let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
+    let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
+    let seen = Seen::of(&plan, &head, peer, is_encrypted);
+    let asked_ms = core.clock.elapsed_ms();
+    let defence = core.defence.as_ref().filter(|_| whose != Whose::Unproved);
+    let refused = defence
+        .filter(|_| whose == Whose::Proved)
+        .and_then(|defence| defence.judge_message(peer, &seen, &head, &normalized, asked_ms));
+    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
+    if let Some(reply) = refused {
+        core.metrics.requests_policed_total.add(1);
+        return exchange.refused(&head, &reply);
+    }
+    let verdict = plan.police(request.arrival.client, || Ok(asked), &head, &normalized);
+    let answer = if verdict != Verdict::Continue {
+        // There is no connection to reset, and a client that hears nothing asks again.
+        core.metrics.requests_policed_total.add(1);
+        Answer::status(503)
+    } else if head.method == Method::Connect {
+        Answer::status(405)
+    } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
+        Answer::status(413)
+    } else {
+        let is_plain = head.framing == BodyFraming::None
+            && matches!(head.method, Method::Get | Method::Head)
+            && !plan.reviews_request(head.method_bytes, &normalized);
+        let found = match is_plain {
+            true => lookup::lookup(&core, &plan, &head, &normalized, &seen, &mut Vec::new()),
+            false => Lookup::Miss,
+        };
+        if let Lookup::Hit(hit) = found {
+            // What comes over a connection, or was put there by another request meanwhile.
+            lookup::count_hit(&core, &hit);
+            Answer::Stored(hit)
+        } else {
+            let is_absent = matches!(found, Lookup::Absent);
+            let incoming = Incoming {
+                head: &head,
+                normalized: &normalized,
+                buffer: &request.head,
+                peer,
+                seen,
+                is_absent,
+            };
+            fetch::answer(&core, incoming, &mut body).await
+        }
+    };
+    if let Some(defence) = defence {
+        let now_ms = core.clock.elapsed_ms();
+        let came_from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
+        let status = Exchange::status(&answer);
+        defence.responded_to_message(peer, &seen, &normalized, status, came_from, now_ms);
+    }
+    exchange.respond(&head, answer, body)
+}
+
+/// A head that is malformed or ambiguous.
+fn refused(core: &DataCore, status: u16) -> Response {
+    core.metrics.requests_refused_total.add(1);
+    error_response(core, status)
+}

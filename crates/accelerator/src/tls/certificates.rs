@@ -1,0 +1,194 @@
+//! Certificates with their keys, and which of them a client is shown.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{InconsistentKeys, ServerConfig};
+use webpki::EndEntityCert;
+
+use crate::settings::Certificate;
+use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CertificateError {
+    /// A file cannot be read, or has none of what it should have.
+    #[error("cannot read {what} from {}: {source}", path.display())]
+    File {
+        /// What was looked for in it.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: PemError,
+    },
+    /// The file has no certificate.
+    #[error("there is no certificate in {}", .0.display())]
+    Empty(PathBuf),
+    /// Certificate or key cannot be used.
+    #[error("{}: {source}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: rustls::Error,
+    },
+    /// Certificate and key are not of one pair.
+    #[error("the key in {} is not that of the certificate in {}", key.display(), chain.display())]
+    Mismatch {
+        /// The certificate's file.
+        chain: PathBuf,
+        /// The key's.
+        key: PathBuf,
+    },
+    /// The certificate names no host.
+    #[error("the certificate in {} names no host (subjectAltName)", .0.display())]
+    Nameless(PathBuf),
+    /// There is no certificate in the settings, and none could be made.
+    #[error("cannot make a certificate: {0}")]
+    Make(String),
+}
+
+impl CertificateError {
+    /// The file that is to blame.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File { path, .. } | Self::Unusable { path, .. } => Some(path),
+            Self::Empty(path) | Self::Nameless(path) => Some(path),
+            Self::Mismatch { key, .. } => Some(key),
+            Self::Make(_) => None,
+        }
+    }
+
+    /// Whether the file may be there, and readable, on another host.
+    pub fn is_of_this_host(&self) -> bool {
+        matches!(self, Self::File { source: PemError::Io(_), .. })
+    }
+}
+
+/// Whether a certificate can be used.
+///
+/// # Errors
+/// It cannot.
+pub fn check(certificate: &Certificate) -> Result<(), CertificateError> {
+    let mut shown = Shown { default: None, by_name: HashMap::new() };
+    shown.add(load(certificate, &ring::default_provider())?, &certificate.chain)
+}
+
+/// What TLS listeners of these settings are served with. Without a certificate, one is made that no client knows.
+pub(crate) fn server_config(certificates: &[Certificate]) -> Result<Arc<ServerConfig>, CertificateError> {
+    let provider = Arc::new(ring::default_provider());
+    let of_library = |error: rustls::Error| CertificateError::Make(error.to_string());
+    let mut shown = Shown::default();
+    for certificate in certificates {
+        shown.add(load(certificate, &provider)?, &certificate.chain)?;
+    }
+    if certificates.is_empty() {
+        shown.default = Some(Arc::new(make(&provider)?));
+    }
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(of_library)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(shown));
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+    // Resumption without state of ours, on whichever core the client comes to.
+    config.ticketer = ring::Ticketer::new().map_err(of_library)?;
+    Ok(Arc::new(config))
+}
+
+fn load(certificate: &Certificate, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
+    let Certificate { chain: chain_path, key: key_path } = certificate;
+    let failed = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| CertificateError::File { what, path, source }
+    };
+    let no_chain = || failed("a certificate", chain_path);
+    let chain: Vec<_> = CertificateDer::pem_file_iter(chain_path)
+        .map_err(no_chain())?
+        .collect::<Result<_, _>>()
+        .map_err(no_chain())?;
+    if chain.is_empty() {
+        return Err(CertificateError::Empty(chain_path.clone()));
+    }
+    let key = PrivateKeyDer::from_pem_file(key_path).map_err(failed("a private key", key_path))?;
+    let unusable = |path: &Path| {
+        let path = path.to_owned();
+        move |source| CertificateError::Unusable { path, source }
+    };
+    let key = provider.key_provider.load_private_key(key).map_err(unusable(key_path))?;
+    let certified = CertifiedKey::new(chain, key);
+    match certified.keys_match() {
+        // Of a key that does not tell, the first handshake will.
+        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(certified),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            Err(CertificateError::Mismatch { chain: chain_path.clone(), key: key_path.clone() })
+        }
+        Err(source) => Err(unusable(chain_path)(source)),
+    }
+}
+
+/// A certificate for this host that it has signed itself.
+fn make(provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
+    let failed = |error: &dyn fmt::Display| CertificateError::Make(error.to_string());
+    let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let made = rcgen::generate_simple_self_signed(names).map_err(|error| failed(&error))?;
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(|error| failed(&error))?;
+    let key = provider.key_provider.load_private_key(key).map_err(|error| failed(&error))?;
+    Ok(CertifiedKey::new(vec![made.cert.der().clone()], key))
+}
+
+/// Certificates by the names that they are for.
+#[derive(Debug, Default)]
+struct Shown {
+    /// In lower case; `*.` begins one that is for all names with one more label. Several for one name have different keys.
+    by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
+    /// For clients that ask for no name, or for one that no certificate is for.
+    default: Option<Arc<CertifiedKey>>,
+}
+
+impl Shown {
+    fn add(&mut self, certified: CertifiedKey, path: &Path) -> Result<(), CertificateError> {
+        let certified = Arc::new(certified);
+        let leaf = certified.cert.first().map(EndEntityCert::try_from);
+        let Some(Ok(leaf)) = leaf else {
+            let source = rustls::Error::InvalidCertificate(rustls::CertificateError::BadEncoding);
+            return Err(CertificateError::Unusable { path: path.to_owned(), source });
+        };
+        let mut is_nameless = true;
+        for name in leaf.valid_dns_names() {
+            is_nameless = false;
+            self.by_name.entry(name.to_ascii_lowercase()).or_default().push(Arc::clone(&certified));
+        }
+        if is_nameless && self.default.is_some() {
+            return Err(CertificateError::Nameless(path.to_owned()));
+        }
+        self.default.get_or_insert(certified);
+        Ok(())
+    }
+
+    fn of(&self, name: &str) -> Option<&[Arc<CertifiedKey>]> {
+        let name = name.to_ascii_lowercase();
+        let above = || name.split_once('.').map(|(_, rest)| format!("*.{rest}"));
+        let found = self.by_name.get(&name);
+        found.or_else(|| self.by_name.get(&above()?)).map(Vec::as_slice)
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let named = client.server_name().and_then(|name| self.of(name)).unwrap_or(&[]);
+        let suits = |certified: &&Arc<CertifiedKey>| {
+            certified.key.choose_scheme(client.signature_schemes()).is_some()
+        };
+        named.iter().find(suits).or_else(|| named.first()).or(self.default.as_ref()).cloned()
+    }
+}
