@@ -152,6 +152,7 @@ impl Site {
             client_directives: true,
             workers: 1,
             listeners: vec![Listener { address: (Ipv4Addr::LOCALHOST, 0).into(), protocol: Protocol::Http }],
+            certificates: Vec::new(),
             upstreams: vec![Upstream::new("app", vec![origin()])],
             routes: vec![Route {
                 host: "*".into(),
