@@ -354,6 +354,7 @@ mod tests {
         let settings = Settings {
             workers: 1,
             listeners: Vec::new(),
+            certificates: Vec::new(),
             upstreams: ["a", "b", "c"]
                 .map(|name| crate::settings::Upstream::new(name, vec!["127.0.0.1:9".parse().unwrap()]))
                 .to_vec(),

@@ -21,6 +21,7 @@ pub const TOP_LEVEL: &[&str] = &[
     "trusted_proxies",
     "pseudonym",
     "listen",
+    "certificate",
     "admin",
     "upstream",
     "route",

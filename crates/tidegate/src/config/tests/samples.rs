@@ -64,6 +64,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "listen" if key.name == "interface" => {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\nformat = \"tcp\"\n")
         }
+        "certificate" => ("", "chain = \"/chain\"\nkey = \"/key\"\n"),
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
