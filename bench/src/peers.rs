@@ -24,6 +24,15 @@ pub struct Site {
     pub(crate) directory: PathBuf,
 }
 
+/// A certificate with its key, in PEM.
+pub(crate) struct Certificate {
+    /// The certificate alone.
+    pub chain: PathBuf,
+    pub key: PathBuf,
+    /// Both in one file.
+    pub both: PathBuf,
+}
+
 impl Site {
     /// Makes a directory for this size below `parent`.
     ///
@@ -35,6 +44,18 @@ impl Site {
         std::fs::create_dir_all(&directory).map_err(failed)?;
         std::fs::write(directory.join("object"), vec![b'a'; size_bytes]).map_err(failed)?;
         Ok(Self { directory })
+    }
+
+    /// Makes a certificate of the kind that most sites have by now: ECDSA over P-256.
+    pub(crate) fn certificate(&self) -> Result<Certificate, String> {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])
+            .map_err(|error| format!("cannot make a certificate: {error}"))?;
+        let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        Ok(Certificate {
+            chain: self.write("chain.pem", &chain)?,
+            key: self.write("key.pem", &key)?,
+            both: self.write("both.pem", &(chain + &key))?,
+        })
     }
 
     /// Writes a file of a server's own; its path.
@@ -53,6 +74,8 @@ pub struct Peer {
     process: Child,
     /// Whether the process that was started has others do the work.
     forks: bool,
+    /// Whether it speaks TLS.
+    encrypted: bool,
 }
 
 impl Peer {
@@ -69,7 +92,7 @@ impl Peer {
         let stderr = complaints.try_clone().map_err(|error| error.to_string())?;
         pinned.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let process = pinned.spawn().map_err(|error| format!("cannot start {name} by taskset: {error}"))?;
-        let mut peer = Self { name, address, process, forks: false };
+        let mut peer = Self { name, address, process, forks: false, encrypted: false };
         let deadline = Instant::now() + START_TIMEOUT;
         while TcpStream::connect(address).is_err() {
             if let Ok(Some(status)) = peer.process.try_wait() {
@@ -90,6 +113,19 @@ impl Peer {
         self
     }
 
+    /// The same server, which speaks TLS.
+    #[must_use]
+    pub(crate) fn encrypted(mut self) -> Self {
+        self.encrypted = true;
+        self
+    }
+
+    /// The object's URL.
+    pub(crate) fn url(&self) -> String {
+        let scheme = if self.encrypted { "https" } else { "http" };
+        format!("{scheme}://{}/object", self.address)
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -100,12 +136,7 @@ impl Peer {
     /// # Errors
     /// A sentence that says what came instead.
     pub fn verify(&self, size_bytes: usize) -> Result<(), String> {
-        let mut stream = TcpStream::connect(self.address).map_err(|error| error.to_string())?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(|error| error.to_string())?;
-        let request = format!("GET /object HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
-        stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).map_err(|error| format!("{}: no answer: {error}", self.name))?;
+        let answer = if self.encrypted { self.ask_by_curl()? } else { self.ask()? };
         let head = answer.windows(4).position(|window| window == b"\r\n\r\n").map_or(0, |at| at + 4);
         let body = &answer[head..];
         let right = answer.starts_with(b"HTTP/1.1 200")
@@ -116,6 +147,27 @@ impl Peer {
         } else {
             Err(format!("{} gave a wrong answer of {} bytes", self.name, answer.len()))
         }
+    }
+
+    fn ask_by_curl(&self) -> Result<Vec<u8>, String> {
+        install("curl", "curl")?;
+        let mut curl = Command::new("curl");
+        curl.args(["--insecure", "--silent", "--show-error", "--http1.1", "--include", &self.url()]);
+        let output = curl.output().map_err(|error| format!("cannot start curl: {error}"))?;
+        match output.status.success() {
+            true => Ok(output.stdout),
+            false => Err(format!("{}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim())),
+        }
+    }
+
+    fn ask(&self) -> Result<Vec<u8>, String> {
+        let mut stream = TcpStream::connect(self.address).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(|error| error.to_string())?;
+        let request = format!("GET /object HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
+        stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).map_err(|error| format!("{}: no answer: {error}", self.name))?;
+        Ok(answer)
     }
 
     /// Seconds of user and system time that the server has used, all of its processes. taskset replaces itself by the

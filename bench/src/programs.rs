@@ -49,6 +49,23 @@ impl Peer {
         nginx(site, address, &server)
     }
 
+    /// As [`Self::nginx`], over TLS.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn nginx_tls(site: &Site) -> Result<Self, String> {
+        let (address, certificate) = (free_address()?, site.certificate()?);
+        let server = format!(
+            "sendfile on; tcp_nopush off; open_file_cache max=100 inactive=1h; open_file_cache_valid 1h;\n\
+             ssl_certificate {}; ssl_certificate_key {}; ssl_protocols TLSv1.2 TLSv1.3; ssl_buffer_size 16k;\n\
+             server {{ listen {address} ssl backlog=4096; root {}; }}",
+            certificate.chain.display(),
+            certificate.key.display(),
+            site.directory.display()
+        );
+        nginx(site, address, &server).map(Self::encrypted)
+    }
+
     /// nginx before an upstream, whose connections it keeps.
     ///
     /// # Errors
@@ -72,6 +89,25 @@ impl Peer {
         tidegate(binary, site, config, |command| {
             command.arg("--root").arg(&site.directory);
         })
+    }
+
+    /// As [`Self::tidegate`], over TLS.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn tidegate_tls(binary: &Path, site: &Site) -> Result<Self, String> {
+        let (address, admin, certificate) = (free_address()?, free_address()?, site.certificate()?);
+        let config = format!(
+            "workers = 1\n[admin]\naddress = \"{admin}\"\n[[listen]]\naddress = \"{address}\"\nprotocol = \"https\"\n\
+             [[certificate]]\nchain = \"{}\"\nkey = \"{}\"\n[[route]]\nroot = \"{}\"\n",
+            certificate.chain.display(),
+            certificate.key.display(),
+            site.directory.display()
+        );
+        let config = site.write("tls.toml", &config)?;
+        let mut command = Command::new(binary);
+        command.args(["run", "--config"]).arg(config);
+        Self::start("tidegate", SERVER_CORE, address, &command).map(Self::encrypted)
     }
 
     /// tidegate with one data core that serves DHTTP at the second address returned.
@@ -138,6 +174,22 @@ impl Peer {
              \x20 default_backend origin\nbackend origin\n  server origin {origin}\n"
         );
         haproxy(site, address, &proxy)
+    }
+
+    /// As [`Self::haproxy`], over TLS.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn haproxy_tls(site: &Site, origin: SocketAddr) -> Result<Self, String> {
+        let (address, certificate) = (free_address()?, site.certificate()?);
+        let proxy = format!(
+            "cache objects\n  total-max-size 64\n  max-object-size 1048576\n  max-age 3600\n\
+             frontend clients\n  bind {address} ssl crt {} backlog 4096\n  http-request cache-use objects\n\
+             \x20 http-response set-header Cache-Control max-age=3600\n  http-response cache-store objects\n\
+             \x20 default_backend origin\nbackend origin\n  server origin {origin}\n",
+            certificate.both.display()
+        );
+        haproxy(site, address, &proxy).map(Self::encrypted)
     }
 
     /// haproxy with one thread before an upstream, whose connections it keeps; without a cache.

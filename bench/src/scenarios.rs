@@ -32,15 +32,25 @@ pub(crate) enum Kind {
     Close,
     /// A URL for each request, through to an upstream.
     Misses,
+    /// As [`Self::Cached`], over TLS.
+    Encrypted,
+    /// As [`Self::Close`], over TLS: a whole handshake for each request.
+    Handshakes,
     /// Memory of connections on which nothing happens.
     Idle,
+}
+
+impl Kind {
+    fn is_encrypted(self) -> bool {
+        matches!(self, Self::Encrypted | Self::Handshakes)
+    }
 }
 
 const fn load(name: &'static str, size_bytes: usize, connections: usize, kind: Kind, goal: f64) -> Scenario {
     Scenario { name, size_bytes, connections, kind, goal }
 }
 
-pub(crate) const SCENARIOS: [Scenario; 9] = [
+pub(crate) const SCENARIOS: [Scenario; 12] = [
     load("612 B, 32 connections", 612, 32, Kind::Cached, 1.6),
     load("612 B, 512 connections", 612, 512, Kind::Cached, 1.6),
     load("612 B, 10,000 connections", 612, 10_000, Kind::Cached, 1.6),
@@ -49,6 +59,9 @@ pub(crate) const SCENARIOS: [Scenario; 9] = [
     load("612 B, Connection: close", 612, 32, Kind::Close, 1.1),
     load("612 B misses, 32 connections", 612, 32, Kind::Misses, 1.2),
     load("612 B misses, 512 connections", 612, 512, Kind::Misses, 1.2),
+    load("612 B over TLS, 32 connections", 612, 32, Kind::Encrypted, 1.0),
+    load("100 KiB over TLS, 32 connections", 100 << 10, 32, Kind::Encrypted, 1.0),
+    load("612 B over TLS, Connection: close", 612, 32, Kind::Handshakes, 1.0),
     load("memory of 10,000 idle connections", 612, 10_000, Kind::Idle, 2048.0),
 ];
 
@@ -64,13 +77,10 @@ pub(crate) enum Server {
     Varnish,
 }
 
-/// Servers of one scenario.
-const COUNT: usize = 5;
-
 impl Server {
-    const ALL: [Self; COUNT] = [Self::Bare, Self::Nginx, Self::Tidegate, Self::Haproxy, Self::Varnish];
-    const PROXIES: [Self; COUNT] =
-        [Self::Nginx, Self::Tidegate, Self::Pipelining, Self::Haproxy, Self::Varnish];
+    const ALL: &[Self] = &[Self::Bare, Self::Nginx, Self::Tidegate, Self::Haproxy, Self::Varnish];
+    const PROXIES: &[Self] = &[Self::Nginx, Self::Tidegate, Self::Pipelining, Self::Haproxy, Self::Varnish];
+    const WITH_TLS: &[Self] = &[Self::Nginx, Self::Tidegate, Self::Haproxy];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -88,16 +98,23 @@ impl Server {
         let site = Site::create(&parent.join(self.label()), scenario.size_bytes)?;
         let origin: SocketAddr = origin.address();
         let misses = scenario.kind == Kind::Misses;
+        let encrypted = scenario.kind.is_encrypted();
         let peer = match self {
             Self::Bare => Peer::bare(scenario.size_bytes),
             Self::Nginx if misses => Peer::nginx_proxy(&site, origin),
+            Self::Nginx if encrypted => Peer::nginx_tls(&site),
             Self::Nginx => Peer::nginx(&site),
+            Self::Tidegate if encrypted => Peer::tidegate_tls(&cli.tidegate, &site),
             Self::Tidegate if misses => Peer::tidegate_proxy(&cli.tidegate, &site, origin, ""),
             Self::Pipelining => Peer::tidegate_proxy(&cli.tidegate, &site, origin, PIPELINE),
             Self::Tidegate => Peer::tidegate(&cli.tidegate, &site, ""),
             Self::Haproxy => {
                 install("haproxy", "haproxy")?;
-                if misses { Peer::haproxy_proxy(&site, origin) } else { Peer::haproxy(&site, origin) }
+                match scenario.kind {
+                    Kind::Misses => Peer::haproxy_proxy(&site, origin),
+                    kind if kind.is_encrypted() => Peer::haproxy_tls(&site, origin),
+                    _ => Peer::haproxy(&site, origin),
+                }
             }
             Self::Varnish => {
                 install("varnishd", "varnish")?;
@@ -132,17 +149,22 @@ impl Scenario {
 
     fn load(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<Figure>>, String> {
         let origin = self.origin(directory)?;
-        let servers = if self.kind == Kind::Misses { Server::PROXIES } else { Server::ALL };
-        let peers = servers.map(|server| server.start(cli, directory, self, &origin));
+        let servers = match self.kind {
+            Kind::Misses => Server::PROXIES,
+            kind if kind.is_encrypted() => Server::WITH_TLS,
+            _ => Server::ALL,
+        };
+        let peers: Vec<_> =
+            servers.iter().map(|server| server.start(cli, directory, self, &origin)).collect();
         // Without the origin behind them, only a cache can answer.
         let origin = (self.kind == Kind::Misses).then_some(origin);
-        let ready = peers.each_ref().map(|peer| peer.as_ref().map(|_| ()).map_err(Clone::clone));
+        let ready = peers.iter().map(|peer| peer.as_ref().map(|_| ()).map_err(Clone::clone));
         let entries = in_turn(cli.rounds.into(), servers, ready, |index, round| {
             let Ok(peer) = &peers[index] else { return Err("it does not run".to_owned()) };
             let unique = origin.is_some().then_some(round);
             let load = Load {
                 connections: self.connections,
-                close: self.kind == Kind::Close,
+                close: matches!(self.kind, Kind::Close | Kind::Handshakes),
                 unique,
                 seconds: self.seconds(cli),
             };
@@ -170,7 +192,7 @@ impl Scenario {
 
     fn idle(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<f64>>, String> {
         let origin = self.origin(directory)?;
-        let entries = in_turn(cli.rounds.into(), Server::ALL, [const { Ok(()) }; COUNT], |index, round| {
+        let entries = in_turn(cli.rounds.into(), Server::ALL, std::iter::repeat(Ok(())), |index, round| {
             // A new one each round: allocators keep what a round before has left.
             let peer = Server::ALL[index].start(cli, directory, self, &origin)?;
             let bytes = idle::bytes_per_connection(&peer, self.connections, self.size_bytes)?;
@@ -204,17 +226,17 @@ impl Scenario {
 /// Measures every server once a round, each of them first in turn. One that fails is left out from there on.
 fn in_turn<T>(
     rounds: usize,
-    servers: [Server; COUNT],
-    ready: [Result<(), String>; COUNT],
+    servers: &[Server],
+    ready: impl Iterator<Item = Result<(), String>>,
     mut measure: impl FnMut(usize, usize) -> Result<T, String>,
 ) -> Vec<Entry<T>> {
     let mut entries: Vec<Entry<T>> = servers
-        .into_iter()
+        .iter()
         .zip(ready)
-        .map(|(server, ready)| Entry { server, figures: ready.map(|()| Vec::new()) })
+        .map(|(&server, ready)| Entry { server, figures: ready.map(|()| Vec::new()) })
         .collect();
     for round in 0..rounds {
-        for index in (0..entries.len()).map(|index| (index + round) % COUNT) {
+        for index in (0..servers.len()).map(|index| (index + round) % servers.len()) {
             let Ok(figures) = &mut entries[index].figures else { continue };
             match measure(index, round) {
                 Ok(figure) => figures.push(figure),
@@ -237,9 +259,9 @@ mod tests {
     #[test]
     fn each_server_is_first_in_turn_and_one_that_fails_is_left_out_with_its_reason() {
         let mut order = Vec::new();
-        let mut ready = [const { Ok(()) }; COUNT];
+        let mut ready = [const { Ok(()) }; 5];
         ready[4] = Err("not installed".to_owned());
-        let entries = in_turn(2, Server::ALL, ready, |index, round| {
+        let entries = in_turn(2, Server::ALL, ready.into_iter(), |index, round| {
             order.push(index);
             if index == 3 && round == 1 { Err("it broke".to_owned()) } else { Ok(round) }
         });

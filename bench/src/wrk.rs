@@ -46,7 +46,7 @@ impl Load {
                 .map_err(|error| error.to_string())?;
             wrk.arg("-s").arg(script.path());
         }
-        wrk.arg(format!("http://{}/object", peer.address()));
+        wrk.arg(peer.url());
         let before = peer.cpu_s()?;
         let output =
             pinned(LOAD_CORE, &wrk).output().map_err(|error| format!("cannot start wrk: {error}"))?;
