@@ -113,3 +113,74 @@ pub(super) fn trailers<'t>(fields: impl Iterator<Item = (&'t [u8], &'t [u8])>) -
     }
     map
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use tidegate_http::RequestParser;
+
+    use super::*;
+
+    /// The head of a request with these fields, as a parser of HTTP/1.1 reads it: its target, and its fields in order.
+    fn read(uri: &str, fields: &[(&str, &str)], has_content: bool) -> Result<Vec<String>, Malformed> {
+        let mut builder = Request::builder().method("POST").uri(uri);
+        for (name, value) in fields {
+            builder = builder.header(*name, *value);
+        }
+        let (parts, ()) = builder.body(()).unwrap().into_parts();
+        let bytes = write_request(&parts, has_content)?;
+        let mut parser = RequestParser::new(HeadLimits::default());
+        assert_eq!(parser.parse(&bytes), Ok(Progress::Complete { length: bytes.len() }));
+        let head = parser.head(&bytes);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut read = vec![text(head.target)];
+        read.extend(head.fields.iter().map(|(_, name, value)| format!("{}: {}", text(name), text(value))));
+        Ok(read)
+    }
+
+    #[test]
+    fn a_request_is_written_with_one_host_one_cookie_and_one_framing() {
+        let fields =
+            [("cookie", "a=1"), ("accept", "*/*"), ("te", "trailers"), ("cookie", "b=2"), ("trailer", "x")];
+        let lines = read("https://site.example/a?b", &fields, true).unwrap();
+        assert_eq!(
+            lines,
+            ["/a?b", "host: site.example", "cookie: a=1; b=2", "accept: */*", "transfer-encoding: chunked"]
+        );
+        let lines = read("https://site.example/", &[("content-length", "5")], true).unwrap();
+        assert_eq!(lines, ["/", "host: site.example", "content-length: 5"]);
+        assert_eq!(read("https://site.example/", &[], false).unwrap(), ["/", "host: site.example"]);
+    }
+
+    #[test]
+    fn host_and_authority_say_the_same_or_one_of_them_is_missing() {
+        let host = |uri, hosts: &[&str]| {
+            let fields: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+            read(uri, &fields, false).map(|lines| lines[1].clone())
+        };
+        assert_eq!(host("https://a.example/", &["A.example"]).unwrap(), "host: a.example");
+        assert_eq!(host("/", &["b.example"]).unwrap(), "host: b.example");
+        for (uri, hosts) in [
+            ("https://a.example/", &["b.example"][..]),
+            ("https://a.example/", &["a.example", "a.example"]),
+            ("/", &[]),
+        ] {
+            assert_eq!(host(uri, hosts), Err(Malformed), "{uri} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_about_a_connection_of_http_1_does_not_reach_one_of_http_2() {
+        let bytes = Bytes::from_static(
+            b"HTTP/1.1 200 OK\r\nX-A: b\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        );
+        let read = read_response(&bytes, tidegate_http::Method::Get).unwrap();
+        assert_eq!((read.framing, read.length), (BodyFraming::Chunked, bytes.len() - 5));
+        let names: Vec<_> = read.head.headers().keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x-a"]);
+        let head_only = read_response(&bytes, tidegate_http::Method::Head).unwrap();
+        assert_eq!(head_only.framing, BodyFraming::None);
+        let trailers = trailers([(&b"X-T"[..], &b"1"[..]), (b"Connection", b"close")].into_iter());
+        assert_eq!(trailers.len(), 1);
+    }
+}
