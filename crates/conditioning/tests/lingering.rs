@@ -108,6 +108,15 @@ fn connections_end_as_client_or_server_say() {
         assert_eq!(client.response(false).body, b"small\n");
         assert!(client.is_ended());
     }
+    for _ in 0..20 {
+        let mut client = chain.client();
+        for _ in 0..3 {
+            assert_eq!(client.get("/small").body, b"small\n");
+        }
+    }
+    wait_until("the filters have let go of clients that left", || {
+        CHAIN.iter().all(|filter| chain.counted(filter, "connections") == 0)
+    });
     chain.stop();
 }
 

@@ -43,9 +43,16 @@ impl Keeper {
         let is_current = generation == id.generation;
         match notice {
             Notice::ClosedForAll(_) if !is_current => {}
-            Notice::ClosedForAll(_) => self.end(index),
+            // It may be of a request that the server has read itself, and the neighbours act on news of the last one only.
+            Notice::ClosedForAll(_) => {
+                connection.id = Some(id);
+                self.end(index);
+            }
             Notice::ClosedLocally(_) if !is_current || state != State::EndedLocally => {}
-            Notice::ClosedLocally(_) => self.goes_on(key),
+            Notice::ClosedLocally(_) => {
+                connection.id = Some(id);
+                self.goes_on(key);
+            }
             Notice::HandAgain(_) => {
                 if connection.phase == Phase::Handed && connection.id == Some(id) {
                     let _ = self.queue_again(key);
@@ -242,6 +249,34 @@ mod tests {
         assert!(!neighbours.ledger.claim(id));
         assert!(neighbours.answer().starts_with("HTTP/1.1 503 "));
         assert_eq!(neighbours.told(), Some(Notice::ClosedForAll(id)));
+    }
+
+    /// The filters before it were told of the request that had been presented, did not believe it, and kept their handles for ever.
+    #[test]
+    fn neighbours_are_told_of_a_connections_end_by_the_last_request_that_the_server_has_read_itself() {
+        for end in [State::EndedLocally, State::EndedForAll] {
+            let (mut place, neighbours) = Neighbours::around();
+            place.keeps = true;
+            let arguments = Arguments::parse("", PERSIST_ARGUMENTS).unwrap();
+            let mut keeper = Keeper::new(place, Settings::read(&arguments, false).unwrap()).unwrap();
+            let first = neighbours.present();
+            assert!(keeper.take_bundles().unwrap().is_continue());
+            keeper.pump().unwrap();
+            let ledger = &neighbours.ledger;
+            assert!(ledger.claim(first) && ledger.linger(first));
+            let last = ledger.resume_for(first, std::process::id()).unwrap();
+            assert!(ledger.release(last, Some(end)).is_some());
+            neighbours.end_clients_side();
+            let is_local = end == State::EndedLocally;
+            neighbours.notify(if is_local {
+                Notice::ClosedLocally(last)
+            } else {
+                Notice::ClosedForAll(last)
+            });
+            keeper.notices();
+            assert_eq!(neighbours.told(), Some(Notice::ClosedForAll(last)));
+            assert_eq!(neighbours.ledger.state(last.slot), (last.generation, State::EndedForAll));
+        }
     }
 
     /// It was answered 503, and by the server.
