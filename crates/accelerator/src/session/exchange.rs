@@ -1,7 +1,7 @@
 //! A request that takes more than the cache: its body comes in, its answer goes out, both as a stream.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
@@ -441,7 +441,8 @@ impl Connection<'_> {
         }
         out.extend_from_slice(b"\r\n");
         // The tunnel keeps its place among the server's connections.
-        let Some((mut upstream, _lease, early)) = response.into_tunnel() else { return };
+        let Some((mut upstream, lease, early)) = response.into_tunnel() else { return };
+        lease.becomes_tunnel(self.client.as_fd().as_raw_fd());
         out.extend_from_slice(&early);
         let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
         if self.send(&mut RateWatch::new(self.core), &out).await.is_err()
