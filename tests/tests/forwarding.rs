@@ -87,6 +87,20 @@ fn what_follows_a_body_that_was_never_asked_for_is_no_request() {
 }
 
 #[test]
+fn file_whose_request_has_a_body_that_is_not_read_is_said_to_end_the_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("page"), "text").unwrap();
+    let root = format!("root = \"{}\"", directory.path().display());
+    let tidegate = Tidegate::builder().route("/", &root).start();
+    for fields in ["Expect: 100-continue\r\nContent-Length: 50\r\n", "Content-Length: 1000000\r\n"] {
+        let mut client = tidegate.connect();
+        let response = client.request("GET", "/page", fields);
+        assert_eq!((response.text().as_str(), response.field("Connection").as_str()), ("text", "close"));
+        assert!(client.is_closed());
+    }
+}
+
+#[test]
 fn client_that_is_no_trusted_proxy_its_x_forwarded_for_is_dropped() {
     let origin = Origin::start(|_| Reply::ok("ok"));
     let tidegate = Tidegate::before(&origin);

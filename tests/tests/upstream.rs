@@ -427,6 +427,43 @@ fn one_client_sends_its_bodies_slowly_others_still_get_connections() {
 }
 
 #[test]
+fn idle_tunnels_have_all_connections_a_request_still_gets_one() {
+    let origin = Origin::start(|request| match request.field("Upgrade").as_str() {
+        "" => Reply::ok("x").with("Cache-Control", "no-store"),
+        _ => Reply::script(|stream| {
+            stream.write_all(
+                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+            )?;
+            let mut bytes = [0; 64];
+            loop {
+                let count = stream.read(&mut bytes)?;
+                if count == 0 {
+                    return Ok(());
+                }
+                stream.write_all(&bytes[..count])?;
+            }
+        }),
+    });
+    let tidegate = group(&[&origin], "max_connections = 4").top("workers = 1").start();
+    let tunnel = |last: u8| {
+        let mut client = Client::try_connect_from([127, 0, 0, last].into(), tidegate.address()).unwrap();
+        client.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n");
+        assert_eq!(client.head().0, 101);
+        client
+    };
+    let mut of_one: Vec<Client> = (0..3).map(|_| tunnel(9)).collect();
+    let mut of_another = tunnel(10);
+    assert_eq!(tidegate.get("/").status, 200);
+    // Whose address has most of them loses one, and nobody else does.
+    assert!(of_one.remove(0).is_closed());
+    for client in of_one.iter_mut().chain([&mut of_another]) {
+        client.send("here");
+        assert_eq!(client.read_bytes(4), b"here");
+    }
+    assert_eq!(tidegate.metric("tidegate_connections_shed_total"), 1.0);
+}
+
+#[test]
 fn server_that_sends_more_than_it_announces_gets_one_request_a_connection() {
     let origin = Origin::start(|request| match request.target.as_str() {
         "/surplus" => Reply::script(|stream| {

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use tidegate_core::hooks::{
@@ -366,7 +367,8 @@ impl DataCore {
 
     /// Where nearly all connections that there may be are open, or TCP's memory is nearly used up, the heaviest of those that
     /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7). The
-    /// same where requests wait for a connection to an upstream, of which clients that send or read slowly have too many.
+    /// same where requests wait for a connection to an upstream, of which tunnels, or clients that send or read slowly, have too
+    /// many.
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
         if load.tcp_memory > MEMORY_SHORT {
             let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
@@ -385,12 +387,21 @@ impl DataCore {
             let of_address = client.place.filter(|_| !is_proxy).map_or(0, crowding);
             of_address + transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION
         };
-        if let Some((waiting, most)) = self.pools().crowd() {
+        if let Some((waiting, most, turns)) = self.pools().crowd() {
             let slow = |client: &clients::Client| client.is_slow_at_upstream().then(|| weight(client));
             let surplus = |held: &mut dyn Iterator<Item = u64>| {
                 held.count().saturating_sub(most / SLOW_SHARE).min(waiting.max(most / SLOW_SHARE))
             };
             let shed = self.clients.end_heaviest(surplus, slow);
+            self.metrics.connections_shed_total.add(shed as u64);
+            // A tunnel takes a connection for as long as its client likes, and costs that nearly nothing.
+            let tunnel = |client: &clients::Client| {
+                turns.has_tunnel_of(client.as_fd().as_raw_fd()).then(|| weight(client))
+            };
+            let surplus = |held: &mut dyn Iterator<Item = u64>| {
+                held.count().saturating_sub(turns.three_quarters()).min(waiting)
+            };
+            let shed = self.clients.end_heaviest(surplus, tunnel);
             self.metrics.connections_shed_total.add(shed as u64);
         }
         if load.connections <= CROWDED {

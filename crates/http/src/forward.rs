@@ -246,7 +246,8 @@ fn is_any_of(name: &[u8], names: &[&[u8]]) -> bool {
 
 /// The protocols of the `Upgrade` fields to which a connection may change (RFC 9110 §7.8). Not among them are those that
 /// carry requests of their own, which would pass every check of ours: `h2c`, which RFC 9113 §3.1 has dropped, other
-/// versions of HTTP, and TLS (RFC 2817).
+/// versions of HTTP, and TLS (RFC 2817); nor what is no protocol, in which a lax server may find one of those. Of many, the
+/// first.
 pub fn upgrade_protocols<'a>(fields: &Fields<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
     let fields = *fields;
     fields
@@ -256,8 +257,10 @@ pub fn upgrade_protocols<'a>(fields: &Fields<'a>) -> impl Iterator<Item = &'a [u
         .filter(|protocol| {
             let name = protocol.split(|&byte| byte == b'/').next().unwrap_or(b"");
             !name.is_empty()
+                && protocol.iter().all(|&byte| is_token(byte) || byte == b'/')
                 && ![&b"h2c"[..], b"h2", b"http", b"tls"].iter().any(|known| name.eq_ignore_ascii_case(known))
         })
+        .take(MOST_OPTIONS)
 }
 
 /// Whether some server may take this unknown name for a field that only we, or a trusted proxy, may set.
@@ -384,7 +387,8 @@ fn write_connection(head: &RequestHead<'_>, context: &ForwardContext<'_>, out: &
         out.extend_from_slice(b"TE: trailers\r\n");
     }
     if upgrade {
-        upgrade_protocols(&head.fields).for_each(|protocol| write_field(b"Upgrade", protocol, out));
+        let protocols: Vec<&[u8]> = upgrade_protocols(&head.fields).collect();
+        write_field(b"Upgrade", &protocols.join(&b", "[..]), out);
     }
 }
 

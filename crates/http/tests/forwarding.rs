@@ -253,6 +253,21 @@ fn protocols_that_carry_requests_are_not_upgraded_to() {
 }
 
 #[test]
+fn upgrade_goes_on_as_one_line_of_few_protocols_and_of_nothing_else() {
+    let upgrade = |value: &str| {
+        let sent = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: {value}\r\n\r\n");
+        let out = forwarded(&sent, &ForwardContext { keep_upgrade: true, ..CONTEXT });
+        let lines = out.lines().filter_map(|line| line.strip_prefix("Upgrade: "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(upgrade("chat/2 ,, websocket"), ["chat/2, websocket"]);
+    assert_eq!(upgrade("\"h2c\", h2c\tx, h2c;a, chat"), ["chat"]);
+    assert!(upgrade("\"h2c\"").is_empty());
+    // A line for each would make six times as much of a head that has thousands.
+    assert_eq!(upgrade(&"a,".repeat(10_000)), [["a"; 16].join(", ")]);
+}
+
+#[test]
 fn an_upgrade_goes_on_only_when_told() {
     let sent = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
     assert!(!forwarded(sent, &CONTEXT).contains("pgrade"));

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use tidegate_core::Verdict;
@@ -237,16 +238,18 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let keep_alive = head.keep_alive && !self.core.is_draining();
+        // A body that is not read to its end ends the connection, and the response says so (RFC 9112 §9.6).
+        let goes_on = keep_alive && body.is_disposable();
         match answer {
-            Answer::Stored(hit) => self.deliver_stored(head, hit, keep_alive, progress).await,
+            Answer::Stored(hit) => self.deliver_stored(head, hit, goes_on, progress).await,
             Answer::Streamed(streamed) => {
                 self.deliver_streamed(head, streamed, keep_alive, body, progress).await
             }
-            Answer::File(file) => Box::pin(self.deliver_file(head, file, keep_alive, progress)).await,
+            Answer::File(file) => Box::pin(self.deliver_file(head, file, goes_on, progress)).await,
             Answer::Local { status, fields } => {
                 // After 400, 408 and 413 what the client sends next cannot be told from the rest of the body.
-                let keep_alive = keep_alive && body.is_disposable() && !matches!(status, 400 | 408 | 413);
-                self.deliver_local(head, status, &fields, keep_alive, progress).await
+                let goes_on = goes_on && !matches!(status, 400 | 408 | 413);
+                self.deliver_local(head, status, &fields, goes_on, progress).await
             }
         }
     }
@@ -462,7 +465,8 @@ impl Connection<'_> {
         }
         out.extend_from_slice(b"\r\n");
         // The tunnel keeps its place among the server's connections.
-        let Some((mut upstream, _lease, early)) = response.into_tunnel() else { return };
+        let Some((mut upstream, lease, early)) = response.into_tunnel() else { return };
+        lease.becomes_tunnel(self.client.as_fd().as_raw_fd());
         out.extend_from_slice(&early);
         let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
         if self.send(&mut RateWatch::new(self.core), &out).await.is_err()

@@ -1,6 +1,7 @@
 //! One core's connections to servers.
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +48,7 @@ pub(crate) struct Lease {
     group: usize,
     server: usize,
     pool: Rc<Pool>,
-    _turn: Turn,
+    turn: Turn,
 }
 
 impl Pools {
@@ -71,10 +72,14 @@ impl Pools {
         }
     }
 
-    /// How many requests wait for a connection to the server that most of them wait for, and how many connections that may
-    /// have; `None`: nobody waits.
-    pub(crate) fn crowd(&self) -> Option<(usize, usize)> {
-        self.pools.iter().flatten().filter_map(|pool| pool.turns.crowd()).max()
+    /// How many requests wait for a connection to the server that most of them wait for, how many connections that may
+    /// have, and who has them; `None`: nobody waits.
+    pub(crate) fn crowd(&self) -> Option<(usize, usize, Rc<Turns>)> {
+        let crowds = self.pools.iter().flatten().filter_map(|pool| {
+            let (waiting, most) = pool.turns.crowd()?;
+            Some((waiting, most, Rc::clone(&pool.turns)))
+        });
+        crowds.max_by_key(|(waiting, most, _)| (*waiting, *most))
     }
 
     #[cfg(test)]
@@ -187,7 +192,7 @@ impl Pools {
             server.request_began();
         }
         let groups = Arc::clone(&self.groups);
-        Ok(Lease { groups, group: group_index, server, pool: Rc::clone(pool), _turn: turn })
+        Ok(Lease { groups, group: group_index, server, pool: Rc::clone(pool), turn })
     }
 }
 
@@ -338,6 +343,11 @@ impl Lease {
             body.informational(&interim.get());
         }
         self.answered_before(stream, received, is_shared)
+    }
+
+    /// The connection has become the tunnel of the client with this socket.
+    pub(crate) fn becomes_tunnel(&self, client: RawFd) {
+        self.turn.becomes_tunnel(client);
     }
 
     /// Keeps a connection for the next request.

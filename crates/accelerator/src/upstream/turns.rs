@@ -4,8 +4,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use tidegate_core::network_of;
@@ -24,6 +25,8 @@ pub(crate) struct Turns {
     in_use: Cell<usize>,
     /// How many of them each client has; nothing for those who have none.
     held: RefCell<HashMap<IpAddr, usize, ahash::RandomState>>,
+    /// The clients' sockets of those that have become tunnels.
+    tunnels: RefCell<HashSet<RawFd, ahash::RandomState>>,
     waiting: RefCell<Waiting>,
 }
 
@@ -31,6 +34,7 @@ pub(crate) struct Turns {
 pub(crate) struct Turn {
     turns: Rc<Turns>,
     client: Option<IpAddr>,
+    tunnel: Cell<Option<RawFd>>,
 }
 
 #[derive(Default)]
@@ -57,15 +61,25 @@ impl Turns {
     }
 
     fn has_its_share(&self, client: Option<IpAddr>) -> bool {
-        let share = self.most.get() - self.most.get() / 4;
+        let share = self.three_quarters();
         client.is_some_and(|client| self.held.borrow().get(&client).is_some_and(|held| *held >= share))
+    }
+
+    /// As many as one client, or tunnels, may have of the connections while others wait.
+    pub(crate) fn three_quarters(&self) -> usize {
+        self.most.get() - self.most.get() / 4
+    }
+
+    /// Whether a connection is the tunnel of the client with this socket.
+    pub(crate) fn has_tunnel_of(&self, client: RawFd) -> bool {
+        self.tunnels.borrow().contains(&client)
     }
 
     fn hand(self: &Rc<Self>, client: Option<IpAddr>) -> Turn {
         if let Some(client) = client {
             *self.held.borrow_mut().entry(client).or_insert(0) += 1;
         }
-        Turn { turns: Rc::clone(self), client }
+        Turn { turns: Rc::clone(self), client, tunnel: Cell::new(None) }
     }
 
     /// A place in the queue of a class (0 goes first). `None` where too many wait that are not of a lower class, or of
@@ -123,9 +137,20 @@ impl Waiting {
     }
 }
 
+impl Turn {
+    /// The connection has become the tunnel of the client with this socket, which stays open for longer than the turn lasts.
+    pub(crate) fn becomes_tunnel(&self, client: RawFd) {
+        self.turns.tunnels.borrow_mut().insert(client);
+        self.tunnel.set(Some(client));
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         let turns = &self.turns;
+        if let Some(client) = self.tunnel.get() {
+            turns.tunnels.borrow_mut().remove(&client);
+        }
         if let Some(client) = self.client
             && let Entry::Occupied(mut held) = turns.held.borrow_mut().entry(client)
         {
