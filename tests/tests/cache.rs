@@ -434,6 +434,45 @@ fn purge_while_a_response_is_on_its_way_the_response_is_not_stored() {
     assert!(!tidegate.get("/slow").is_hit(), "what was asked for before the purge may be older than it");
 }
 
+/// What was looked up before the upstream was asked stood in for it after it had been removed.
+#[test]
+fn what_is_removed_while_the_upstream_is_asked_does_not_stand_in_for_it() {
+    let (primed, gate) = (Gate::default(), Gate::default());
+    let (is_primed, may_go) = (primed.clone(), gate.clone());
+    let origin = Origin::start(move |request| {
+        if request.method == "POST" {
+            return Reply::ok("posted");
+        }
+        if !is_primed.is_open() {
+            return Reply::ok("old").with("Cache-Control", "max-age=1, stale-if-error=600");
+        }
+        may_go.pass();
+        Reply::status(503, "failed")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let targets = ["/purged", "/posted", "/kept"];
+    for target in targets {
+        assert_eq!(tidegate.get(target).text(), "old");
+    }
+    eventually("all are stale", || {
+        let is_stale = |target| tidegate.get_with(target, "Cache-Control: only-if-cached\r\n").status == 504;
+        targets.into_iter().all(is_stale).then_some(())
+    });
+    primed.open();
+    let asked = origin.count();
+    let clients = targets.map(|target| {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+        client
+    });
+    eventually("all are asked for", || (origin.count() == asked + targets.len()).then_some(()));
+    assert!(tidegate.command(&["cache", "purge", "/purged"]).status.success());
+    assert_eq!(tidegate.connect().request("POST", "/posted", "Content-Length: 0\r\n").status, 200);
+    gate.open();
+    let answers = clients.map(|mut client| client.response().text());
+    assert_eq!(answers, ["failed", "failed", "old"]);
+}
+
 #[test]
 fn unsafe_request_while_a_response_is_on_its_way_the_response_is_not_stored() {
     let (entered, gate) = (Gate::default(), Gate::default());
