@@ -731,6 +731,44 @@ fn what_only_the_origin_knows_is_asked_of_it() {
 }
 
 #[test]
+fn clients_that_are_not_heeded_get_what_is_stored_whatever_only_the_origin_knows() {
+    let origin = Origin::start(|_| Reply::cacheable("old").with("ETag", "\"old\""));
+    let tidegate = Tidegate::builder().origin(&origin).cache("client_directives = false").start();
+    assert_eq!(tidegate.get("/").text(), "old");
+    for condition in ["If-Match: \"new\"", "If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT"] {
+        assert!(tidegate.get_with("/", &format!("{condition}\r\n")).is_hit(), "{condition}");
+    }
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn of_errors_a_stored_response_stands_in_for_those_of_a_server_that_cannot_answer_now() {
+    let primed = Gate::default();
+    let is_primed = primed.clone();
+    let origin = Origin::start(move |request| match is_primed.is_open() {
+        false => Reply::ok("old").with("Cache-Control", "max-age=1, stale-if-error=600"),
+        true => Reply::status(request.target[1..].parse().unwrap(), "error"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    let stands_in = [500, 502, 503, 504];
+    let statuses = stands_in.into_iter().chain([404, 501, 505, 599]);
+    for status in statuses.clone() {
+        assert_eq!(tidegate.get(&format!("/{status}")).text(), "old");
+    }
+    primed.open();
+    for status in statuses {
+        let target = format!("/{status}");
+        eventually("it is stale", || {
+            let stored = tidegate.get_with(&target, "Cache-Control: only-if-cached\r\n");
+            (stored.status == 504).then_some(())
+        });
+        let expected = if stands_in.contains(&status) { (200, "old") } else { (status, "error") };
+        let answer = tidegate.get(&target);
+        assert_eq!((answer.status, answer.text().as_str()), expected);
+    }
+}
+
+#[test]
 fn a_get_for_another_protocol_passes_by_and_not_for_its_methods_sake() {
     let origin = Origin::start(|_| Reply::cacheable("plain"));
     let tidegate = Tidegate::before(&origin);

@@ -181,8 +181,9 @@ fn upstream_falls_silent_within_a_response_those_who_read_along_are_cut_off_in_t
     let origin = Origin::start(move |_| {
         let held = held.clone();
         Reply::script(move |stream| {
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 9\r\n\r\nhalf")?;
+            stream.write_all(
+                b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 9\r\n\r\nhalf",
+            )?;
             held.pass();
             Ok(())
         })

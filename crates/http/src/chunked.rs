@@ -394,10 +394,70 @@ mod tests {
         }
     }
 
+    /// RFC 9110 §6.5.1, and what a server may take for such a field.
+    #[test]
+    fn trailers_that_would_count_in_a_head_are_left_out() {
+        let forbidden = [
+            "Age",
+            "Authorization",
+            "Cache-Control",
+            "Connection",
+            "Content-Encoding",
+            "Content-Length",
+            "Content-Range",
+            "Content-Type",
+            "Cookie",
+            "Date",
+            "Expect",
+            "Expires",
+            "Forwarded",
+            "Host",
+            "If-Match",
+            "If-Modified-Since",
+            "If-None-Match",
+            "If-Range",
+            "If-Unmodified-Since",
+            "Keep-Alive",
+            "Location",
+            "Max-Forwards",
+            "Pragma",
+            "Proxy-Authenticate",
+            "Proxy-Authorization",
+            "Proxy-Connection",
+            "Range",
+            "Retry-After",
+            "Set-Cookie",
+            "TE",
+            "Trailer",
+            "Transfer-Encoding",
+            "Upgrade",
+            "Vary",
+            "Via",
+            "Warning",
+            "WWW-Authenticate",
+            "X-Forwarded-For",
+            "X-Forwarded-Host",
+            "X-Forwarded-Proto",
+            "X-Real-IP",
+            "Transfer_Encoding",
+            "X_Forwarded_For",
+            "X-Forwarded-Port",
+            "X-Original-URL",
+            "True-Client-IP",
+            "Proxy",
+        ];
+        for name in forbidden {
+            let input = format!("0\r\nX-A: 1\r\n{name}: 2\r\n\r\n");
+            let (_, _, decoder) = decode_in_pieces(input.as_bytes(), 7).unwrap();
+            assert_eq!(decoder.trailers().collect::<Vec<_>>(), [(&b"X-A"[..], &b"1"[..])], "{name}");
+        }
+    }
+
     #[test]
     fn malformed_codings_are_refused_with_their_reason_however_split() {
         let long_extension = format!("1;{}\r\n", "x".repeat(5000));
         let long_trailer = format!("0\r\nx: {}\r\n\r\n", "y".repeat(17000));
+        let many_trailers = format!("0\r\n{}\r\n", "x: y\r\n".repeat(101));
         let table: &[(&[u8], BodyError)] = &[
             (b"\r\n", BodyError::BadChunkSize),
             (b"g\r\n", BodyError::BadChunkSize),
@@ -422,6 +482,7 @@ mod tests {
             (b"0\r\nx: a\n\r\n", BodyError::BadTrailer(HeadError::BareLineFeed)),
             (b"0\r\n\n", BodyError::BadTrailer(HeadError::BareLineFeed)),
             (long_trailer.as_bytes(), BodyError::BadTrailer(HeadError::HeadTooLarge { limit: 16384 })),
+            (many_trailers.as_bytes(), BodyError::BadTrailer(HeadError::TooManyFields { limit: 100 })),
         ];
         for (input, expected) in table {
             for piece in [1, 2, 3, 7, input.len()] {

@@ -261,6 +261,23 @@ mod tests {
     }
 
     #[test]
+    fn what_we_write_ourselves_selects_nothing() {
+        let is_by_client = |vary: &str, sent: &str| {
+            super::is_by_client(
+                &OwnedFields::new(&[("Vary", vary)]).view(),
+                &OwnedFields::new(&[(sent, "x")]).view(),
+            )
+        };
+        for name in ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via", "CF-Connecting-IP", "x_real_ip"] {
+            assert!(is_by_client(&format!("Accept, {name}"), "X-A"), "{name}");
+        }
+        for name in ["X-Forwarded-Proto", "X-Forwarded-Host"] {
+            assert!(is_by_client(name, name) && !is_by_client(name, "X-A"), "{name}");
+        }
+        assert!(!is_by_client("Accept, X-Real", "X-A"));
+    }
+
+    #[test]
     fn own_cookie_selects_no_response() {
         let of = |cookie: &str| key("cookie", &[("Cookie", cookie)]);
         assert_eq!(of("a=b; pass=1"), of("a=b"));
