@@ -269,12 +269,13 @@ fn trailers_of_a_request_reach_the_origin() {
     let tidegate = Tidegate::before(&origin);
     let mut client = tidegate.connect();
     client
-        .send("PUT / HTTP/1.1\r\nHost: example.org\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n");
-    client.send("3\r\nabc\r\n0\r\nX-Sum: 42\r\nContent-Length: 7\r\n\r\n");
+        .send("PUT / HTTP/1.1\r\nHost: example.org\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\nConnection: X-Hop\r\n\r\n");
+    client.send("3\r\nabc\r\n0\r\nX-Sum: 42\r\nX-Hop: 1\r\nContent-Length: 7\r\n\r\n");
     assert_eq!(client.response().status, 200);
     let request = origin.last();
     assert_eq!(request.body, b"abc");
     assert_eq!(request.trailers.get("X-Sum").as_deref(), Some("42"));
+    assert_eq!(request.trailers.get("X-Hop"), None, "Connection names it (RFC 9110 §7.6.1)");
     assert_eq!(request.trailers.get("Content-Length"), None, "framing is not for trailers (RFC 9110 §6.5.1)");
     assert_eq!(client.get("/next").status, 200, "the connection goes on");
 }

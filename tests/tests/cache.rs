@@ -434,6 +434,45 @@ fn purge_while_a_response_is_on_its_way_the_response_is_not_stored() {
     assert!(!tidegate.get("/slow").is_hit(), "what was asked for before the purge may be older than it");
 }
 
+/// What was looked up before the upstream was asked stood in for it after it had been removed.
+#[test]
+fn what_is_removed_while_the_upstream_is_asked_does_not_stand_in_for_it() {
+    let (primed, gate) = (Gate::default(), Gate::default());
+    let (is_primed, may_go) = (primed.clone(), gate.clone());
+    let origin = Origin::start(move |request| {
+        if request.method == "POST" {
+            return Reply::ok("posted");
+        }
+        if !is_primed.is_open() {
+            return Reply::ok("old").with("Cache-Control", "max-age=1, stale-if-error=600");
+        }
+        may_go.pass();
+        Reply::status(503, "failed")
+    });
+    let tidegate = Tidegate::before(&origin);
+    let targets = ["/purged", "/posted", "/kept"];
+    for target in targets {
+        assert_eq!(tidegate.get(target).text(), "old");
+    }
+    eventually("all are stale", || {
+        let is_stale = |target| tidegate.get_with(target, "Cache-Control: only-if-cached\r\n").status == 504;
+        targets.into_iter().all(is_stale).then_some(())
+    });
+    primed.open();
+    let asked = origin.count();
+    let clients = targets.map(|target| {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+        client
+    });
+    eventually("all are asked for", || (origin.count() == asked + targets.len()).then_some(()));
+    assert!(tidegate.command(&["cache", "purge", "/purged"]).status.success());
+    assert_eq!(tidegate.connect().request("POST", "/posted", "Content-Length: 0\r\n").status, 200);
+    gate.open();
+    let answers = clients.map(|mut client| client.response().text());
+    assert_eq!(answers, ["failed", "failed", "old"]);
+}
+
 #[test]
 fn unsafe_request_while_a_response_is_on_its_way_the_response_is_not_stored() {
     let (entered, gate) = (Gate::default(), Gate::default());
@@ -689,6 +728,44 @@ fn what_only_the_origin_knows_is_asked_of_it() {
     assert!(asked.field("Cache-Status").contains("fwd=request"), "{asked:?}");
     assert_eq!(origin.count(), 4);
     assert!(tidegate.get("/").field("Cache-Status").contains("hit"));
+}
+
+#[test]
+fn clients_that_are_not_heeded_get_what_is_stored_whatever_only_the_origin_knows() {
+    let origin = Origin::start(|_| Reply::cacheable("old").with("ETag", "\"old\""));
+    let tidegate = Tidegate::builder().origin(&origin).cache("client_directives = false").start();
+    assert_eq!(tidegate.get("/").text(), "old");
+    for condition in ["If-Match: \"new\"", "If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT"] {
+        assert!(tidegate.get_with("/", &format!("{condition}\r\n")).is_hit(), "{condition}");
+    }
+    assert_eq!(origin.count(), 1);
+}
+
+#[test]
+fn of_errors_a_stored_response_stands_in_for_those_of_a_server_that_cannot_answer_now() {
+    let primed = Gate::default();
+    let is_primed = primed.clone();
+    let origin = Origin::start(move |request| match is_primed.is_open() {
+        false => Reply::ok("old").with("Cache-Control", "max-age=1, stale-if-error=600"),
+        true => Reply::status(request.target[1..].parse().unwrap(), "error"),
+    });
+    let tidegate = Tidegate::before(&origin);
+    let stands_in = [500, 502, 503, 504];
+    let statuses = stands_in.into_iter().chain([404, 501, 505, 599]);
+    for status in statuses.clone() {
+        assert_eq!(tidegate.get(&format!("/{status}")).text(), "old");
+    }
+    primed.open();
+    for status in statuses {
+        let target = format!("/{status}");
+        eventually("it is stale", || {
+            let stored = tidegate.get_with(&target, "Cache-Control: only-if-cached\r\n");
+            (stored.status == 504).then_some(())
+        });
+        let expected = if stands_in.contains(&status) { (200, "old") } else { (status, "error") };
+        let answer = tidegate.get(&target);
+        assert_eq!((answer.status, answer.text().as_str()), expected);
+    }
 }
 
 #[test]

@@ -196,6 +196,35 @@ fn the_origin_gives_up_on_one_request_those_who_wait_for_it_are_answered() {
     assert!((2..=3).contains(&asked), "{asked}");
 }
 
+/// It would for the next one as well: not each has to find that out.
+#[test]
+fn the_origin_gives_up_on_the_requests_of_three_clients_the_others_are_not_asked_for() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::Close
+    });
+    // With one worker all who wait have joined the next request before that is answered.
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").start();
+    let ask = |last: u8| {
+        let mut client = Client::try_connect_from([127, 0, 0, last].into(), tidegate.address()).unwrap();
+        client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        client
+    };
+    let mut clients = vec![ask(10)];
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    clients.extend((11..20).map(ask));
+    eventually("the others wait", || {
+        (tidegate.metric("tidegate_cache_collapsed_total") == 9.0).then_some(())
+    });
+    gate.open();
+    for client in &mut clients {
+        assert_eq!(client.response().status, 502);
+    }
+    assert_eq!(origin.count(), 3);
+}
+
 #[test]
 fn the_origin_hangs_on_one_request_those_who_wait_for_it_are_answered() {
     let gate = Gate::default();
@@ -417,6 +446,46 @@ fn an_answer_for_one_client_has_others_without_a_cookie_wait_for_each_other_stil
     all_shared(clients);
     drop(first);
     assert_eq!(origin.count(), asked + 1);
+}
+
+/// What a refresh finds out is of those who are identified like the client for whom it was begun.
+#[test]
+fn a_refresh_for_one_client_has_others_without_a_cookie_wait_for_each_other_still() {
+    let (primed, gate) = (Gate::default(), Gate::default());
+    let (is_primed, held) = (primed.clone(), gate.clone());
+    let origin = Origin::start(move |request| {
+        if !request.field("Cookie").is_empty() {
+            return Reply::ok("for one").with("Set-Cookie", "a=c");
+        }
+        if !is_primed.is_open() {
+            return Reply::ok("old").with("Cache-Control", "max-age=1, stale-while-revalidate=600");
+        }
+        held.pass();
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::before(&origin);
+    assert_eq!(tidegate.get("/").text(), "old");
+    primed.open();
+    eventually("it is refreshed", || {
+        assert_eq!(tidegate.get_with("/", "Cookie: a=b\r\n").text(), "old");
+        (origin.count() > 1).then_some(())
+    });
+    // Whatever the refresh has found out is known when the next one is begun.
+    eventually("it is refreshed again", || {
+        assert_eq!(tidegate.get_with("/", "Cookie: a=b\r\n").text(), "old");
+        (origin.count() > 2).then_some(())
+    });
+    assert!(tidegate.command(&["cache", "purge", "/"]).status.success());
+    let asked = |origin: &Origin| {
+        origin.requests().iter().filter(|request| request.field("Cookie").is_empty()).count()
+    };
+    let first = leader(&tidegate, "X: y");
+    eventually("it is asked for", || (asked(&origin) > 1).then_some(()));
+    let clients = followers(&tidegate, 10);
+    gate.open();
+    all_shared(clients);
+    drop(first);
+    assert_eq!(asked(&origin), 2);
 }
 
 /// They waited for answers of which they could use none.

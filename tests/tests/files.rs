@@ -101,7 +101,19 @@ fn precompressed_sibling_is_served_to_who_takes_it() {
         assert_eq!((response.field("Content-Encoding").as_str(), response.text().as_str()), (coding, text));
         assert!(response.field("Content-Type").starts_with("text/css"), "{response:?}");
     }
-    assert_eq!(site.tidegate.get_with("/a.css", "Accept-Encoding: gzip;q=0, br;q=0\r\n").text(), "plain");
+    // RFC 9110 §12.4.2: what the client wants most, and only among equals what takes the fewest bytes.
+    for (accepted, text) in [
+        ("gzip;q=0, br;q=0", "plain"),
+        ("gzip;q=0.000, br;Q=0.001", "brotli"),
+        ("br;q=0.5, gzip", "gzipped"),
+        ("br; q=0.4, gzip;q=0.5", "gzipped"),
+        ("br;q=0.5, gzip;q=0.50", "brotli"),
+        ("br, gzip;q=0.9", "brotli"),
+        ("br;q=2, gzip;q=x", "plain"),
+    ] {
+        let response = site.tidegate.get_with("/a.css", &format!("Accept-Encoding: {accepted}\r\n"));
+        assert_eq!(response.text(), text, "{accepted}");
+    }
 }
 
 #[test]

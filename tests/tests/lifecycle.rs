@@ -74,6 +74,20 @@ fn sigterm_idle_connections_do_not_hold_it_up() {
 }
 
 #[test]
+fn sigterm_connection_on_which_nothing_has_come_is_not_waited_for() {
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let limits = "header_timeout = \"600s\"\ndrain_timeout = \"600s\"";
+    let mut tidegate = Tidegate::builder().origin(&origin).limits(limits).start();
+    let mut silent = tidegate.connect();
+    // Until then it is the kernel's. The first one has looked whether anybody listens.
+    eventually("it is accepted", || {
+        (tidegate.metric("tidegate_connections_accepted_total") >= 2.0).then_some(())
+    });
+    assert!(tidegate.terminate().success());
+    assert!(silent.rest().is_empty());
+}
+
+#[test]
 fn sigterm_request_that_never_ends_is_cut_off_after_the_drain_timeout() {
     let gate = Gate::default();
     let held = gate.clone();

@@ -172,3 +172,34 @@ fn endless_response_others_get_one_of_their_own() {
     }
     assert_eq!(origin.count(), 2);
 }
+
+/// Its time began anew each second, so that clients waited for as long as the server kept its connection.
+#[test]
+fn upstream_falls_silent_within_a_response_those_who_read_along_are_cut_off_in_time() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        let held = held.clone();
+        Reply::script(move |stream| {
+            stream.write_all(
+                b"HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 9\r\n\r\nhalf",
+            )?;
+            held.pass();
+            Ok(())
+        })
+    });
+    let tidegate = Tidegate::builder()
+        .group("app", &[origin.address()], "response_timeout = \"2s\"")
+        .route("/", "upstream = \"app\"")
+        .start();
+    let mut clients = [tidegate.connect(), tidegate.connect()];
+    for client in &mut clients {
+        client.send("GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        assert_eq!(client.head().0, 200);
+    }
+    for client in &mut clients {
+        assert_eq!(client.rest(), b"half");
+    }
+    assert_eq!(origin.count(), 1);
+    gate.open();
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tidegate_e2e::{Builder, Client, Origin, Reply, Tidegate, eventually, free_port};
+use tidegate_e2e::{Builder, Client, Gate, Origin, Reply, Tidegate, eventually, free_port};
 
 fn named(name: &'static str) -> Origin {
     Origin::start(move |_| Reply::ok(name).with("Cache-Control", "no-store"))
@@ -286,7 +286,7 @@ fn server_does_not_answer_all_who_wait_learn_it_at_once() {
 
 #[test]
 fn bytes_after_a_response_are_not_the_next_one() {
-    let written = tidegate_e2e::Gate::default();
+    let written = Gate::default();
     let done = written.clone();
     let origin = Origin::start(move |_| {
         let done = done.clone();
@@ -310,9 +310,42 @@ fn bytes_after_a_response_are_not_the_next_one() {
     assert_eq!(client.get("/two").text(), "first");
 }
 
+/// What comes on a connection that is kept for the next request is no answer to it, and the server will do so again.
+#[test]
+fn bytes_on_an_idle_connection_are_not_the_next_response() {
+    let (gate, written) = (Gate::default(), Gate::default());
+    let (may_go, done) = (gate.clone(), written.clone());
+    let origin = Origin::start(move |request| {
+        if request.target != "/surplus" {
+            return Reply::ok("fine").with("Cache-Control", "no-store");
+        }
+        let (may_go, done) = (may_go.clone(), done.clone());
+        Reply::script(move |stream| {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 2\r\n\r\nok")?;
+            may_go.pass();
+            stream.write_all(
+                b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 6\r\n\r\npoison",
+            )?;
+            done.open();
+            let mut buffer = [0; 64];
+            while stream.read(&mut buffer)? > 0 {}
+            Ok(())
+        })
+    });
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").start();
+    assert_eq!(tidegate.get("/surplus").text(), "ok");
+    gate.open();
+    written.pass();
+    let before = origin.connections();
+    for _ in 0..3 {
+        assert_eq!(tidegate.get("/").text(), "fine");
+    }
+    assert_eq!(origin.connections(), before + 3);
+}
+
 #[test]
 fn reload_while_a_request_waits_it_stays_with_its_upstream() {
-    let gate = tidegate_e2e::Gate::default();
+    let gate = Gate::default();
     let door = gate.clone();
     let a = Origin::start(move |_| {
         door.pass();

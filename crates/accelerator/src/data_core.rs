@@ -272,6 +272,8 @@ impl DataCore {
         let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
         let busy = || self.clients.len() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
         while busy() && self.clock.elapsed_ms() < end_ms {
+            // The kernel has kept silent ones back for a while: nothing is on its way.
+            self.clients.count_silent_as_idle();
             self.clients.end_idle();
             self.clients.sweep(self.clock.elapsed_ms());
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::chars::is_value;
 use crate::error::{BodyError, HeadError};
-use crate::field::FieldId;
-use crate::forward::is_deceptive;
+use crate::field::{FieldId, Fields};
+use crate::forward::{ConnectionOptions, is_deceptive};
 use crate::parser::FieldLines;
 use crate::simd::{self, Scan, Task};
 
@@ -251,14 +251,17 @@ impl ChunkedDecoder {
 
     /// The trailer fields once the body is complete, without those that RFC 9110 §6.5.1 forbids there: fields for
     /// framing, routing, authentication and the like must not be merged into the head. Nor are names passed on that
-    /// some server may take for one of those.
-    pub fn trailers(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+    /// some server may take for one of those, or that `Connection` names among the fields of the `head` (§7.6.1).
+    pub fn trailers<'a>(&'a self, head: Fields<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let fields = if self.is_done() { self.lines.fields() } else { &[] };
+        let options = ConnectionOptions::of(head);
         fields
             .iter()
             .map(|field| (field.id, field.name.of(&self.trailer), field.value.of(&self.trailer)))
-            .filter(|(id, name, _)| {
-                !(forbidden_in_trailers(*id) || *id == FieldId::Other && is_deceptive(name))
+            .filter(move |(id, name, _)| {
+                !(forbidden_in_trailers(*id)
+                    || *id == FieldId::Other && is_deceptive(name)
+                    || options.removes(*id, name))
             })
             .map(|(_, name, value)| (name, value))
     }
@@ -362,6 +365,11 @@ pub fn write_last_chunk<'a>(trailers: impl IntoIterator<Item = (&'a [u8], &'a [u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::testing::OwnedFields;
+
+    fn no_fields() -> Fields<'static> {
+        Fields::new(b"", &[], 0)
+    }
 
     fn decode_in_pieces(input: &[u8], piece: usize) -> Result<(Vec<u8>, usize, ChunkedDecoder), BodyError> {
         let mut decoder = ChunkedDecoder::new(ChunkLimits::default());
@@ -390,14 +398,88 @@ mod tests {
             let (body, taken, decoder) = decode_in_pieces(input, piece).unwrap();
             assert_eq!(body, b"hello0123456789abcdef");
             assert_eq!(&input[taken..], b"GET /");
-            assert_eq!(decoder.trailers().collect::<Vec<_>>(), [(&b"X-Sum"[..], &b"1"[..])]);
+            assert_eq!(decoder.trailers(no_fields()).collect::<Vec<_>>(), [(&b"X-Sum"[..], &b"1"[..])]);
         }
+    }
+
+    /// RFC 9110 §6.5.1, and what a server may take for such a field.
+    #[test]
+    fn trailers_that_would_count_in_a_head_are_left_out() {
+        let forbidden = [
+            "Age",
+            "Authorization",
+            "Cache-Control",
+            "Connection",
+            "Content-Encoding",
+            "Content-Length",
+            "Content-Range",
+            "Content-Type",
+            "Cookie",
+            "Date",
+            "Expect",
+            "Expires",
+            "Forwarded",
+            "Host",
+            "If-Match",
+            "If-Modified-Since",
+            "If-None-Match",
+            "If-Range",
+            "If-Unmodified-Since",
+            "Keep-Alive",
+            "Location",
+            "Max-Forwards",
+            "Pragma",
+            "Proxy-Authenticate",
+            "Proxy-Authorization",
+            "Proxy-Connection",
+            "Range",
+            "Retry-After",
+            "Set-Cookie",
+            "TE",
+            "Trailer",
+            "Transfer-Encoding",
+            "Upgrade",
+            "Vary",
+            "Via",
+            "Warning",
+            "WWW-Authenticate",
+            "X-Forwarded-For",
+            "X-Forwarded-Host",
+            "X-Forwarded-Proto",
+            "X-Real-IP",
+            "Transfer_Encoding",
+            "X_Forwarded_For",
+            "X-Forwarded-Port",
+            "X-Original-URL",
+            "True-Client-IP",
+            "Proxy",
+        ];
+        for name in forbidden {
+            let input = format!("0\r\nX-A: 1\r\n{name}: 2\r\n\r\n");
+            let (_, _, decoder) = decode_in_pieces(input.as_bytes(), 7).unwrap();
+            assert_eq!(
+                decoder.trailers(no_fields()).collect::<Vec<_>>(),
+                [(&b"X-A"[..], &b"1"[..])],
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn trailers_of_one_connection_stay_on_it() {
+        let (_, _, decoder) =
+            decode_in_pieces(b"0\r\nX-Hop: 1\r\nETag: \"a\"\r\nX-End: 2\r\n\r\n", 7).unwrap();
+        // An option that names an end-to-end field removes nothing.
+        let head = OwnedFields::new(&[("Connection", "close, x-hop"), ("Connection", "ETag")]);
+        let names: Vec<_> = decoder.trailers(head.view()).map(|(name, _)| name).collect();
+        assert_eq!(names, [&b"ETag"[..], b"X-End"]);
     }
 
     #[test]
     fn malformed_codings_are_refused_with_their_reason_however_split() {
         let long_extension = format!("1;{}\r\n", "x".repeat(5000));
         let long_trailer = format!("0\r\nx: {}\r\n\r\n", "y".repeat(17000));
+        let many_trailers = format!("0\r\n{}\r\n", "x: y\r\n".repeat(101));
         let table: &[(&[u8], BodyError)] = &[
             (b"\r\n", BodyError::BadChunkSize),
             (b"g\r\n", BodyError::BadChunkSize),
@@ -422,6 +504,7 @@ mod tests {
             (b"0\r\nx: a\n\r\n", BodyError::BadTrailer(HeadError::BareLineFeed)),
             (b"0\r\n\n", BodyError::BadTrailer(HeadError::BareLineFeed)),
             (long_trailer.as_bytes(), BodyError::BadTrailer(HeadError::HeadTooLarge { limit: 16384 })),
+            (many_trailers.as_bytes(), BodyError::BadTrailer(HeadError::TooManyFields { limit: 100 })),
         ];
         for (input, expected) in table {
             for piece in [1, 2, 3, 7, input.len()] {
@@ -489,7 +572,7 @@ mod tests {
         let (body, taken, decoder) = decode_in_pieces(&coded, 1000).unwrap();
         assert_eq!(body, [&b"hello, "[..], &[b'x'; 4096]].concat());
         assert_eq!(taken, coded.len());
-        assert_eq!(decoder.trailers().collect::<Vec<_>>(), [(&b"etag"[..], &b"\"1\""[..])]);
+        assert_eq!(decoder.trailers(no_fields()).collect::<Vec<_>>(), [(&b"etag"[..], &b"\"1\""[..])]);
         let mut header = Vec::new();
         write_chunk_header(0x10f, &mut header);
         assert_eq!(header, b"10f\r\n");

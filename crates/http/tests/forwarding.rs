@@ -64,6 +64,14 @@ fn a_trusted_client_keeps_its_word() {
 }
 
 #[test]
+fn what_a_trusted_client_has_said_nothing_in_begins_with_our_word() {
+    let sent = "GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For:\r\nForwarded:\r\n\r\n";
+    let out = forwarded(sent, &ForwardContext { trusted_client: true, ..CONTEXT });
+    assert!(out.contains("\r\nX-Forwarded-For: 192.0.2.1\r\n"), "{out}");
+    assert!(out.contains("\r\nForwarded: for=192.0.2.1;host=a;proto=http\r\n"), "{out}");
+}
+
+#[test]
 fn fields_of_one_connection_stay_on_it() {
     let sent = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, X-Hop, Host, Cookie\r\nX-Hop: 1\r\nCookie: c=1\r\n\
         Keep-Alive: 5\r\nProxy-Connection: x\r\nProxy-Authorization: x\r\nProxy: x\r\nProxy-Foo: x\r\nProxying: y\r\n\
@@ -247,6 +255,10 @@ fn protocols_that_carry_requests_are_not_upgraded_to() {
         out.contains("\r\nUpgrade: websocket\r\n") && !out.contains("h2c") && !out.contains("HTTP2"),
         "{out}"
     );
+    let others = sent.replace("h2c, websocket", "TLS/1.0, h2, HTTP/2.0, IRC/6.9");
+    let out = forwarded(&others, &ForwardContext { keep_upgrade: true, ..CONTEXT });
+    let upgrades: Vec<&str> = out.lines().filter(|line| line.starts_with("Upgrade: ")).collect();
+    assert_eq!(upgrades, ["Upgrade: IRC/6.9"]);
     let alone = sent.replace(", websocket", "");
     let out = forwarded(&alone, &ForwardContext { keep_upgrade: true, ..CONTEXT });
     assert!(!out.contains("pgrade"), "{out}");

@@ -376,7 +376,7 @@ impl Fetch<'_> {
         fields.has(FieldId::IfNoneMatch) || fields.has(FieldId::IfModifiedSince)
     }
 
-    fn stored(&self, hit: Hit) -> Answer {
+    pub(super) fn stored(&self, hit: Hit) -> Answer {
         count_hit(self.core, &hit);
         Answer::Stored(hit)
     }

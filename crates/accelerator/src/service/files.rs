@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tidegate_http::cache::Policy;
+use tidegate_http::cache::vary::{MOST_WANTED, weight};
 use tidegate_http::normalize::{Normalized, percent_decode};
 use tidegate_http::{FieldId, Method, RequestHead, date};
 use tidegate_store::{Object, Store, Visit};
@@ -223,24 +224,28 @@ pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normal
     write_file_key(root.path.as_os_str().as_bytes(), path, accepted_codings(head), key);
 }
 
-/// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask.
+/// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask. Without those that would be preferred to one that
+/// the client wants more.
 fn accepted_codings(head: &RequestHead<'_>) -> u8 {
-    let mut mask = 0;
+    let mut weights = [0; CODINGS.len()];
     let members =
         head.fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
     for member in members {
-        let mut parts = member.split(|byte| *byte == b';');
-        let name = parts.next().unwrap_or(b"").trim_ascii();
-        let refused = parts.any(|parameter| {
-            let parameter = parameter.trim_ascii();
-            parameter
-                .strip_prefix(b"q=")
-                .or(parameter.strip_prefix(b"Q="))
-                .is_some_and(|quality| quality.iter().all(|byte| matches!(byte, b'0' | b'.')))
-        });
-        if let Some(bit) = CODINGS.iter().position(|(coding, _)| name.eq_ignore_ascii_case(coding.as_bytes()))
+        let mut parts = member.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let name = parts.next().unwrap_or(b"");
+        let quality = parts.find(|parameter| matches!(parameter, [b'q' | b'Q', b'=', ..]));
+        // A weight that cannot be read is none.
+        let weight = quality.map_or(MOST_WANTED, |quality| weight(quality).unwrap_or(0));
+        if let Some(index) =
+            CODINGS.iter().position(|(coding, _)| name.eq_ignore_ascii_case(coding.as_bytes()))
         {
-            mask = if refused { mask & !(1 << bit) } else { mask | 1 << bit };
+            weights[index] = weight;
+        }
+    }
+    let (mut mask, mut most) = (0, 1);
+    for (bit, &weight) in weights.iter().enumerate().rev() {
+        if weight >= most {
+            (mask, most) = (mask | 1 << bit, weight);
         }
     }
     mask

@@ -3,10 +3,10 @@
 use tidegate_http::cache::{Forwarded, Policy, RequestDirectives};
 use tidegate_store::Object;
 
-use crate::service::entries::Entry;
+use crate::service::entries::{Entry, write_url_key};
 use crate::service::fetch::{Answer, Fetch};
 use crate::service::fill::Forward;
-use crate::service::lookup::{Hit, directives, hit};
+use crate::service::lookup::{Found, Hit, directives, find, hit};
 use crate::upstream::{Response, UpstreamError};
 
 impl Fetch<'_> {
@@ -29,15 +29,25 @@ impl Fetch<'_> {
     }
 
     /// What is stored, if it may answer in the place of an upstream that has failed: by leave of the response or of the request if that
-    /// was reached, and otherwise unless the response forbids it.
+    /// was reached, and otherwise unless the response forbids it. The cache is looked into again: what was `stale` may have been purged
+    /// or invalidated while the upstream was waited for.
     pub(super) fn stand_in(&self, stale: Option<&Object>, reached: bool, forward: Forward) -> Option<Answer> {
         let rule = match reached {
             true => Policy::may_serve_stale_on_error,
             false => Policy::may_serve_stale_when_disconnected,
         };
-        let stale = stale.filter(|stale| self.policy_allows(stale, rule))?;
-        tracing::debug!(reached, "a stale response stands in for a failed upstream");
-        Some(self.hit_of(stale.clone(), true, forward))
+        stale?;
+        let mut key = Vec::new();
+        write_url_key(self.incoming.normalized, &self.incoming.seen, &mut key);
+        match find(self.core, self.core.store.as_deref()?, self.incoming.head, &mut key) {
+            Found::Unusable { object, .. } if self.policy_allows(&object, rule) => {
+                tracing::debug!(reached, "a stale response stands in for a failed upstream");
+                Some(self.hit_of(object, true, forward))
+            }
+            // Another request has brought it.
+            Found::Usable { hit, .. } => Some(self.stored(Hit { forwarded: Some(forward), ..hit })),
+            Found::Unusable { .. } | Found::Nothing(_) => None,
+        }
     }
 
     /// A stored response that is sent after the upstream was asked.

@@ -100,18 +100,19 @@ impl Fill {
 
     /// Reads `response` to its end.
     async fn run(mut self, mut response: Box<Response>, tail: Tail, rest: Rc<RefCell<Option<Rest>>>) {
-        let mut orphaned: Option<Instant> = None;
+        let mut orphaned = std::pin::pin!(tail.orphaned());
         loop {
-            if tail.readers.load(Ordering::Relaxed) > 0 {
-                orphaned = None;
-            } else if orphaned.get_or_insert_with(Instant::now).elapsed() > ORPHANED {
-                tracing::debug!("nobody waits for the response any more, which is not stored");
-                drop(self);
-                break;
-            }
             // After the last byte of a known length the end follows without waiting: a client that has read the whole
-            // response finds it in the cache with its next request.
-            let Ok(chunk) = tokio::time::timeout(LOOK_INTERVAL, response.chunk()).await else { continue };
+            // response finds it in the cache with its next request. A read is never begun anew: its time would be, too.
+            let chunk = tokio::select! {
+                biased;
+                () = &mut orphaned => {
+                    tracing::debug!("nobody waits for the response any more, which is not stored");
+                    drop(self);
+                    break;
+                }
+                chunk = response.chunk() => chunk,
+            };
             match chunk {
                 Ok(Some(piece)) => {
                     if self.write(piece).is_err() {
@@ -173,6 +174,21 @@ pub(crate) struct Tail {
     readers: Arc<AtomicUsize>,
     /// Bytes of the body, if known beforehand.
     length: Option<u64>,
+}
+
+impl Tail {
+    /// Waits until nobody has read along for [`ORPHANED`].
+    async fn orphaned(&self) {
+        let mut since: Option<Instant> = None;
+        loop {
+            if self.readers.load(Ordering::Relaxed) > 0 {
+                since = None;
+            } else if since.get_or_insert_with(Instant::now).elapsed() > ORPHANED {
+                return;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
 }
 
 /// Reads a body while it is being stored.

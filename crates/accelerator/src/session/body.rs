@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use tidegate_http::{
-    BodyError, BodyFraming, ChunkLimits, ChunkedDecoder, RequestHead, ResponseHead, Version,
+    BodyError, BodyFraming, ChunkLimits, ChunkedDecoder, Fields, RequestHead, ResponseHead, Version,
 };
 
 use crate::clients::Client;
@@ -26,6 +26,8 @@ pub(crate) struct ClientBody<'c> {
     client: &'c Client,
     core: &'c Rc<DataCore>,
     framing: Framing,
+    /// Those of the head.
+    fields: Fields<'c>,
     /// What has arrived; `taken` bytes of it are used.
     buffer: Vec<u8>,
     taken: usize,
@@ -55,7 +57,7 @@ impl<'c> ClientBody<'c> {
     pub(crate) fn new(
         client: &'c Client,
         core: &'c Rc<DataCore>,
-        head: &RequestHead<'_>,
+        head: &RequestHead<'c>,
         rest: Vec<u8>,
     ) -> Self {
         let framing = match head.framing {
@@ -69,6 +71,7 @@ impl<'c> ClientBody<'c> {
             client,
             core,
             framing,
+            fields: head.fields,
             buffer: rest,
             taken: 0,
             ahead: None,
@@ -289,7 +292,7 @@ impl RequestBody for ClientBody<'_> {
 
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         match &self.framing {
-            Framing::Chunked(decoder) => Box::new(decoder.trailers()),
+            Framing::Chunked(decoder) => Box::new(decoder.trailers(self.fields)),
             Framing::Length { .. } => Box::new(std::iter::empty()),
         }
     }

@@ -87,6 +87,15 @@ impl Clients {
         self.end_those(Slot::is_idle)
     }
 
+    /// Takes connections on which nothing has come yet for ones between requests.
+    pub(crate) fn count_silent_as_idle(&self) {
+        self.for_each(|client| {
+            if client.slot.awaits_head() && client.pending.borrow().is_none() {
+                client.slot.set(Waiting::NextRequest, client.slot.deadline_ms.get());
+            }
+        });
+    }
+
     /// Ends every upgraded connection: none of them would end by itself.
     pub(crate) fn end_tunnels(&self) {
         self.end_those(|slot| slot.waiting.get() == Waiting::Tunnel);

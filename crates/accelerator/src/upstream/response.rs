@@ -183,7 +183,7 @@ impl Response {
     /// Trailer fields, once the body has been read (RFC 9112 §7.1.2).
     pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         match &self.body {
-            Body::Chunked(decoder) => Box::new(decoder.trailers()),
+            Body::Chunked(decoder) => Box::new(decoder.trailers(self.head().fields)),
             _ => Box::new(std::iter::empty()),
         }
     }

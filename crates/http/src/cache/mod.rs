@@ -29,4 +29,4 @@ pub use status::{CacheStatus, Forwarded, Handling, write_name};
 #[cfg(test)]
 mod oracle_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

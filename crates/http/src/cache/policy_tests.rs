@@ -63,6 +63,16 @@ fn what_must_not_be_stored_is_refused_with_its_reason() {
     assert_eq!(policy_of(&[], 200, &[]), Err(NotStorable::Useless));
     assert_eq!(policy_of(&[], 200, &[("Cache-Control", "max-age=0")]), Err(NotStorable::Useless));
     assert_eq!(policy_of(&[], 200, &[("Cache-Control", "no-cache, max-age=9")]), Err(NotStorable::Useless));
+    // What may be served stale is of use, unless it may not.
+    for grant in ["stale-while-revalidate=9", "stale-if-error=9"] {
+        let policy = |more: &str| {
+            policy_of(&[], 200, &[("Cache-Control", format!("max-age=0, {grant}{more}").as_str())])
+        };
+        assert!(policy("").is_ok(), "{grant}");
+        for strict in [", must-revalidate", ", proxy-revalidate", ", s-maxage=0", ", no-cache"] {
+            assert_eq!(policy(strict), Err(NotStorable::Useless), "{grant}{strict}");
+        }
+    }
     assert_eq!(
         policy_of(&[], 200, &[("Last-Modified", LONG_AGO), ("Set-Cookie", "a=b")]),
         Err(NotStorable::SetCookie)
@@ -172,6 +182,9 @@ fn heuristic_lifetimes_are_a_tenth_up_to_a_day() {
     assert_eq!(ttl(&[], 599, &[modified, ("Cache-Control", "public")]), Ok(10));
     assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified, ("Cache-Control", "must-revalidate")]), Ok(0));
     assert_eq!(ttl(&[("Cookie", "a=b")], 200, &[modified, ("Cache-Control", "public")]), Ok(10));
+    let credentials = ("Authorization", "Basic x");
+    assert_eq!(ttl(&[credentials], 200, &[modified, ("Cache-Control", "must-revalidate")]), Ok(0));
+    assert_eq!(ttl(&[credentials], 200, &[modified, ("Cache-Control", "public")]), Ok(10));
     assert_eq!(ttl(&[], 200, &[modified, ("Pragma", "no-cache")]), Ok(0));
     assert!(policy_of(&[], 200, &[modified]).unwrap().is_heuristic());
     assert!(!cc("max-age=1").is_heuristic());

@@ -198,14 +198,14 @@ fn write_sorted(request: &Fields<'_>, id: FieldId, out: &mut Vec<u8>) -> Option<
         if name.is_empty() || !name.iter().all(|&byte| is_token(byte)) {
             return None;
         }
-        let weight = parts.next().map_or(Some(1000), weight)?;
+        let weight = parts.next().map_or(Some(MOST_WANTED), weight)?;
         if parts.next().is_some() {
             return None;
         }
         let name_start = out.len();
         out.extend(name.iter().map(u8::to_ascii_lowercase));
         *found.get_mut(count)? =
-            Weighted { unwanted: 1000 - weight, name: Name { start: name_start, end: out.len() } };
+            Weighted { unwanted: MOST_WANTED - weight, name: Name { start: name_start, end: out.len() } };
         count += 1;
     }
     let found = &mut found[..count];
@@ -227,8 +227,11 @@ fn write_sorted(request: &Fields<'_>, id: FieldId, out: &mut Vec<u8>) -> Option<
     Some(())
 }
 
-/// `q=0.5` in thousandths.
-fn weight(parameter: &[u8]) -> Option<u16> {
+/// What a member of a weighted list without a weight has.
+pub const MOST_WANTED: u16 = 1000;
+
+/// `q=0.5` in thousandths (RFC 9110 §12.4.2); `None` if it is malformed.
+pub fn weight(parameter: &[u8]) -> Option<u16> {
     let [b'q' | b'Q', b'=', whole @ (b'0' | b'1'), rest @ ..] = parameter else { return None };
     let digits = match rest {
         [] => &[][..],
@@ -239,7 +242,7 @@ fn weight(parameter: &[u8]) -> Option<u16> {
     for i in 0..3 {
         weight = weight * 10 + digits.get(i).map_or(0, |digit| u16::from(digit - b'0'));
     }
-    (weight <= 1000).then_some(weight)
+    (weight <= MOST_WANTED).then_some(weight)
 }
 
 #[cfg(test)]
@@ -258,6 +261,23 @@ mod tests {
         write_secondary_key(names.as_bytes(), &OwnedFields::new(lines).view(), b"pass", &mut out);
         assert!(out.starts_with(b"prefix"));
         out
+    }
+
+    #[test]
+    fn what_we_write_ourselves_selects_nothing() {
+        let is_by_client = |vary: &str, sent: &str| {
+            super::is_by_client(
+                &OwnedFields::new(&[("Vary", vary)]).view(),
+                &OwnedFields::new(&[(sent, "x")]).view(),
+            )
+        };
+        for name in ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via", "CF-Connecting-IP", "x_real_ip"] {
+            assert!(is_by_client(&format!("Accept, {name}"), "X-A"), "{name}");
+        }
+        for name in ["X-Forwarded-Proto", "X-Forwarded-Host"] {
+            assert!(is_by_client(name, name) && !is_by_client(name, "X-A"), "{name}");
+        }
+        assert!(!is_by_client("Accept, X-Real", "X-A"));
     }
 
     #[test]
