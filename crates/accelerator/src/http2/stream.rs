@@ -10,7 +10,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{Request, Response, StatusCode, header};
 use tidegate_core::hooks::Slow;
 use tidegate_dhttp::driver::{self, Arrival, Body, BodySender};
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Method};
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method};
 
 use crate::http2::{Shared, heads};
 use crate::message::{self, From, Whose};
@@ -238,7 +238,9 @@ impl Remaining {
     fn trailers(&self) -> Option<http::HeaderMap> {
         match self {
             Self::Chunked(decoder) if decoder.is_done() => {
-                Some(heads::trailers(decoder.trailers())).filter(|trailers| !trailers.is_empty())
+                // What `Connection` names is not among them any more.
+                let fields = decoder.trailers(Fields::new(b"", &[], 0));
+                Some(heads::trailers(fields)).filter(|trailers| !trailers.is_empty())
             }
             _ => None,
         }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
