@@ -109,6 +109,14 @@ impl Reloader {
         self.started.settings.cache.path.is_some()
     }
 
+    /// Opens the access log and the audit file anew, as after they were renamed.
+    fn reopen_logs(&self) {
+        self.engine.reopen_log();
+        if let Some(guard) = &self.guard {
+            guard.reopen_audit();
+        }
+    }
+
     /// What a reload that succeeds has done.
     pub(crate) fn done(&self) -> String {
         match &self.args.config {
@@ -554,8 +562,8 @@ impl Signals {
         Ok(Starting { serving, thread })
     }
 
-    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the access log
-    /// anew; SIGUSR1 does only the latter.
+    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the logs anew;
+    /// SIGUSR1 does only the latter.
     fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
         let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen } = self;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -566,15 +574,12 @@ impl Signals {
                         _ = terminate.recv() => {}
                         _ = interrupt.recv() => {}
                         _ = reopen.recv() => {
-                            engine.reopen_log();
-                            tracing::info!("the access log is opened anew");
+                            reloader.reopen_logs();
+                            tracing::info!("the access log and the audit file are opened anew");
                             continue;
                         }
                         _ = hangup.recv() => {
-                            engine.reopen_log();
-                            if let Some(guard) = &reloader.guard {
-                                guard.reopen_audit();
-                            }
+                            reloader.reopen_logs();
                             // What came of it is logged.
                             let _ = reloader.reload();
                             continue;
