@@ -199,6 +199,39 @@ fn sighup_new_routes_are_used_and_open_connections_kept() {
     eventually("the new origin answers", || (client.get("/").text() == "new").then_some(()));
 }
 
+/// A reload looks whether servers are there, and each may take as long as it is given.
+#[test]
+fn sigterm_during_a_reload_drains_at_once() {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, listen, socket, socket_with};
+    let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));
+    let mut tidegate = Tidegate::before(&origin);
+    // Its accept queue is full: more that want to connect are not answered.
+    let mute = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let address = std::net::SocketAddr::from(([0, 0, 0, 0], tidegate_e2e::free_port()));
+    bind(&mute, &address).unwrap();
+    listen(&mute, 0).unwrap();
+    let place = std::net::SocketAddr::from(([127, 0, 0, 1], address.port()));
+    let _queued = std::net::TcpStream::connect(place).unwrap();
+    let waiting =
+        socket_with(AddressFamily::INET, SocketType::STREAM, rustix::net::SocketFlags::NONBLOCK, None);
+    let waiting = waiting.unwrap();
+    let _ = connect(&waiting, &place);
+    // So many that all of them take a minute: a few are asked at the same time.
+    let servers: Vec<String> =
+        (0..1000).map(|n| format!("\"127.1.{}.{}:{}\"", n / 250, n % 250 + 1, address.port())).collect();
+    let config = std::fs::read_to_string(tidegate.config()).unwrap();
+    let own = format!("\"{}\"", origin.address());
+    assert!(config.contains(&own), "{config}");
+    tidegate.write_config(&config.replace(&own, &servers.join(", ")));
+    tidegate.signal(Signal::HUP);
+    let probe = format!(":{:04X} 02 ", address.port());
+    eventually("the servers are asked", || {
+        std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&probe).then_some(())
+    });
+    assert!(tidegate.terminate().success());
+    assert!(!tidegate.output().contains("was read again"), "it waited for the reload");
+}
+
 #[test]
 fn sighup_with_a_broken_file_what_runs_goes_on() {
     let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));

@@ -2,7 +2,8 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         gatekeeper: Arc::clone(&gatekeeper),
         trickles,
         guard,
+        one_at_a_time: Mutex::default(),
     });
     admin::spawn(admin, engine.clone(), Arc::clone(&reloader), gatekeeper).map_err(no_admin)?;
     signals.obey(engine.clone(), Arc::clone(&reloader)).map_err(no_signals)?;
@@ -101,6 +103,8 @@ pub(crate) struct Reloader {
     pub trickles: TricklesServices,
     /// What watches clients, unless that is off.
     pub guard: Option<Arc<Guard>>,
+    /// Reloads come by a signal and from the admin server; of two at once one would put in force what the other replaces.
+    one_at_a_time: Mutex<()>,
 }
 
 impl Reloader {
@@ -115,6 +119,18 @@ impl Reloader {
         if let Some(guard) = &self.guard {
             guard.reopen_audit();
         }
+    }
+
+    /// Begins a thread that reloads whenever it is told to, since a reload may wait for servers. Of several that are asked
+    /// for during one, the last reads the file for all of them.
+    fn spawn(self: &Arc<Self>) -> std::io::Result<SyncSender<()>> {
+        let (sender, asked) = sync_channel(1);
+        let reloader = Arc::clone(self);
+        std::thread::Builder::new().name("reload".into()).spawn(move || {
+            // What comes of them is logged.
+            asked.iter().for_each(|()| drop(reloader.reload()));
+        })?;
+        Ok(sender)
     }
 
     /// What a reload that succeeds has done.
@@ -132,6 +148,7 @@ impl Reloader {
 
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
+        let _turn = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
         notify::reloading();
         let result = self.read_and_apply();
         match &result {
@@ -566,6 +583,7 @@ impl Signals {
     /// SIGUSR1 does only the latter.
     fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
         let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen } = self;
+        let reload = reloader.spawn()?;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             runtime.block_on(async move {
                 let mut draining: Option<Instant> = None;
@@ -580,8 +598,8 @@ impl Signals {
                         }
                         _ = hangup.recv() => {
                             reloader.reopen_logs();
-                            // What came of it is logged.
-                            let _ = reloader.reload();
+                            // Full: one that has not begun yet reads the file as it is now.
+                            let _ = reload.try_send(());
                             continue;
                         }
                     }
