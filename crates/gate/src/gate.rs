@@ -1,6 +1,7 @@
 //! A gate: kernel programs where they can be had, the same rules in user space where not.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -83,6 +84,8 @@ enum Engine {
 struct Kernel {
     programs: Programs,
     interfaces: Mutex<Interfaces>,
+    /// Whether one of them is loopback: each accept asks, and what changes or shows interfaces takes long.
+    covers_loopback: AtomicBool,
     queues: Mutex<Option<Arc<Queues>>>,
     rules: Mutex<InForce>,
     /// How full the block list was, and when it had last been changed: a million entries are not counted for nothing.
@@ -195,6 +198,7 @@ impl Gate {
         let kernel = Kernel {
             programs,
             interfaces: Mutex::default(),
+            covers_loopback: AtomicBool::new(false),
             queues: Mutex::new(None),
             rules: Mutex::new(InForce { slots: Slots::default(), policer }),
             block_stats: Mutex::new(None),
@@ -219,7 +223,9 @@ impl Gate {
     pub fn attach_also(&mut self, interface: &str) -> Result<(), GateError> {
         let Engine::Kernel(kernel) = &mut self.engine else { return Ok(()) };
         let interfaces = kernel.interfaces.get_mut().unwrap_or_else(PoisonError::into_inner);
-        interfaces.attach(&kernel.programs, interface)
+        let attached = interfaces.attach(&kernel.programs, interface);
+        *kernel.covers_loopback.get_mut() = interfaces.include_loopback();
+        attached
     }
 
     /// Puts other rules in force at once, for every packet the old ones or the new ones. A rule that matches what one
@@ -390,7 +396,12 @@ impl Gate {
     /// and come back. To be called now and then from the network namespace that the gate was attached in.
     pub fn look_at_interfaces(&self) -> Vec<InterfaceChange> {
         match &self.engine {
-            Engine::Kernel(kernel) => lock(&kernel.interfaces).look(&kernel.programs),
+            Engine::Kernel(kernel) => {
+                let mut interfaces = lock(&kernel.interfaces);
+                let changes = interfaces.look(&kernel.programs);
+                kernel.covers_loopback.store(interfaces.include_loopback(), Ordering::Relaxed);
+                changes
+            }
             Engine::User(_) => Vec::new(),
         }
     }
@@ -405,11 +416,14 @@ impl Gate {
         match &self.engine {
             Engine::Kernel(kernel) => {
                 let maps = &kernel.programs.maps;
-                let interfaces = lock(&kernel.interfaces);
+                let (interfaces, unavailable): (_, Vec<Unavailable>) = {
+                    let interfaces = lock(&kernel.interfaces);
+                    (interfaces.names(), interfaces.unavailable().collect())
+                };
                 Ok(Report {
-                    interfaces: interfaces.names(),
+                    interfaces,
                     rules: report::rules(maps)?,
-                    unavailable: self.unavailable.iter().cloned().chain(interfaces.unavailable()).collect(),
+                    unavailable: self.unavailable.iter().cloned().chain(unavailable).collect(),
                     totals: report::totals(maps)?,
                     blocked: kernel.block_stats()?,
                     overloaded: maps.control(abi::TG_CONTROL_OVERLOAD)? != 0,
@@ -562,7 +576,7 @@ impl Kernel {
     }
 
     fn misses_loopback(&self) -> bool {
-        !lock(&self.interfaces).attached().iter().any(|one| one.interface == "lo")
+        !self.covers_loopback.load(Ordering::Relaxed)
     }
 
     /// Polices a connection whose SYN passed no interface with a program.
