@@ -357,15 +357,13 @@ impl Gate {
     /// Whether there are sources of which [`Gate::ignores`] datagrams.
     pub fn ignores_any(&self) -> bool {
         match &self.engine {
-            // A list that cannot be read may hold something.
-            Engine::Kernel(kernel) => {
-                kernel.block_stats().map_or(true, |stats| stats.addresses + stats.prefixes > 0)
-            }
+            Engine::Kernel(_) => self.blocks().may_hold_any(),
             Engine::User(user) => user.ignores_any(),
         }
     }
 
-    /// Whether datagrams of this source are to be ignored. Kernel programs look at TCP only.
+    /// Whether datagrams of this source are to be ignored. Where programs run they never arrive; not every interface needs to
+    /// have them.
     pub fn ignores(&self, source: IpAddr) -> bool {
         match &self.engine {
             Engine::Kernel(_) => self.blocks().blocks(source).unwrap_or(false),
