@@ -66,6 +66,17 @@ pub enum Protocol {
     Dhttp,
 }
 
+impl Protocol {
+    /// The scheme of URLs there.
+    #[must_use]
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Dhttp => "dhttp",
+        }
+    }
+}
+
 /// A group of origin servers that serve the same content.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Upstream {

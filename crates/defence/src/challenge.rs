@@ -113,7 +113,8 @@ impl Challenger {
         let (task, number) = value.split_once('.').unwrap_or((value, ""));
         let Some((until_ms, tag)) = parts(task) else { return false };
         // Compared in a time that says nothing of how far a forged tag is right.
-        let is_ours = || self.mac(client, until_ms).is_some_and(|mac| mac.verify_truncated_left(&tag).is_ok());
+        let is_ours =
+            || self.mac(client, until_ms).is_some_and(|mac| mac.verify_truncated_left(&tag).is_ok());
         until_ms > now_ms
             && number.len() <= 20
             && is_ours()

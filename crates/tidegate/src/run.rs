@@ -113,6 +113,11 @@ impl Reloader {
         self.started.settings.cache.path.is_some()
     }
 
+    /// Where the engine listens, as URLs. Listeners stay what they were at the start.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = String> {
+        listening(&self.engine, &self.started.settings)
+    }
+
     /// Opens the access log and the audit file anew, as after they were renamed.
     fn reopen_logs(&self) {
         self.engine.reopen_log();
@@ -467,13 +472,15 @@ fn probe(servers: &[SocketAddr]) -> Vec<Option<std::io::Error>> {
     errors
 }
 
+/// Where the engine listens, as URLs.
+fn listening(engine: &Engine, settings: &Settings) -> impl Iterator<Item = String> {
+    let addresses = engine.listen_addresses().into_iter().zip(&settings.listeners);
+    addresses.map(|(address, listener)| format!("{}://{address}", listener.protocol.scheme()))
+}
+
 fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatekeeper: &Gatekeeper) {
-    for (address, listener) in engine.listen_addresses().into_iter().zip(&settings.listeners) {
-        let scheme = match listener.protocol {
-            Protocol::Http => "http",
-            Protocol::Dhttp => "dhttp",
-        };
-        tracing::info!("listening on {scheme}://{address}");
+    for listener in listening(engine, settings) {
+        tracing::info!("listening on {listener}");
     }
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     if settings.limits.connections as u64 >= most {
