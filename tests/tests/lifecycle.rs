@@ -243,6 +243,47 @@ fn sighup_with_a_broken_file_what_runs_goes_on() {
 }
 
 #[test]
+fn access_log_is_a_pipe_that_is_full_whole_lines_are_lost_and_counted() {
+    use rustix::fs::{CWD, FileType, Mode, OFlags};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    rustix::fs::mknodat(CWD, &path, FileType::Fifo, 0o600.into(), 0).unwrap();
+    let pipe = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = format!("[log]\naccess = {path:?}\nformat = \"combined\"");
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").tables(&table).start();
+    let lost = || tidegate.metric("tidegate_access_log_dropped_total") as usize;
+    let mut text = Vec::new();
+    let mut read = || {
+        let mut buffer = vec![0; 65536];
+        while let Ok(length @ 1..) = rustix::io::read(&pipe, &mut buffer) {
+            text.extend_from_slice(&buffer[..length]);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    let mut client = tidegate.connect();
+    let query = "q".repeat(1000);
+    for number in 0..200 {
+        client.get(&format!("/{number}?{query}"));
+    }
+    eventually("lines are lost", || (lost() > 0).then_some(()));
+    // From here on there is room.
+    let mut requests = 200;
+    eventually("a line is there again", || {
+        client.get("/last");
+        requests += 1;
+        read().contains("/last").then_some(())
+    });
+    let lines = eventually("every line is there or counted as lost", || {
+        let lines = read();
+        (lines.ends_with('\n') && lines.lines().count() + lost() == requests).then_some(lines)
+    });
+    for line in lines.lines() {
+        assert!(line.starts_with("127.0.0.1 - - [") && line.ends_with('"'), "{line}");
+    }
+}
+
+#[test]
 fn access_log_has_a_line_for_each_request() {
     let origin = Origin::start(|_| Reply::cacheable("hello"));
     let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
