@@ -498,9 +498,16 @@ fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatek
         path => tracing::info!(
             memory_mib = settings.cache.memory_bytes >> 20,
             objects = engine.open_report().map_or(0, |report| report.objects),
+            locked = engine.open_report().is_some_and(|report| report.locked_in_memory),
             "cache: {}",
             path.as_deref().map_or("memory only".into(), Path::to_string_lossy)
         ),
+    }
+    if engine.open_report().is_some_and(|report| !report.locked_in_memory) && settings.cache.path.is_some() {
+        tracing::warn!(
+            "the cache is not locked in memory, so that a hit may wait for the disk when memory is short; raise \
+             LimitMEMLOCK or `ulimit -l`"
+        );
     }
     let damaged = engine.store().map_or(0, |store| store.stats().torn_dropped);
     if damaged > 0 {
