@@ -208,7 +208,7 @@ impl LogBuffer {
         }
     }
 
-    /// Hands over what there is; called about once a second, so that a quiet site's log is current.
+    /// Hands over what there is; called with each sweep, so that a quiet site's log is current.
     pub(crate) fn flush(&self, metrics: &CoreMetrics) {
         let mut buffer = self.buffer.borrow_mut();
         if !buffer.is_empty() {
