@@ -226,6 +226,39 @@ fn the_origin_gives_up_on_the_requests_of_three_clients_the_others_are_not_asked
 }
 
 #[test]
+fn one_client_has_its_share_of_the_connections_those_who_wait_for_it_are_answered() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        if request.target != "/" {
+            held.pass();
+        }
+        Reply::cacheable("shared")
+    });
+    let tidegate = Tidegate::builder()
+        .group("app", &[origin.address()], "max_connections = 4\nconnect_timeout = \"2s\"")
+        .route("/", "upstream = \"app\"")
+        .top("workers = 1")
+        .start();
+    let from = [127, 0, 0, 9].into();
+    let holders: Vec<_> = (0..3)
+        .map(|number| {
+            let mut holder = Client::try_connect_from(from, tidegate.address()).unwrap();
+            holder.send(format!("GET /{number} HTTP/1.1\r\nHost: example.org\r\n\r\n"));
+            holder
+        })
+        .collect();
+    eventually("it has its share", || (origin.count() == 3).then_some(()));
+    let mut first = leader(&tidegate, "X-First: 1");
+    let clients = followers(&tidegate, 5);
+    assert_eq!(first.response().status, 503);
+    all_shared(clients);
+    assert_eq!(origin.count(), 4);
+    gate.open();
+    drop(holders);
+}
+
+#[test]
 fn the_origin_hangs_on_one_request_those_who_wait_for_it_are_answered() {
     let gate = Gate::default();
     let held = gate.clone();

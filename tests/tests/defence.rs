@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tidegate_e2e::{Builder, Client, Gate, Origin, Reply, Response, Tidegate, content, eventually};
 
 fn origin() -> Origin {
@@ -109,6 +110,19 @@ fn password_guessing_is_blocked_and_the_block_survives_a_restart() {
     tidegate.start();
     assert!(get(&tidegate, "127.0.9.9", "/", "").is_err());
     assert_eq!(get(&tidegate, "127.0.9.8", "/", "").unwrap().status, 200);
+}
+
+#[test]
+fn audit_file_that_was_renamed_is_opened_anew_on_sigusr1_and_on_sighup() {
+    let origin = origin();
+    let tidegate =
+        Tidegate::builder().origin(&origin).tables("[defence]\naudit = \"@DIR@/audit.log\"").start();
+    let file = tidegate.directory().join("audit.log");
+    for signal in [Signal::USR1, Signal::HUP] {
+        std::fs::rename(&file, tidegate.directory().join("audit.log.1")).unwrap();
+        tidegate.signal(signal);
+        eventually("there is a new file", || file.exists().then_some(()));
+    }
 }
 
 #[test]

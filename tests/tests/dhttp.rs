@@ -39,6 +39,8 @@ fn object_in_the_cache_one_copy_answers_http_and_dhttp() {
     assert_eq!(first.text(), "short");
     let offer = first.field("Alt-Svc");
     assert!(offer.starts_with(&format!("dhttp=\":{}\"; tls=\"", dhttp.port())), "{offer}");
+    let status = tidegate.ask_admin("/status").text();
+    assert!(status.contains(&format!("\"dhttp://{dhttp}\"")), "{status}");
     let (body, said) = fetch(&format!("dhttp://{dhttp}/short"));
     // Another authority is another URL, and another object.
     assert_eq!((body.as_slice(), origin.count()), (&b"short"[..], 2), "{said}");

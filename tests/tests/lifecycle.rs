@@ -213,6 +213,39 @@ fn sighup_new_routes_are_used_and_open_connections_kept() {
     eventually("the new origin answers", || (client.get("/").text() == "new").then_some(()));
 }
 
+/// A reload looks whether servers are there, and each may take as long as it is given.
+#[test]
+fn sigterm_during_a_reload_drains_at_once() {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, listen, socket, socket_with};
+    let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));
+    let mut tidegate = Tidegate::before(&origin);
+    // Its accept queue is full: more that want to connect are not answered.
+    let mute = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let address = std::net::SocketAddr::from(([0, 0, 0, 0], tidegate_e2e::free_port()));
+    bind(&mute, &address).unwrap();
+    listen(&mute, 0).unwrap();
+    let place = std::net::SocketAddr::from(([127, 0, 0, 1], address.port()));
+    let _queued = std::net::TcpStream::connect(place).unwrap();
+    let waiting =
+        socket_with(AddressFamily::INET, SocketType::STREAM, rustix::net::SocketFlags::NONBLOCK, None);
+    let waiting = waiting.unwrap();
+    let _ = connect(&waiting, &place);
+    // So many that all of them take a minute: a few are asked at the same time.
+    let servers: Vec<String> =
+        (0..1000).map(|n| format!("\"127.1.{}.{}:{}\"", n / 250, n % 250 + 1, address.port())).collect();
+    let config = std::fs::read_to_string(tidegate.config()).unwrap();
+    let own = format!("\"{}\"", origin.address());
+    assert!(config.contains(&own), "{config}");
+    tidegate.write_config(&config.replace(&own, &servers.join(", ")));
+    tidegate.signal(Signal::HUP);
+    let probe = format!(":{:04X} 02 ", address.port());
+    eventually("the servers are asked", || {
+        std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&probe).then_some(())
+    });
+    assert!(tidegate.terminate().success());
+    assert!(!tidegate.output().contains("was read again"), "it waited for the reload");
+}
+
 #[test]
 fn sighup_with_a_broken_file_what_runs_goes_on() {
     let origin = Origin::start(|_| Reply::ok("ok").with("Cache-Control", "no-store"));
@@ -221,6 +254,47 @@ fn sighup_with_a_broken_file_what_runs_goes_on() {
     tidegate.signal(Signal::HUP);
     eventually("the error is reported", || tidegate.output().contains("tidegate.toml").then_some(()));
     assert_eq!(tidegate.get("/").text(), "ok");
+}
+
+#[test]
+fn access_log_is_a_pipe_that_is_full_whole_lines_are_lost_and_counted() {
+    use rustix::fs::{CWD, FileType, Mode, OFlags};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    rustix::fs::mknodat(CWD, &path, FileType::Fifo, 0o600.into(), 0).unwrap();
+    let pipe = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+    let origin = Origin::start(|_| Reply::cacheable("hello"));
+    let table = format!("[log]\naccess = {path:?}\nformat = \"combined\"");
+    let tidegate = Tidegate::builder().origin(&origin).top("workers = 1").tables(&table).start();
+    let lost = || tidegate.metric("tidegate_access_log_dropped_total") as usize;
+    let mut text = Vec::new();
+    let mut read = || {
+        let mut buffer = vec![0; 65536];
+        while let Ok(length @ 1..) = rustix::io::read(&pipe, &mut buffer) {
+            text.extend_from_slice(&buffer[..length]);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    let mut client = tidegate.connect();
+    let query = "q".repeat(1000);
+    for number in 0..200 {
+        client.get(&format!("/{number}?{query}"));
+    }
+    eventually("lines are lost", || (lost() > 0).then_some(()));
+    // From here on there is room.
+    let mut requests = 200;
+    eventually("a line is there again", || {
+        client.get("/last");
+        requests += 1;
+        read().contains("/last").then_some(())
+    });
+    let lines = eventually("every line is there or counted as lost", || {
+        let lines = read();
+        (lines.ends_with('\n') && lines.lines().count() + lost() == requests).then_some(lines)
+    });
+    for line in lines.lines() {
+        assert!(line.starts_with("127.0.0.1 - - [") && line.ends_with('"'), "{line}");
+    }
 }
 
 #[test]

@@ -40,6 +40,19 @@ fn a_service_manager_is_told_when_clients_are_served_of_a_reload_and_of_the_end(
     assert!(child.0.wait().unwrap().success());
 }
 
+#[test]
+fn a_start_says_whether_the_cache_stays_in_memory() {
+    let origin = Origin::start(|_| Reply::ok("ok"));
+    let tidegate = Tidegate::builder().origin(&origin).cache("path = \"@DIR@/cache\"\n").start();
+    let output = eventually("it has said all", || {
+        let output = tidegate.output();
+        output.contains("data cores: ").then_some(output)
+    });
+    let is_locked = output.contains("locked=true");
+    assert!(is_locked || output.contains("locked=false"), "{output}");
+    assert_eq!(is_locked, !output.contains("LimitMEMLOCK"), "{output}");
+}
+
 /// It went on until clients were served.
 #[test]
 fn a_start_that_takes_long_is_ended_by_a_signal_with_the_exit_code_of_a_drain() {

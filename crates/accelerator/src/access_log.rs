@@ -72,7 +72,7 @@ impl AccessLogWriter {
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("access-log".into())
-            .spawn(move || write_all(output, path, &receiver, &of_thread))?;
+            .spawn(move || write_lines(Output::new(output), path, &receiver, &of_thread))?;
         let sender = LogSender { sender, format: settings.format };
         Ok(Self { sender: Some(sender), thread: Some(thread), shared })
     }
@@ -110,26 +110,68 @@ fn append_to(path: &PathBuf) -> io::Result<Box<dyn Write + Send>> {
     Ok(Box::new(options.create(true).append(true).custom_flags(libc::O_NONBLOCK).open(path)?))
 }
 
-fn write_all(
-    mut output: Box<dyn Write + Send>,
-    path: Option<PathBuf>,
-    receiver: &Receiver<Vec<u8>>,
-    shared: &Shared,
-) {
+/// What lines are written to. A pipe that is full, or a disk, may take a part of what it is given.
+struct Output {
+    file: Box<dyn Write + Send>,
+    /// The rest of a line of which a part is written: it comes before anything else.
+    torn: Vec<u8>,
+}
+
+impl Output {
+    fn new(file: Box<dyn Write + Send>) -> Self {
+        Self { file, torn: Vec::new() }
+    }
+
+    /// Writes what can be written of `lines`; on an error also says how many are lost.
+    fn write(&mut self, lines: &[u8]) -> Result<(), (u64, io::Error)> {
+        let torn = std::mem::take(&mut self.torn);
+        if let Err((rest, error)) = write_some(&mut self.file, &torn) {
+            self.torn = rest.to_vec();
+            return Err((lines_in(lines), error));
+        }
+        write_some(&mut self.file, lines).map_err(|(rest, error)| {
+            let written = lines.len() - rest.len();
+            let is_torn =
+                lines.get(..written).is_some_and(|written| !written.is_empty() && !written.ends_with(b"\n"));
+            let end = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |place| place + 1);
+            let (torn, lost) = rest.split_at(if is_torn { end } else { 0 });
+            self.torn = torn.to_vec();
+            (lines_in(lost), error)
+        })
+    }
+}
+
+/// Writes all of `bytes`, or says what is left of them.
+fn write_some<'b>(file: &mut impl Write, mut bytes: &'b [u8]) -> Result<(), (&'b [u8], io::Error)> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(0) => return Err((bytes, io::ErrorKind::WriteZero.into())),
+            Ok(written) => bytes = bytes.get(written..).unwrap_or(&[]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err((bytes, error)),
+        }
+    }
+    file.flush().map_err(|error| (bytes, error))
+}
+
+fn write_lines(mut output: Output, path: Option<PathBuf>, receiver: &Receiver<Vec<u8>>, shared: &Shared) {
     let mut failing = false;
     for buffer in receiver {
         if let Some(path) = path.as_ref().filter(|_| shared.reopen.swap(false, Ordering::Relaxed)) {
             match append_to(path) {
-                Ok(opened) => output = opened,
+                Ok(opened) => {
+                    shared.lost.fetch_add(lines_in(&output.torn), Ordering::Relaxed);
+                    output = Output::new(opened);
+                }
                 Err(error) => {
                     tracing::error!(%error, path = %path.display(), "the access log cannot be opened anew; the old file is used")
                 }
             }
         }
-        match output.write_all(&buffer).and_then(|()| output.flush()) {
+        match output.write(&buffer) {
             Ok(()) => failing = false,
-            Err(error) => {
-                shared.lost.fetch_add(lines_in(&buffer), Ordering::Relaxed);
+            Err((lost, error)) => {
+                shared.lost.fetch_add(lost, Ordering::Relaxed);
                 if !failing {
                     tracing::error!(%error, "access log lines are lost: the log cannot be written");
                 }
@@ -166,7 +208,7 @@ impl LogBuffer {
         }
     }
 
-    /// Hands over what there is; called about once a second, so that a quiet site's log is current.
+    /// Hands over what there is; called with each sweep, so that a quiet site's log is current.
     pub(crate) fn flush(&self, metrics: &CoreMetrics) {
         let mut buffer = self.buffer.borrow_mut();
         if !buffer.is_empty() {
@@ -332,6 +374,46 @@ mod tests {
             let mut out = Vec::new();
             write_json_string(bytes, &mut out);
             assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
+    }
+
+    /// A pipe that takes so many bytes more.
+    #[derive(Clone, Default)]
+    struct Pipe(Arc<std::sync::Mutex<(usize, Vec<u8>)>>);
+
+    impl Write for Pipe {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let (room, taken) = &mut *self.0.lock().unwrap();
+            let length = bytes.len().min(*room);
+            if length == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            *room -= length;
+            taken.extend_from_slice(&bytes[..length]);
+            Ok(length)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_pipe_that_fills_within_a_line_gets_its_rest_first_and_lines_are_lost_as_a_whole() {
+        for room in 0..12 {
+            let pipe = Pipe::default();
+            let mut output = Output::new(Box::new(pipe.clone()));
+            pipe.0.lock().unwrap().0 = room;
+            let mut lost = output.write(b"one\ntwo\nthree\n").unwrap_err().0;
+            // Room for less than the torn line's rest at most.
+            pipe.0.lock().unwrap().0 = 1;
+            lost += output.write(b"four\n").unwrap_err().0;
+            pipe.0.lock().unwrap().0 = 100;
+            output.write(b"five\n").unwrap();
+            let text = String::from_utf8(std::mem::take(&mut pipe.0.lock().unwrap().1)).unwrap();
+            let known = ["one", "two", "three", "four", "five"];
+            assert!(text.lines().all(|line| known.contains(&line)), "{room}: {text:?}");
+            assert_eq!(text.lines().count() as u64 + lost, 5, "{room}: {text:?}");
         }
     }
 

@@ -40,6 +40,8 @@ const DEFER_ACCEPT_S: libc::c_int = 1;
 const LISTEN_BACKLOG: i32 = 4096;
 /// A core that works takes new settings over within a turn of its event loop.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(2);
+/// Threads per data core that read files, which a disk may make wait; further reads wait for one of them.
+const BLOCKING_THREADS: usize = 16;
 
 /// Why the engine could not start, or not take new settings.
 #[derive(Debug, thiserror::Error)]
@@ -200,6 +202,7 @@ impl Engine {
             };
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
+                .max_blocking_threads(BLOCKING_THREADS)
                 .build()
                 .map_err(StartError::Thread)?;
             let thread = std::thread::Builder::new()

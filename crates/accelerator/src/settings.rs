@@ -76,6 +76,16 @@ impl Protocol {
     pub fn is_http(self) -> bool {
         matches!(self, Self::Http | Self::Https)
     }
+
+    /// The scheme of URLs there.
+    #[must_use]
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+            Self::Dhttp => "dhttp",
+        }
+    }
 }
 
 /// A certificate with its private key, in PEM files.

@@ -16,6 +16,8 @@ pub const COOKIE: &str = tidegate_core::hooks::PASS_COOKIE;
 
 /// Places for addresses that have shown a solution; two that share one are taken for each other.
 const PLACES: usize = 1 << 16;
+/// Bytes of the MAC that a task has.
+const TAG_BYTES: usize = 16;
 /// For how long it is remembered that somebody behind an address has shown one.
 const SHOWN_S: u32 = 600;
 
@@ -82,13 +84,18 @@ impl Challenger {
     }
 
     fn signed(&self, client: IpAddr, until_ms: u64) -> String {
+        let Some(mac) = self.mac(client, until_ms) else { return String::new() };
+        let tag = mac.finalize().into_bytes();
+        let hex = tag.iter().take(TAG_BYTES).fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+        format!("{until_ms:016x}{hex}")
+    }
+
+    fn mac(&self, client: IpAddr, until_ms: u64) -> Option<Hmac<Sha256>> {
         // An HMAC takes keys of any length.
-        let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.key) else { return String::new() };
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).ok()?;
         mac.update(&identity(client));
         mac.update(&until_ms.to_be_bytes());
-        let tag = mac.finalize().into_bytes();
-        let hex = tag.iter().take(16).fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
-        format!("{until_ms:016x}{hex}")
+        Some(mac)
     }
 
     /// Whether a `Cookie` field holds a task of ours for this client, not yet over, and its solution.
@@ -104,13 +111,13 @@ impl Challenger {
 
     fn is_solution(&self, value: &str, client: IpAddr, now_ms: u64) -> bool {
         let (task, number) = value.split_once('.').unwrap_or((value, ""));
-        let Some(until_ms) = task.get(..16).and_then(|hex| u64::from_str_radix(hex, 16).ok()) else {
-            return false;
-        };
-        // A task says nothing that its client does not know, so that the time of the comparison tells nothing.
+        let Some((until_ms, tag)) = parts(task) else { return false };
+        // Compared in a time that says nothing of how far a forged tag is right.
+        let is_ours =
+            || self.mac(client, until_ms).is_some_and(|mac| mac.verify_truncated_left(&tag).is_ok());
         until_ms > now_ms
             && number.len() <= 20
-            && self.signed(client, until_ms) == task
+            && is_ours()
             && leading_zero_bits(&Sha256::digest(value.as_bytes())) >= u32::from(self.bits)
     }
 
@@ -135,6 +142,13 @@ impl Challenger {
 }
 
 /// What a task is bound to: the address, of which an IPv6 host may change the lower half at will.
+/// The time and the tag of a task.
+fn parts(task: &str) -> Option<(u64, [u8; TAG_BYTES])> {
+    let (until_ms, tag) = task.split_at_checked(16).filter(|(_, tag)| tag.len() == 2 * TAG_BYTES)?;
+    let tag = u128::from_str_radix(tag, 16).ok()?.to_be_bytes();
+    Some((u64::from_str_radix(until_ms, 16).ok()?, tag))
+}
+
 fn identity(client: IpAddr) -> [u8; 8] {
     let mut bytes = [0; 8];
     match client.to_canonical() {

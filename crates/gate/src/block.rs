@@ -234,6 +234,17 @@ impl<'a> Blocks<'a> {
         }
     }
 
+    /// Whether there may be something on the list: what the kernel programs ask before they look, without counting.
+    pub(crate) fn may_hold_any(&self) -> bool {
+        match self.backend {
+            // A list that cannot be read may hold something.
+            Backend::Kernel(maps) => [abi::TG_CONTROL_BLOCK_SINGLES, abi::TG_CONTROL_BLOCK_PREFIXES]
+                .into_iter()
+                .any(|flag| maps.control(flag).map_or(true, |value| value != 0)),
+            Backend::User(list) => !list.lock().unwrap_or_else(PoisonError::into_inner).is_empty(),
+        }
+    }
+
     /// How many addresses had to make room for others before their time, since the list was made.
     pub fn evicted(&self) -> Result<u64, GateError> {
         match self.backend {

@@ -1,7 +1,8 @@
 //! A gate: kernel programs where they can be had, the same rules in user space where not.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use libbpf_rs::{Link, MapHandle};
@@ -17,7 +18,7 @@ use crate::kernel::{ProgramCost, Programs};
 use crate::maps::Maps;
 use crate::pilot::{ClassTotals, no_latencies};
 use crate::report::{self, Mechanism, Report, Unavailable, Why};
-use crate::rules::{Abilities, Slots, keep_tokens, kernel_rule};
+use crate::rules::{Abilities, Entries, Slots, keep_tokens, kernel_rule};
 use crate::user::User;
 use crate::{GateError, system};
 
@@ -83,18 +84,29 @@ enum Engine {
 struct Kernel {
     programs: Programs,
     interfaces: Mutex<Interfaces>,
+    /// Whether one of them is loopback: each accept asks, and what changes or shows interfaces takes long.
+    covers_loopback: AtomicBool,
     queues: Mutex<Option<Arc<Queues>>>,
-    rules: Mutex<InForce>,
+    rules: Mutex<Arc<InForce>>,
+    replacing: Mutex<Replacing>,
     /// How full the block list was, and when it had last been changed: a million entries are not counted for nothing.
     block_stats: Mutex<Option<(u64, BlockStats)>>,
 }
 
-/// Changed together.
+/// A rule set as requests and connections are asked about: what is decided of one is decided by one set.
 #[derive(Debug)]
 struct InForce {
-    slots: Slots,
     /// Only asked for classes: the kernel has policed.
     policer: Policer,
+    entries: Entries,
+}
+
+/// What the next rule set needs of those before.
+#[derive(Debug, Default)]
+struct Replacing {
+    slots: Slots,
+    /// The set that was in force before this one.
+    before: Weak<InForce>,
 }
 
 /// The prioritized listen queues of a gate; the last of them, or the gate, keeps the steering attached.
@@ -195,8 +207,10 @@ impl Gate {
         let kernel = Kernel {
             programs,
             interfaces: Mutex::default(),
+            covers_loopback: AtomicBool::new(false),
             queues: Mutex::new(None),
-            rules: Mutex::new(InForce { slots: Slots::default(), policer }),
+            rules: Mutex::new(Arc::new(InForce { policer, entries: Entries::default() })),
+            replacing: Mutex::default(),
             block_stats: Mutex::new(None),
         };
         let gate = Self {
@@ -219,7 +233,9 @@ impl Gate {
     pub fn attach_also(&mut self, interface: &str) -> Result<(), GateError> {
         let Engine::Kernel(kernel) = &mut self.engine else { return Ok(()) };
         let interfaces = kernel.interfaces.get_mut().unwrap_or_else(PoisonError::into_inner);
-        interfaces.attach(&kernel.programs, interface)
+        let attached = interfaces.attach(&kernel.programs, interface);
+        *kernel.covers_loopback.get_mut() = interfaces.include_loopback();
+        attached
     }
 
     /// Puts other rules in force at once, for every packet the old ones or the new ones. A rule that matches what one
@@ -228,16 +244,28 @@ impl Gate {
         match &self.engine {
             Engine::User(user) => Ok(lock(&user.policer).replace(rules)?),
             Engine::Kernel(kernel) => {
-                let mut in_force = lock(&kernel.rules);
+                let mut replacing = lock(&kernel.replacing);
                 let policer = Policer::new(rules)?;
                 let abilities = Abilities {
                     segments: kernel.programs.request().is_ok(),
                     string_search: system::kernel_has("bpf_strnstr") && system::kernel_has("bpf_strcspn"),
                     server_asks: kernel.programs.maps.control(abi::TG_CONTROL_CREDITS)? != 0,
                 };
-                in_force.slots.install(&kernel.programs.maps, rules, abilities)?;
-                in_force.policer = policer;
-                Ok(())
+                // Its slots become other rules': nobody may ask by it any more. A question takes some microseconds.
+                while replacing.before.strong_count() > 0 {
+                    std::thread::yield_now();
+                }
+                let maps = &kernel.programs.maps;
+                let prepared = replacing.slots.prepare(maps, rules, abilities)?;
+                // First here, so that what the kernel has let pass by the new rules is not asked about by the old ones.
+                let next = Arc::new(InForce { policer, entries: prepared.entries.clone() });
+                let before = std::mem::replace(&mut *lock(&kernel.rules), next);
+                if let Err(error) = prepared.switch(maps) {
+                    *lock(&kernel.rules) = before;
+                    return Err(error);
+                }
+                replacing.before = Arc::downgrade(&before);
+                replacing.slots.settle(maps, prepared)
             }
         }
     }
@@ -286,7 +314,7 @@ impl Gate {
                     kernel.on_connect(peer, local)
                 }
             }
-            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify(source, destination, port),
+            Engine::Kernel(kernel) => kernel.in_force().policer.classify(source, destination, port),
             Engine::User(user) => user.on_connect(peer, local),
         }
     }
@@ -310,7 +338,7 @@ impl Gate {
     /// Index of the rule that governs a request; counts nothing.
     pub fn rule_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> Option<usize> {
         match &self.engine {
-            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify_request(path, cookie).rule,
+            Engine::Kernel(kernel) => kernel.in_force().policer.classify_request(path, cookie).rule,
             Engine::User(user) => lock(&user.policer).classify_request(path, cookie).rule,
         }
     }
@@ -318,7 +346,7 @@ impl Gate {
     /// The priority class of a request that a server has parsed; counts nothing.
     pub fn class_of_request(&self, path: &[u8], cookie: Option<&[u8]>) -> Class {
         match &self.engine {
-            Engine::Kernel(kernel) => lock(&kernel.rules).policer.classify_request(path, cookie).class,
+            Engine::Kernel(kernel) => kernel.in_force().policer.classify_request(path, cookie).class,
             Engine::User(user) => lock(&user.policer).classify_request(path, cookie).class,
         }
     }
@@ -343,7 +371,7 @@ impl Gate {
     /// Whether there is anything to ask [`Gate::on_request`] about.
     pub fn has_request_rules(&self) -> bool {
         match &self.engine {
-            Engine::Kernel(kernel) => !lock(&kernel.rules).policer.requests().rules().is_empty(),
+            Engine::Kernel(kernel) => !kernel.in_force().policer.requests().rules().is_empty(),
             Engine::User(user) => !lock(&user.policer).requests().rules().is_empty(),
         }
     }
@@ -351,15 +379,13 @@ impl Gate {
     /// Whether there are sources of which [`Gate::ignores`] datagrams.
     pub fn ignores_any(&self) -> bool {
         match &self.engine {
-            // A list that cannot be read may hold something.
-            Engine::Kernel(kernel) => {
-                kernel.block_stats().map_or(true, |stats| stats.addresses + stats.prefixes > 0)
-            }
+            Engine::Kernel(_) => self.blocks().may_hold_any(),
             Engine::User(user) => user.ignores_any(),
         }
     }
 
-    /// Whether datagrams of this source are to be ignored. Kernel programs look at TCP only.
+    /// Whether datagrams of this source are to be ignored. Where programs run they never arrive; not every interface needs to
+    /// have them.
     pub fn ignores(&self, source: IpAddr) -> bool {
         match &self.engine {
             Engine::Kernel(_) => self.blocks().blocks(source).unwrap_or(false),
@@ -390,7 +416,12 @@ impl Gate {
     /// and come back. To be called now and then from the network namespace that the gate was attached in.
     pub fn look_at_interfaces(&self) -> Vec<InterfaceChange> {
         match &self.engine {
-            Engine::Kernel(kernel) => lock(&kernel.interfaces).look(&kernel.programs),
+            Engine::Kernel(kernel) => {
+                let mut interfaces = lock(&kernel.interfaces);
+                let changes = interfaces.look(&kernel.programs);
+                kernel.covers_loopback.store(interfaces.include_loopback(), Ordering::Relaxed);
+                changes
+            }
             Engine::User(_) => Vec::new(),
         }
     }
@@ -405,11 +436,14 @@ impl Gate {
         match &self.engine {
             Engine::Kernel(kernel) => {
                 let maps = &kernel.programs.maps;
-                let interfaces = lock(&kernel.interfaces);
+                let (interfaces, unavailable): (_, Vec<Unavailable>) = {
+                    let interfaces = lock(&kernel.interfaces);
+                    (interfaces.names(), interfaces.unavailable().collect())
+                };
                 Ok(Report {
-                    interfaces: interfaces.names(),
+                    interfaces,
                     rules: report::rules(maps)?,
-                    unavailable: self.unavailable.iter().cloned().chain(interfaces.unavailable()).collect(),
+                    unavailable: self.unavailable.iter().cloned().chain(unavailable).collect(),
                     totals: report::totals(maps)?,
                     blocked: kernel.block_stats()?,
                     overloaded: maps.control(abi::TG_CONTROL_OVERLOAD)? != 0,
@@ -493,7 +527,8 @@ impl Gate {
                 latencies: measured.then_some(latencies),
             })
         };
-        (0..lock(&kernel.rules).policer.classes()).map(one).collect()
+        let classes = kernel.in_force().policer.classes();
+        (0..classes).map(one).collect()
     }
 
     /// What each kernel program that is loaded cost the verifier.
@@ -562,14 +597,19 @@ impl Kernel {
     }
 
     fn misses_loopback(&self) -> bool {
-        !lock(&self.interfaces).attached().iter().any(|one| one.interface == "lo")
+        !self.covers_loopback.load(Ordering::Relaxed)
+    }
+
+    /// For one decision: a reload waits for those who hold one of the set before the last.
+    fn in_force(&self) -> Arc<InForce> {
+        Arc::clone(&lock(&self.rules))
     }
 
     /// Polices a connection whose SYN passed no interface with a program.
     fn on_connect(&self, peer: SocketAddr, local: SocketAddr) -> Decision {
-        let in_force = lock(&self.rules);
+        let in_force = self.in_force();
         let mut decision = in_force.policer.classify(peer.ip(), local.ip(), local.port());
-        if let Some(entry) = decision.rule.and_then(|index| in_force.slots.connection(index)) {
+        if let Some(entry) = decision.rule.and_then(|index| in_force.entries.connections.get(index)) {
             let question = abi::tg_question { rule: *entry, ..abi::tg_question::new_zeroed() };
             // The kernel refusing to run a program it has loaded is no fault of the client's.
             if !self.programs.ask(&question).unwrap_or(true) {
@@ -580,10 +620,10 @@ impl Kernel {
     }
 
     fn on_request(&self, asked: &Asked<'_>) -> Decision {
-        let in_force = lock(&self.rules);
+        let in_force = self.in_force();
         let mut decision = in_force.policer.classify_request(asked.path, asked.cookie);
         let Some((index, entry)) =
-            decision.rule.and_then(|index| Some((index, *in_force.slots.request(index)?)))
+            decision.rule.and_then(|index| Some((index, *in_force.entries.requests.get(index)?)))
         else {
             return decision;
         };

@@ -93,6 +93,10 @@ impl Interfaces {
         self.attached.iter().map(|attached| attached.interface.clone()).collect()
     }
 
+    pub(crate) fn include_loopback(&self) -> bool {
+        self.attached.iter().any(|attached| attached.interface == "lo")
+    }
+
     /// Whether programs run on one of them.
     pub(crate) fn any_attached(&self) -> bool {
         self.attached.iter().any(|attached| is_attached(&attached.ingress))

@@ -26,14 +26,25 @@ pub(crate) struct Abilities {
     pub(crate) server_asks: bool,
 }
 
-/// Which slot of `states` each rule of the set in force has, by what it matches.
+/// The set in force: which slot of `states` each rule has, by what it matches.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     in_force: HashMap<String, u32>,
-    /// The request rules as the kernel programs have them, in the order of the configuration.
-    requests: Vec<abi::tg_rule>,
-    /// The connection rules, likewise.
-    connections: Vec<abi::tg_rule>,
+    entries: Entries,
+}
+
+/// Rules as the kernel programs have them, in the order of the configuration.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entries {
+    pub(crate) requests: Vec<abi::tg_rule>,
+    pub(crate) connections: Vec<abi::tg_rule>,
+}
+
+/// A set that lies beside the one in force.
+pub(crate) struct Prepared {
+    target: u32,
+    slots: HashMap<String, u32>,
+    pub(crate) entries: Entries,
 }
 
 struct Placed {
@@ -48,13 +59,14 @@ struct Described {
 }
 
 impl Slots {
-    /// Compiles `rules` and puts them in force; on error the rules before stay.
-    pub(crate) fn install(
-        &mut self,
+    /// Compiles `rules` beside those in force. None of their slots is given to another rule: whoever still goes by those in force
+    /// meets no other ones. Those of the set before are free.
+    pub(crate) fn prepare(
+        &self,
         maps: &Maps,
         rules: &RuleSet,
         abilities: Abilities,
-    ) -> Result<(), GateError> {
+    ) -> Result<Prepared, GateError> {
         let table = ConnectionTable::compile(&rules.connections)?;
         if rules.requests.len() > RequestTable::MAX_RULES {
             let count = rules.requests.len();
@@ -79,8 +91,13 @@ impl Slots {
             put_requests(maps, target, &compiled)?;
         }
         let now_ns = system::now_ns();
-        let before: HashMap<u32, &abi::tg_rule> =
-            self.connections.iter().chain(&self.requests).map(|rule| (rule.slot, rule)).collect();
+        let before: HashMap<u32, &abi::tg_rule> = self
+            .entries
+            .connections
+            .iter()
+            .chain(&self.entries.requests)
+            .map(|rule| (rule.slot, rule))
+            .collect();
         let after: HashMap<u32, &abi::tg_rule> =
             connection_rules.iter().chain(&entries).map(|rule| (rule.slot, rule)).collect();
         for Described { placed: Placed { slot, fresh }, label } in &described {
@@ -93,26 +110,27 @@ impl Slots {
             }
             maps.write("labels", slot, label)?;
         }
-        maps.set_control(abi::TG_CONTROL_GENERATION, u64::from(target))?;
-        let slots = next.slots;
+        let entries = Entries { requests: entries, connections: connection_rules };
+        Ok(Prepared { target, slots: next.slots, entries })
+    }
+
+    /// Takes note that what was prepared is in force.
+    pub(crate) fn settle(&mut self, maps: &Maps, prepared: Prepared) -> Result<(), GateError> {
+        let Prepared { slots, entries, .. } = prepared;
         let kept: HashSet<u32> = slots.values().copied().collect();
-        for slot in self.in_force.values().filter(|slot| !kept.contains(slot)) {
-            maps.write("labels", slot, &abi::tg_label::new_zeroed())?;
-        }
-        self.in_force = slots;
-        self.requests = entries;
-        self.connections = connection_rules;
-        Ok(())
+        let before = std::mem::replace(&mut self.in_force, slots);
+        self.entries = entries;
+        before
+            .values()
+            .filter(|slot| !kept.contains(slot))
+            .try_for_each(|slot| maps.write("labels", slot, &abi::tg_label::new_zeroed()))
     }
+}
 
-    /// A connection rule by its place in the configuration.
-    pub(crate) fn connection(&self, index: usize) -> Option<&abi::tg_rule> {
-        self.connections.get(index)
-    }
-
-    /// A request rule by its place in the configuration.
-    pub(crate) fn request(&self, index: usize) -> Option<&abi::tg_rule> {
-        self.requests.get(index)
+impl Prepared {
+    /// Puts it in force for the kernel programs, with one write.
+    pub(crate) fn switch(&self, maps: &Maps) -> Result<(), GateError> {
+        maps.set_control(abi::TG_CONTROL_GENERATION, u64::from(self.target))
     }
 }
 

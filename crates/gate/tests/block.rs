@@ -131,6 +131,7 @@ fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
     let _namespace = Namespace::enter_new();
     let gate = load();
     let blocks = gate.blocks();
+    assert!(!gate.ignores_any());
     let at_once = Some(Duration::ZERO);
     for gone in ["10.9.0.1", "10.9.8.0/24", "10.9.8.128/25", "2001:db8:9:8::/64", "10.8.0.0/16"] {
         explained(blocks.add(prefix(gone), at_once));
@@ -143,8 +144,12 @@ fn expired_entries_block_nobody_and_hide_no_shorter_prefix() {
     assert_eq!(explained(blocks.list()).len(), 2);
     assert_eq!(explained(blocks.sweep()), 5);
     assert!(!passes(&gate, "10.9.0.1"), "the prefix still holds");
+    assert!(gate.ignores_any());
     assert!(explained(blocks.remove(&prefix("10.9.0.0/16"))));
     assert!(passes(&gate, "10.9.0.1"));
+    assert!(explained(blocks.remove(&prefix("2001:db8:9::/48"))));
+    assert_eq!(explained(blocks.sweep()), 0);
+    assert!(!gate.ignores_any());
 }
 
 #[test]

@@ -111,14 +111,13 @@ impl Object {
     /// Any offset may be asked for, any number of times.
     #[inline]
     pub fn body_at(&self, offset: u64) -> &[u8] {
-        let (start, length) = self.body_file_extent(offset);
+        let (start, length) = self.body_extent(offset);
         self.bytes(start, length as usize)
     }
 
-    /// Where [`Self::body_at`]`(offset)` lies in [`crate::Store::file`]: file offset and length in bytes, for
-    /// sendfile. The object must stay pinned until the kernel has sent it.
+    /// Where [`Self::body_at`]`(offset)` lies in the arena: offset and length in bytes.
     #[inline]
-    pub fn body_file_extent(&self, offset: u64) -> (u64, u64) {
+    fn body_extent(&self, offset: u64) -> (u64, u64) {
         let Layout { first, body, .. } = self.layout;
         let arena = &self.pin.lease.0.arena;
         record::locate(arena, self.offset, self.layout.body_start(), u64::from(first), body, offset)
@@ -182,13 +181,13 @@ impl Follower {
 
     /// The written part of the body from `offset` to the end of its extent; empty when there is none yet.
     pub fn body_at(&self, offset: u64) -> &[u8] {
-        let (start, length) = self.body_file_extent(offset);
+        let (start, length) = self.body_extent(offset);
         // SAFETY: these bytes are published and pinned by `self.pin`.
         unsafe { self.pin.lease.0.arena.bytes(start, length as usize) }
     }
 
-    /// Where [`Self::body_at`]`(offset)` lies in [`crate::Store::file`]: file offset and length in bytes.
-    pub fn body_file_extent(&self, offset: u64) -> (u64, u64) {
+    /// Where [`Self::body_at`]`(offset)` lies in the arena: offset and length in bytes.
+    fn body_extent(&self, offset: u64) -> (u64, u64) {
         let total = self.available();
         let inner = &self.pin.lease.0;
         let record = inner.offset(self.pin.id);

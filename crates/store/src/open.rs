@@ -110,7 +110,7 @@ fn open_arena(config: Config) -> Result<(Inner, OpenReport), StoreError> {
         Existing::None => {}
         Existing::Unusable(reason) => report.set_aside = Some(set_aside(&directory, &path, reason)?),
         Existing::Usable(file, salt) => {
-            let arena = Arena::map(file.into(), length).map_err(io_error("map", &path))?;
+            let arena = Arena::map(file, length).map_err(io_error("map", &path))?;
             let inner = Inner::new(arena, config.clone(), salt, Some(lock));
             match recovery::recover(&inner, &mut report) {
                 Ok(()) => return Ok((inner, report)),
@@ -247,7 +247,7 @@ fn create(config: Config, directory: &Path, length: u64, lock: Option<File>) -> 
         }
     })?;
     fs::rename(&unfinished, &path).map_err(io_error("create", &path))?;
-    let arena = Arena::map(file.into(), length).map_err(io_error("map", &path))?;
+    let arena = Arena::map(file, length).map_err(io_error("map", &path))?;
     let inner = Inner::new(arena, config, salt, lock);
     inner.core().space.release_unclaimed(&inner.arena);
     Ok(inner)
@@ -285,7 +285,7 @@ pub fn reseal(path: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(path)?;
     let length = file.metadata()?.len();
     let Ok(superblock) = Superblock::read(&mut file, length) else { return Ok(()) };
-    let arena = Arena::map(file.into(), length)?;
+    let arena = Arena::map(file, length)?;
     for granule in (SUPERBLOCK_BYTES / GRANULE_BYTES) as u32..(length / GRANULE_BYTES) as u32 {
         if record::magic(&arena, u64::from(granule) * GRANULE_BYTES) == record::RECORD_MAGIC {
             record::seal(&arena, granule, superblock.salt);

@@ -4,7 +4,6 @@ use crate::object::{Lease, Object};
 use crate::writer::{self, Writer, counted};
 use crate::{Config, InsertError, OpenReport, StoreError, open};
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -242,11 +241,6 @@ impl Store {
             path: path(),
             source,
         })
-    }
-
-    /// The arena's file, for sendfile from [`Object::body_file_extent`].
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.inner.arena.file()
     }
 
     /// Panics when the parts of the store's state disagree: for tests, while nobody else uses the store.

@@ -393,11 +393,10 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
             })
         })
         .collect();
-    let http = engine.listen_addresses().into_iter().map(|address| format!("http://{address}"));
     let (trickles, keys): (Vec<String>, Vec<String>) = admin.reloader.trickles.listeners().unzip();
     let keys: serde_json::Map<String, Value> =
         trickles.iter().cloned().zip(keys.into_iter().map(Value::from)).collect();
-    let listeners: Vec<String> = http.chain(trickles).collect();
+    let listeners: Vec<String> = admin.reloader.listeners().chain(trickles).collect();
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_s": engine.uptime().as_secs(),

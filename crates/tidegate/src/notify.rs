@@ -5,6 +5,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -12,13 +13,22 @@ use rustix::time::{ClockId, clock_gettime};
 /// A manager that does not read its socket is not waited for longer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
+/// A drain may begin during a reload, whose end would take that back.
+static IS_STOPPING: AtomicBool = AtomicBool::new(false);
+
 /// Clients are served, or a reload has ended in whatever way.
 pub(crate) fn ready(status: &str) {
+    if IS_STOPPING.load(Ordering::SeqCst) {
+        return;
+    }
     notify(&format!("READY=1\nSTATUS={}", status.replace('\n', "; ")));
 }
 
 /// The configuration is being read again. The time tells this reload's end from an earlier one's.
 pub(crate) fn reloading() {
+    if IS_STOPPING.load(Ordering::SeqCst) {
+        return;
+    }
     let now = clock_gettime(ClockId::Monotonic);
     let now_us = now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1_000;
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
@@ -26,6 +36,7 @@ pub(crate) fn reloading() {
 
 /// A drain has begun.
 pub(crate) fn stopping() {
+    IS_STOPPING.store(true, Ordering::SeqCst);
     notify("STOPPING=1\nSTATUS=draining");
 }
 

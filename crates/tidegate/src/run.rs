@@ -2,7 +2,8 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         gatekeeper: Arc::clone(&gatekeeper),
         trickles,
         guard,
+        one_at_a_time: Mutex::default(),
     });
     admin::spawn(admin, engine.clone(), Arc::clone(&reloader), gatekeeper).map_err(no_admin)?;
     signals.obey(engine.clone(), Arc::clone(&reloader)).map_err(no_signals)?;
@@ -101,12 +103,39 @@ pub(crate) struct Reloader {
     pub trickles: TricklesServices,
     /// What watches clients, unless that is off.
     pub guard: Option<Arc<Guard>>,
+    /// Reloads come by a signal and from the admin server; of two at once one would put in force what the other replaces.
+    one_at_a_time: Mutex<()>,
 }
 
 impl Reloader {
     /// Whether the cache has a file.
     pub(crate) fn keeps_the_cache(&self) -> bool {
         self.started.settings.cache.path.is_some()
+    }
+
+    /// Where the engine listens, as URLs. Listeners stay what they were at the start.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = String> {
+        listening(&self.engine, &self.started.settings)
+    }
+
+    /// Opens the access log and the audit file anew, as after they were renamed.
+    fn reopen_logs(&self) {
+        self.engine.reopen_log();
+        if let Some(guard) = &self.guard {
+            guard.reopen_audit();
+        }
+    }
+
+    /// Begins a thread that reloads whenever it is told to, since a reload may wait for servers. Of several that are asked
+    /// for during one, the last reads the file for all of them.
+    fn spawn(self: &Arc<Self>) -> std::io::Result<SyncSender<()>> {
+        let (sender, asked) = sync_channel(1);
+        let reloader = Arc::clone(self);
+        std::thread::Builder::new().name("reload".into()).spawn(move || {
+            // What comes of them is logged.
+            asked.iter().for_each(|()| drop(reloader.reload()));
+        })?;
+        Ok(sender)
     }
 
     /// What a reload that succeeds has done.
@@ -124,6 +153,7 @@ impl Reloader {
 
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
+        let _turn = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
         notify::reloading();
         let result = self.read_and_apply();
         match &result {
@@ -446,14 +476,15 @@ fn probe(servers: &[SocketAddr]) -> Vec<Option<std::io::Error>> {
     errors
 }
 
+/// Where the engine listens, as URLs.
+fn listening(engine: &Engine, settings: &Settings) -> impl Iterator<Item = String> {
+    let addresses = engine.listen_addresses().into_iter().zip(&settings.listeners);
+    addresses.map(|(address, listener)| format!("{}://{address}", listener.protocol.scheme()))
+}
+
 fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatekeeper: &Gatekeeper) {
-    for (address, listener) in engine.listen_addresses().into_iter().zip(&settings.listeners) {
-        let scheme = match listener.protocol {
-            Protocol::Http => "http",
-            Protocol::Https => "https",
-            Protocol::Dhttp => "dhttp",
-        };
-        tracing::info!("listening on {scheme}://{address}");
+    for listener in listening(engine, settings) {
+        tracing::info!("listening on {listener}");
     }
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     if settings.limits.connections as u64 >= most {
@@ -471,9 +502,16 @@ fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatek
         path => tracing::info!(
             memory_mib = settings.cache.memory_bytes >> 20,
             objects = engine.open_report().map_or(0, |report| report.objects),
+            locked = engine.open_report().is_some_and(|report| report.locked_in_memory),
             "cache: {}",
             path.as_deref().map_or("memory only".into(), Path::to_string_lossy)
         ),
+    }
+    if engine.open_report().is_some_and(|report| !report.locked_in_memory) && settings.cache.path.is_some() {
+        tracing::warn!(
+            "the cache is not locked in memory, so that a hit may wait for the disk when memory is short; raise \
+             LimitMEMLOCK or `ulimit -l`"
+        );
     }
     let damaged = engine.store().map_or(0, |store| store.stats().torn_dropped);
     if damaged > 0 {
@@ -559,10 +597,11 @@ impl Signals {
         Ok(Starting { serving, thread })
     }
 
-    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the access log
-    /// anew; SIGUSR1 does only the latter.
+    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the logs anew;
+    /// SIGUSR1 does only the latter.
     fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
         let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen } = self;
+        let reload = reloader.spawn()?;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             runtime.block_on(async move {
                 let mut draining: Option<Instant> = None;
@@ -571,17 +610,14 @@ impl Signals {
                         _ = terminate.recv() => {}
                         _ = interrupt.recv() => {}
                         _ = reopen.recv() => {
-                            engine.reopen_log();
-                            tracing::info!("the access log is opened anew");
+                            reloader.reopen_logs();
+                            tracing::info!("the access log and the audit file are opened anew");
                             continue;
                         }
                         _ = hangup.recv() => {
-                            engine.reopen_log();
-                            if let Some(guard) = &reloader.guard {
-                                guard.reopen_audit();
-                            }
-                            // What came of it is logged.
-                            let _ = reloader.reload();
+                            reloader.reopen_logs();
+                            // Full: one that has not begun yet reads the file as it is now.
+                            let _ = reload.try_send(());
                             continue;
                         }
                     }

@@ -125,9 +125,8 @@ impl Service {
         let turn = match self.turns.take(most, Some(client)) {
             Some(turn) => turn,
             None => {
-                let waiting = self.turns.wait(Some(client), 0).ok_or(Failure::Busy)?;
-                let waited = tokio::time::timeout(self.settings.timeout, waiting).await;
-                waited.ok().and_then(Result::ok).ok_or(Failure::Busy)?
+                let waited = self.turns.wait(Some(client), 0, self.settings.timeout).await;
+                waited.map_err(|_| Failure::Busy)?
             }
         };
         Ok(Lease { service: Rc::clone(self), _turn: turn })

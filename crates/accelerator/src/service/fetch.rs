@@ -416,7 +416,10 @@ impl Fetch<'_> {
         }
         if let Some((reached, answer)) = self.stand_in_for(&sent, stale.as_ref(), reason) {
             if let Some(leader) = leader {
-                leader.finish(Outcome::StoodIn { reached });
+                leader.finish(match sent {
+                    Err(error @ UpstreamError::ClientsShare) => self.outcome(&error, error.status()),
+                    _ => Outcome::StoodIn { reached },
+                });
             }
             return answer;
         }
@@ -431,10 +434,7 @@ impl Fetch<'_> {
                     _ => error.status(),
                 };
                 if let Some(leader) = leader.filter(|_| !error.is_clients_fault()) {
-                    leader.finish(match error.is_servers_state() {
-                        true => Outcome::Unreachable(status),
-                        false => Outcome::Failed { status, client: network_of(self.incoming.seen.client) },
-                    });
+                    leader.finish(self.outcome(&error, status));
                 }
                 return self.failed_as(status, error);
             }
@@ -449,6 +449,14 @@ impl Fetch<'_> {
                 let stored = self.stand_in(stale.as_ref(), false, forward);
                 stored.unwrap_or_else(|| self.failed(error))
             }
+        }
+    }
+
+    /// What a failure of which the leader was told with `status` says to the others.
+    fn outcome(&self, error: &UpstreamError, status: u16) -> Outcome {
+        match error.is_servers_state() {
+            true => Outcome::Unreachable(status),
+            false => Outcome::Failed { status, client: network_of(self.incoming.seen.client) },
         }
     }
 

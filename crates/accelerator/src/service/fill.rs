@@ -481,7 +481,7 @@ pub(crate) fn is_ours(id: FieldId) -> bool {
     matches!(id, FieldId::ContentLength | FieldId::Age)
 }
 
-/// Merges what a 304 says into a stored response (RFC 9111 §3.2): its new head's field lines.
+/// The field lines of a stored head, without its status line.
 pub(crate) fn stored_fields_of(head: &[u8]) -> &[u8] {
     let start = head.iter().position(|byte| *byte == b'\n').map_or(head.len(), |end| end + 1);
     head.get(start..).unwrap_or(b"")

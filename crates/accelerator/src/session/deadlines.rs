@@ -1,4 +1,4 @@
-//! Deadlines of client connections, kept by one sweep a second instead of a timer for every read.
+//! Deadlines of client connections, kept by a sweep now and then instead of a timer for every read.
 //!
 //! A session writes its deadline into a slot, which costs a store. When a deadline has passed, the sweep shuts the
 //! socket's receiving side: the session wakes as if the client had left, finds its slot marked and ends with the right

@@ -468,9 +468,7 @@ impl Connection<'_> {
         lease.becomes_tunnel(self.client.as_fd().as_raw_fd());
         out.extend_from_slice(&early);
         let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
-        if self.send(&mut RateWatch::new(self.core), &out).await.is_err()
-            || upstream.write_all(rest).await.is_err()
-        {
+        if self.send(&mut RateWatch::new(self.core), &out).await.is_err() {
             return;
         }
         let (core, slot) = (self.core, &self.client.slot);
@@ -479,7 +477,10 @@ impl Connection<'_> {
         let stream = ClientStream { client: self.client, clients: &self.core.clients };
         let (mut from_client, mut to_client) = (stream, stream);
         let (mut from_upstream, mut to_upstream) = upstream.split();
-        let up = copy(&mut from_client, &mut to_upstream, &alive);
+        let up = async {
+            to_upstream.write_all(rest).await?;
+            copy(&mut from_client, &mut to_upstream, &alive).await
+        };
         let down = copy(&mut from_upstream, &mut to_client, &alive);
         // An error on either side ends both; an end of input on one side is passed on and the other goes on.
         let both = async { tokio::try_join!(up, down) };

@@ -12,6 +12,9 @@ pub(crate) enum UpstreamError {
     /// As many connections as allowed are busy, and none became free in time.
     #[error("all connections to the server are busy")]
     Busy,
+    /// This client has as many connections, or as many requests that wait for one, as one client may: others may get one.
+    #[error("the client has its share of the connections to the server")]
+    ClientsShare,
     /// No connection could be established.
     #[error("cannot connect: {0}")]
     Connect(io::Error),
@@ -80,7 +83,7 @@ impl UpstreamError {
     /// The status that tells the client (RFC 9110 §15.6.3–5).
     pub(crate) fn status(&self) -> u16 {
         match self {
-            Self::NoServer | Self::Busy | Self::Exhausted(_) | Self::Unreviewed => 503,
+            Self::NoServer | Self::Busy | Self::ClientsShare | Self::Exhausted(_) | Self::Unreviewed => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
             Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::TooManyInterim => 502,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
@@ -90,6 +93,11 @@ impl UpstreamError {
             Self::Client(BodyReadError::Refused) => 403,
             Self::Client(BodyReadError::Adaptation) => 502,
         }
+    }
+
+    /// Of two servers that were tried, what is said of both: one that others can have says more than one that nobody can.
+    pub(crate) fn or_then(self, next: Self) -> Self {
+        if matches!(self, Self::ClientsShare) { self } else { next }
     }
 
     /// Whether it would be the same for any request: the upstream was not even asked.

@@ -16,7 +16,7 @@ use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange, go_on};
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::pipeline::{Outcome, Pipeline};
-use crate::upstream::turns::{Turn, Turns};
+use crate::upstream::turns::{NoTurn, Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
 
 /// How long connections to a server are used once after it has sent more than it announced.
@@ -106,7 +106,7 @@ impl Pools {
             let lease = match self.lease(group, group_index, server, &request).await {
                 Ok(lease) => Rc::new(lease),
                 Err(error) => {
-                    last = error;
+                    last = last.or_then(error);
                     tried.push(server);
                     continue;
                 }
@@ -118,7 +118,7 @@ impl Pools {
                         return Err(error);
                     }
                     tried.push(server);
-                    last = error;
+                    last = last.or_then(error);
                 }
             }
         }
@@ -183,9 +183,11 @@ impl Pools {
         let turn = match pool.turns.take(settings.max_connections, request.client) {
             Some(turn) => turn,
             None => {
-                let waiting = pool.turns.wait(request.client, request.class).ok_or(UpstreamError::Busy)?;
-                let waited = Box::pin(tokio::time::timeout(settings.connect_timeout, waiting)).await;
-                waited.ok().and_then(Result::ok).ok_or(UpstreamError::Busy)?
+                let waiting = pool.turns.wait(request.client, request.class, settings.connect_timeout);
+                Box::pin(waiting).await.map_err(|no_turn| match no_turn {
+                    NoTurn::Crowded => UpstreamError::Busy,
+                    NoTurn::ClientsShare => UpstreamError::ClientsShare,
+                })?
             }
         };
         if let Some(server) = group.servers.get(server) {

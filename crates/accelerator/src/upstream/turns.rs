@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::rc::Rc;
+use std::time::Duration;
 
 use tidegate_core::network_of;
 use tokio::sync::oneshot::{self, Receiver, Sender};
@@ -28,6 +29,15 @@ pub(crate) struct Turns {
     /// The clients' sockets of those that have become tunnels.
     tunnels: RefCell<HashSet<RawFd, ahash::RandomState>>,
     waiting: RefCell<Waiting>,
+}
+
+/// Why a request gets no turn.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum NoTurn {
+    /// Too many want one.
+    Crowded,
+    /// Its client has its share.
+    ClientsShare,
 }
 
 /// The right to one connection; dropped, it goes to whoever is next.
@@ -82,24 +92,39 @@ impl Turns {
         Turn { turns: Rc::clone(self), client, tunnel: Cell::new(None) }
     }
 
-    /// A place in the queue of a class (0 goes first). `None` where too many wait that are not of a lower class, or of
-    /// this client; of those of a lower class the youngest makes room, and learns of it by the end of its channel.
-    pub(crate) fn wait(&self, client: Option<IpAddr>, class: u8) -> Option<Receiver<Turn>> {
+    /// A place in the queue of a class (0 goes first), unless too many wait that are not of a lower class, or of this
+    /// client; of those of a lower class the youngest makes room, and learns of it by the end of its channel.
+    fn queue(&self, client: Option<IpAddr>, class: u8) -> Result<Receiver<Turn>, NoTurn> {
         let client = client.map(network_of);
         let class = usize::from(class).min(CLASSES - 1);
         let mut waiting = self.waiting.borrow_mut();
         if waiting.count() >= QUEUE / 2 {
             waiting.forget_the_gone();
             if client.is_some() && waiting.count_of(client) >= QUEUE / 2 {
-                return None;
+                return Err(NoTurn::ClientsShare);
             }
         }
         if waiting.count() >= QUEUE {
-            waiting.classes[class + 1..].iter_mut().rev().find_map(VecDeque::pop_back)?;
+            let mut lower = waiting.classes[class + 1..].iter_mut().rev();
+            lower.find_map(VecDeque::pop_back).ok_or(NoTurn::Crowded)?;
         }
         let (sender, receiver) = oneshot::channel();
         waiting.classes[class].push_back(Waiter { client, sender });
-        Some(receiver)
+        Ok(receiver)
+    }
+
+    /// Waits for a turn, for at most `patience`.
+    pub(crate) async fn wait(
+        &self,
+        client: Option<IpAddr>,
+        class: u8,
+        patience: Duration,
+    ) -> Result<Turn, NoTurn> {
+        let waited = tokio::time::timeout(patience, self.queue(client, class)?).await;
+        waited.ok().and_then(Result::ok).ok_or_else(|| match self.has_its_share(client.map(network_of)) {
+            true => NoTurn::ClientsShare,
+            false => NoTurn::Crowded,
+        })
     }
 
     /// How many wait, and how many connections there are, if anybody waits.
@@ -181,8 +206,8 @@ mod tests {
     fn the_highest_class_goes_first_and_within_it_who_came_first() {
         let turns = Rc::<Turns>::default();
         let taken = turns.take(1, A).unwrap();
-        let mut low = turns.wait(A, 2).unwrap();
-        let (mut first, mut second) = (turns.wait(A, 0).unwrap(), turns.wait(A, 0).unwrap());
+        let mut low = turns.queue(A, 2).unwrap();
+        let (mut first, mut second) = (turns.queue(A, 0).unwrap(), turns.queue(A, 0).unwrap());
         drop(taken);
         assert!(second.try_recv().is_err() && low.try_recv().is_err());
         drop(first.try_recv().unwrap());
@@ -197,7 +222,7 @@ mod tests {
         let turns = Rc::<Turns>::default();
         let taken = turns.take(1, A).unwrap();
         let (gone, mut granted, mut last) =
-            (turns.wait(A, 0).unwrap(), turns.wait(A, 0).unwrap(), turns.wait(A, 1).unwrap());
+            (turns.queue(A, 0).unwrap(), turns.queue(A, 0).unwrap(), turns.queue(A, 1).unwrap());
         drop(gone);
         drop(taken);
         let turn = granted.try_recv().unwrap();
@@ -207,7 +232,7 @@ mod tests {
         // Granted, and gone before it looked.
         drop(last.try_recv().unwrap());
         let taken = turns.take(1, A).unwrap();
-        let unseen = turns.wait(A, 0).unwrap();
+        let unseen = turns.queue(A, 0).unwrap();
         drop(taken);
         drop(unseen);
         assert!(turns.take(1, A).is_some());
@@ -218,13 +243,14 @@ mod tests {
         let turns = Rc::<Turns>::default();
         let _taken = turns.take(1, A).unwrap();
         let mut low: Vec<_> =
-            (0..QUEUE).map(|n| turns.wait(if n % 2 == 0 { A } else { B }, 3).unwrap()).collect();
-        assert!(turns.wait(C, 3).is_none() && turns.wait(C, 7).is_none());
-        let _high = turns.wait(C, 0).unwrap();
+            (0..QUEUE).map(|n| turns.queue(if n % 2 == 0 { A } else { B }, 3).unwrap()).collect();
+        assert_eq!(turns.queue(C, 3).err(), Some(NoTurn::Crowded));
+        assert_eq!(turns.queue(C, 7).err(), Some(NoTurn::Crowded));
+        let _high = turns.queue(C, 0).unwrap();
         let crowded_out = low.pop().unwrap();
         assert!(crowded_out.blocking_recv().is_err());
         drop(low);
-        assert!(turns.wait(C, 7).is_some(), "those that have gone make room");
+        assert!(turns.queue(C, 7).is_ok(), "those that have gone make room");
     }
 
     #[test]
@@ -232,10 +258,10 @@ mod tests {
         let turns = Rc::<Turns>::default();
         let taken = [turns.take(4, A).unwrap(), turns.take(4, A).unwrap(), turns.take(4, A).unwrap()];
         assert!(turns.take(4, A).is_none(), "it has its share");
-        let mut waits: Vec<_> = (0..QUEUE / 2).map(|_| turns.wait(A, 0).unwrap()).collect();
-        assert!(turns.wait(A, 0).is_none());
+        let mut waits: Vec<_> = (0..QUEUE / 2).map(|_| turns.queue(A, 0).unwrap()).collect();
+        assert_eq!(turns.queue(A, 0).err(), Some(NoTurn::ClientsShare));
         let last = turns.take(4, B).unwrap();
-        let mut behind = turns.wait(B, 7).unwrap();
+        let mut behind = turns.queue(B, 7).unwrap();
         drop(last);
         let last = behind.try_recv().expect("those before it have their share");
         drop(taken);

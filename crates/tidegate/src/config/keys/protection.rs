@@ -121,7 +121,7 @@ pub(super) static DEFENCE: Section = Section {
             Kind::Path,
             Absent("only the program's log"),
             "A file to which every block, and of other decisions about a client the first, the second, the fourth and so \
-             on, are appended with their reasons, one JSON object a line; opened anew on SIGHUP.",
+             on, are appended with their reasons, one JSON object a line; opened anew on SIGUSR1 and SIGHUP.",
         ),
         key(
             "external",
