@@ -94,27 +94,6 @@ fn first_client_takes_nothing_the_next_one_gets_the_whole_response() {
 }
 
 #[test]
-fn server_falls_silent_half_way_those_who_read_along_learn_it_after_response_timeout() {
-    let (body, gate) = (Arc::new(content(4, 400_000)), Gate::default());
-    let origin = in_two_parts("Content-Length: 400000\r\n", &body, &gate);
-    let tidegate = Tidegate::builder()
-        .group("app", &[origin.address()], "response_timeout = \"2s\"")
-        .route("/", "upstream = \"app\"")
-        .start();
-    let mut clients: Vec<_> = (0..2).map(|_| tidegate.connect()).collect();
-    for client in &mut clients {
-        client.send("GET /big HTTP/1.1\r\nHost: example.org\r\n\r\n");
-        assert_eq!(client.head().0, 200);
-        client.read_bytes(200_000);
-    }
-    for client in &mut clients {
-        assert!(client.is_closed(), "the server is silent, and its response is still waited for");
-    }
-    assert_eq!(origin.count(), 1);
-    gate.open();
-}
-
-#[test]
 fn first_client_leaves_half_way_the_object_is_stored_all_the_same() {
     let (body, gate) = (Arc::new(content(3, 400_000)), Gate::default());
     let origin = in_two_parts("Content-Length: 400000\r\n", &body, &gate);

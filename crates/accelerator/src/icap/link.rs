@@ -92,7 +92,7 @@ impl Link {
             }
             self.buffer.clear();
             self.taken = 0;
-            match read_more(&self.stream, &mut self.buffer, self.silence, &mut None).await {
+            match read_more(&self.stream, &mut self.buffer, self.silence).await {
                 Ok(0) => return Err(Failure::Connection(UpstreamError::Incomplete)),
                 Ok(_) => {}
                 Err(UpstreamError::ResponseTimeout) if !self.is_sent => {}

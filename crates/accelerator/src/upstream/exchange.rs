@@ -296,20 +296,18 @@ fn note_drained(stream: &TcpStream) {
     let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
 }
 
-/// Appends what arrives; 0 at the end of the stream. Who drops it while it waits keeps `deadline` for the next call, so that
-/// the silence is one.
+/// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
     stream: &TcpStream,
     buffer: &mut Vec<u8>,
     silence: Duration,
-    deadline: &mut Option<Instant>,
 ) -> Result<usize, UpstreamError> {
     buffer.reserve(READ_BYTES);
     let read = || {
         let length = stream.try_read_buf(buffer)?;
         Ok((length, buffer.len() < buffer.capacity()))
     };
-    read_when_ready(stream, silence, deadline, read).await
+    read_when_ready(stream, silence, &mut None, read).await
 }
 
 /// `read` says how much it has read, and whether there was room for more. The deadline is `silence` from the first wait on,

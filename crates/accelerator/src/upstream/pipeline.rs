@@ -381,7 +381,7 @@ impl Line {
         if self.waiting.len() < 2 || left.is_zero() {
             return Ok(false);
         }
-        match read_more(&self.stream, &mut self.arrived, left, &mut None).await {
+        match read_more(&self.stream, &mut self.arrived, left).await {
             Ok(0) => Err(UpstreamError::Incomplete),
             Ok(_) => Ok(true),
             Err(UpstreamError::ResponseTimeout) => Ok(false),
@@ -399,7 +399,7 @@ impl Line {
         let most = if is_doubtful { settings.pipeline_timeout } else { settings.response_timeout };
         // All of the head has to come within that time: a byte now and then does not hold up the others.
         let left = most.min(settings.response_timeout).saturating_sub(waited);
-        match read_more(&self.stream, &mut self.arrived, left, &mut None).await {
+        match read_more(&self.stream, &mut self.arrived, left).await {
             Ok(0) => Err(UpstreamError::Incomplete),
             Ok(_) => Ok(()),
             Err(UpstreamError::ResponseTimeout) if self.has_answered => Err(UpstreamError::Incomplete),

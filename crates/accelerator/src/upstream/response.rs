@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 
 use crate::icap::{AdaptedBody, OriginBody, Reviewed};
 use crate::upstream::UpstreamError;
@@ -36,8 +35,6 @@ pub(crate) struct Response {
     buffer: Vec<u8>,
     taken: usize,
     silence: Duration,
-    /// When the silence at hand has lasted that long.
-    deadline: Option<Instant>,
     connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
     /// The server keeps the connection open.
     keep_alive: bool,
@@ -87,7 +84,6 @@ impl Response {
             buffer: received.rest,
             taken: 0,
             silence,
-            deadline: None,
             connection,
             keep_alive,
             has_others_behind,
@@ -110,7 +106,6 @@ impl Response {
             buffer: Vec::new(),
             taken: 0,
             silence: Duration::ZERO,
-            deadline: None,
             connection: None,
             keep_alive: false,
             has_others_behind: false,
@@ -150,8 +145,7 @@ impl Response {
         self.interim.drain(..).map(Interim).collect()
     }
 
-    /// The next piece of the body; `None` at its end. May be dropped while it waits: nothing is lost, nor is the server's silence
-    /// counted anew.
+    /// The next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         if let Some(ahead) = self.ahead.take() {
             self.given = ahead;
@@ -206,9 +200,7 @@ impl Response {
         self.taken = 0;
         let read = loop {
             let uploading = self.is_uploading();
-            let read = read_more(stream, &mut self.buffer, self.silence, &mut self.deadline).await;
-            self.deadline = None;
-            match read {
+            match read_more(stream, &mut self.buffer, self.silence).await {
                 // While the request is on its way, the server may be waiting for the client.
                 Err(UpstreamError::ResponseTimeout) if uploading => {}
                 read => break read,
