@@ -208,7 +208,7 @@ impl Reloader {
         if let Err(error) = self.engine.reload(settings) {
             // All or nothing.
             self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
-            return Err(error.to_string());
+            return Err(setting_error(&error, &loaded));
         }
         trickles.apply();
         if let Some(guard) = &self.guard {
@@ -261,6 +261,17 @@ fn listen_for_admin(loaded: &Loaded) -> Result<TcpListener, Failure> {
     })
 }
 
+/// Why settings cannot be put in force, with the place in the file if there is one to blame.
+fn setting_error(error: &StartError, loaded: &Loaded) -> String {
+    let finding = match error {
+        StartError::Plan(PlanError::Certificate(_)) => {
+            loaded.unusable_certificates().find_map(|(_, finding)| finding)
+        }
+        _ => None,
+    };
+    finding.map_or_else(|| error.to_string(), |finding| finding.to_string())
+}
+
 /// Names a listener as its writer put it, and says what can be done.
 fn start_error(error: &StartError, loaded: &Loaded) -> String {
     let (address, source) = match error {
@@ -276,10 +287,7 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
             let hint = "cache.path has to be a directory that this user may make and write to";
             return loaded.places.say(&Subject::CACHE, &error.to_string(), hint);
         }
-        StartError::Plan(PlanError::Certificate(error)) => {
-            let message = format!("error: {error}; {}", config::CERTIFICATE_HINT);
-            return loaded.certificate_finding(error).map_or(message, |finding| finding.to_string());
-        }
+        StartError::Plan(PlanError::Certificate(_)) => return setting_error(error, loaded),
         StartError::AccessLog { .. } => {
             let hint = "it has to be a file that this user may make and write to";
             return loaded.places.say(&Subject::ACCESS_LOG, &error.to_string(), hint);

@@ -74,13 +74,12 @@ impl CertificateError {
     }
 }
 
-/// Whether a certificate can be used.
-///
-/// # Errors
-/// It cannot.
-pub fn check(certificate: &Certificate) -> Result<(), CertificateError> {
-    let mut shown = Shown { default: None, by_name: HashMap::new() };
-    shown.add(load(certificate, &ring::default_provider())?, &certificate.chain)
+/// Which of these certificates cannot be used, by their numbers, and why not.
+pub fn check(certificates: &[Certificate]) -> Vec<(usize, CertificateError)> {
+    let (mut shown, provider) = (Shown::default(), ring::default_provider());
+    let mut add = |certificate| shown.add(load(certificate, &provider)?, &certificate.chain);
+    let numbered = certificates.iter().enumerate();
+    numbered.filter_map(|(number, certificate)| Some((number, add(certificate).err()?))).collect()
 }
 
 /// What TLS listeners of these settings are served with. Without a certificate, one is made that no client knows.
@@ -176,7 +175,7 @@ impl Shown {
     }
 
     fn of(&self, name: &str) -> Option<&[Arc<CertifiedKey>]> {
-        let name = name.to_ascii_lowercase();
+        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         let above = || name.split_once('.').map(|(_, rest)| format!("*.{rest}"));
         let found = self.by_name.get(&name);
         found.or_else(|| self.by_name.get(&above()?)).map(Vec::as_slice)

@@ -61,8 +61,14 @@ pub(crate) struct Loaded {
     pub warnings: Vec<Finding>,
 }
 
-/// What a certificate's files have to be.
-pub(crate) const CERTIFICATE_HINT: &str = "it has to be a PEM file that this user may read";
+/// What to do about a certificate that cannot be used.
+pub(crate) fn certificate_hint(error: &CertificateError) -> &'static str {
+    match error {
+        CertificateError::Mismatch { .. } => "chain and key have to be of one issue",
+        CertificateError::Nameless(_) => "no client would be shown it: only the first may be without one",
+        _ => "it has to be a PEM file, not encrypted, that this user may read",
+    }
+}
 
 /// Reads and checks a configuration file.
 pub(crate) fn load(path: &Path) -> Result<Loaded, Vec<Finding>> {
@@ -113,23 +119,21 @@ pub(crate) fn wrong_keys(loaded: &Loaded) -> Vec<Finding> {
         (!error.is_of_this_host())
             .then(|| loaded.places.finding(&place, &error.to_string(), trickles::KEY_FILE_HINT))?
     });
-    let certificates = loaded.settings.certificates.iter();
-    let unusable = certificates.filter_map(|certificate| {
-        let error = tls::check(certificate).err().filter(|error| !error.is_of_this_host())?;
-        loaded.certificate_finding(&error)
-    });
-    wrong.chain(unusable).collect()
+    let unusable = loaded.unusable_certificates().filter(|(error, _)| !error.is_of_this_host());
+    wrong.chain(unusable.filter_map(|(_, finding)| finding)).collect()
 }
 
 impl Loaded {
-    /// What is wrong with a certificate, at its place in the file.
-    pub(crate) fn certificate_finding(&self, error: &CertificateError) -> Option<Finding> {
-        let file = error.file()?;
-        let place = self.settings.certificates.iter().enumerate().find_map(|(number, certificate)| {
-            let of = |path: &Path, key| (path == file).then_some(Subject::Certificate(number, key));
-            of(&certificate.chain, "chain").or_else(|| of(&certificate.key, "key"))
-        })?;
-        self.places.finding(&place, &error.to_string(), CERTIFICATE_HINT)
+    /// The certificates that cannot be used: why not, and how that is said at its place in the file.
+    pub(crate) fn unusable_certificates(&self) -> impl Iterator<Item = (CertificateError, Option<Finding>)> {
+        let certificates = &self.settings.certificates;
+        tls::check(certificates).into_iter().map(|(number, error)| {
+            let is_chain =
+                error.file() == certificates.get(number).map(|certificate| certificate.chain.as_path());
+            let place = Subject::Certificate(number, if is_chain { "chain" } else { "key" });
+            let finding = self.places.finding(&place, &error.to_string(), certificate_hint(&error));
+            (error, finding)
+        })
     }
 }
 
@@ -160,12 +164,8 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
             find(format!("listen.keys: {warning}"), trickles::KEY_FILE_MODE);
         }
     }
-    for certificate in &loaded.settings.certificates {
-        if let Err(error) = tls::check(certificate)
-            && error.is_of_this_host()
-        {
-            find(format!("certificate: {error}"), CERTIFICATE_HINT);
-        }
+    for (error, _) in loaded.unusable_certificates().filter(|(error, _)| error.is_of_this_host()) {
+        find(format!("certificate: {error}"), certificate_hint(&error));
     }
     let log = loaded.settings.access_log.as_ref().and_then(|log| log.path.as_deref());
     if let Some(folder) = log.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty())
