@@ -314,8 +314,12 @@ pub(crate) fn address_hint(why: std::io::ErrorKind) -> &'static str {
 }
 
 pub(crate) fn start_log(form: LogForm) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // What h2 says is of what clients send: any of them could fill the log.
+    let quiet = |wanted: &str| tracing_subscriber::EnvFilter::try_new(format!("h2=off,{wanted}"));
+    let filter = std::env::var("TIDEGATE_LOG")
+        .ok()
+        .and_then(|wanted| quiet(&wanted).ok())
+        .unwrap_or_else(|| tracing_subscriber::EnvFilter::new("h2=off,info"));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
