@@ -173,9 +173,14 @@ impl Client {
     // several threads costs it two locked instructions each.
 
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Some(tls) = &self.tls {
-            return self.try_read_with(&mut tls.borrow_mut(), buffer);
+        match &self.tls {
+            Some(tls) => self.try_read_with(&mut tls.borrow_mut(), buffer),
+            None => self.try_discard(buffer),
         }
+    }
+
+    /// Reads what nobody wants to understand any more, TLS or not.
+    pub(crate) fn try_discard(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let asked = buffer.len();
         let read = net::recv(&self.socket, buffer, RecvFlags::empty()).map(|(length, _)| length);
         self.has_read(read, asked)

@@ -30,7 +30,9 @@ pub(crate) struct Session {
     tls: ServerConnection,
     /// Bytes that are encrypted and were not said to be taken.
     owed: usize,
-    /// All that the socket had has been read, and all that it held has been handed on.
+    /// The socket had less than was asked of it, and the client has not said that it was all.
+    is_short: bool,
+    /// All that the socket had has been handed on.
     is_drained: bool,
     has_begun: bool,
 }
@@ -39,7 +41,7 @@ impl Session {
     pub(crate) fn new(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
         let mut tls = ServerConnection::new(config)?;
         tls.set_buffer_limit(Some(RECORD_BYTES));
-        Ok(Self { tls, owed: 0, is_drained: false, has_begun: false })
+        Ok(Self { tls, owed: 0, is_short: false, is_drained: false, has_begun: false })
     }
 
     /// Whether the client chose HTTP/2.
@@ -55,8 +57,11 @@ impl Session {
     /// Goes on with the handshake until it is done. `WouldBlock` while the client has to say more.
     pub(crate) fn shake_hands(&mut self, socket: &TcpStream) -> Result<(), HandshakeError> {
         while self.tls.is_handshaking() {
-            if !std::mem::replace(&mut self.has_begun, true) && begins_otherwise(socket) {
-                return Err(HandshakeError::NotTls);
+            if !self.has_begun {
+                match first_byte(socket)? {
+                    Some(HANDSHAKE_RECORD) | None => self.has_begun = true,
+                    Some(_) => return Err(HandshakeError::NotTls),
+                }
             }
             if self.receive(socket)? == 0 {
                 return Err(HandshakeError::Io(ErrorKind::UnexpectedEof.into()));
@@ -71,7 +76,12 @@ impl Session {
             match self.tls.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.receive(socket)?,
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
-                read => return read,
+                Ok(length) => {
+                    // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
+                    self.is_drained = self.is_short && length < buffer.len();
+                    return Ok(length);
+                }
+                Err(error) => return Err(error),
             };
         }
     }
@@ -85,13 +95,11 @@ impl Session {
         // An alert says what was wrong, and may have the socket to itself.
         let sent = self.send(socket);
         let state = state.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        self.is_short = is_short && !state.peer_has_closed();
         match sent {
-            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-            _ => {}
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+            _ => Ok(length),
         }
-        // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
-        self.is_drained = is_short && length > 0 && state.plaintext_bytes_to_read() == 0;
-        Ok(length)
     }
 
     /// Encrypts and sends as much as one record holds.
@@ -145,10 +153,11 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// Whether a client's first byte is not that of a handshake.
-fn begins_otherwise(socket: &TcpStream) -> bool {
+/// What a client's first byte is, which stays to be read; `None` at the end.
+fn first_byte(socket: &TcpStream) -> io::Result<Option<u8>> {
     let mut first = [0; 1];
-    matches!(net::recv(socket, &mut first, RecvFlags::PEEK), Ok((_, 1)) if first[0] != HANDSHAKE_RECORD)
+    let (_, length) = net::recv(socket, &mut first, RecvFlags::PEEK)?;
+    Ok((length > 0).then_some(first[0]))
 }
 
 struct Input<'s> {
