@@ -13,6 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tidegate_http::Version;
+
 use crate::metrics::CoreMetrics;
 use crate::settings::{AccessLog, LogFormat};
 
@@ -30,7 +32,7 @@ pub(crate) struct Record<'a> {
     pub host: &'a [u8],
     pub method: &'a [u8],
     pub target: &'a [u8],
-    pub http11: bool,
+    pub version: Version,
     pub status: u16,
     pub bytes: u64,
     pub referer: &'a [u8],
@@ -275,13 +277,21 @@ fn or_dash(bytes: &[u8]) -> &[u8] {
     if bytes.is_empty() { b"-" } else { bytes }
 }
 
+fn version(record: &Record<'_>) -> &'static str {
+    match record.version {
+        Version::Http10 => "1.0",
+        Version::Http11 => "1.1",
+        Version::Http2 => "2.0",
+    }
+}
+
 fn write_combined(record: &Record<'_>, out: &mut Vec<u8>) {
     let date = log_date(record.unix_s);
     let _ = write!(out, "{} - - [{date}] \"", record.client);
     write_escaped(record.method, out);
     out.push(b' ');
     write_escaped(record.target, out);
-    let version = if record.http11 { "1.1" } else { "1.0" };
+    let version = version(record);
     let _ = write!(out, " HTTP/{version}\" {} {} \"", record.status, record.bytes);
     write_escaped(or_dash(record.referer), out);
     out.extend_from_slice(b"\" \"");
@@ -296,7 +306,7 @@ fn write_json(record: &Record<'_>, out: &mut Vec<u8>) {
     write_json_string(record.target, out);
     out.extend_from_slice(b"\",\"host\":\"");
     write_json_string(record.host, out);
-    let version = if record.http11 { "1.1" } else { "1.0" };
+    let version = version(record);
     let _ = write!(
         out,
         "\",\"protocol\":\"HTTP/{version}\",\"status\":{},\"bytes\":{},\"duration_us\":{},\"cache\":\"{}\"",
@@ -331,7 +341,7 @@ mod tests {
             host: b"a.example",
             method: b"GET",
             target: b"/a?b=\"c",
-            http11: true,
+            version: Version::Http11,
             status: 200,
             bytes: 612,
             referer: b"",

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::hooks::Chain;
 use tidegate_dhttp::driver::ServerHandle;
-use tidegate_http::{FieldId, RequestHead, RequestParser, Version};
+use tidegate_http::{FieldId, RequestHead, RequestParser};
 use tidegate_store::{InsertError, Store};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -419,7 +419,7 @@ impl DataCore {
                 host: head.fields.get(FieldId::Host).unwrap_or(b""),
                 method: head.method_bytes,
                 target: head.target,
-                http11: head.version == Version::Http11,
+                version: head.version,
                 status,
                 bytes: bytes.body,
                 referer: head.fields.get(FieldId::Referer).unwrap_or(b""),

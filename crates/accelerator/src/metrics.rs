@@ -12,7 +12,7 @@ metric_set! {
         Counter connections_policed_total: "Client connections closed because a rule or the block list refused them.",
         Counter connections_crowded_out_total: "Connections of the lowest class closed because too many waited.",
         Counter tls_handshakes_failed_total: "Connections on which client and server did not agree on TLS.",
-        Counter http2_rapid_resets_total: "HTTP/2 connections ended because the client cancelled most of what it asked for.",
+        Counter http2_floods_total: "HTTP/2 connections ended because of frames without use: requests that the client cancelled, content in bytes, heads without end.",
         Counter accept_errors_total: "Failed accepts, such as for want of file descriptors.",
         Counter requests_total: "Requests whose head was complete and well formed.",
         Counter requests_refused_total: "Request heads refused as malformed, ambiguous or too large.",

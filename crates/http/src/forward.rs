@@ -426,7 +426,11 @@ fn write_provenance(
     context: &ForwardContext<'_>,
     out: &mut Vec<u8>,
 ) {
-    let received = if head.version == Version::Http11 { "1.1" } else { "1.0" };
+    let received = match head.version {
+        Version::Http10 => "1.0",
+        Version::Http11 => "1.1",
+        Version::Http2 => "2",
+    };
     let client = context.client.to_canonical();
     for part in ["Via: ", received, " ", context.via_pseudonym, "\r\n"] {
         out.extend_from_slice(part.as_bytes());

@@ -38,6 +38,8 @@ pub enum Version {
     Http10,
     /// HTTP/1.1, or a later HTTP/1
     Http11,
+    /// HTTP/2; the message itself is written as one of HTTP/1.1
+    Http2,
 }
 
 /// How the end of a body is found (RFC 9112 §6.3).

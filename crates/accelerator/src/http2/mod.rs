@@ -25,6 +25,7 @@ use tokio::task::coop;
 use crate::clients::{Busy, Client, ClientStream};
 use crate::data_core::DataCore;
 use crate::session::deadlines::Waiting;
+use crate::session::transmit::{RateWatch, unacknowledged};
 
 /// Requests of a connection that are answered at once (RFC 9113 §5.1.2).
 const STREAMS: u32 = 100;
@@ -39,6 +40,8 @@ const RESET_STREAMS: usize = 32;
 const CANCELLED: u64 = 100;
 /// How long what ends a connection may take to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// How often it is looked at how much the client has taken, once nobody else waits for that.
+const LOOK_MS: u64 = 1000;
 
 /// Streams of one connection, as its task and theirs see them.
 #[derive(Default)]
@@ -52,6 +55,11 @@ struct Streams {
 }
 
 impl Streams {
+    /// What a stream's bytes count for: all streams share the client's line, and the minimum rate is that of the line.
+    fn share(&self, bytes: usize) -> u64 {
+        bytes as u64 * u64::from(self.open.get())
+    }
+
     /// Whether the client cancels most of what it asks for, so that work is all that it wants.
     fn is_rapid_reset(&self) -> bool {
         self.cancelled.get() > CANCELLED && self.cancelled.get() > self.begun.get() / 2
@@ -66,10 +74,15 @@ struct Shared {
     streams: Streams,
 }
 
-/// Serves a connection on which the client chose HTTP/2, until it ends.
-pub(crate) async fn serve(busy: &Busy) {
-    let Ok(local) = busy.client.local_addr() else { return };
-    let socket = Socket { core: Rc::clone(&busy.core), client: Rc::clone(&busy.client) };
+/// A client did not take what was sent to it, which is not worth keeping.
+pub(crate) struct TooSlow;
+
+/// Serves a connection on which the client chose HTTP/2, until there is nothing more to say on it.
+pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
+    let Ok(local) = busy.client.local_addr() else { return Ok(()) };
+    let sent = Rc::new(Cell::new(0));
+    let socket =
+        Socket { core: Rc::clone(&busy.core), client: Rc::clone(&busy.client), sent: Rc::clone(&sent) };
     let limits = busy.core.with_plan(|plan| plan.limits.head);
     let mut builder = Builder::new();
     builder
@@ -81,53 +94,57 @@ pub(crate) async fn serve(busy: &Busy) {
         .max_concurrent_reset_streams(RESET_STREAMS);
     // The deadline of the first request's head is that of the preface too.
     let handshake = tokio::select! {
-        handshake = builder.handshake::<_, Bytes>(socket) => handshake,
+        // What a deadline ends looks like the client's end, too.
+        biased;
         () = busy.client.expired() => {
             busy.core.metrics.header_timeouts_total.add(1);
-            return;
+            return Ok(());
         }
+        handshake = builder.handshake::<_, Bytes>(socket) => handshake,
     };
-    let Ok(connection) = handshake else { return };
+    let Ok(connection) = handshake else { return Ok(()) };
     let shared = Rc::new(Shared {
         core: Rc::clone(&busy.core),
         client: Rc::clone(&busy.client),
         local,
         streams: Streams::default(),
     });
-    run(connection, &shared).await;
+    run(connection, &shared, &sent).await
 }
 
-async fn run(mut connection: Connection<Socket, Bytes>, shared: &Rc<Shared>) {
+/// `sent` counts the bytes that the socket takes.
+async fn run(
+    mut connection: Connection<Socket, Bytes>,
+    shared: &Rc<Shared>,
+    sent: &Cell<u64>,
+) -> Result<(), TooSlow> {
     let Shared { core, client, streams, .. } = &**shared;
+    let mut watch = RateWatch::new(core);
     let reason = loop {
         if streams.is_too_slow.get() {
             core.too_slow(client.place, client.peer(), Slow::Reading);
             client.set_zero_linger();
-            return;
+            return Err(TooSlow);
         }
         if streams.is_rapid_reset() {
-            core.metrics.http2_rapid_resets_total.add(1);
+            core.metrics.http2_floods_total.add(1);
             break Reason::ENHANCE_YOUR_CALM;
         }
         if core.is_draining() {
             connection.graceful_shutdown();
         }
         let is_first = streams.begun.get() == 0;
+        // A response whose end the client has not taken yet keeps it from being idle.
+        let is_taking =
+            streams.open.get() == 0 && !is_first && (connection.has_streams() || unacknowledged(client) > 0);
         match streams.open.get() {
             0 if is_first => {}
+            0 if is_taking => client.slot.clear(),
             0 => client.slot.set(Waiting::NextRequest, core.deadline(core.times().keep_alive_ms)),
             _ => client.slot.clear(),
         }
         tokio::select! {
-            accepted = connection.accept() => match accepted {
-                Some(Ok((request, respond))) => stream::begin(shared, request, respond),
-                Some(Err(error)) => {
-                    tracing::debug!(client = %client.peer(), %error, "HTTP/2 ends");
-                    return;
-                }
-                None => return,
-            },
-            () = streams.ended.notified() => {}
+            biased;
             () = client.expired() => {
                 match is_first {
                     true => core.metrics.header_timeouts_total.add(1),
@@ -135,23 +152,52 @@ async fn run(mut connection: Connection<Socket, Bytes>, shared: &Rc<Shared>) {
                 }
                 break Reason::NO_ERROR;
             }
+            () = streams.ended.notified() => {}
+            () = tokio::time::sleep(Duration::from_millis(LOOK_MS)), if is_taking => {
+                watch.sent = sent.get();
+                if !watch.keeps_up(client, LOOK_MS) {
+                    core.metrics.slow_readers_total.add(1);
+                    streams.is_too_slow.set(true);
+                }
+            }
+            accepted = connection.accept() => match accepted {
+                Some(Ok((request, respond))) => stream::begin(shared, request, respond),
+                Some(Err(error)) => {
+                    if error.is_library() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
+                        core.metrics.http2_floods_total.add(1);
+                    }
+                    tracing::debug!(client = %client.peer(), %error, "HTTP/2 ends");
+                    return Ok(());
+                }
+                None => return Ok(()),
+            },
         }
     };
     connection.abrupt_shutdown(reason);
     // A client that does not listen is not waited for.
     let goodbye = std::future::poll_fn(|context| connection.poll_closed(context));
     let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+    Ok(())
 }
 
 /// The client's socket, or what TLS makes of it, as the library takes it.
 struct Socket {
     core: Rc<DataCore>,
     client: Rc<Client>,
+    /// Bytes that were sent.
+    sent: Rc<Cell<u64>>,
 }
 
 impl Socket {
     fn stream(&self) -> ClientStream<'_> {
         ClientStream { client: &self.client, clients: &self.core.clients }
+    }
+
+    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(length)) = written {
+            self.sent.set(self.sent.get() + length as u64);
+        }
+        written
     }
 }
 
@@ -172,7 +218,7 @@ impl AsyncRead for Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream()).poll_write(context, bytes)
+        self.count(Pin::new(&mut self.stream()).poll_write(context, bytes))
     }
 
     fn poll_write_vectored(
@@ -180,7 +226,7 @@ impl AsyncWrite for Socket {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream()).poll_write_vectored(context, slices)
+        self.count(Pin::new(&mut self.stream()).poll_write_vectored(context, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -193,5 +239,24 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream()).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::allowance::Allowance;
+
+    /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow line.
+    #[test]
+    fn streams_that_share_a_line_of_the_minimum_rate_are_borne() {
+        let streams = Streams::default();
+        streams.open.set(100);
+        let mut allowance = Allowance::new(500);
+        for _ in 0..3600 {
+            allowance.spend(1000);
+            allowance.earn(streams.share(5));
+        }
+        assert_ne!(allowance.left_ms(), Some(0));
     }
 }

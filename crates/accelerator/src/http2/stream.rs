@@ -89,7 +89,11 @@ async fn answer(
     let body = match has_content {
         false => Body::full(Bytes::new()),
         true => {
-            if parts.headers.get(header::EXPECT).is_some_and(|value| value.as_bytes() == b"100-continue") {
+            if parts
+                .headers
+                .get(header::EXPECT)
+                .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+            {
                 let mut interim = Response::new(());
                 *interim.status_mut() = StatusCode::CONTINUE;
                 respond.send_informational(interim)?;
@@ -102,13 +106,20 @@ async fn answer(
     };
     let arrival = Arrival { client: shared.client.peer(), local: None, server: None };
     let request = driver::Request { arrival, head: head.into(), body };
-    let from = From { local: shared.local, whose: Whose::Proved, is_encrypted: shared.client.is_encrypted() };
+    let from = From {
+        local: shared.local,
+        whose: Whose::Proved,
+        is_encrypted: shared.client.is_encrypted(),
+        is_http2: true,
+    };
     let response = tokio::select! {
-        response = message::answer(Rc::clone(&shared.core), from, request) => response,
+        // For what is cancelled by now nothing is begun.
+        biased;
         _ = poll_fn(|context| respond.poll_reset(context)) => {
             shared.core.metrics.clients_gone_total.add(1);
             return Err(Ended::Cancelled);
         }
+        response = message::answer(Rc::clone(&shared.core), from, request) => response,
     };
     deliver(shared, respond, response.into_wire(), method).await
 }
@@ -119,7 +130,12 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
     let mut allowance = Allowance::new(core.with_plan(|plan| plan.limits.body_min_rate_bytes_per_s));
     loop {
         let start_ms = core.clock.elapsed_ms();
-        let piece = within(&allowance, poll_fn(|context| content.poll_data(context))).await;
+        let piece = tokio::select! {
+            // A client that has its answer owes no more, and is told so by the end of the stream (RFC 9113 §8.1).
+            biased;
+            () = sender.unwanted() => return,
+            piece = within(&allowance, poll_fn(|context| content.poll_data(context))) => piece,
+        };
         allowance.spend(core.clock.elapsed_ms().saturating_sub(start_ms));
         match piece {
             None => {
@@ -131,7 +147,7 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
             Some(Some(Err(_))) => return,
             Some(Some(Ok(piece))) => {
                 let length = piece.len();
-                allowance.earn(length as u64);
+                allowance.earn(shared.streams.share(length));
                 // Room for more is given when somebody has taken this.
                 if sender.send(piece).await.is_err()
                     || content.flow_control().release_capacity(length).is_err()
@@ -268,7 +284,7 @@ impl Content<'_> {
             self.stream.reserve_capacity(data.len());
             let room = self.room().await?.min(data.len());
             let piece = data.split_to(room);
-            self.allowance.earn(room as u64);
+            self.allowance.earn(self.shared.streams.share(room));
             if data.is_empty() && is_last {
                 return Ok(self.stream.send_data(piece, true)?);
             }

@@ -10,11 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate_core::Verdict;
-use tidegate_core::hooks::Via;
+use tidegate_core::hooks::{Reply, Via};
+use tidegate_core::{Reason, Verdict};
 use tidegate_dhttp::driver::{Request, Response};
 use tidegate_http::normalize::normalize;
-use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser};
+use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser, Version};
 use tokio::sync::mpsc;
 
 use crate::data_core::DataCore;
@@ -48,6 +48,8 @@ pub(crate) struct From {
     pub whose: Whose,
     /// Whether it came encrypted.
     pub is_encrypted: bool,
+    /// Whether it came by HTTP/2.
+    pub is_http2: bool,
 }
 
 /// Answers what the process's own transports ask, and judges what they tell of.
@@ -61,7 +63,7 @@ pub(crate) async fn answer_inside(
             Inner::Request(InnerRequest { request, local, proved, answer: answered }) => {
                 let core = Rc::clone(&core);
                 let whose = if proved { Whose::Told } else { Whose::Unproved };
-                let from = From { local, whose, is_encrypted: false };
+                let from = From { local, whose, is_encrypted: false, is_http2: false };
                 tokio::task::spawn_local(async move {
                     // Who asked may have gone.
                     let _ = answered.send(answer(core, from, request).await.into_wire());
@@ -98,7 +100,7 @@ fn judge_told(core: &DataCore, Told { head: bytes, client }: &Told, refused: &Re
 
 /// Answers a request that the cache alone could not, or whose answer is long.
 pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> Response {
-    let From { local, whose, is_encrypted } = from;
+    let From { local, whose, is_encrypted, is_http2 } = from;
     let began = Instant::now();
     let plan = core.plan();
     let mut parser = RequestParser::new(plan.limits.head);
@@ -109,7 +111,9 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
         Err(error) => return refused(&core, error.status()),
     }
     // There is no connection that could change its protocol.
-    let head = RequestHead { upgrade: false, ..parser.head(&request.head) };
+    let parsed = parser.head(&request.head);
+    let version = if is_http2 { Version::Http2 } else { parsed.version };
+    let head = RequestHead { upgrade: false, version, ..parsed };
     let normalized = match normalize(&head, plan.personality, &mut scratch) {
         Ok(normalized) => normalized,
         Err(error) => return refused(&core, error.status()),
@@ -124,7 +128,12 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
     let refused = defence
         .filter(|_| whose == Whose::Proved)
         .and_then(|defence| defence.judge_message(peer, &seen, &head, &normalized, asked_ms));
-    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), began };
+    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), version, began };
+    if plan.keeps_out(&seen, &core.listed, || asked_ms) {
+        core.metrics.requests_policed_total.add(1);
+        core.note_refused(peer, &seen, Reason::Listed);
+        return exchange.refused(&head, &Reply { status: 403, ..Reply::default() });
+    }
     if let Some(reply) = refused {
         core.metrics.requests_policed_total.add(1);
         return exchange.refused(&head, &reply);

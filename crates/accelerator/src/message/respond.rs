@@ -28,6 +28,8 @@ pub(crate) struct Exchange {
     pub peer: IpAddr,
     /// The request head's bytes, for the log.
     pub head: Buffer,
+    /// What its client speaks.
+    pub version: Version,
     pub began: Instant,
 }
 
@@ -161,7 +163,8 @@ impl Exchange {
     fn account(&self, status: u16, bytes: Bytes, cache: &'static str) {
         let mut parser = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
         if let Ok(Progress::Complete { .. }) = parser.parse(&self.head) {
-            self.core.account(self.peer, &parser.head(&self.head), status, bytes, cache, self.began);
+            let head = RequestHead { version: self.version, ..parser.head(&self.head) };
+            self.core.account(self.peer, &head, status, bytes, cache, self.began);
         }
     }
 }

@@ -73,7 +73,12 @@ async fn wait(busy: Busy, mut step: Step) {
         let rest = match step {
             Step::Read => return busy.hand_back(),
             Step::Close => return,
-            Step::Http2 => return Box::pin(http2::serve(&busy)).await,
+            Step::Http2 => {
+                if Box::pin(http2::serve(&busy)).await.is_ok() {
+                    Box::pin(connection.finish()).await;
+                }
+                return;
+            }
             Step::Yield => {
                 tokio::task::yield_now().await;
                 Vec::new()
@@ -466,7 +471,7 @@ impl Connection<'_> {
         self.client.slot.set(Waiting::Body, self.core.clock.elapsed_ms() + LINGER_MS);
         for _ in 0..LINGER_READS {
             self.client.readable().await;
-            match self.client.try_read(&mut self.core.read_buffer.borrow_mut()) {
+            match self.client.try_discard(&mut self.core.read_buffer.borrow_mut()) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,
                 Ok(_) => {}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply};
-use tidegate_http::{BodyFraming, HeadError, RequestHead};
+use tidegate_http::{BodyFraming, HeadError, RequestHead, Version};
 
 use crate::access_log::Record;
 use crate::data_core::Bytes;
@@ -78,7 +78,7 @@ impl Connection<'_> {
                 host: b"",
                 method: b"-",
                 target: b"-",
-                http11: true,
+                version: Version::Http11,
                 status: error.status(),
                 bytes: sent.body,
                 referer: b"",

@@ -209,7 +209,7 @@ fn write_connection(version: Version, keep_alive: bool, out: &mut Vec<u8>) {
     match (version, keep_alive) {
         (_, false) => out.extend_from_slice(b"Connection: close\r\n"),
         (Version::Http10, true) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
-        (Version::Http11, true) => {}
+        (Version::Http11 | Version::Http2, true) => {}
     }
 }
 

@@ -356,6 +356,13 @@ impl RateWatch {
         }
     }
 
+    /// Whether the client, whom nobody has sent more for `ms`, has not fallen behind the minimum rate.
+    pub(crate) fn keeps_up(&mut self, client: &Client, ms: u64) -> bool {
+        self.earn(client);
+        self.allowance.spend(ms);
+        self.allowance.left_ms() != Some(0)
+    }
+
     fn earn(&mut self, client: &Client) {
         let waiting = unacknowledged(client);
         if let Some((sent, waited)) = self.mark {

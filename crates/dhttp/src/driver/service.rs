@@ -65,6 +65,11 @@ impl BodySender {
         self.pieces.send(piece).await.map_err(|_| Aborted)
     }
 
+    /// Ends when nobody wants the body any more.
+    pub async fn unwanted(&self) {
+        self.pieces.closed().await;
+    }
+
     /// The body is complete.
     pub fn end(self) {
         self.complete.store(true, Ordering::Release);
