@@ -3,12 +3,44 @@
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 
-use crate::PATIENCE;
+use rustls::{ClientConnection, StreamOwned};
+
 use crate::message::{Fields, Response, invalid, read_chunked, read_exactly, read_line};
+use crate::{Certificate, PATIENCE};
 
 /// One connection to tidegate.
 pub struct Client {
-    input: BufReader<TcpStream>,
+    input: BufReader<Stream>,
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
 }
 
 impl Client {
@@ -22,7 +54,7 @@ impl Client {
     /// # Errors
     /// What the kernel says.
     pub fn try_connect(address: SocketAddr) -> io::Result<Self> {
-        Self::over(TcpStream::connect_timeout(&address, PATIENCE)?)
+        Ok(Self::over(Self::socket(address)?))
     }
 
     /// Connects from this address, such as another one of 127.0.0.0/8.
@@ -35,19 +67,38 @@ impl Client {
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &SocketAddr::new(source, 0))?;
         connect(&socket, &address)?;
-        Self::over(TcpStream::from(socket))
+        Ok(Self::over(patient(TcpStream::from(socket))?))
     }
 
-    fn over(stream: TcpStream) -> io::Result<Self> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.set_nodelay(true)?;
-        Ok(Self { input: BufReader::new(stream) })
+    /// Connects with TLS for `name`, where the server has to show one of these certificates.
+    ///
+    /// # Errors
+    /// What the kernel or the server says, or what is wrong with its certificate.
+    pub fn try_connect_tls(address: SocketAddr, name: &str, trusted: &[&Certificate]) -> io::Result<Self> {
+        let mut socket = Self::socket(address)?;
+        let name = name.to_owned().try_into().map_err(io::Error::other)?;
+        let mut tls = ClientConnection::new(Certificate::client_config(trusted, b"http/1.1"), name)
+            .map_err(io::Error::other)?;
+        while tls.is_handshaking() {
+            tls.complete_io(&mut socket)?;
+        }
+        Ok(Self { input: BufReader::new(Stream::Tls(Box::new(StreamOwned::new(tls, socket)))) })
+    }
+
+    fn over(stream: TcpStream) -> Self {
+        Self { input: BufReader::new(Stream::Plain(stream)) }
+    }
+
+    fn socket(address: SocketAddr) -> io::Result<TcpStream> {
+        patient(TcpStream::connect_timeout(&address, PATIENCE)?)
     }
 
     /// The socket.
     pub fn stream(&self) -> &TcpStream {
-        self.input.get_ref()
+        match self.input.get_ref() {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => &stream.sock,
+        }
     }
 
     /// Sends bytes as they are.
@@ -60,7 +111,8 @@ impl Client {
     /// # Errors
     /// What the kernel says.
     pub fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
-        self.input.get_mut().write_all(bytes.as_ref())
+        self.input.get_mut().write_all(bytes.as_ref())?;
+        self.input.get_mut().flush()
     }
 
     /// Ends the sending direction.
@@ -178,4 +230,11 @@ impl Client {
             _ => bytes,
         }
     }
+}
+
+fn patient(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }

@@ -5,21 +5,25 @@
 //!
 //! Nothing here knows tidegate's inside. Every wait is bounded by [`PATIENCE`]; nothing sleeps for long enough.
 
+mod certificate;
 mod client;
 mod message;
 mod origin;
 mod ports;
 mod process;
 mod server;
+mod site;
 
 use std::time::{Duration, Instant};
 
+pub use certificate::Certificate;
 pub use client::Client;
 pub use message::{Fields, Response};
 pub use origin::{Gate, Origin, Reply, Request};
 pub use ports::free_port;
 pub use process::Process;
 pub use server::{Builder, Tidegate};
+pub use site::Site;
 
 /// How long a test waits for what must happen: far more than it takes, so that a busy machine fails no test.
 pub const PATIENCE: Duration = Duration::from_secs(30);

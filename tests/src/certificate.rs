@@ -1,0 +1,44 @@
+//! Certificates that sign themselves, and clients that trust them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+
+/// A certificate with its key.
+pub struct Certificate {
+    chain: String,
+    key: String,
+    der: CertificateDer<'static>,
+}
+
+impl Certificate {
+    /// One for these names.
+    pub fn of(names: &[&str]) -> Self {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let made = rcgen::generate_simple_self_signed(names).unwrap();
+        Self { chain: made.cert.pem(), key: made.signing_key.serialize_pem(), der: made.cert.der().clone() }
+    }
+
+    /// Writes `NAME.crt` and `NAME.key` into a directory.
+    pub fn write(&self, directory: &Path, name: &str) {
+        std::fs::write(directory.join(format!("{name}.crt")), &self.chain).unwrap();
+        std::fs::write(directory.join(format!("{name}.key")), &self.key).unwrap();
+    }
+
+    /// What a client that trusts these, and speaks this protocol, begins with.
+    pub fn client_config(trusted: &[&Self], protocol: &[u8]) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        trusted.iter().for_each(|certificate| roots.add(certificate.der.clone()).unwrap());
+        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Arc::new(config)
+    }
+}
