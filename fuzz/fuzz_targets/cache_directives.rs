@@ -25,7 +25,9 @@ fn with_request<T>(fields: &[u8], read: impl FnOnce(&RequestHead<'_>) -> T) -> O
 }
 
 fn check_response(fields: &[u8]) {
-    let Some(directives) = with_response(fields, |head| ResponseDirectives::parse(&head.fields)) else { return };
+    let Some(directives) = with_response(fields, |head| ResponseDirectives::parse(&head.fields)) else {
+        return;
+    };
     let seconds = [
         directives.max_age_s,
         directives.s_maxage_s,
@@ -61,7 +63,10 @@ fn check_response(fields: &[u8]) {
 fn check_request(fields: &[u8]) {
     let further = [fields, b"Cache-Control: no-cache, no-store, only-if-cached, max-age=0\r\n"].concat();
     if let Some(more) = with_request(&further, |head| RequestDirectives::parse(&head.fields)) {
-        assert!(more.no_cache && more.no_store && more.only_if_cached && more.max_age_s == Some(0), "{more:?}");
+        assert!(
+            more.no_cache && more.no_store && more.only_if_cached && more.max_age_s == Some(0),
+            "{more:?}"
+        );
     }
 }
 
@@ -70,7 +75,16 @@ fuzz_target!(|data: &[u8]| {
     let (mut response, mut request) = (Vec::new(), Vec::new());
     for line in data.split(|&byte| byte == b'\n').take(16) {
         let Some((&chosen, value)) = line.split_first() else { continue };
-        let names = ["Cache-Control", "CDN-Cache-Control", "Surrogate-Control", "Expires", "Age", "Pragma", "ETag", "Date"];
+        let names = [
+            "Cache-Control",
+            "CDN-Cache-Control",
+            "Surrogate-Control",
+            "Expires",
+            "Age",
+            "Pragma",
+            "ETag",
+            "Date",
+        ];
         let name = names[usize::from(chosen) % names.len()];
         let line = [name.as_bytes(), b": ", value, b"\r\n"].concat();
         if matches!(name, "Cache-Control" | "Pragma") {

@@ -2,7 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_http::{BodyError, ChunkLimits, ChunkedDecoder, ExtensionScope, write_chunk, write_last_chunk};
+use tidegate_http::{
+    BodyError, ChunkLimits, ChunkedDecoder, ExtensionScope, Fields, write_chunk, write_last_chunk,
+};
 
 const LIMITS: ChunkLimits = ChunkLimits {
     extension_bytes: 64,
@@ -25,10 +27,11 @@ fn decode(bytes: &[u8], piece: usize) -> (Vec<u8>, Result<Option<usize>, BodyErr
                     body.extend_from_slice(&window[decoded.data]);
                     taken += decoded.consumed;
                     if decoded.done {
+                        let head = Fields::new(&[], &[], 0);
                         return (
                             body,
                             Ok(Some(taken)),
-                            format!("{:?}", decoder.trailers().collect::<Vec<_>>()),
+                            format!("{:?}", decoder.trailers(head).collect::<Vec<_>>()),
                         );
                     }
                 }

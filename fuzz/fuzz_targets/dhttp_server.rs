@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_dhttp::server::{Carrier, ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, Ticket};
+use tidegate_dhttp::server::{
+    Carrier, ConnectionId, ConnectionLimits, Received, Route, Server, ServerConfig, Ticket,
+};
 
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
@@ -46,7 +48,9 @@ fuzz_target!(|data: &[u8]| {
                     proved[which] = true;
                 }
                 received[which] += datagram.len();
-                if let Received::Request { ticket, .. } = server.handle_datagram(clients[which], &datagram, now) {
+                if let Received::Request { ticket, .. } =
+                    server.handle_datagram(clients[which], &datagram, now)
+                {
                     tickets.push((which, ticket));
                 }
             }
