@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
@@ -129,6 +129,16 @@ impl Origin {
     /// Starts an origin that answers each request as `handler` says.
     pub fn start(handler: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], free_port())), handler)
+    }
+
+    /// Starts an origin that answers `answer 1`, `answer 2` and so on, with these fields: a second answer differs from the first.
+    pub fn counting(fields: &'static [(&'static str, &'static str)]) -> Self {
+        let count = AtomicUsize::new(0);
+        Self::start(move |_| {
+            let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+            let reply = Reply::ok(format!("answer {number}"));
+            fields.iter().fold(reply, |reply, (name, value)| reply.with(name, value))
+        })
     }
 
     /// As [`Origin::start`], on an address of the test's choice.
