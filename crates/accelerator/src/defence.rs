@@ -15,10 +15,10 @@ use tidegate_http::cache::range::{self, ByteRange};
 use tidegate_http::normalize::Normalized;
 use tidegate_http::{BodyFraming, FieldId, Method, RequestHead};
 
-use crate::clients;
 use crate::data_core::DataCore;
-use crate::service::fetch::Answer;
-use crate::service::seen::Seen;
+use crate::data_core::client::Client;
+use crate::service::answer::Answer;
+use crate::service::client_info::ClientInfo;
 use crate::session::transmit;
 
 /// How long a request is held back.
@@ -91,7 +91,7 @@ impl Fields for NoFields {
 
 /// Whose request it is, and in which place of the tree.
 #[derive(Clone, Copy)]
-pub(crate) struct Client {
+pub(crate) struct Subject {
     id: NodeId,
     peer: Peer,
 }
@@ -112,28 +112,28 @@ impl Defence {
         &self,
         connection: Option<NodeId>,
         peer: IpAddr,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         now_ms: u64,
-    ) -> Client {
+    ) -> Subject {
         let (address, via) =
-            if seen.via_proxy { (seen.client, Via::Proxy) } else { (peer.to_canonical(), Via::Direct) };
+            if info.via_proxy { (info.client, Via::Proxy) } else { (peer.to_canonical(), Via::Direct) };
         let id = match connection {
             Some(place) if via == Via::Direct => place,
             _ => self.chain.locate(address, now_ms),
         };
-        Client { id, peer: Peer { address, via } }
+        Subject { id, peer: Peer { address, via } }
     }
 
     /// Decides on a request that has no connection of its own: about whom, and what.
     fn decide_on_message(
         &self,
         peer: IpAddr,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         now_ms: u64,
-    ) -> (Client, Decision) {
-        let client = self.client(None, peer, seen, now_ms);
+    ) -> (Subject, Decision) {
+        let client = self.client(None, peer, info, now_ms);
         (client, self.judge(client, head, normalized, false, now_ms))
     }
 
@@ -141,12 +141,12 @@ impl Defence {
     pub(crate) fn judge_told(
         &self,
         peer: IpAddr,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         now_ms: u64,
     ) -> (Peer, Verdict) {
-        let (client, decision) = self.decide_on_message(peer, seen, head, normalized, now_ms);
+        let (client, decision) = self.decide_on_message(peer, info, head, normalized, now_ms);
         (client.peer, decision.verdict)
     }
 
@@ -155,12 +155,12 @@ impl Defence {
     pub(crate) fn judge_message(
         &self,
         peer: IpAddr,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         now_ms: u64,
     ) -> Option<Reply> {
-        let (client, decision) = self.decide_on_message(peer, seen, head, normalized, now_ms);
+        let (client, decision) = self.decide_on_message(peer, info, head, normalized, now_ms);
         let later = || Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() };
         let refused = || Reply { status: 503, ..Reply::default() };
         match decision.verdict {
@@ -174,19 +174,19 @@ impl Defence {
     pub(crate) fn responded_to_message(
         &self,
         peer: IpAddr,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         normalized: &Normalized<'_>,
         status: u16,
         from: CameFrom,
         now_ms: u64,
     ) {
-        let client = self.client(None, peer, seen, now_ms);
+        let client = self.client(None, peer, info, now_ms);
         let _ = self.responded(client, normalized, status, from, now_ms);
     }
 
     /// Decides on the first line of a request, if anybody looks at such.
     #[inline]
-    fn judge_line(&self, client: Client, line: &RequestLine<'_>, now_ms: u64) -> Decision {
+    fn judge_line(&self, client: Subject, line: &RequestLine<'_>, now_ms: u64) -> Decision {
         match self.chain.looks_at_lines() {
             true => self.chain.request_line(client.id, client.peer, line, now_ms),
             false => Decision::CONTINUE,
@@ -230,7 +230,7 @@ impl Defence {
     /// Decides on such a response; with the decision the answer that takes its place.
     pub(crate) fn judge_start(
         &self,
-        client: Client,
+        client: Subject,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         status: u16,
@@ -250,7 +250,7 @@ impl Defence {
     #[inline]
     pub(crate) fn judge(
         &self,
-        client: Client,
+        client: Subject,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         is_line_judged: bool,
@@ -272,7 +272,7 @@ impl Defence {
     /// connection would be done to all its clients: whatever is no answer becomes one.
     pub(crate) fn reply(
         &self,
-        client: Client,
+        client: Subject,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         decision: Decision,
@@ -315,7 +315,7 @@ impl Defence {
     /// Tells of a response.
     pub(crate) fn responded(
         &self,
-        client: Client,
+        client: Subject,
         normalized: &Normalized<'_>,
         status: u16,
         from: CameFrom,
@@ -353,10 +353,10 @@ impl DataCore {
     }
 
     /// Makes known that a request was refused for another reason than what classifiers have counted.
-    pub(crate) fn note_refused(&self, peer: IpAddr, seen: &Seen<'_>, reason: Reason) {
+    pub(crate) fn note_refused(&self, peer: IpAddr, info: &ClientInfo<'_>, reason: Reason) {
         let Some(defence) = &self.defence else { return };
         let now_ms = self.clock.elapsed_ms();
-        let client = defence.client(None, peer, seen, now_ms);
+        let client = defence.client(None, peer, info, now_ms);
         defence.chain.note(client.id, client.peer, Decision::new(Verdict::Refuse, reason), now_ms);
     }
 
@@ -381,25 +381,24 @@ impl DataCore {
             self.metrics.connections_shed_total.add(shed as u64);
         }
         let crowding = |place: NodeId| defence.chain.with_tree(|tree| tree.crowding(place));
-        let weight = |client: &clients::Client| {
+        let weight = |client: &Client| {
             // Those of a trusted proxy are many because its clients are.
             let is_proxy = self.direct(client.peer()).via == Via::Proxy;
             let of_address = client.place.filter(|_| !is_proxy).map_or(0, crowding);
             of_address + transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION
         };
-        if let Some((waiting, most, turns)) = self.pools().crowd() {
-            let slow = |client: &clients::Client| client.is_slow_at_upstream().then(|| weight(client));
+        if let Some((waiting, most, permits)) = self.pools().crowd() {
+            let slow = |client: &Client| client.is_slow_at_upstream().then(|| weight(client));
             let surplus = |held: &mut dyn Iterator<Item = u64>| {
                 held.count().saturating_sub(most / SLOW_SHARE).min(waiting.max(most / SLOW_SHARE))
             };
             let shed = self.clients.end_heaviest(surplus, slow);
             self.metrics.connections_shed_total.add(shed as u64);
             // A tunnel takes a connection for as long as its client likes, and costs that nearly nothing.
-            let tunnel = |client: &clients::Client| {
-                turns.has_tunnel_of(client.as_fd().as_raw_fd()).then(|| weight(client))
-            };
+            let tunnel =
+                |client: &Client| permits.has_tunnel_of(client.as_fd().as_raw_fd()).then(|| weight(client));
             let surplus = |held: &mut dyn Iterator<Item = u64>| {
-                held.count().saturating_sub(turns.three_quarters()).min(waiting)
+                held.count().saturating_sub(permits.three_quarters()).min(waiting)
             };
             let shed = self.clients.end_heaviest(surplus, tunnel);
             self.metrics.connections_shed_total.add(shed as u64);
@@ -462,7 +461,7 @@ impl DataCore {
 
     /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by its
     /// head and its response only.
-    pub(crate) fn refuses_body(&self, client: &clients::Client, piece: &[u8], received: u64) -> bool {
+    pub(crate) fn refuses_body(&self, client: &Client, piece: &[u8], received: u64) -> bool {
         let (Some(defence), Some(id)) = (&self.defence, client.place) else { return false };
         let peer = self.direct(client.peer());
         let judge = || defence.chain.body(id, peer, piece, received, self.clock.elapsed_ms());

@@ -17,20 +17,20 @@ use tidegate_dhttp::ports::{ClientPorts, PortRangeError};
 use tidegate_store::{OpenReport, Store, StoreError};
 use tokio::sync::{mpsc, watch};
 
-use crate::access_log::{AccessLogWriter, LogSender};
-use crate::clients::Clients;
+use crate::cache::entries::{PurgePattern, PurgePatternError};
+use crate::cache::flights::Flights;
+use crate::cache::listing::CacheEntry;
+use crate::data_core::clients::Clients;
+use crate::data_core::inside::{Inner, Inside};
+use crate::data_core::pacing;
+use crate::data_core::plan_adoption::PlanAdoption;
 use crate::data_core::{Bound, DataCore, Phase, Transport};
-use crate::following::Following;
 use crate::icap::ServiceTags;
-use crate::inner::{Inner, Inside};
-use crate::latency::{Histogram, Latencies};
-use crate::metrics::CoreMetrics;
-use crate::pacing;
-use crate::service::entries::{PurgePattern, PurgePatternError};
-use crate::service::flights::Flights;
-use crate::service::listing::CacheEntry;
 use crate::service::plan::{Plan, PlanError};
 use crate::settings::{self, Cache, Settings};
+use crate::telemetry::access_log::{AccessLogWriter, LogSender};
+use crate::telemetry::latency::{Histogram, Latencies};
+use crate::telemetry::metrics::CoreMetrics;
 use crate::upstream::UpstreamStatus;
 
 /// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as well,
@@ -106,7 +106,7 @@ struct Shared {
     /// Of every core's DHTTP servers.
     dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     plan: watch::Sender<Arc<Plan>>,
-    following: Arc<Following>,
+    adoption: Arc<PlanAdoption>,
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     background: Mutex<Option<AccessLogWriter>>,
@@ -154,7 +154,7 @@ impl Engine {
             icap_tags,
             dhttp: Arc::default(),
             plan: plan_sender,
-            following: Arc::new(Following::new(workers)),
+            adoption: Arc::new(PlanAdoption::new(workers)),
             phase,
             threads: Mutex::new(Vec::new()),
             background: Mutex::new(log),
@@ -188,7 +188,7 @@ impl Engine {
                 dhttp_unreachable: dhttp_unreachable.clone(),
                 workers: shared.workers,
                 plan: shared.plan.subscribe(),
-                following: Arc::clone(&shared.following),
+                adoption: Arc::clone(&shared.adoption),
                 phase: shared.phase.subscribe(),
                 metrics: Arc::clone(&shared.metrics[index]),
                 latencies: Arc::clone(&shared.latencies[index]),
@@ -319,7 +319,7 @@ impl Engine {
         let plan = Arc::new(Plan::new(&settings, store, tags, Some(before.groups()))?);
         self.shared.plan.send_replace(Arc::clone(&plan));
         let draining = *self.shared.phase.borrow() == Phase::Draining;
-        if !draining && !self.shared.following.wait(&plan, TAKE_OVER_LIMIT) {
+        if !draining && !self.shared.adoption.wait(&plan, TAKE_OVER_LIMIT) {
             tracing::warn!("a data core is so busy that it has not taken the new configuration over yet");
         }
         Ok(())

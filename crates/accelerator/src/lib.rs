@@ -1,40 +1,33 @@
 //! The accelerator: listeners, sessions, cache, static files and upstreams.
 //!
-//! A request's path through this crate: `engine` (starts the cores) → `data_core` (a thread, a runtime and listening
-//! sockets) → `session` (HTTP/1 over one connection) or `dhttp` → `service` (route, cache, static files or `upstream`) → back
-//! through the session or `dhttp`.
+//! A request's path through this crate: `engine` starts a `data_core` for each processor, which accepts and watches its clients'
+//! sockets. What they say goes through `tls`, if there is any, to `session` (HTTP/1) or `http2`; `dhttp` has its own way in. All
+//! of them ask `service`, which takes the answer from `cache`, `static_files` or `upstream`, past `icap` where that is wished.
+//! `defence` is asked on the way, and `telemetry` is told.
 
-mod access_log;
-mod admission;
-mod clients;
-mod clock;
+mod cache;
 mod data_core;
 mod defence;
 mod dhttp;
 mod engine;
-mod following;
 mod http2;
 mod icap;
-mod inner;
-mod latency;
-mod load;
 mod message;
-pub mod metrics;
-mod pacing;
-mod quiet;
 mod service;
 mod session;
 pub mod settings;
 mod static_files;
+mod telemetry;
 pub mod tls;
 mod upstream;
 
-pub use admission::{Admission, Asked};
+pub use cache::entries::{PurgePattern, PurgePatternError};
+pub use cache::listing::{CacheEntry, SelectingField};
+pub use data_core::admission::{Admission, Asked};
+pub use data_core::inside::{Inside, Unavailable};
 pub use engine::{Engine, StartError};
-pub use inner::{Inside, Unavailable};
-pub use latency::Histogram;
-pub use service::entries::{PurgePattern, PurgePatternError};
-pub use service::listing::{CacheEntry, SelectingField};
 pub use service::plan::PlanError;
 pub use static_files::content_type;
+pub use telemetry::latency::Histogram;
+pub use telemetry::metrics;
 pub use upstream::UpstreamStatus;

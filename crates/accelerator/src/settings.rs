@@ -10,7 +10,7 @@ use tidegate_core::hooks::ChainSource;
 use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
 
-use crate::admission::Admission;
+use crate::data_core::admission::Admission;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]

@@ -20,11 +20,11 @@ use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, RequestHead};
 use tokio::task::JoinHandle;
 
+use crate::cache::lookup::{self, Lookup};
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::defence::CameFrom;
 use crate::message::{self, Extents, From, Whose};
-use crate::service::lookup::{self, Lookup};
-use crate::service::seen::Seen;
+use crate::service::client_info::ClientInfo;
 use crate::session::respond::{self as heads, write_hit};
 
 /// One client network may have this part of the connections that clients may open.
@@ -180,8 +180,8 @@ impl Service for Site {
             return Immediate::Unknown;
         }
         let began = Instant::now();
-        let seen = Seen::of(&plan, head, arrival.client.ip().to_canonical(), false);
-        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &seen, key) else {
+        let info = ClientInfo::of(&plan, head, arrival.client.ip().to_canonical(), false);
+        let Lookup::Hit(hit) = lookup::lookup(core, &plan, head, &normalized, &info, key) else {
             return Immediate::Unknown;
         };
         out.clear();
@@ -196,7 +196,7 @@ impl Service for Site {
         let peer = arrival.client.ip().to_canonical();
         if let (Some(defence), true) = (&core.defence, room.proved) {
             let now_ms = core.clock.elapsed_ms();
-            if let Some(reply) = defence.judge_message(peer, &seen, head, &normalized, now_ms) {
+            if let Some(reply) = defence.judge_message(peer, &info, head, &normalized, now_ms) {
                 return self.refuse(peer, head, &reply, room, http);
             }
         }
@@ -220,7 +220,7 @@ impl Service for Site {
         lookup::count_hit(core, &hit);
         if let (Some(defence), true) = (&core.defence, room.proved && form.status >= 400) {
             let now_ms = core.clock.elapsed_ms();
-            defence.responded_to_message(peer, &seen, &normalized, form.status, CameFrom::HERE, now_ms);
+            defence.responded_to_message(peer, &info, &normalized, form.status, CameFrom::HERE, now_ms);
         }
         // Whoever is named as the source of a datagram need not have sent it.
         let peer = if room.proved { peer } else { NOBODY };

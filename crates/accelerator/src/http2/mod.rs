@@ -22,8 +22,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::task::coop;
 
-use crate::clients::{Busy, Client, ClientStream};
 use crate::data_core::DataCore;
+use crate::data_core::client::{Client, ClientStream};
+use crate::data_core::clients::Busy;
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{RateWatch, unacknowledged};
 

@@ -7,7 +7,7 @@ use tidegate_http::{
     RequestParser, ResponseHead, ResponseParser, write_decimal,
 };
 
-use crate::service::fill::write_status_line;
+use crate::cache::fill::write_status_line;
 
 /// A request as it is judged: without what concerns the connection, and its target in the normal form and absolute, as
 /// proxies send it: c-icap's services take the first letter off anything else.

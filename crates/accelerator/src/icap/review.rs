@@ -12,7 +12,7 @@ use crate::icap::adapted::AdaptedBody;
 use crate::icap::exchange::{Decided, Modification, Question, Undecided, ask};
 use crate::icap::heads::{self, Adapted};
 use crate::icap::service::Service;
-use crate::service::fetch::Incoming;
+use crate::service::answer::Incoming;
 use crate::settings::IcapSubject;
 use crate::upstream::{BodyReadError, Head, RequestBody, Response, UpstreamError};
 
@@ -84,7 +84,7 @@ pub(crate) async fn review_request<B: RequestBody>(
     heads::write_request(head, normalized, &mut shown);
     let question = Question {
         method: Method::Reqmod,
-        client: incoming.seen.client,
+        client: incoming.info.client,
         path: normalized.path,
         http_method: head.method,
         http_request: &shown,
@@ -191,7 +191,7 @@ pub(crate) async fn review_response(
     heads::write_response(&response.head(), &mut shown);
     let question = Question {
         method: Method::Respmod,
-        client: incoming.seen.client,
+        client: incoming.info.client,
         path: incoming.normalized.path,
         http_method: request.method,
         http_request: &asked,
@@ -216,7 +216,7 @@ pub(crate) async fn review_response(
                     service.succeeded();
                     core.metrics.icap_modified_total.add(1);
                     if response.head().status == 403 && !was_forbidden {
-                        core.note_refused(incoming.peer, &incoming.seen, Reason::Content);
+                        core.note_refused(incoming.peer, &incoming.info, Reason::Content);
                     }
                     response.reviewed = reviewed;
                     response

@@ -12,11 +12,11 @@ use tidegate_icap::{Method, Options, Request, ResponseHead};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::data_core::pacing;
 use crate::icap::link::{Heard, Link};
 use crate::icap::{Failure, Reviewed, ServiceTag, concerns};
-use crate::pacing;
 use crate::settings::{IcapService, IcapSubject};
-use crate::upstream::{Turn, Turns, UpstreamError, send_all};
+use crate::upstream::{Permit, Permits, UpstreamError, send_all};
 
 /// Failures in a row after which a service is not asked for a while.
 const MAX_FAILURES: u32 = 3;
@@ -39,7 +39,7 @@ pub(crate) struct Service {
     pub host: String,
     /// Data cores, which share the connections that the service takes.
     workers: usize,
-    turns: Rc<Turns>,
+    permits: Rc<Permits>,
     /// The most recently used last.
     idle: RefCell<Vec<(TcpStream, Instant)>>,
     known: RefCell<Option<Known>>,
@@ -62,7 +62,7 @@ struct Known {
 /// The right to one connection to a service, until it is dropped.
 pub(crate) struct Lease {
     service: Rc<Service>,
-    _turn: Turn,
+    _permit: Permit,
 }
 
 impl Services {
@@ -72,7 +72,7 @@ impl Services {
                 settings: settings.clone(),
                 host: settings.host(),
                 workers,
-                turns: Rc::default(),
+                permits: Rc::default(),
                 idle: RefCell::default(),
                 known: RefCell::default(),
                 tag: Arc::clone(tag),
@@ -122,14 +122,14 @@ impl Service {
             Some(most) => self.settings.connections.min((most / self.workers).max(1)),
             None => self.settings.connections,
         };
-        let turn = match self.turns.take(most, Some(client)) {
-            Some(turn) => turn,
+        let permit = match self.permits.take(most, Some(client)) {
+            Some(permit) => permit,
             None => {
-                let waited = self.turns.wait(Some(client), 0, self.settings.timeout).await;
+                let waited = self.permits.wait(Some(client), 0, self.settings.timeout).await;
                 waited.map_err(|_| Failure::Busy)?
             }
         };
-        Ok(Lease { service: Rc::clone(self), _turn: turn })
+        Ok(Lease { service: Rc::clone(self), _permit: permit })
     }
 
     /// What the service says of itself, unless it is out; asked again when that is no longer to be relied on (RFC 3507 §4.10).

@@ -17,12 +17,13 @@ use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser, Version};
 use tokio::sync::mpsc;
 
+use crate::cache::lookup::{self, Lookup};
 use crate::data_core::DataCore;
+use crate::data_core::inside::{Inner, InnerRequest, Refused, Told};
 use crate::defence::CameFrom;
-use crate::inner::{Inner, InnerRequest, Refused, Told};
-use crate::service::fetch::{self, Answer, Incoming};
-use crate::service::lookup::{self, Lookup};
-use crate::service::seen::Seen;
+use crate::service::answer::{self, Answer, Incoming};
+use crate::service::client_info::ClientInfo;
+use crate::service::plan::Plan;
 
 use body::UploadedBody;
 use respond::{Exchange, error_response};
@@ -84,8 +85,8 @@ fn judge_told(core: &DataCore, Told { head: bytes, client }: &Told, refused: &Re
     let mut scratch = core.scratch.borrow_mut();
     let Ok(normalized) = normalize(&head, plan.personality, &mut scratch.target) else { return };
     let peer = client.to_canonical();
-    let seen = Seen::of(&plan, &head, peer, false);
-    let (judged, verdict) = defence.judge_told(peer, &seen, &head, &normalized, core.clock.elapsed_ms());
+    let info = ClientInfo::of(&plan, &head, peer, false);
+    let (judged, verdict) = defence.judge_told(peer, &info, &head, &normalized, core.clock.elapsed_ms());
     // What a trusted proxy's client does is not the proxy's doing; and an operator's block needs no classifier.
     let blocked = plan.connections.as_ref().is_some_and(|admission| admission.ignores(peer));
     let verdict = match verdict {
@@ -122,16 +123,16 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
     let peer = request.arrival.client.ip().to_canonical();
     let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
     let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
-    let seen = Seen::of(&plan, &head, peer, is_encrypted);
+    let info = ClientInfo::of(&plan, &head, peer, is_encrypted);
     let asked_ms = core.clock.elapsed_ms();
     let defence = core.defence.as_ref().filter(|_| whose != Whose::Unproved);
     let refused = defence
         .filter(|_| whose == Whose::Proved)
-        .and_then(|defence| defence.judge_message(peer, &seen, &head, &normalized, asked_ms));
+        .and_then(|defence| defence.judge_message(peer, &info, &head, &normalized, asked_ms));
     let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), version, began };
-    if plan.keeps_out(&seen, &core.listed, || asked_ms) {
+    if plan.keeps_out(&info, &core.block_list, || asked_ms) {
         core.metrics.requests_policed_total.add(1);
-        core.note_refused(peer, &seen, Reason::Listed);
+        core.note_refused(peer, &info, Reason::Listed);
         return exchange.refused(&head, &Reply { status: 403, ..Reply::default() });
     }
     if let Some(reply) = refused {
@@ -143,42 +144,47 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
         // There is no connection to reset, and a client that hears nothing asks again.
         core.metrics.requests_policed_total.add(1);
         Answer::status(503)
-    } else if head.method == Method::Connect {
-        Answer::status(405)
-    } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
-        Answer::status(413)
+    } else if let Some((status, fields)) = answer::refusal(&head, plan.limits.body_bytes) {
+        Answer::Local { status, fields: fields.to_vec() }
     } else {
-        let is_plain = head.framing == BodyFraming::None
-            && matches!(head.method, Method::Get | Method::Head)
-            && !plan.reviews_request(head.method_bytes, &normalized);
-        let found = match is_plain {
-            true => lookup::lookup(&core, &plan, &head, &normalized, &seen, &mut Vec::new()),
-            false => Lookup::Miss,
-        };
-        if let Lookup::Hit(hit) = found {
-            // What comes over a connection, or was put there by another request meanwhile.
-            lookup::count_hit(&core, &hit);
-            Answer::Stored(hit)
-        } else {
-            let is_absent = matches!(found, Lookup::Absent);
-            let incoming = Incoming {
-                head: &head,
-                normalized: &normalized,
-                buffer: &request.head,
-                peer,
-                seen,
-                is_absent,
-            };
-            fetch::answer(&core, incoming, &mut body).await
-        }
+        let buffer = &request.head;
+        let incoming =
+            Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
+        found_or_asked(&core, &plan, incoming, &mut body).await
     };
     if let Some(defence) = defence {
         let now_ms = core.clock.elapsed_ms();
         let came_from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
         let status = Exchange::status(&answer);
-        defence.responded_to_message(peer, &seen, &normalized, status, came_from, now_ms);
+        defence.responded_to_message(peer, &info, &normalized, status, came_from, now_ms);
     }
     exchange.respond(&head, answer, body)
+}
+
+/// What the cache has for a request, or what is asked for.
+async fn found_or_asked(
+    core: &Rc<DataCore>,
+    plan: &Plan,
+    incoming: Incoming<'_>,
+    body: &mut UploadedBody,
+) -> Answer {
+    let Incoming { head, normalized, info, .. } = incoming;
+    let is_plain = head.framing == BodyFraming::None
+        && matches!(head.method, Method::Get | Method::Head)
+        && !plan.reviews_request(head.method_bytes, normalized);
+    let found = match is_plain {
+        true => lookup::lookup(core, plan, head, normalized, &info, &mut Vec::new()),
+        false => Lookup::Miss,
+    };
+    match found {
+        // What comes over a connection, or was put there by another request meanwhile.
+        Lookup::Hit(hit) => {
+            lookup::count_hit(core, &hit);
+            Answer::Stored(hit)
+        }
+        Lookup::Absent => answer::answer(core, Incoming { is_absent: true, ..incoming }, body).await,
+        Lookup::Miss => answer::answer(core, incoming, body).await,
+    }
 }
 
 /// A head that is malformed or ambiguous.

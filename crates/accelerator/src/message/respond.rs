@@ -11,13 +11,13 @@ use tidegate_dhttp::driver::{Aborted, Body, BodySender, Response};
 use tidegate_http::{Progress, RequestHead, RequestParser, Version, write_chunk_header, write_last_chunk};
 use tidegate_store::Object;
 
+use crate::cache::fill::Streamed;
+use crate::cache::lookup::{self, Hit};
 use crate::data_core::{Bytes, DataCore};
 use crate::message::body::UploadedBody;
-use crate::service::fetch::Answer;
-use crate::service::files::{self, OpenFile};
-use crate::service::fill::Streamed;
-use crate::service::lookup::{self, Hit};
+use crate::service::answer::Answer;
 use crate::session::respond::{self as heads, ClientFraming, FileForm};
+use crate::static_files::serve::{self, OpenFile};
 
 /// Bytes of a stored object that are handed over at once.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -208,7 +208,7 @@ async fn send_file(file: OpenFile, start: u64, end: u64, sender: &mut BodySender
     let file = Arc::new(file.file);
     let mut at = start;
     while at < end {
-        let piece = files::read_piece(&file, at, end).await.map_err(|_| Aborted)?;
+        let piece = serve::read_piece(&file, at, end).await.map_err(|_| Aborted)?;
         at += piece.len() as u64;
         sender.send(piece.into()).await?;
     }

@@ -12,13 +12,13 @@ use tidegate_http::normalize::{Normalized, Personality};
 use tidegate_http::{FieldId, Fields, RequestHead};
 use tidegate_store::Store;
 
-use crate::admission::{Admission, Asked};
+use crate::cache::entries::PurgePattern;
+use crate::data_core::admission::{Admission, Asked};
 use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
-use crate::service::entries::PurgePattern;
-use crate::service::files::{Root, RootPlace};
-use crate::service::listed::Listed;
-use crate::service::seen::Seen;
+use crate::service::block_list::BlockListCache;
+use crate::service::client_info::ClientInfo;
 use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
+use crate::static_files::serve::{Root, RootPlace};
 use crate::tls::{self, CertificateError};
 use crate::upstream::Groups;
 
@@ -223,9 +223,14 @@ impl Plan {
 
     /// Whether a client that a trusted proxy names is on the block list, which below HTTP meets only the proxy.
     #[inline]
-    pub(crate) fn keeps_out(&self, seen: &Seen<'_>, listed: &Listed, now_ms: impl FnOnce() -> u64) -> bool {
-        let Some(admission) = self.connections.as_ref().filter(|_| seen.via_proxy) else { return false };
-        listed.is_listed(seen.client, now_ms(), || admission.ignores(seen.client))
+    pub(crate) fn keeps_out(
+        &self,
+        info: &ClientInfo<'_>,
+        block_list: &BlockListCache,
+        now_ms: impl FnOnce() -> u64,
+    ) -> bool {
+        let Some(admission) = self.connections.as_ref().filter(|_| info.via_proxy) else { return false };
+        block_list.is_listed(info.client, now_ms(), || admission.ignores(info.client))
     }
 
     /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;

@@ -8,9 +8,9 @@ use tidegate_http::{
     BodyError, BodyFraming, ChunkLimits, ChunkedDecoder, Fields, RequestHead, ResponseHead, Version,
 };
 
-use crate::clients::Client;
+use crate::cache::fill;
 use crate::data_core::DataCore;
-use crate::service::fill;
+use crate::data_core::client::Client;
 use crate::session::allowance::Allowance;
 use crate::session::deadlines::{Slot, Waiting};
 use crate::session::transmit::RateWatch;

@@ -9,7 +9,8 @@ use std::cmp::Reverse;
 use std::net::Shutdown;
 use std::rc::Rc;
 
-use crate::clients::{Client, Clients};
+use crate::data_core::client::Client;
+use crate::data_core::clients::Clients;
 
 /// What a connection is waiting for; decides what an expired deadline means.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

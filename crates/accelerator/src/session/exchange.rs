@@ -8,26 +8,24 @@ use std::sync::Arc;
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
 use tidegate_http::forward::write_field;
-use tidegate_http::{
-    BodyFraming, FieldId, Method, RequestHead, Version, write_chunk_header, write_last_chunk,
-};
+use tidegate_http::{FieldId, RequestHead, Version, write_chunk_header, write_last_chunk};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::clients::ClientStream;
+use crate::cache::fill::{self, Streamed};
+use crate::cache::lookup::{Hit, label};
+use crate::cache::transfer::ready;
+use crate::data_core::client::ClientStream;
 use crate::data_core::{Bytes, DataCore, millis};
 use crate::defence::{CameFrom, Held, Hold};
-use crate::service::fetch::{self, Answer, Incoming};
-use crate::service::files::{self, OpenFile};
-use crate::service::fill::{self, Streamed};
-use crate::service::lookup::{Hit, label};
-use crate::service::seen::Seen;
-use crate::service::transfer::ready;
-use crate::session::asker::Asker;
+use crate::service::answer::{self, Answer, Incoming};
+use crate::service::client_info::ClientInfo;
 use crate::session::body::ClientBody;
+use crate::session::context::RequestContext;
 use crate::session::deadlines::Waiting;
 use crate::session::respond::{self, ClientFraming, FileForm};
 use crate::session::transmit::{self, RateWatch, Source, Unsent};
 use crate::session::{Connection, Request};
+use crate::static_files::serve::{self, OpenFile};
 use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
@@ -75,108 +73,119 @@ impl Connection<'_> {
     pub(super) async fn exchange(self, mut request: Box<Request>) -> Option<Vec<u8>> {
         self.client.slot.clear();
         let rest = std::mem::take(&mut request.rest);
-        let Request { buffer, parsed, asker, is_absent, held, .. } = &*request;
-        let (asker, is_absent, held) = (*asker, *is_absent, *held);
+        let Request { buffer, parsed, context, is_absent, held, .. } = &*request;
+        let (context, is_absent) = (*context, *is_absent);
         let head = parsed.head(buffer);
+        if let Some(hold) = *held
+            && !Box::pin(self.hold_back(hold, &head)).await
+        {
+            return None;
+        }
         let plan = self.core.plan();
         let normalized = request.normalized.get();
-        if let (Some(hold), Some(defence)) = (held, &self.core.defence) {
-            match (hold, defence.hold(hold)) {
-                (Hold::Tarpit, held) => {
-                    self.core.metrics.requests_policed_total.add(1);
-                    Box::pin(self.tarpit(held?)).await;
-                    return None;
-                }
-                (Hold::Delay, Some(held)) => held.wait().await,
-                (Hold::Delay, None) => {
-                    let progress = &mut Progress::new(self.core);
-                    let _ = self.deliver_local(&head, 429, b"Retry-After: 10\r\n", false, progress).await;
-                    return None;
-                }
-            }
-        }
         let mut body = ClientBody::new(self.client, self.core, &head, rest);
         let mut progress = Progress::new(self.core);
-        let delivered = if head.method == Method::Connect {
-            let allow = b"Allow: GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE\r\n";
-            self.deliver_local(&head, 405, allow, false, &mut progress).await
-        } else if matches!(head.framing, BodyFraming::Length(length) if length > plan.limits.body_bytes) {
-            self.deliver_local(&head, 413, b"", false, &mut progress).await
-        } else {
-            let peer = asker.peer.ip().to_canonical();
-            let seen = Seen::of(&plan, &head, peer, self.client.is_encrypted());
-            let asked_ms = self.core.clock.elapsed_ms();
-            let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent };
-            self.client.has_upstream.set(true);
-            let answer = tokio::select! {
-                biased;
-                answer = fetch::answer(self.core, incoming, &mut body) => answer,
-                () = self.client.failed() => {
-                    self.core.metrics.clients_gone_total.add(1);
-                    // The upstream works all the same, on what may well be new to the cache.
-                    let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
-                    let from = CameFrom::given_up(&head, upstream_ms);
-                    asker.responded(self.core, &seen, &normalized, ResponseView::GIVEN_UP, from);
-                    self.log_ended(asker, &head, &progress);
-                    return None;
-                }
-            };
-            self.client.has_upstream.set(matches!(answer, Answer::Streamed(_)));
-            let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
-            let (code, from) = (answer.code(), CameFrom::of(&head, &answer, upstream_ms));
-            if body.has_late() && !self.send_late(&mut body).await {
-                asker.responded(self.core, &seen, &normalized, code, from);
-                self.log_ended(asker, &head, &progress);
+        if let Some((status, fields)) = answer::refusal(&head, plan.limits.body_bytes) {
+            let delivered = self.deliver_local(&head, status, fields, false, &mut progress).await;
+            return self.ended(context, &head, delivered, body, &progress).await;
+        }
+        let peer = context.peer.ip().to_canonical();
+        let info = ClientInfo::of(&plan, &head, peer, self.client.is_encrypted());
+        let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent };
+        let asked_ms = self.core.clock.elapsed_ms();
+        self.client.has_upstream.set(true);
+        let answer = tokio::select! {
+            biased;
+            answer = answer::answer(self.core, incoming, &mut body) => Some(answer),
+            () = self.client.failed() => None,
+        };
+        let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
+        let Some(answer) = answer else {
+            self.core.metrics.clients_gone_total.add(1);
+            // The upstream works all the same, on what may well be new to the cache.
+            let from = CameFrom::given_up(&head, upstream_ms);
+            context.responded(self.core, &info, &normalized, ResponseView::GIVEN_UP, from);
+            self.log_ended(context, &head, &progress);
+            return None;
+        };
+        self.client.has_upstream.set(matches!(answer, Answer::Streamed(_)));
+        let (code, from) = (answer.code(), CameFrom::of(&head, &answer, upstream_ms));
+        if body.has_late() && !self.send_late(&mut body).await {
+            context.responded(self.core, &info, &normalized, code, from);
+            self.log_ended(context, &head, &progress);
+            return None;
+        }
+        if let Some((decision, reply)) = context.starts(self.core, &info, &head, &normalized, code, from) {
+            self.client.has_upstream.set(false);
+            return Box::pin(self.refuse_response(context, &head, decision, reply, body)).await;
+        }
+        let delivered = match answer {
+            Answer::Streamed(streamed) if streamed.status == 101 => {
+                self.core.account(peer, &head, 101, Bytes::default(), "tunnel", context.began);
+                Box::pin(self.tunnel(*streamed, &body.into_rest())).await;
                 return None;
             }
-            if let Some((decision, reply)) = asker.starts(self.core, &seen, &head, &normalized, code, from) {
-                self.client.has_upstream.set(false);
-                return Box::pin(self.refuse_response(asker, &head, decision, reply, body)).await;
-            }
-            let delivered = match answer {
-                Answer::Streamed(streamed) if streamed.status == 101 => {
-                    let rest = body.into_rest();
-                    let Asker { peer, began, .. } = asker;
-                    self.core.account(peer.ip(), &head, 101, Bytes::default(), "tunnel", began);
-                    Box::pin(self.tunnel(*streamed, &rest)).await;
-                    return None;
-                }
-                answer => self.deliver(&head, answer, &mut body, &mut progress).await,
-            };
-            // Whether or not the client has taken all of it: the upstream has done its part.
-            let status = delivered.as_ref().map_or(code, |delivered| delivered.status);
-            let may_go_on = asker.responded(self.core, &seen, &normalized, status, from);
-            delivered
-                .map(|delivered| Delivered { keep_alive: delivered.keep_alive && may_go_on, ..delivered })
+            answer => self.deliver(&head, answer, &mut body, &mut progress).await,
         };
+        // Whether or not the client has taken all of it: the upstream has done its part.
+        let status = delivered.as_ref().map_or(code, |delivered| delivered.status);
+        let may_go_on = context.responded(self.core, &info, &normalized, status, from);
+        let delivered = delivered
+            .map(|delivered| Delivered { keep_alive: delivered.keep_alive && may_go_on, ..delivered });
+        self.ended(context, &head, delivered, body, &progress).await
+    }
+
+    /// Does to a request what the defence says before it is looked at; whether it may go on then.
+    async fn hold_back(self, hold: Hold, head: &RequestHead<'_>) -> bool {
+        let Some(defence) = &self.core.defence else { return true };
+        match (hold, defence.hold(hold)) {
+            (Hold::Tarpit, held) => {
+                self.core.metrics.requests_policed_total.add(1);
+                if let Some(held) = held {
+                    self.tarpit(held).await;
+                }
+                false
+            }
+            (Hold::Delay, Some(held)) => {
+                held.wait().await;
+                true
+            }
+            (Hold::Delay, None) => {
+                let progress = &mut Progress::new(self.core);
+                let _ = self.deliver_local(head, 429, b"Retry-After: 10\r\n", false, progress).await;
+                false
+            }
+        }
+    }
+
+    /// Counts and logs a response that was delivered, or was not, and takes what is left of the request's body; what the client
+    /// sent after it, if the connection goes on.
+    async fn ended(
+        self,
+        context: RequestContext,
+        head: &RequestHead<'_>,
+        delivered: io::Result<Delivered>,
+        mut body: ClientBody<'_>,
+        progress: &Progress,
+    ) -> Option<Vec<u8>> {
         self.client.has_upstream.set(false);
         self.watch_reading(&delivered);
         if self.client.slot.expired() == Some(Waiting::Body) {
             self.core.too_slow(self.client.place, self.client.peer(), Slow::Body);
         }
-        let delivered = match delivered {
-            Ok(delivered) => delivered,
-            Err(_) => {
-                self.core.metrics.responses_broken_total.add(1);
-                self.log_ended(asker, &head, &progress);
-                return None;
-            }
+        let Ok(Delivered { status, bytes, keep_alive, cache }) = delivered else {
+            self.core.metrics.responses_broken_total.add(1);
+            self.log_ended(context, head, progress);
+            return None;
         };
-        self.core.account(
-            asker.peer.ip(),
-            &head,
-            delivered.status,
-            delivered.bytes,
-            delivered.cache,
-            asker.began,
-        );
-        (delivered.keep_alive && body.discard().await).then(|| body.into_rest())
+        self.core.account(context.peer.ip(), head, status, bytes, cache, context.began);
+        (keep_alive && body.discard().await).then(|| body.into_rest())
     }
 
     /// The response, if there was one, ended before it was whole.
-    fn log_ended(self, asker: Asker, head: &RequestHead<'_>, progress: &Progress) {
+    fn log_ended(self, context: RequestContext, head: &RequestHead<'_>, progress: &Progress) {
         let Progress { status, cache, .. } = *progress;
-        self.core.log(asker.peer.ip(), head, status, progress.bytes(), cache, asker.began);
+        self.core.log(context.peer.ip(), head, status, progress.bytes(), cache, context.began);
     }
 
     /// Sends what is left of interim responses. False if the client does not take it: the connection ends.
@@ -194,7 +203,7 @@ impl Connection<'_> {
     /// connection goes on.
     async fn refuse_response(
         self,
-        asker: Asker,
+        context: RequestContext,
         head: &RequestHead<'_>,
         decision: Decision,
         reply: Option<Reply>,
@@ -211,7 +220,7 @@ impl Connection<'_> {
         let keep_alive = head.keep_alive && body.is_disposable() && !self.core.is_draining();
         let (out, bytes) = respond::reply(self.core, head, &reply, keep_alive);
         self.send(&mut RateWatch::new(self.core), &out).await.ok()?;
-        self.core.account(asker.peer.ip(), head, reply.status, bytes, "none", asker.began);
+        self.core.account(context.peer.ip(), head, reply.status, bytes, "none", context.began);
         (keep_alive && body.discard().await).then(|| body.into_rest())
     }
 
@@ -385,7 +394,7 @@ impl Connection<'_> {
 
     fn broke_off(self, error: &UpstreamError) {
         self.core.metrics.upstream_errors_total.add(1);
-        if self.core.quiet.upstream.may_log(self.core.clock.elapsed_ms()) {
+        if self.core.log_limits.upstream.may_log(self.core.clock.elapsed_ms()) {
             tracing::warn!(%error, "an upstream broke off its response");
         }
     }
@@ -443,7 +452,7 @@ impl Connection<'_> {
         let file = Arc::new(file);
         let mut at = start;
         while at < end {
-            let piece = files::read_piece(&file, at, end).await?;
+            let piece = serve::read_piece(&file, at, end).await?;
             self.send(watch, &piece).await?;
             at += piece.len() as u64;
         }

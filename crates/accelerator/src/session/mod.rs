@@ -5,14 +5,14 @@
 //! (a miss, a body, a client that does not take its response) gets a task until it is done.
 
 pub(crate) mod allowance;
-mod asker;
+pub(crate) mod batch;
 mod body;
+mod context;
 pub(crate) mod deadlines;
 mod exchange;
-pub(crate) mod helpers;
 mod refusal;
 pub(crate) mod respond;
-pub(crate) mod round;
+pub(crate) mod task_pool;
 pub(crate) mod transmit;
 
 use std::io::{self, ErrorKind};
@@ -24,14 +24,15 @@ use tidegate_core::hooks::Slow;
 use tidegate_http::normalize::Kept;
 use tidegate_http::{ParsedRequest, Progress, RequestParser};
 
-use crate::clients::{Busy, Client, Spoken};
+use crate::cache::lookup::{self, Hit};
+use crate::data_core::client::{Client, Spoken};
+use crate::data_core::clients::Busy;
 use crate::data_core::{DataCore, millis};
 use crate::defence::Hold;
 use crate::http2;
-use crate::service::lookup::{self, Hit};
-use crate::session::asker::{Asker, Handled};
+use crate::session::batch::{Deferred, Sending};
+use crate::session::context::{Handled, RequestContext};
 use crate::session::deadlines::Waiting;
-use crate::session::round::{Later, Sending};
 use crate::session::transmit::Unsent;
 use crate::tls::HandshakeError;
 
@@ -139,7 +140,7 @@ pub(crate) struct Request {
     pub normalized: Kept,
     /// What arrived after the head: the body's start, or further requests.
     pub rest: Vec<u8>,
-    pub asker: Asker,
+    pub context: RequestContext,
     /// The cache had nothing for it a moment ago.
     pub is_absent: bool,
     /// Whether it is held first.
@@ -198,7 +199,7 @@ impl Connection<'_> {
             step => {
                 // The next request of the turn did not begin before this.
                 self.core.clock.now();
-                self.core.helpers.take_on(Busy::new(self.core, self.client), step);
+                self.core.tasks.take_on(Busy::new(self.core, self.client), step);
             }
         }
     }
@@ -324,9 +325,14 @@ impl Connection<'_> {
         self.process_with(&mut self.core.parser.borrow_mut(), bytes, None)
     }
 
-    /// The same with this parser. The answer to the last request may be left in `later`, and the connection then reads on when
+    /// The same with this parser. The answer to the last request may be left in `deferred`, and the connection then reads on when
     /// it is sent.
-    fn process_with(self, parser: &mut RequestParser, bytes: &[u8], mut later: Option<&mut Later>) -> Step {
+    fn process_with(
+        self,
+        parser: &mut RequestParser,
+        bytes: &[u8],
+        mut deferred: Option<&mut Deferred>,
+    ) -> Step {
         let core = self.core;
         let mut offset = 0;
         let mut answered = 0;
@@ -345,11 +351,11 @@ impl Connection<'_> {
             parser.reset();
             match parser.parse(input) {
                 Ok(Progress::Complete { length }) => {
-                    let mut later = later.as_deref_mut().filter(|_| length == input.len());
-                    if let Some(later) = &mut later {
-                        later.head_at = offset;
+                    let mut deferred = deferred.as_deref_mut().filter(|_| length == input.len());
+                    if let Some(deferred) = &mut deferred {
+                        deferred.head_at = offset;
                     }
-                    if let Some(step) = self.step(parser, input, length, false, later) {
+                    if let Some(step) = self.step(parser, input, length, false, deferred) {
                         return step;
                     }
                     offset += length;
@@ -376,17 +382,17 @@ impl Connection<'_> {
         input: &[u8],
         length: usize,
         is_line_judged: bool,
-        later: Option<&mut Later>,
+        deferred: Option<&mut Deferred>,
     ) -> Option<Step> {
         self.core.metrics.requests_total.add(1);
-        let asker = Asker::new(self.client, is_line_judged, self.core.clock.next_began());
+        let context = RequestContext::new(self.client, is_line_judged, self.core.clock.next_began());
         let rest = || input.get(length..).unwrap_or(&[]).to_vec();
-        match asker.answer(self.core, self.client, &parser.head(input), later) {
+        match context.answer(self.core, self.client, &parser.head(input), deferred) {
             Ok(Handled::Answered { keep_alive: true }) => {
                 self.await_next();
                 None
             }
-            Ok(Handled::Later) => None,
+            Ok(Handled::Deferred) => None,
             Ok(Handled::Answered { keep_alive: false }) => {
                 Some(self.close(parser.head(input).keep_alive, &rest()))
             }
@@ -395,9 +401,9 @@ impl Connection<'_> {
                 let sending = Some(Sending { ready, buffer, parsed: parser.parsed() });
                 Some(Step::Flush(Box::new(Flush { unsent, rest: rest(), keep_alive, sending })))
             }
-            Ok(Handled::Refused(verdict)) => self.turn_away(asker, verdict, &parser.head(input)),
+            Ok(Handled::Refused(verdict)) => self.turn_away(context, verdict, &parser.head(input)),
             Ok(Handled::TurnedAway(decision, reply)) => {
-                self.refuse_client(asker, decision, reply.as_deref(), &parser.head(input))
+                self.refuse_client(context, decision, reply.as_deref(), &parser.head(input))
             }
             Ok(Handled::NeedsExchange { normalized, held, is_absent }) => {
                 let buffer = input.get(..length).unwrap_or(&[]).to_vec();
@@ -406,7 +412,7 @@ impl Connection<'_> {
                     parsed: parser.parsed(),
                     normalized,
                     rest: rest(),
-                    asker,
+                    context,
                     is_absent,
                     held,
                 })))

@@ -6,34 +6,39 @@ use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply};
 use tidegate_http::{BodyFraming, HeadError, RequestHead, Version};
 
-use crate::access_log::Record;
 use crate::data_core::Bytes;
-use crate::session::asker::Asker;
+use crate::session::context::RequestContext;
 use crate::session::{Connection, Step, respond};
+use crate::telemetry::access_log::Record;
 
 impl Connection<'_> {
     /// Does to a request what a rule says; `None` when the connection goes on.
-    pub(super) fn turn_away(self, asker: Asker, verdict: Verdict, head: &RequestHead<'_>) -> Option<Step> {
+    pub(super) fn turn_away(
+        self,
+        context: RequestContext,
+        verdict: Verdict,
+        head: &RequestHead<'_>,
+    ) -> Option<Step> {
         self.core.metrics.requests_policed_total.add(1);
         match verdict {
             Verdict::Refuse | Verdict::Delay | Verdict::Continue => {}
             Verdict::Reset => return Some(self.reset()),
             _ => return Some(Step::Close),
         }
-        self.answer_refused(asker, head, &Reply { status: 503, ..Reply::default() })
+        self.answer_refused(context, head, &Reply { status: 503, ..Reply::default() })
     }
 
     /// Does to a request what the defence says; `None` when the connection goes on.
     pub(super) fn refuse_client(
         self,
-        asker: Asker,
+        context: RequestContext,
         decision: Decision,
         reply: Option<&Reply>,
         head: &RequestHead<'_>,
     ) -> Option<Step> {
         self.core.metrics.requests_policed_total.add(1);
         match reply {
-            Some(reply) => self.answer_refused(asker, head, reply),
+            Some(reply) => self.answer_refused(context, head, reply),
             None if decision.verdict == Verdict::Drop => Some(Step::Close),
             None => Some(self.reset()),
         }
@@ -46,13 +51,13 @@ impl Connection<'_> {
     }
 
     /// Answers a request that is refused; `None` when the connection goes on.
-    fn answer_refused(self, asker: Asker, head: &RequestHead<'_>, reply: &Reply) -> Option<Step> {
+    fn answer_refused(self, context: RequestContext, head: &RequestHead<'_>, reply: &Reply) -> Option<Step> {
         // What follows a body that nobody reads cannot be told from it.
         let keep_alive = head.keep_alive && head.framing == BodyFraming::None && !self.core.is_draining();
         let (out, bytes) = respond::reply(self.core, head, reply, keep_alive);
         // A client that does not take its answers is not owed this one.
         let sent = self.client.try_write(&out).is_ok_and(|length| length == out.len());
-        let Asker { peer, began, .. } = asker;
+        let RequestContext { peer, began, .. } = context;
         self.core.account(peer.ip(), head, reply.status, bytes, "none", began);
         if sent && keep_alive {
             self.await_next();

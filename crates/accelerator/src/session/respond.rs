@@ -6,10 +6,10 @@ use tidegate_core::hooks::Reply;
 use tidegate_http::cache::{self, CacheStatus};
 use tidegate_http::{BodyFraming, Method, RequestHead, Version, status_reason, write_decimal};
 
+use crate::cache::fill::{self, Streamed};
+use crate::cache::lookup::{Form, Hit};
 use crate::data_core::{Bytes, DataCore};
-use crate::service::files::OpenFile;
-use crate::service::fill::{self, Streamed};
-use crate::service::lookup::{Form, Hit};
+use crate::static_files::serve::OpenFile;
 
 /// How a stored object is sent.
 pub(crate) struct HitForm {

@@ -13,12 +13,12 @@ use std::time::Duration;
 use tidegate_http::RequestHead;
 use tidegate_store::Object;
 
-use crate::clients::Client;
+use crate::cache::lookup::{Form, Hit};
+use crate::data_core::client::Client;
 use crate::data_core::{Bytes, DataCore};
-use crate::service::large_files::LargeFile;
-use crate::service::lookup::{Form, Hit};
 use crate::session::allowance::Allowance;
 use crate::session::respond::{self, HitForm};
+use crate::static_files::large_files::LargeFile;
 
 /// What a write without waiting achieved.
 pub(crate) enum Sent {

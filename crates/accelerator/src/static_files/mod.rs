@@ -1,5 +1,7 @@
-//! Files below a directory: finding one without ever leaving the directory, and noticing when one changes.
+//! Files below a directory: finding one without ever leaving the directory, serving it, and noticing when one changes.
 
+pub(crate) mod large_files;
+pub(crate) mod serve;
 mod types;
 mod watch;
 

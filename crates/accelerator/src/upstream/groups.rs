@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::clock::monotonic_ms;
+use crate::data_core::clock::monotonic_ms;
 use crate::settings::{Balance, Upstream};
 use crate::upstream::{OutgoingRequest, UpstreamError};
 

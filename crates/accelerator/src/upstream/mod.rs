@@ -8,10 +8,10 @@ mod error;
 mod exchange;
 mod groups;
 mod health;
+pub(crate) mod permits;
 mod pipeline;
 mod pool;
 mod response;
-pub(crate) mod turns;
 mod upload;
 
 pub(crate) use error::{BodyReadError, UpstreamError};
@@ -19,9 +19,9 @@ pub(crate) use exchange::{Head, OutgoingRequest, read_more};
 pub(crate) use groups::Groups;
 pub use groups::UpstreamStatus;
 pub(crate) use health::run_health_checks;
+pub(crate) use permits::{Permit, Permits};
 pub(crate) use pool::Pools;
 pub(crate) use response::{Interim, Response};
-pub(crate) use turns::{Turn, Turns};
 pub(crate) use upload::{EmptyBody, RequestBody, Upload, send_all};
 
 #[cfg(test)]

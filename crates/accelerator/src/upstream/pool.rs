@@ -11,12 +11,12 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::data_core::millis;
-use crate::pacing;
+use crate::data_core::pacing;
 use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange, go_on};
 use crate::upstream::groups::{Group, Groups, Server};
+use crate::upstream::permits::{NoPermit, Permit, Permits};
 use crate::upstream::pipeline::{Outcome, Pipeline};
-use crate::upstream::turns::{NoTurn, Turn, Turns};
 use crate::upstream::{RequestBody, Response, UpstreamError};
 
 /// How long connections to a server are used once after it has sent more than it announced.
@@ -36,7 +36,7 @@ pub(crate) struct Pools {
 pub(super) struct Pool {
     /// Each with when it was used last ([`Groups::now_ms`]); the most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<TcpStream>, u64)>>,
-    turns: Rc<Turns>,
+    permits: Rc<Permits>,
     pipeline: Pipeline,
     /// Until then connections are used once: the server has sent more than its responses announce.
     distrusted_until: Cell<Option<Instant>>,
@@ -48,7 +48,7 @@ pub(crate) struct Lease {
     group: usize,
     server: usize,
     pool: Rc<Pool>,
-    turn: Turn,
+    permit: Permit,
 }
 
 impl Pools {
@@ -74,10 +74,10 @@ impl Pools {
 
     /// How many requests wait for a connection to the server that most of them wait for, how many connections that may
     /// have, and who has them; `None`: nobody waits.
-    pub(crate) fn crowd(&self) -> Option<(usize, usize, Rc<Turns>)> {
+    pub(crate) fn crowd(&self) -> Option<(usize, usize, Rc<Permits>)> {
         let crowds = self.pools.iter().flatten().filter_map(|pool| {
-            let (waiting, most) = pool.turns.crowd()?;
-            Some((waiting, most, Rc::clone(&pool.turns)))
+            let (waiting, most) = pool.permits.crowd()?;
+            Some((waiting, most, Rc::clone(&pool.permits)))
         });
         crowds.max_by_key(|(waiting, most, _)| (*waiting, *most))
     }
@@ -180,13 +180,13 @@ impl Pools {
         let pool =
             self.pools.get(group_index).and_then(|pools| pools.get(server)).ok_or(UpstreamError::NoServer)?;
         let settings = &group.settings;
-        let turn = match pool.turns.take(settings.max_connections, request.client) {
-            Some(turn) => turn,
+        let permit = match pool.permits.take(settings.max_connections, request.client) {
+            Some(permit) => permit,
             None => {
-                let waiting = pool.turns.wait(request.client, request.class, settings.connect_timeout);
+                let waiting = pool.permits.wait(request.client, request.class, settings.connect_timeout);
                 Box::pin(waiting).await.map_err(|no_turn| match no_turn {
-                    NoTurn::Crowded => UpstreamError::Busy,
-                    NoTurn::ClientsShare => UpstreamError::ClientsShare,
+                    NoPermit::Crowded => UpstreamError::Busy,
+                    NoPermit::ClientsShare => UpstreamError::ClientsShare,
                 })?
             }
         };
@@ -194,7 +194,7 @@ impl Pools {
             server.request_began();
         }
         let groups = Arc::clone(&self.groups);
-        Ok(Lease { groups, group: group_index, server, pool: Rc::clone(pool), turn })
+        Ok(Lease { groups, group: group_index, server, pool: Rc::clone(pool), permit })
     }
 }
 
@@ -349,7 +349,7 @@ impl Lease {
 
     /// The connection has become the tunnel of the client with this socket.
     pub(crate) fn becomes_tunnel(&self, client: RawFd) {
-        self.turn.becomes_tunnel(client);
+        self.permit.becomes_tunnel(client);
     }
 
     /// Keeps a connection for the next request.

@@ -13,14 +13,14 @@ use std::time::Duration;
 use tidegate_core::network_of;
 use tokio::sync::oneshot::{self, Receiver, Sender};
 
-use crate::admission::CLASSES;
+use crate::data_core::admission::CLASSES;
 
 /// Requests that may wait for a connection to one server, on one core.
 const QUEUE: usize = 1024;
 
 /// Connections in use, and who waits for one.
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct Permits {
     /// As many as could be taken at the last attempt.
     most: Cell<usize>,
     in_use: Cell<usize>,
@@ -31,9 +31,9 @@ pub(crate) struct Turns {
     waiting: RefCell<Waiting>,
 }
 
-/// Why a request gets no turn.
+/// Why a request gets no permit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum NoTurn {
+pub(crate) enum NoPermit {
     /// Too many want one.
     Crowded,
     /// Its client has its share.
@@ -41,8 +41,8 @@ pub(crate) enum NoTurn {
 }
 
 /// The right to one connection; dropped, it goes to whoever is next.
-pub(crate) struct Turn {
-    turns: Rc<Turns>,
+pub(crate) struct Permit {
+    permits: Rc<Permits>,
     client: Option<IpAddr>,
     tunnel: Cell<Option<RawFd>>,
 }
@@ -54,13 +54,13 @@ struct Waiting {
 
 struct Waiter {
     client: Option<IpAddr>,
-    sender: Sender<Turn>,
+    sender: Sender<Permit>,
 }
 
-impl Turns {
-    /// A turn, if fewer than `most` are taken and this client, if it is known, has less than its share of them. A turn
+impl Permits {
+    /// A permit, if fewer than `most` are taken and this client, if it is known, has less than its share of them. A permit
     /// that ends goes to who waits.
-    pub(crate) fn take(self: &Rc<Self>, most: usize, client: Option<IpAddr>) -> Option<Turn> {
+    pub(crate) fn take(self: &Rc<Self>, most: usize, client: Option<IpAddr>) -> Option<Permit> {
         self.most.set(most);
         let client = client.map(network_of);
         if self.in_use.get() >= most || self.has_its_share(client) {
@@ -85,45 +85,45 @@ impl Turns {
         self.tunnels.borrow().contains(&client)
     }
 
-    fn hand(self: &Rc<Self>, client: Option<IpAddr>) -> Turn {
+    fn hand(self: &Rc<Self>, client: Option<IpAddr>) -> Permit {
         if let Some(client) = client {
             *self.held.borrow_mut().entry(client).or_insert(0) += 1;
         }
-        Turn { turns: Rc::clone(self), client, tunnel: Cell::new(None) }
+        Permit { permits: Rc::clone(self), client, tunnel: Cell::new(None) }
     }
 
     /// A place in the queue of a class (0 goes first), unless too many wait that are not of a lower class, or of this
     /// client; of those of a lower class the youngest makes room, and learns of it by the end of its channel.
-    fn queue(&self, client: Option<IpAddr>, class: u8) -> Result<Receiver<Turn>, NoTurn> {
+    fn queue(&self, client: Option<IpAddr>, class: u8) -> Result<Receiver<Permit>, NoPermit> {
         let client = client.map(network_of);
         let class = usize::from(class).min(CLASSES - 1);
         let mut waiting = self.waiting.borrow_mut();
         if waiting.count() >= QUEUE / 2 {
             waiting.forget_the_gone();
             if client.is_some() && waiting.count_of(client) >= QUEUE / 2 {
-                return Err(NoTurn::ClientsShare);
+                return Err(NoPermit::ClientsShare);
             }
         }
         if waiting.count() >= QUEUE {
             let mut lower = waiting.classes[class + 1..].iter_mut().rev();
-            lower.find_map(VecDeque::pop_back).ok_or(NoTurn::Crowded)?;
+            lower.find_map(VecDeque::pop_back).ok_or(NoPermit::Crowded)?;
         }
         let (sender, receiver) = oneshot::channel();
         waiting.classes[class].push_back(Waiter { client, sender });
         Ok(receiver)
     }
 
-    /// Waits for a turn, for at most `patience`.
+    /// Waits for a permit, for at most `patience`.
     pub(crate) async fn wait(
         &self,
         client: Option<IpAddr>,
         class: u8,
         patience: Duration,
-    ) -> Result<Turn, NoTurn> {
+    ) -> Result<Permit, NoPermit> {
         let waited = tokio::time::timeout(patience, self.queue(client, class)?).await;
         waited.ok().and_then(Result::ok).ok_or_else(|| match self.has_its_share(client.map(network_of)) {
-            true => NoTurn::ClientsShare,
-            false => NoTurn::Crowded,
+            true => NoPermit::ClientsShare,
+            false => NoPermit::Crowded,
         })
     }
 
@@ -162,32 +162,32 @@ impl Waiting {
     }
 }
 
-impl Turn {
-    /// The connection has become the tunnel of the client with this socket, which stays open for longer than the turn lasts.
+impl Permit {
+    /// The connection has become the tunnel of the client with this socket, which stays open for longer than the permit lasts.
     pub(crate) fn becomes_tunnel(&self, client: RawFd) {
-        self.turns.tunnels.borrow_mut().insert(client);
+        self.permits.tunnels.borrow_mut().insert(client);
         self.tunnel.set(Some(client));
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let turns = &self.turns;
+        let permits = &self.permits;
         if let Some(client) = self.tunnel.get() {
-            turns.tunnels.borrow_mut().remove(&client);
+            permits.tunnels.borrow_mut().remove(&client);
         }
         if let Some(client) = self.client
-            && let Entry::Occupied(mut held) = turns.held.borrow_mut().entry(client)
+            && let Entry::Occupied(mut held) = permits.held.borrow_mut().entry(client)
         {
             *held.get_mut() -= 1;
             if *held.get() == 0 {
                 held.remove();
             }
         }
-        match turns.next() {
+        match permits.next() {
             // Its receiver is there, and this thread is the only one that could drop it.
-            Some(waiter) => drop(waiter.sender.send(turns.hand(waiter.client))),
-            None => turns.in_use.set(turns.in_use.get() - 1),
+            Some(waiter) => drop(waiter.sender.send(permits.hand(waiter.client))),
+            None => permits.in_use.set(permits.in_use.get() - 1),
         }
     }
 }
@@ -204,76 +204,78 @@ mod tests {
 
     #[test]
     fn the_highest_class_goes_first_and_within_it_who_came_first() {
-        let turns = Rc::<Turns>::default();
-        let taken = turns.take(1, A).unwrap();
-        let mut low = turns.queue(A, 2).unwrap();
-        let (mut first, mut second) = (turns.queue(A, 0).unwrap(), turns.queue(A, 0).unwrap());
+        let permits = Rc::<Permits>::default();
+        let taken = permits.take(1, A).unwrap();
+        let mut low = permits.queue(A, 2).unwrap();
+        let (mut first, mut second) = (permits.queue(A, 0).unwrap(), permits.queue(A, 0).unwrap());
         drop(taken);
         assert!(second.try_recv().is_err() && low.try_recv().is_err());
         drop(first.try_recv().unwrap());
         drop(second.try_recv().unwrap());
-        assert!(turns.take(1, A).is_none(), "the turn is the low class's");
+        assert!(permits.take(1, A).is_none(), "the permit is the low class's");
         drop(low.try_recv().unwrap());
-        assert!(turns.take(1, A).is_some());
+        assert!(permits.take(1, A).is_some());
     }
 
     #[test]
-    fn a_turn_of_one_that_has_gone_is_passed_on() {
-        let turns = Rc::<Turns>::default();
-        let taken = turns.take(1, A).unwrap();
+    fn a_permit_of_one_that_has_gone_is_passed_on() {
+        let permits = Rc::<Permits>::default();
+        let taken = permits.take(1, A).unwrap();
         let (gone, mut granted, mut last) =
-            (turns.queue(A, 0).unwrap(), turns.queue(A, 0).unwrap(), turns.queue(A, 1).unwrap());
+            (permits.queue(A, 0).unwrap(), permits.queue(A, 0).unwrap(), permits.queue(A, 1).unwrap());
         drop(gone);
         drop(taken);
-        let turn = granted.try_recv().unwrap();
+        let permit = granted.try_recv().unwrap();
         drop(granted);
         assert!(last.try_recv().is_err());
-        drop(turn);
+        drop(permit);
         // Granted, and gone before it looked.
         drop(last.try_recv().unwrap());
-        let taken = turns.take(1, A).unwrap();
-        let unseen = turns.queue(A, 0).unwrap();
+        let taken = permits.take(1, A).unwrap();
+        let unseen = permits.queue(A, 0).unwrap();
         drop(taken);
         drop(unseen);
-        assert!(turns.take(1, A).is_some());
+        assert!(permits.take(1, A).is_some());
     }
 
     #[test]
     fn a_full_queue_refuses_unless_a_lower_class_waits() {
-        let turns = Rc::<Turns>::default();
-        let _taken = turns.take(1, A).unwrap();
+        let permits = Rc::<Permits>::default();
+        let _taken = permits.take(1, A).unwrap();
         let mut low: Vec<_> =
-            (0..QUEUE).map(|n| turns.queue(if n % 2 == 0 { A } else { B }, 3).unwrap()).collect();
-        assert_eq!(turns.queue(C, 3).err(), Some(NoTurn::Crowded));
-        assert_eq!(turns.queue(C, 7).err(), Some(NoTurn::Crowded));
-        let _high = turns.queue(C, 0).unwrap();
+            (0..QUEUE).map(|n| permits.queue(if n % 2 == 0 { A } else { B }, 3).unwrap()).collect();
+        assert_eq!(permits.queue(C, 3).err(), Some(NoPermit::Crowded));
+        assert_eq!(permits.queue(C, 7).err(), Some(NoPermit::Crowded));
+        let _high = permits.queue(C, 0).unwrap();
         let crowded_out = low.pop().unwrap();
         assert!(crowded_out.blocking_recv().is_err());
         drop(low);
-        assert!(turns.queue(C, 7).is_ok(), "those that have gone make room");
+        assert!(permits.queue(C, 7).is_ok(), "those that have gone make room");
     }
 
     #[test]
-    fn one_client_takes_its_share_of_the_turns_and_of_the_queue_another_one_gets_in() {
-        let turns = Rc::<Turns>::default();
-        let taken = [turns.take(4, A).unwrap(), turns.take(4, A).unwrap(), turns.take(4, A).unwrap()];
-        assert!(turns.take(4, A).is_none(), "it has its share");
-        let mut waits: Vec<_> = (0..QUEUE / 2).map(|_| turns.queue(A, 0).unwrap()).collect();
-        assert_eq!(turns.queue(A, 0).err(), Some(NoTurn::ClientsShare));
-        let last = turns.take(4, B).unwrap();
-        let mut behind = turns.queue(B, 7).unwrap();
+    fn one_client_takes_its_share_of_the_permits_and_of_the_queue_another_one_gets_in() {
+        let permits = Rc::<Permits>::default();
+        let taken = [permits.take(4, A).unwrap(), permits.take(4, A).unwrap(), permits.take(4, A).unwrap()];
+        assert!(permits.take(4, A).is_none(), "it has its share");
+        let mut waits: Vec<_> = (0..QUEUE / 2).map(|_| permits.queue(A, 0).unwrap()).collect();
+        assert_eq!(permits.queue(A, 0).err(), Some(NoPermit::ClientsShare));
+        let last = permits.take(4, B).unwrap();
+        let mut behind = permits.queue(B, 7).unwrap();
         drop(last);
         let last = behind.try_recv().expect("those before it have their share");
         drop(taken);
         assert!(waits.iter_mut().filter_map(|wait| wait.try_recv().ok()).count() > 0);
         drop((waits, last));
-        assert!(turns.take(4, A).is_some() && turns.held.borrow().is_empty() && turns.in_use.get() == 0);
+        assert!(
+            permits.take(4, A).is_some() && permits.held.borrow().is_empty() && permits.in_use.get() == 0
+        );
     }
 
     #[test]
     fn addresses_of_one_ipv6_network_are_one_client() {
-        let turns = Rc::<Turns>::default();
-        let client = |text: &str| turns.take(4, Some(text.parse().unwrap()));
+        let permits = Rc::<Permits>::default();
+        let client = |text: &str| permits.take(4, Some(text.parse().unwrap()));
         let _taken = ["2001:db8::1", "2001:db8::2", "2001:db8::3"].map(|address| client(address).unwrap());
         assert!(client("2001:db8::2:3").is_none());
         assert!(client("2001:db8:0:1::1").is_some());

@@ -13,7 +13,7 @@ use tidegate_http::{HeadLimits, Progress, RequestParser};
 use tidegate_store::{ObjectInfo, Store, Visit};
 
 use crate::icap::Reviewed;
-use crate::service::seen::Seen;
+use crate::service::client_info::ClientInfo;
 
 // 0 and 2 were an earlier form of responses and files.
 const VARIANTS: u8 = 1;
@@ -110,23 +110,23 @@ pub(crate) fn encode_variants(generation: u64, names: &[u8], out: &mut Vec<u8>) 
 /// Writes the key of a URL. The scheme, the host and whatever else a trusted proxy says about the URL are part of it as
 /// the origin is told them.
 #[inline]
-pub(crate) fn write_url_key(normalized: &Normalized<'_>, seen: &Seen<'_>, out: &mut Vec<u8>) {
+pub(crate) fn write_url_key(normalized: &Normalized<'_>, info: &ClientInfo<'_>, out: &mut Vec<u8>) {
     out.clear();
     // At once, and not piece by piece.
     let query_bytes = normalized.query.map_or(0, <[u8]>::len);
     out.reserve(b"https://?".len() + normalized.authority.len() + normalized.path.len() + query_bytes);
-    out.extend_from_slice(if seen.https { b"https://" } else { b"http://" });
+    out.extend_from_slice(if info.https { b"https://" } else { b"http://" });
     out.extend_from_slice(normalized.authority);
     out.extend_from_slice(normalized.path);
     if let Some(query) = normalized.query {
         out.push(b'?');
         out.extend_from_slice(query);
     }
-    if let Some(host) = seen.host.filter(|host| *host != normalized.authority) {
+    if let Some(host) = info.host.filter(|host| *host != normalized.authority) {
         out.extend_from_slice(&[KEY_SEPARATOR, OTHER_HOST]);
         out.extend_from_slice(host);
     }
-    if let Some(claims) = &seen.claims {
+    if let Some(claims) = &info.claims {
         out.extend_from_slice(&[KEY_SEPARATOR, OTHER_CLAIMS]);
         claims.write(out);
     }
@@ -318,7 +318,7 @@ fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePa
             None => return Ok(url.to_ascii_lowercase()),
         },
     };
-    let seen = Seen {
+    let info = ClientInfo {
         client: IpAddr::V4(Ipv4Addr::LOCALHOST),
         via_proxy: false,
         is_encrypted: false,
@@ -334,7 +334,7 @@ fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePa
         }
     }
     let host_field = host.unwrap_or("any");
-    let host_field = host_field.strip_suffix(":443").filter(|_| seen.https).unwrap_or(host_field);
+    let host_field = host_field.strip_suffix(":443").filter(|_| info.https).unwrap_or(host_field);
     bytes.extend_from_slice(format!(" HTTP/1.1\r\nHost: {host_field}\r\n\r\n").as_bytes());
     let mut parser = RequestParser::new(HeadLimits::default());
     let Ok(Progress::Complete { .. }) = parser.parse(&bytes) else { return Err(PurgePatternError) };
@@ -342,7 +342,7 @@ fn normalized_url(url: &str, personality: Personality) -> Result<String, PurgePa
     let normalized =
         normalize(&parser.head(&bytes), personality, &mut scratch).map_err(|_| PurgePatternError)?;
     let mut key = Vec::new();
-    write_url_key(&normalized, &seen, &mut key);
+    write_url_key(&normalized, &info, &mut key);
     let key = String::from_utf8(key).map_err(|_| PurgePatternError)?;
     Ok(if host.is_some() { key } else { String::from_utf8_lossy(path_of(key.as_bytes())).into_owned() })
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 use crate::service::plan::Plan;
 
 /// One entry per data core.
-pub(crate) struct Following {
+pub(crate) struct PlanAdoption {
     plans: Mutex<Vec<Option<Arc<Plan>>>>,
     changed: Condvar,
 }
 
-impl Following {
+impl PlanAdoption {
     pub(crate) fn new(cores: usize) -> Self {
         Self { plans: Mutex::new(vec![None; cores]), changed: Condvar::new() }
     }
 
     /// Core `index` follows `plan` from its next request on.
-    pub(crate) fn follows(&self, index: usize, plan: Arc<Plan>) {
+    pub(crate) fn adopted(&self, index: usize, plan: Arc<Plan>) {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans[index] = Some(plan);
         self.changed.notify_all();

@@ -1,6 +1,7 @@
 //! One request as far as it takes no waiting: the rules' and the defence's say in it, and the answer from the cache.
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use tidegate_core::hooks::{Decision, Reply};
@@ -8,19 +9,23 @@ use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_http::normalize::{Kept, Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, RequestHead};
 
-use crate::clients::Client;
+use crate::cache::lookup::{self, Hit, Lookup};
+use crate::data_core::client::Client;
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::defence::{CameFrom, Hold};
-use crate::service::files;
-use crate::service::lookup::{self, Lookup};
-use crate::service::seen::Seen;
+use crate::service::client_info::ClientInfo;
+use crate::service::plan::Plan;
+use crate::session::batch::{Deferred, Ready};
 use crate::session::respond;
-use crate::session::round::{Later, Ready};
 use crate::session::transmit::{self, Unsent};
+use crate::static_files::serve;
+
+/// What is asked, and by whom.
+type Asked<'a> = (&'a RequestHead<'a>, &'a Normalized<'a>, &'a ClientInfo<'a>);
 
 /// Who asks, for rules and logs.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker {
+pub(crate) struct RequestContext {
     pub peer: SocketAddr,
     /// When the request in progress began.
     pub began: Instant,
@@ -36,7 +41,7 @@ pub(super) enum Handled {
         keep_alive: bool,
     },
     /// The answer is ready, and sent with those of others.
-    Later,
+    Deferred,
     /// The client has not taken all of it yet; it is counted when it has ended.
     Unsent {
         unsent: Unsent,
@@ -55,27 +60,27 @@ pub(super) enum Handled {
     TurnedAway(Decision, Option<Box<Reply>>),
 }
 
-impl Asker {
+impl RequestContext {
     pub(crate) fn new(client: &Client, is_line_judged: bool, began: Instant) -> Self {
         Self { peer: client.peer(), began, place: client.place, is_line_judged }
     }
 
-    /// Answers from the cache if that is all it takes; where the answer can wait for others, in `later`.
+    /// Answers from the cache if that is all it takes; where the answer can wait for others, in `deferred`.
     pub(super) fn answer(
         self,
         core: &DataCore,
         client: &Client,
         head: &RequestHead<'_>,
-        later: Option<&mut Later>,
+        deferred: Option<&mut Deferred>,
     ) -> Result<Handled, HeadError> {
         let plan = core.plan_ref();
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
-        let seen = Seen::of(&plan, head, self.peer.ip().to_canonical(), client.is_encrypted());
-        if plan.keeps_out(&seen, &core.listed, || core.clock.elapsed_ms()) {
+        let info = ClientInfo::of(&plan, head, self.peer.ip().to_canonical(), client.is_encrypted());
+        if plan.keeps_out(&info, &core.block_list, || core.clock.elapsed_ms()) {
             let decision = Decision::new(Verdict::Refuse, Reason::Listed);
-            core.note_refused(self.peer.ip(), &seen, decision.reason);
+            core.note_refused(self.peer.ip(), &info, decision.reason);
             let reply = Box::new(Reply { status: 403, ..Reply::default() });
             return Ok(Handled::TurnedAway(decision, Some(reply)));
         }
@@ -85,36 +90,17 @@ impl Asker {
             && !head.upgrade
             && matches!(head.method, Method::Get | Method::Head)
             && !plan.reviews_request(head.method_bytes, &normalized);
-        let asked = (head, &normalized, &seen);
+        let asked = (head, &normalized, &info);
         let store = may_be_stored.then(|| lookup::locate(core, &plan, asked, key)).flatten();
         if let Some(store) = store {
             // The memory answers while the defence looks at the request.
             store.prefetch(key);
         }
-        let mut is_delayed = false;
-        if let (Some(defence), Some(place)) = (&core.defence, self.place) {
-            let now_ms = core.clock.elapsed_ms();
-            let client = defence.client(Some(place), self.peer.ip(), &seen, now_ms);
-            let decision = defence.judge(client, head, &normalized, self.is_line_judged, now_ms);
-            match decision.verdict {
-                Verdict::Continue => {}
-                Verdict::Delay => is_delayed = true,
-                // A trusted proxy's connection has other clients' requests on it.
-                Verdict::Tarpit if !seen.via_proxy => return exchange(Some(Hold::Tarpit), false),
-                _ => {
-                    let reply = defence.reply(client, head, &normalized, decision, now_ms);
-                    return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
-                }
-            }
-        }
-        let verdict = plan.police(self.peer, || client.local_addr(), head, &normalized);
-        if verdict != Verdict::Continue {
-            return Ok(Handled::Refused(verdict));
-        }
-        if is_delayed {
-            return exchange(Some(Hold::Delay), false);
-        }
-        let Some(store) = store else { return exchange(None, false) };
+        let held = match self.judge(core, client, &plan, asked) {
+            ControlFlow::Continue(held) => held,
+            ControlFlow::Break(handled) => return Ok(handled),
+        };
+        let Some(store) = store.filter(|_| held.is_none()) else { return exchange(held, false) };
         let hit = match lookup::look(core, store, head, key) {
             Lookup::Hit(hit) => hit,
             Lookup::Absent => {
@@ -124,35 +110,82 @@ impl Asker {
             Lookup::Miss => return exchange(None, false),
         };
         if let Some((decision, reply)) =
-            self.starts(core, &seen, head, &normalized, hit.status, CameFrom::HERE)
+            self.starts(core, &info, head, &normalized, hit.status, CameFrom::HERE)
         {
             return Ok(Handled::TurnedAway(decision, reply.map(Box::new)));
         }
         lookup::count_hit(core, &hit);
-        let keep_alive = head.keep_alive && !core.is_draining();
-        if let Some(later) = later.filter(|_| keep_alive && transmit::is_short(&hit)) {
-            let (status, sent) = transmit::write_whole(core, &plan.pseudonym, head, &hit, &mut later.bytes);
-            later.ready = Some(Ready { asker: self, status, sent, cache: hit.label() });
-            return Ok(Handled::Later);
+        if let Some(deferred) = deferred.filter(|_| keeps_alive(core, head) && transmit::is_short(&hit)) {
+            let (status, sent) =
+                transmit::write_whole(core, &plan.pseudonym, head, &hit, &mut deferred.bytes);
+            deferred.ready = Some(Ready { context: self, status, sent, cache: hit.label() });
+            return Ok(Handled::Deferred);
         }
+        Ok(self.send(core, client, &plan, asked, &hit, (out, whole)))
+    }
+
+    /// What the defence and the rules say of a request: whether it is held before it goes on, or what became of it.
+    #[inline]
+    fn judge(
+        self,
+        core: &DataCore,
+        client: &Client,
+        plan: &Plan,
+        (head, normalized, info): Asked<'_>,
+    ) -> ControlFlow<Handled, Option<Hold>> {
+        let mut held = None;
+        if let (Some(defence), Some(place)) = (&core.defence, self.place) {
+            let now_ms = core.clock.elapsed_ms();
+            let client = defence.client(Some(place), self.peer.ip(), info, now_ms);
+            let decision = defence.judge(client, head, normalized, self.is_line_judged, now_ms);
+            match decision.verdict {
+                Verdict::Continue => {}
+                Verdict::Delay => held = Some(Hold::Delay),
+                // A trusted proxy's connection has other clients' requests on it.
+                Verdict::Tarpit if !info.via_proxy => return ControlFlow::Continue(Some(Hold::Tarpit)),
+                _ => {
+                    let reply = defence.reply(client, head, normalized, decision, now_ms);
+                    return ControlFlow::Break(Handled::TurnedAway(decision, reply.map(Box::new)));
+                }
+            }
+        }
+        match plan.police(self.peer, || client.local_addr(), head, normalized) {
+            Verdict::Continue => ControlFlow::Continue(held),
+            verdict => ControlFlow::Break(Handled::Refused(verdict)),
+        }
+    }
+
+    /// Sends what was found, as far as the client takes it now. The head is put together in the first buffer; in the second,
+    /// with the body, where it is short.
+    #[inline]
+    fn send(
+        self,
+        core: &DataCore,
+        client: &Client,
+        plan: &Plan,
+        (head, normalized, info): Asked<'_>,
+        hit: &Hit,
+        (out, whole): (&mut Vec<u8>, &mut Vec<u8>),
+    ) -> Handled {
+        let keep_alive = keeps_alive(core, head);
         out.clear();
-        let form = respond::write_hit(core, &plan.pseudonym, head, &hit, Some(keep_alive), out);
+        let form = respond::write_hit(core, &plan.pseudonym, head, hit, Some(keep_alive), out);
         let body = form.body.1 - form.body.0;
         let file = match client.is_encrypted() {
             // The kernel cannot encrypt what it reads.
             true => None,
-            false => files::large_file(core, &plan, &normalized, &hit, body),
+            false => serve::large_file(core, plan, normalized, hit, body),
         };
         let (sent, total) = match file {
             Some(file) => transmit::send_large_file(client, file, &hit.object, &form, out),
             None => transmit::send_hit(client, &hit.object, &form, out, whole),
         };
         let bytes = Bytes { head: total.saturating_sub(body), body };
-        let ready = Ready { asker: self, status: form.status, sent: bytes, cache: hit.label() };
+        let ready = Ready { context: self, status: form.status, sent: bytes, cache: hit.label() };
         if form.status >= 400 {
-            self.responded(core, &seen, &normalized, form.status, CameFrom::HERE);
+            self.responded(core, info, normalized, form.status, CameFrom::HERE);
         }
-        Ok(match sent {
+        match sent {
             transmit::Sent::All => {
                 ready.ended(core, head);
                 Handled::Answered { keep_alive }
@@ -162,7 +195,7 @@ impl Asker {
                 Handled::Answered { keep_alive: false }
             }
             transmit::Sent::Part(unsent) => Handled::Unsent { unsent, keep_alive, ready: Box::new(ready) },
-        })
+        }
     }
 
     /// Asks the defence about a response of which nothing was sent: what it decides, and says in the response's place.
@@ -170,7 +203,7 @@ impl Asker {
     pub(super) fn starts(
         self,
         core: &DataCore,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         head: &RequestHead<'_>,
         normalized: &Normalized<'_>,
         status: u16,
@@ -178,7 +211,7 @@ impl Asker {
     ) -> Option<(Decision, Option<Reply>)> {
         let defence = core.defence.as_ref().filter(|defence| defence.looks_at_starts())?;
         let (place, now_ms) = (self.place?, core.clock.elapsed_ms());
-        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
+        let client = defence.client(Some(place), self.peer.ip(), info, now_ms);
         defence.judge_start(client, head, normalized, status, from, now_ms)
     }
 
@@ -186,15 +219,21 @@ impl Asker {
     pub(super) fn responded(
         self,
         core: &DataCore,
-        seen: &Seen<'_>,
+        info: &ClientInfo<'_>,
         normalized: &Normalized<'_>,
         status: u16,
         from: CameFrom,
     ) -> bool {
         let (Some(defence), Some(place)) = (&core.defence, self.place) else { return true };
         let now_ms = core.clock.elapsed_ms();
-        let client = defence.client(Some(place), self.peer.ip(), seen, now_ms);
+        let client = defence.client(Some(place), self.peer.ip(), info, now_ms);
         let decision = defence.responded(client, normalized, status, from, now_ms);
-        seen.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
+        info.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
     }
+}
+
+/// Whether the connection goes on after the response, as far as this end is concerned.
+#[inline]
+fn keeps_alive(core: &DataCore, head: &RequestHead<'_>) -> bool {
+    head.keep_alive && !core.is_draining()
 }

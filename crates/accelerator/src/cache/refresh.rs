@@ -11,11 +11,13 @@ use tidegate_http::normalize::normalize;
 use tidegate_http::{Progress, RequestParser};
 use tidegate_store::Object;
 
+use crate::cache::fetch::Miss;
+use crate::cache::flights::{Join, Leader};
 use crate::data_core::DataCore;
-use crate::service::fetch::{Fetch, Incoming, Miss};
-use crate::service::flights::{Join, Leader};
+use crate::service::answer::Incoming;
+use crate::service::client_info::ClientInfo;
+use crate::service::fetch::Fetch;
 use crate::service::plan::Plan;
-use crate::service::seen::Seen;
 use crate::upstream::{EmptyBody, Pools};
 
 impl Fetch<'_> {
@@ -27,7 +29,7 @@ impl Fetch<'_> {
         let core = Rc::clone(self.core);
         let (plan, pools, group) = (Arc::clone(self.plan), Rc::clone(self.pools), self.group);
         let (buffer, peer) = (self.incoming.buffer.to_vec(), self.incoming.peer);
-        let is_encrypted = self.incoming.seen.is_encrypted;
+        let is_encrypted = self.incoming.info.is_encrypted;
         let url_key = url_key.to_vec();
         tokio::task::spawn_local(async move {
             let place = Place { core: &core, plan: &plan, pools: &pools, group };
@@ -61,9 +63,9 @@ fn refresh<'r>(
         let head = parser.head(buffer);
         let mut scratch = Vec::new();
         let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
-        let seen = Seen::of(plan, &head, peer, is_encrypted);
+        let info = ClientInfo::of(plan, &head, peer, is_encrypted);
         let incoming =
-            Incoming { head: &head, normalized: &normalized, buffer, peer, seen, is_absent: false };
+            Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
         let Some(store) = &core.store else { return };
         let fetch = Fetch { core, plan, pools, group, incoming, variant: Cell::new(0) };
         // What is to be stored is stored whether or not anybody reads the answer.

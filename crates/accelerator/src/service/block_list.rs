@@ -12,7 +12,7 @@ const HOLDS_MS: u64 = 250;
 
 /// What the list has said, for as long as that holds. Of fixed size: what is not known is asked for.
 #[derive(Default)]
-pub(crate) struct Listed {
+pub(crate) struct BlockListCache {
     /// Made at the first use, since most sites trust no proxy.
     places: RefCell<Vec<Option<Answer>>>,
     /// Keyed, so that nobody can choose addresses that meet.
@@ -26,7 +26,7 @@ struct Answer {
     is_listed: bool,
 }
 
-impl Listed {
+impl BlockListCache {
     /// Whether a client is on the list: `ask` is called where nobody has asked lately.
     pub(crate) fn is_listed(&self, client: IpAddr, now_ms: u64, ask: impl FnOnce() -> bool) -> bool {
         let place = self.hasher.hash_one(client) as usize % PLACES;
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn list_is_asked_four_times_a_second_and_blocks_and_their_end_act_within_a_quarter_of_one() {
-        let (listed, asked) = (Listed::default(), Cell::new(0));
+        let (listed, asked) = (BlockListCache::default(), Cell::new(0));
         let client = IpAddr::from([192, 0, 2, 1]);
         let look = |now_ms| {
             listed.is_listed(client, now_ms, || {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn clients_are_told_apart_however_many_there_are() {
-        let listed = Listed::default();
+        let listed = BlockListCache::default();
         for round in 0..3u64 {
             for client in 0..10_000u32 {
                 let is_listed = client % 3 == 0;

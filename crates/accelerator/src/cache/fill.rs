@@ -10,11 +10,11 @@ use tidegate_http::forward::write_response_fields;
 use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
 use tidegate_store::{InsertError, Object, Store, Writer};
 
+use crate::cache::entries::{Entry, ResponseEntry, append_variant, encode_variants};
+use crate::cache::flights::{Epoch, Flights, Leader, Outcome, Started};
+use crate::cache::transfer::{Fill, Pumped, Reader, Rest};
 use crate::data_core::DataCore;
 use crate::icap::Reviewed;
-use crate::service::entries::{Entry, ResponseEntry, append_variant, encode_variants};
-use crate::service::flights::{Epoch, Flights, Leader, Outcome, Started};
-use crate::service::transfer::{Fill, Pumped, Reader, Rest};
 use crate::upstream::{Interim, Response, Upload, UpstreamError};
 
 /// A response with more bytes of tags than this is not stored, since it could not be purged by all of them.
@@ -403,8 +403,8 @@ impl Storing<'_> {
 
 /// The generation of an entry whose variants are selected by exactly these fields.
 fn variants_of(meta: &[u8], wanted: &[u8]) -> Option<u64> {
-    match crate::service::entries::Entry::decode(meta)? {
-        crate::service::entries::Entry::Variants { generation, names } if names == wanted => Some(generation),
+    match crate::cache::entries::Entry::decode(meta)? {
+        crate::cache::entries::Entry::Variants { generation, names } if names == wanted => Some(generation),
         _ => None,
     }
 }

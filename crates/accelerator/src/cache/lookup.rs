@@ -7,12 +7,12 @@ use tidegate_http::normalize::Normalized;
 use tidegate_http::{FieldId, FieldSet, Fields, Method, RequestHead};
 use tidegate_store::{Object, Store};
 
+use crate::cache::entries::{Entry, ResponseEntry, append_variant, write_url_key};
+use crate::cache::fill::Forward;
 use crate::data_core::DataCore;
-use crate::service::entries::{Entry, ResponseEntry, append_variant, write_url_key};
-use crate::service::files;
-use crate::service::fill::Forward;
+use crate::service::client_info::ClientInfo;
 use crate::service::plan::{Destination, Plan};
-use crate::service::seen::Seen;
+use crate::static_files::serve;
 
 /// Whether the cache answers.
 pub(crate) enum Lookup {
@@ -83,10 +83,10 @@ pub(crate) fn lookup(
     plan: &Plan,
     head: &RequestHead<'_>,
     normalized: &Normalized<'_>,
-    seen: &Seen<'_>,
+    info: &ClientInfo<'_>,
     key: &mut Vec<u8>,
 ) -> Lookup {
-    locate(core, plan, (head, normalized, seen), key)
+    locate(core, plan, (head, normalized, info), key)
         .map_or(Lookup::Miss, |store| look(core, store, head, key))
 }
 
@@ -96,13 +96,13 @@ pub(crate) fn lookup(
 pub(crate) fn locate<'c>(
     core: &'c DataCore,
     plan: &Plan,
-    (head, normalized, seen): (&RequestHead<'_>, &Normalized<'_>, &Seen<'_>),
+    (head, normalized, info): (&RequestHead<'_>, &Normalized<'_>, &ClientInfo<'_>),
     key: &mut Vec<u8>,
 ) -> Option<&'c Store> {
     let store = core.store.as_deref()?;
     match plan.route(normalized)? {
-        Destination::Upstream(_) => write_url_key(normalized, seen, key),
-        Destination::Root(index) => files::write_key(plan.roots.get(index)?, head, normalized, key),
+        Destination::Upstream(_) => write_url_key(normalized, info, key),
+        Destination::Root(index) => serve::write_key(plan.roots.get(index)?, head, normalized, key),
     }
     Some(store)
 }

@@ -1,5 +1,14 @@
 //! One data core: a thread that accepts, serves and watches its own connections and shares nothing it writes often.
 
+pub(crate) mod admission;
+pub(crate) mod client;
+pub(crate) mod clients;
+pub(crate) mod clock;
+pub(crate) mod inside;
+pub(crate) mod load;
+pub(crate) mod pacing;
+pub(crate) mod plan_adoption;
+
 use std::cell::{Cell, Ref, RefCell};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
@@ -20,26 +29,27 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use tokio::time::MissedTickBehavior;
 
-use crate::access_log::{LogBuffer, LogSender, Record};
-use crate::clients::{Client, Clients};
-use crate::clock::Clock;
+use crate::cache::flights::{Flights, Leader, Outcome};
+use crate::data_core::client::Client;
+use crate::data_core::clients::Clients;
+use crate::data_core::clock::Clock;
+use crate::data_core::inside::{Inner, Refused};
+use crate::data_core::load::Meter;
+use crate::data_core::plan_adoption::PlanAdoption;
 use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
-use crate::following::Following;
 use crate::icap;
-use crate::inner::{Inner, Refused};
-use crate::latency::Latencies;
-use crate::load::Meter;
 use crate::message;
-use crate::metrics::CoreMetrics;
-use crate::quiet::Quiet;
-use crate::service::flights::{Flights, Leader, Outcome};
-use crate::service::listed::Listed;
+use crate::service::block_list::BlockListCache;
+use crate::service::client_info::ClientInfo;
 use crate::service::plan::Plan;
-use crate::service::seen::Seen;
-use crate::session::helpers::Helpers;
-use crate::session::round::Round;
+use crate::session::batch::Batch;
+use crate::session::task_pool::TaskPool;
 use crate::session::{self, Times};
+use crate::telemetry::access_log::{LogBuffer, LogSender, Record};
+use crate::telemetry::latency::Latencies;
+use crate::telemetry::log_limiter::LogLimiter;
+use crate::telemetry::metrics::CoreMetrics;
 use crate::tls;
 use crate::upstream::Pools;
 
@@ -70,7 +80,7 @@ pub(crate) struct Start {
     pub dhttp_unreachable: tidegate_dhttp::server::Unreachable,
     pub workers: usize,
     pub plan: watch::Receiver<Arc<Plan>>,
-    pub following: Arc<Following>,
+    pub adoption: Arc<PlanAdoption>,
     pub phase: watch::Receiver<Phase>,
     pub metrics: Arc<CoreMetrics>,
     pub latencies: Arc<Latencies>,
@@ -88,7 +98,7 @@ pub(crate) struct Start {
 struct Plans {
     index: usize,
     plan: watch::Receiver<Arc<Plan>>,
-    following: Arc<Following>,
+    adoption: Arc<PlanAdoption>,
 }
 
 /// What HTTP clients of a listening address come by.
@@ -110,11 +120,11 @@ pub(crate) struct DataCore {
     pub clock: Clock,
     pub metrics: Arc<CoreMetrics>,
     latencies: Arc<Latencies>,
-    pub quiet: Quiets,
+    pub log_limits: LogLimits,
     pub store: Option<Arc<Store>>,
     pub flights: Arc<Flights>,
     pub clients: Clients,
-    pub helpers: Helpers,
+    pub tasks: TaskPool,
     pub log: Option<LogBuffer>,
     pub defence: Option<Defence>,
     /// Filled by a read and consumed before the next await.
@@ -122,11 +132,11 @@ pub(crate) struct DataCore {
     /// Parses heads that arrive whole; a head in pieces gets a parser of its own.
     pub parser: RefCell<RequestParser>,
     /// Where the requests of several clients are handled side by side.
-    pub round: Round,
+    pub batch: Batch,
     /// Cache keys and response heads are put together here.
     pub scratch: RefCell<Scratch>,
     /// Which clients of trusted proxies are on the block list.
-    pub listed: Listed,
+    pub block_list: BlockListCache,
     plan: RefCell<Arc<Plan>>,
     pools: RefCell<Rc<Pools>>,
     icap: RefCell<Rc<icap::Services>>,
@@ -140,15 +150,15 @@ pub(crate) struct DataCore {
 
 /// What may happen to many requests at once, and is logged for a few of them.
 #[derive(Default)]
-pub(crate) struct Quiets {
+pub(crate) struct LogLimits {
     /// No upstream gave a valid response.
-    pub upstream: Quiet,
+    pub upstream: LogLimiter,
     /// A file is there, but could not be read.
-    pub files: Quiet,
+    pub files: LogLimiter,
     /// There were too many connections.
-    refused: Quiet,
+    refused: LogLimiter,
     /// The cache had no room.
-    room: Quiet,
+    room: LogLimiter,
 }
 
 /// Bytes of a response that were sent.
@@ -179,18 +189,18 @@ impl DataCore {
                 clock: Clock::new(),
                 metrics: start.metrics,
                 latencies: start.latencies,
-                quiet: Quiets::default(),
+                log_limits: LogLimits::default(),
                 store: start.store,
                 flights: start.flights,
                 clients: Clients::new(start.epoll),
-                helpers: Helpers::default(),
+                tasks: TaskPool::default(),
                 log: start.log.map(LogBuffer::new),
                 defence: start.defence.map(Defence::new),
                 read_buffer: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()),
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
-                round: Round::new(plan.limits.head),
+                batch: Batch::new(plan.limits.head),
                 scratch: RefCell::default(),
-                listed: Listed::default(),
+                block_list: BlockListCache::default(),
                 pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups()), None))),
                 icap: RefCell::new(Rc::new(icap::Services::new(&plan.icap, plan.folds_case, start.workers))),
                 workers: start.workers,
@@ -212,7 +222,7 @@ impl DataCore {
                 start.inside,
                 start.refused,
             ));
-            let plans = Plans { index: start.index, plan: start.plan, following: start.following };
+            let plans = Plans { index: start.index, plan: start.plan, adoption: start.adoption };
             core.serve(start.listeners, dhttp, plans, start.phase).await;
             inside.abort();
         }));
@@ -291,7 +301,7 @@ impl DataCore {
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
             self.open.fetch_sub(1, Ordering::Relaxed);
             self.metrics.connections_refused_total.add(1);
-            if self.quiet.refused.may_log(self.clock.elapsed_ms()) {
+            if self.log_limits.refused.may_log(self.clock.elapsed_ms()) {
                 let open = self.plan().limits.connections;
                 tracing::warn!(client = %peer, open, "a connection is refused: limits.connections are open");
             }
@@ -346,12 +356,12 @@ impl DataCore {
 
     /// Says how often there was no line for what happened before `now_ms`.
     fn log_kept_back(&self, now_ms: u64) {
-        for (quiet, what) in [
-            (&self.quiet.upstream, "requests without an answer from the upstream"),
-            (&self.quiet.files, "requests for files that could not be read"),
-            (&self.quiet.refused, "refused connections"),
+        for (log_limits, what) in [
+            (&self.log_limits.upstream, "requests without an answer from the upstream"),
+            (&self.log_limits.files, "requests for files that could not be read"),
+            (&self.log_limits.refused, "refused connections"),
         ] {
-            if let Some(more) = quiet.kept_back(now_ms) {
+            if let Some(more) = log_limits.kept_back(now_ms) {
                 tracing::warn!("{more} more {what} are not logged one by one");
             }
         }
@@ -359,7 +369,7 @@ impl DataCore {
 
     /// Takes over new settings; core 0 also runs the health checks of the settings in force.
     async fn follow_plan(self: Rc<Self>, plans: Plans) {
-        let Plans { index, mut plan, following } = plans;
+        let Plans { index, mut plan, adoption } = plans;
         loop {
             let current = Arc::clone(&plan.borrow_and_update());
             let checks = (index == 0).then(|| {
@@ -367,7 +377,7 @@ impl DataCore {
             });
             if !Arc::ptr_eq(&current, &self.plan()) {
                 *self.parser.borrow_mut() = RequestParser::new(current.limits.head);
-                self.round.follow(current.limits.head);
+                self.batch.follow(current.limits.head);
                 let pools = Pools::new(Arc::clone(current.groups()), Some(&self.pools.borrow()));
                 *self.pools.borrow_mut() = Rc::new(pools);
                 *self.icap.borrow_mut() =
@@ -375,7 +385,7 @@ impl DataCore {
                 self.times.set(Times::new(&current.limits));
                 *self.plan.borrow_mut() = Arc::clone(&current);
             }
-            following.follows(index, current);
+            adoption.adopted(index, current);
             let ended = plan.changed().await.is_err();
             if let Some(checks) = checks {
                 checks.abort();
@@ -413,7 +423,7 @@ impl DataCore {
     ) {
         if let Some(log) = &self.log {
             let record = Record {
-                client: self.with_plan(|plan| Seen::of(plan, head, peer.to_canonical(), false).client),
+                client: self.with_plan(|plan| ClientInfo::of(plan, head, peer.to_canonical(), false).client),
                 unix_s: self.clock.unix_s(),
                 duration: self.clock.now().saturating_duration_since(began),
                 host: head.fields.get(FieldId::Host).unwrap_or(b""),
@@ -483,7 +493,7 @@ impl DataCore {
         }
         let now_ms = self.clock.elapsed_ms();
         self.lacks_room_until_ms.set(now_ms + LACK_MS);
-        if self.quiet.room.may_log(now_ms) {
+        if self.log_limits.room.may_log(now_ms) {
             tracing::warn!(
                 "no room in the cache: clients still read what is to make room; who reads slowly is ended sooner"
             );

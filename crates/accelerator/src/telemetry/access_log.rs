@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use tidegate_http::Version;
 
-use crate::metrics::CoreMetrics;
 use crate::settings::{AccessLog, LogFormat};
+use crate::telemetry::metrics::CoreMetrics;
 
 /// Bytes a core gathers before it hands them on.
 const BUFFER_BYTES: usize = 32 * 1024;

@@ -10,9 +10,9 @@ use std::rc::Rc;
 
 use tidegate_http::{HeadLimits, ParsedRequest, RequestHead, RequestParser};
 
-use crate::clients::Client;
+use crate::data_core::client::Client;
 use crate::data_core::{Bytes, DataCore};
-use crate::session::asker::Asker;
+use crate::session::context::RequestContext;
 use crate::session::transmit::Unsent;
 use crate::session::{self, Connection, Flush, Step};
 
@@ -22,19 +22,19 @@ pub(crate) const AT_ONCE: usize = 16;
 const READ_BYTES: usize = 4 * 1024;
 
 /// A core's places for clients whose requests are handled side by side.
-pub(crate) struct Round(RefCell<Vec<Seat>>);
+pub(crate) struct Batch(RefCell<Vec<Slot>>);
 
-struct Seat {
+struct Slot {
     client: Option<Rc<Client>>,
     parser: RequestParser,
     input: Box<[u8]>,
     length: usize,
-    later: Later,
+    deferred: Deferred,
 }
 
 /// An answer that waits until those of others are ready too.
 #[derive(Default)]
-pub(super) struct Later {
+pub(super) struct Deferred {
     pub bytes: Vec<u8>,
     /// Where in what was read its request's head begins, which the parser knows from there on.
     pub head_at: usize,
@@ -43,7 +43,7 @@ pub(super) struct Later {
 
 /// What is counted of an answer once it is sent.
 pub(super) struct Ready {
-    pub asker: Asker,
+    pub context: RequestContext,
     pub status: u16,
     pub sent: Bytes,
     pub cache: &'static str,
@@ -52,17 +52,17 @@ pub(super) struct Ready {
 impl Ready {
     /// Counts and logs it: the kernel has all of it.
     pub(super) fn ended(&self, core: &DataCore, head: &RequestHead<'_>) {
-        let Self { asker, status, sent, cache } = *self;
-        core.account(asker.peer.ip(), head, status, sent, cache, asker.began);
+        let Self { context, status, sent, cache } = *self;
+        core.account(context.peer.ip(), head, status, sent, cache, context.began);
     }
 
     /// The client left, or was left, before it had the last `left` bytes.
     pub(super) fn broke_off(&self, core: &DataCore, head: &RequestHead<'_>, left: u64) {
-        let Self { asker, status, sent, cache } = *self;
+        let Self { context, status, sent, cache } = *self;
         core.metrics.responses_broken_total.add(1);
         let taken = (sent.head + sent.body).saturating_sub(left);
         let sent = Bytes { head: taken.min(sent.head), body: taken.saturating_sub(sent.head) };
-        core.log(asker.peer.ip(), head, status, sent, cache, asker.began);
+        core.log(context.peer.ip(), head, status, sent, cache, context.began);
     }
 }
 
@@ -84,40 +84,40 @@ impl Sending {
     }
 }
 
-impl Round {
+impl Batch {
     pub(crate) fn new(limits: HeadLimits) -> Self {
-        let seat = || Seat {
+        let slot = || Slot {
             client: None,
             parser: RequestParser::new(limits),
             input: vec![0; READ_BYTES].into_boxed_slice(),
             length: 0,
-            later: Later::default(),
+            deferred: Deferred::default(),
         };
-        Self(RefCell::new((0..AT_ONCE).map(|_| seat()).collect()))
+        Self(RefCell::new((0..AT_ONCE).map(|_| slot()).collect()))
     }
 
     /// From now on heads are limited to this.
     pub(crate) fn follow(&self, limits: HeadLimits) {
-        self.0.borrow_mut().iter_mut().for_each(|seat| seat.parser = RequestParser::new(limits));
+        self.0.borrow_mut().iter_mut().for_each(|slot| slot.parser = RequestParser::new(limits));
     }
 
     /// Goes on with clients that have something to say, at most [`AT_ONCE`] of them.
     pub(crate) fn run(&self, core: &Rc<DataCore>, clients: impl Iterator<Item = Rc<Client>>) {
-        let mut seats = self.0.borrow_mut();
+        let mut slots = self.0.borrow_mut();
         let mut taken = 0;
         for client in clients {
-            match seats.get_mut(taken) {
-                Some(seat) => taken += usize::from(seat.read(core, client)),
+            match slots.get_mut(taken) {
+                Some(slot) => taken += usize::from(slot.read(core, client)),
                 None => session::resume(core, &client),
             }
         }
-        let seats = seats.get_mut(..taken).unwrap_or_default();
-        seats.iter_mut().for_each(|seat| seat.answer(core));
-        seats.iter_mut().for_each(|seat| seat.send(core));
+        let slots = slots.get_mut(..taken).unwrap_or_default();
+        slots.iter_mut().for_each(|slot| slot.answer(core));
+        slots.iter_mut().for_each(|slot| slot.send(core));
     }
 }
 
-impl Seat {
+impl Slot {
     /// Reads what may be whole requests; whether there is something to be answered.
     fn read(&mut self, core: &Rc<DataCore>, client: Rc<Client>) -> bool {
         if client.pending.borrow().is_some() || client.is_encrypted() || !client.is_readable() {
@@ -145,21 +145,21 @@ impl Seat {
     fn answer(&mut self, core: &Rc<DataCore>) {
         let Some(client) = &self.client else { return };
         let connection = Connection { core, client };
-        let (parser, later) = (&mut self.parser, &mut self.later);
+        let (parser, deferred) = (&mut self.parser, &mut self.deferred);
         let bytes = self.input.get(..self.length).unwrap_or(&[]);
-        let step = connection.caught(|| connection.process_with(parser, bytes, Some(later)));
-        if self.later.ready.is_none() {
+        let step = connection.caught(|| connection.process_with(parser, bytes, Some(deferred)));
+        if self.deferred.ready.is_none() {
             connection.go_on_reading(step);
             self.client = None;
         }
     }
 
     fn send(&mut self, core: &Rc<DataCore>) {
-        let (Some(client), Some(ready)) = (self.client.take(), self.later.ready.take()) else { return };
+        let (Some(client), Some(ready)) = (self.client.take(), self.deferred.ready.take()) else { return };
         let connection = Connection { core, client: &client };
         let step = connection.caught(|| {
-            let (written, length) = (client.try_write(&self.later.bytes), self.later.bytes.len());
-            let buffer = self.input.get(self.later.head_at..self.length).unwrap_or(&[]);
+            let (written, length) = (client.try_write(&self.deferred.bytes), self.deferred.bytes.len());
+            let buffer = self.input.get(self.deferred.head_at..self.length).unwrap_or(&[]);
             let head = self.parser.head(buffer);
             match written {
                 Ok(written) if written == length => {
@@ -172,7 +172,7 @@ impl Seat {
                     connection.close(true, &[])
                 }
                 written => {
-                    let unsent = Unsent::new(self.later.bytes.split_off(written.unwrap_or(0)), None);
+                    let unsent = Unsent::new(self.deferred.bytes.split_off(written.unwrap_or(0)), None);
                     let (buffer, parsed) = (buffer.to_vec(), self.parser.parsed());
                     let sending = Some(Sending { ready: Box::new(ready), buffer, parsed });
                     Step::Flush(Box::new(Flush { unsent, rest: Vec::new(), keep_alive: true, sending }))

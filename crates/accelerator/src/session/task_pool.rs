@@ -5,8 +5,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::clients::Busy;
 use crate::data_core::DataCore;
+use crate::data_core::clients::Busy;
 use crate::session::{Step, wait};
 
 /// Tasks of a core that wait for work. Each of them takes some KiB, and most cores never have as many requests on their way.
@@ -14,37 +14,37 @@ const IDLE: usize = 256;
 
 /// A core's tasks that wait for work, the one that has worked last at the end.
 #[derive(Default)]
-pub(crate) struct Helpers(RefCell<Vec<Rc<Helper>>>);
+pub(crate) struct TaskPool(RefCell<Vec<Rc<PooledTask>>>);
 
 #[derive(Default)]
-struct Helper {
+struct PooledTask {
     work: RefCell<Option<(Busy, Step)>>,
     waker: RefCell<Option<Waker>>,
 }
 
-impl Helpers {
+impl TaskPool {
     /// Has a task go on with a client.
     pub(super) fn take_on(&self, busy: Busy, step: Step) {
         let idle = self.0.borrow_mut().pop();
         let is_new = idle.is_none();
-        let helper = idle.unwrap_or_default();
+        let task = idle.unwrap_or_default();
         let core = Rc::clone(&busy.core);
-        helper.work.replace(Some((busy, step)));
+        task.work.replace(Some((busy, step)));
         if is_new {
             // Boxed here, because the runtime moves what it is given several times.
-            tokio::task::spawn_local(Box::pin(helper.run(core)));
-        } else if let Some(waker) = &*helper.waker.borrow() {
+            tokio::task::spawn_local(Box::pin(task.run(core)));
+        } else if let Some(waker) = &*task.waker.borrow() {
             waker.wake_by_ref();
         }
     }
 }
 
-impl Helper {
+impl PooledTask {
     async fn run(self: Rc<Self>, core: Rc<DataCore>) {
         loop {
             let (busy, step) = poll_fn(|context| self.poll_work(context)).await;
             wait(busy, step).await;
-            let mut idle = core.helpers.0.borrow_mut();
+            let mut idle = core.tasks.0.borrow_mut();
             if idle.len() >= IDLE {
                 return;
             }

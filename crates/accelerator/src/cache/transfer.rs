@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use tidegate_store::{Follower, InsertError, Object, Progress, Writer};
 use tokio::sync::Notify;
 
+use crate::cache::flights::{Epoch, Leader, Outcome, Started};
 use crate::data_core::DataCore;
-use crate::service::flights::{Epoch, Leader, Outcome, Started};
 use crate::upstream::{Response, UpstreamError};
 
 /// What is taken from the upstream before the client gets its first byte. A response that is whole by then is sent as
@@ -33,7 +33,7 @@ pub(crate) struct Fill {
     pub length: Option<u64>,
     pub leader: Option<Leader>,
     pub core: Rc<DataCore>,
-    /// [`Flights::epoch`](crate::service::flights::Flights::epoch) when the request was sent.
+    /// [`Flights::epoch`](crate::cache::flights::Flights::epoch) when the request was sent.
     pub epoch: Epoch,
     /// Whether the object may answer those who wait for it.
     pub is_fresh: bool,

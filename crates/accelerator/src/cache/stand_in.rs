@@ -3,10 +3,11 @@
 use tidegate_http::cache::{Forwarded, Policy, RequestDirectives};
 use tidegate_store::Object;
 
-use crate::service::entries::{Entry, write_url_key};
-use crate::service::fetch::{Answer, Fetch};
-use crate::service::fill::Forward;
-use crate::service::lookup::{Found, Hit, directives, find, hit};
+use crate::cache::entries::{Entry, write_url_key};
+use crate::cache::fill::Forward;
+use crate::cache::lookup::{Found, Hit, directives, find, hit};
+use crate::service::answer::Answer;
+use crate::service::fetch::Fetch;
 use crate::upstream::{Response, UpstreamError};
 
 impl Fetch<'_> {
@@ -38,7 +39,7 @@ impl Fetch<'_> {
         };
         stale?;
         let mut key = Vec::new();
-        write_url_key(self.incoming.normalized, &self.incoming.seen, &mut key);
+        write_url_key(self.incoming.normalized, &self.incoming.info, &mut key);
         match find(self.core, self.core.store.as_deref()?, self.incoming.head, &mut key) {
             Found::Unusable { object, .. } if self.policy_allows(&object, rule) => {
                 tracing::debug!(reached, "a stale response stands in for a failed upstream");

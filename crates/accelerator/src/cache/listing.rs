@@ -6,7 +6,7 @@ use tidegate_http::cache::vary;
 use tidegate_store::{ObjectInfo, Store, Visit};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::service::entries::{Entry, FileKey, KEY_SEPARATOR, OTHER_CLAIMS, OTHER_HOST, url_of};
+use crate::cache::entries::{Entry, FileKey, KEY_SEPARATOR, OTHER_CLAIMS, OTHER_HOST, url_of};
 use crate::static_files::CODINGS;
 
 /// Request fields that let their bearer in somewhere: of their values only a hash is shown.
@@ -103,7 +103,7 @@ fn variant<'k>(store: &Store, key: &'k [u8], at: usize) -> Option<(&'k [u8], Vec
     Some((url_key, fields.iter().map(|(name, value)| field(name, value.as_deref())).collect()))
 }
 
-/// What a trusted proxy said of the URL, as [`crate::service::entries::write_url_key`] wrote it.
+/// What a trusted proxy said of the URL, as [`crate::cache::entries::write_url_key`] wrote it.
 fn claims(mut rest: &[u8]) -> Option<Vec<SelectingField>> {
     let mut fields = Vec::new();
     while let [KEY_SEPARATOR, kind, after @ ..] = rest {

@@ -11,8 +11,8 @@ use tidegate_store::prefetch;
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::service::entries::url_of;
-use crate::service::transfer::Tail;
+use crate::cache::entries::url_of;
+use crate::cache::transfer::Tail;
 
 const SHARDS: usize = 16;
 /// URLs that are remembered as not shared; of two in one place the later one stays.

@@ -14,14 +14,14 @@ use tidegate_http::normalize::{Normalized, percent_decode};
 use tidegate_http::{FieldId, Method, RequestHead, date};
 use tidegate_store::{Object, Store, Visit};
 
+use crate::cache::entries::{Entry, FileKey, PurgePattern, ResponseEntry, write_file_key};
+use crate::cache::flights::{Join, Leader, News, Outcome};
+use crate::cache::lookup::{Form, Found, Hit, find, form_of_file, hit};
 use crate::data_core::DataCore;
 use crate::icap::Reviewed;
-use crate::service::entries::{Entry, FileKey, PurgePattern, ResponseEntry, write_file_key};
-use crate::service::fetch::Answer;
-use crate::service::flights::{Join, Leader, News, Outcome};
-use crate::service::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
-use crate::service::lookup::{Form, Found, Hit, find, form_of_file, hit};
+use crate::service::answer::Answer;
 use crate::service::plan::{Destination, Plan, PlanError};
+use crate::static_files::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
 use crate::static_files::{self, CODINGS, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
 
 /// Bytes of a file that are read at once on the way to a client.
@@ -547,7 +547,7 @@ fn failed(core: &DataCore, error: StaticError, normalized: &Normalized<'_>) -> A
             Answer::Local { status: 301, fields }
         }
         StaticError::Io(error) => {
-            if core.quiet.files.may_log(core.clock.elapsed_ms()) {
+            if core.log_limits.files.may_log(core.clock.elapsed_ms()) {
                 let path = String::from_utf8_lossy(normalized.path);
                 tracing::warn!(%error, %path, "a file could not be read");
             }

@@ -8,13 +8,13 @@ const WINDOW_MS: u64 = 10_000;
 
 /// Counts the lines of one kind.
 #[derive(Default)]
-pub(crate) struct Quiet {
+pub(crate) struct LogLimiter {
     window_end_ms: Cell<u64>,
     logged: Cell<u32>,
     kept_back: Cell<u64>,
 }
 
-impl Quiet {
+impl LogLimiter {
     /// Whether there may be another line; if not, it is counted.
     pub(crate) fn may_log(&self, now_ms: u64) -> bool {
         if now_ms >= self.window_end_ms.get() {
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn of_many_lines_a_few_are_logged_and_the_others_told_by_their_number_once() {
-        let quiet = Quiet::default();
+        let quiet = LogLimiter::default();
         let logged = |now_ms| (0..100).filter(|_| quiet.may_log(now_ms)).count();
         assert_eq!((logged(5), logged(9_000)), (5, 0));
         assert_eq!(quiet.kept_back(9_000), None, "the window is not over");

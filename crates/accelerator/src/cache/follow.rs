@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use tidegate_core::network_of;
 use tidegate_http::FieldId;
-use tidegate_http::cache::{RequestDirectives, Reuse, identifies_client};
+use tidegate_http::cache::{Forwarded, RequestDirectives, Reuse, identifies_client};
+use tidegate_store::Object;
 use tokio::time::Instant;
 
+use crate::cache::fill::{Forward, Streamed, asks_for_itself};
+use crate::cache::flights::{Flight, News, Outcome, Started};
+use crate::service::answer::Answer;
 use crate::service::fetch::Fetch;
-use crate::service::fill::{Forward, asks_for_itself};
-use crate::service::flights::{Flight, News, Outcome, Started};
 
 /// Answers of others that a request cannot use, before it asks for itself.
 const FOLLOW_ATTEMPTS: usize = 3;
@@ -32,8 +34,20 @@ pub(super) struct Follower {
     pub forward: Option<Forward>,
 }
 
+/// What a request does that has waited for another one's answer.
+pub(super) enum Followed {
+    /// It has its own.
+    Answered(Box<Answer>),
+    /// Looks into the cache again.
+    Look,
+    /// Takes the leader's place.
+    Overtake,
+    /// Asks for itself.
+    Ask,
+}
+
 /// What a follower does next.
-pub(super) enum Next<'f> {
+enum Next<'f> {
     Look,
     /// Reads along what is `age_s` old.
     Read {
@@ -60,9 +74,41 @@ impl Follower {
 }
 
 impl Fetch<'_> {
+    /// Waits for another request's answer, and takes it where that is of use. `stale` is what the cache has, and may not be used
+    /// for this `reason`.
+    pub(super) async fn follow(
+        &self,
+        flight: &Flight,
+        follower: &mut Follower,
+        stale: Option<&Object>,
+        reason: Forwarded,
+    ) -> Followed {
+        let collapsed = |status| Forward { collapsed: true, ..self.forward(reason, status) };
+        follower.forward = Some(collapsed(0));
+        let answer = match self.next(flight, follower).await {
+            Next::Look => return Followed::Look,
+            Next::Overtake => return Followed::Overtake,
+            Next::Ask => return Followed::Ask,
+            Next::StandIn { reached } => match self.stand_in(stale, reached, collapsed(0)) {
+                Some(answer) => answer,
+                None => return Followed::Ask,
+            },
+            Next::Read { started, age_s } => {
+                let ttl_s = started.policy.ttl_s(self.core.clock.unix_s());
+                let streamed = Streamed::following(started, age_s, ttl_s, collapsed(started.status));
+                Answer::Streamed(Box::new(streamed))
+            }
+            Next::Fail(status) => {
+                let stored = self.stand_in(stale, false, self.forward(reason, 0));
+                stored.unwrap_or_else(|| Answer::status(status))
+            }
+        };
+        Followed::Answered(Box::new(answer))
+    }
+
     /// Waits for another request's answer. What one request's fields, or its client's leaving, make fail is no reason to
     /// fail the others, nor for all of them to ask at once: one of them asks next.
-    pub(super) async fn follow<'f>(&self, flight: &'f Flight, follower: &mut Follower) -> Next<'f> {
+    async fn next<'f>(&self, flight: &'f Flight, follower: &mut Follower) -> Next<'f> {
         if follower.until.is_none() {
             self.core.metrics.cache_collapsed_total.add(1);
         }
@@ -91,7 +137,7 @@ impl Fetch<'_> {
                 if !follower.failed_for.contains(&client) {
                     follower.failed_for.push(client);
                 }
-                let is_own = client == network_of(self.incoming.seen.client);
+                let is_own = client == network_of(self.incoming.info.client);
                 match is_own || follower.failed_for.len() >= FAILURES_BELIEVED {
                     true => Next::Fail(status),
                     false => Next::Look,

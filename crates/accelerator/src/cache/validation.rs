@@ -6,9 +6,9 @@ use tidegate_http::cache::update::{Recipient, is_for_one_client, merge};
 use tidegate_http::{FieldId, HeadLimits, Method, Progress, ResponseHead, ResponseParser};
 use tidegate_store::Object;
 
-use crate::service::entries::Entry;
+use crate::cache::entries::Entry;
+use crate::cache::fill::{self, Storing};
 use crate::service::fetch::ADDED;
-use crate::service::fill::{self, Storing};
 
 /// What a stored response can be recognized by.
 #[derive(Default)]

@@ -9,7 +9,7 @@ use crate::service::plan::Plan;
 
 /// Where a request comes from and under which name it was made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct ClientInfo<'a> {
     /// The client, not the proxies before us.
     pub client: IpAddr,
     /// Whether the connection is a trusted proxy's.
@@ -46,7 +46,7 @@ impl<'a> Claims<'a> {
     }
 }
 
-impl<'a> Seen<'a> {
+impl<'a> ClientInfo<'a> {
     /// What is believed of a request from `peer`, whose own connection may be encrypted.
     #[inline]
     pub(crate) fn of(plan: &Plan, head: &RequestHead<'a>, peer: IpAddr, is_encrypted: bool) -> Self {
